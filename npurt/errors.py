@@ -1,0 +1,101 @@
+"""Every error npurt raises on purpose.
+
+    NpurtError
+    +-- DeviceNotFound    (LookupError)          no such device, or its node or library is missing
+    +-- DriverError                              an ioctl, FastRPC or host-library call failed
+    |   +-- DeviceTimeout                        the job did not finish in time
+    |   +-- DeviceLost                           the device was reset or the DSP process died
+    +-- UnsupportedOp     (NotImplementedError)  no kernel for this op, shape or dtype
+    +-- NotOffloaded                             strict mode: an op would leave its planned device
+    +-- VerificationFailed                       a result is wrong, and so was its recomputation
+    +-- LayoutError       (ValueError)           a shape, dtype, stride, alignment or size is wrong
+    +-- NumericsError     (ValueError)           NaN or infinity where a finite number is needed
+    +-- SettingError      (ValueError)           an NPURT_* variable or an option holds nonsense
+    +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
+    +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
+    +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
+
+Catching NpurtError catches everything a user can act on; anything else is a bug in npurt.
+"""
+
+from typing import Any
+
+
+class NpurtError(Exception):
+    """Base class: *what* says what happened, *remedy* what the reader can do about it."""
+
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  remedy: {self.remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(cls: type[NpurtError], state: dict[str, Any]) -> NpurtError:
+    """Unpickle an error: keyword-only arguments break the default protocol."""
+    error = cls.__new__(cls)
+    error.__dict__.update(state)
+    error.args = (state["what"],)
+    return error
+
+
+class DeviceNotFound(NpurtError, LookupError):
+    """No such device, or its node or library is missing."""
+
+
+class DriverError(NpurtError):
+    """A driver call failed.  *call* is its C name, *code* the raw return value or errno."""
+
+    def __init__(self, what: str, *, remedy: str, call: str, code: int) -> None:
+        super().__init__(what, remedy=remedy)
+        self.call = call
+        self.code = code
+
+
+class DeviceTimeout(DriverError):
+    """The job did not finish in time."""
+
+
+class DeviceLost(DriverError):
+    """The device was reset or the process on it died."""
+
+
+class UnsupportedOp(NpurtError, NotImplementedError):
+    """No kernel for this op, shape or dtype."""
+
+
+class NotOffloaded(NpurtError):
+    """Strict mode: an op would have run elsewhere than planned."""
+
+
+class VerificationFailed(NpurtError):
+    """A result did not verify, and neither did its recomputation on the CPU."""
+
+
+class LayoutError(NpurtError, ValueError):
+    """A shape, dtype, stride, alignment or size is wrong."""
+
+
+class NumericsError(NpurtError, ValueError):
+    """NaN or infinity where a finite number is needed."""
+
+
+class SettingError(NpurtError, ValueError):
+    """An NPURT_* variable or an option holds nonsense."""
+
+
+class ModelFormatError(NpurtError, ValueError):
+    """The GGUF file is not one npurt can run."""
+
+
+class ContextFull(NpurtError, ValueError):
+    """The KV cache has no room for these tokens."""
+
+
+class DownloadError(NpurtError, OSError):
+    """A model file could not be fetched, or what arrived is damaged."""

@@ -1,0 +1,53 @@
+"""Every environment variable npurt reads, in one table.
+
+Values are read when asked for, never at import.  ``FOO=0`` and ``FOO=`` switch a flag off.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from npurt.errors import SettingError
+
+T = TypeVar("T", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One variable: its name, its default and what it does."""
+
+    name: str
+    default: int | str
+    help: str
+
+    def text(self) -> str | None:
+        """Return the variable as it stands, or None when it is not set or empty."""
+        return os.environ.get(self.name) or None
+
+
+def read(setting: Setting, kind: type[T]) -> T:
+    """Read *setting* now, as *kind*.
+
+    Raises:
+        SettingError: The variable is set to something that is not a *kind*.
+    """
+    text = setting.text()
+    if text is None:
+        return cast(T, setting.default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(
+            f"{setting.name}={text!r} is not a number", remedy=f"unset it, or set it: {setting.help}"
+        ) from None
+
+
+DEBUG = Setting("NPURT_DEBUG", 0, "1 devices, kernels and tracebacks, 2 ops, 3 driver calls")
+DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
+THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
+CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the best, e.g. avx2")
+CPU_LIBRARY = Setting("NPURT_CPU_LIBRARY", "", "path of another build of the CPU kernel library")
+VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
+MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
+
+SETTINGS = (DEBUG, DEVICE, THREADS, CPU_ISA, CPU_LIBRARY, VERIFY, MODELS)
