@@ -1,0 +1,1 @@
+"""The CPU device: kernels in C behind cffi.  Importing this opens nothing."""

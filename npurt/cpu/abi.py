@@ -1,0 +1,80 @@
+"""The C side of the CPU device: its header, parsed, and the library, opened late.
+
+`npurt_cpu.h` travels inside the package and is the only declaration there is: cffi reads it, so
+Python and C cannot disagree about a struct.  The library still says the size of its largest one,
+and a library built from another header is refused.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+
+from npurt.errors import DeviceNotFound, SettingError
+from npurt.settings import CPU_ISA, CPU_LIBRARY, read
+
+HEADER = Path(__file__).with_name("npurt_cpu.h")
+LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
+
+
+@functools.cache
+def ffi() -> FFI:
+    """Parse the header once, on first use."""
+    text = HEADER.read_text()
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.M).replace("NPURT_API ", "")
+    parser = FFI()
+    parser.cdef(text)
+    return parser
+
+
+def load(path: Path) -> Any:
+    """Open the kernel library at *path*.
+
+    Raises:
+        DeviceNotFound: It is missing, cannot be loaded, or was built from another header.
+    """
+    try:
+        lib = ffi().dlopen(str(path))
+    except OSError as error:
+        raise DeviceNotFound(
+            f"cannot load the CPU kernels: {error}",
+            remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles them",
+        ) from error
+    have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
+    if have != want:
+        raise DeviceNotFound(
+            f"{path} was built from another version of npurt_cpu.h (ops of {have}, not {want} bytes)",
+            remedy="reinstall npurt; in a checkout run `pip install -e .` again",
+        )
+    return lib
+
+
+@functools.cache
+def lib() -> Any:
+    """The kernel library, opened on first use (`NPURT_CPU_LIBRARY` names another build)."""
+    return load(Path(read(CPU_LIBRARY, str) or LIBRARY))
+
+
+def isas() -> dict[str, int]:
+    """Instruction sets this machine can run, best first: name -> index in the library."""
+    count = lib().npurt_isa_count()
+    names = [ffi().string(lib().npurt_isa_name(i)).decode() for i in range(count)]
+    return {name: i for i, name in enumerate(names) if lib().npurt_isa_works(i)}
+
+
+def isa(name: str = "") -> int:
+    """Index of instruction set *name*, by default of `NPURT_CPU_ISA` or the best.
+
+    Raises:
+        SettingError: This machine or this build has no such instruction set.
+    """
+    available = isas()
+    name = name or read(CPU_ISA, str) or next(iter(available))
+    if name not in available:
+        raise SettingError(
+            f"instruction set {name!r} does not run here",
+            remedy=f"choose one of {', '.join(available)}",
+        )
+    return available[name]

@@ -1,0 +1,188 @@
+/*
+ * out = softmax(scale * q . K^T, causal) . V          one kv head, some tokens, all their query heads
+ *
+ * q       float32, rotated, in the qkv buffer; out [rows][heads * width].
+ * K       [positions/16][width][16]: sixteen positions lie side by side, so scores need no
+ *         transposition; V [positions][width].  float16 or float32.
+ * Why     eight query rows share each vector of K and V.  The softmax runs online over blocks of 64
+ *         positions counted from 0, so a row's result is the same alone or in a batch: positions it
+ *         must not see add exact zeros.
+ * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
+ */
+#include "kernels.h"
+#include <math.h>
+
+enum { SPAN = 64, TILE = 8, WIDEST = 256 };
+
+typedef struct {
+    const npurt_attention *op;
+    int kv_head;
+    int64_t position; /* of row 0 of the run */
+    float q[TILE][WIDEST], out[TILE][WIDEST], p[TILE][SPAN];
+    float most[TILE], sum[TILE];
+    int64_t seen[TILE]; /* positions each row may see */
+} npurt_tile_state;
+
+INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
+{
+    return bytes == 4 ? load_f32((const float *) cache + at)
+                      : load_f16((const _Float16 *) cache + at);
+}
+
+INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
+{
+    const int width = s->op->width;
+    for (int j = 0; j < count; j += 16) {
+        const int64_t panel = s->kv_head * (s->op->positions / 16) + (first + j) / 16;
+        f32x16 dot[TILE];
+#pragma clang loop unroll(full)
+        for (int r = 0; r < rows; r++) {
+            dot[r] = 0.0f;
+        }
+        for (int d = 0; d < width; d++) {
+            const f32x16 k = load_cache(s->op->k_cache, (panel * width + d) * 16, bytes);
+#pragma clang loop unroll(full)
+            for (int r = 0; r < rows; r++) {
+                dot[r] = fma16(k, (f32x16) (s->q[r][d]), dot[r]);
+            }
+        }
+#pragma clang loop unroll(full)
+        for (int r = 0; r < rows; r++) {
+            store_f32(s->p[r] + j, dot[r]);
+        }
+    }
+}
+
+/* Turns scores into weights against the running maximum; rescales what was summed before. */
+INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
+{
+    const int width = s->op->width;
+    for (int r = 0; r < rows; r++) {
+        for (int64_t j = s->seen[r] < first ? 0 : s->seen[r] - first; j < SPAN; j++) {
+            s->p[r][j] = -INFINITY;
+        }
+        f32x16 top = load_f32(s->p[r]);
+        for (int j = 16; j < SPAN; j += 16) {
+            top = __builtin_elementwise_max(top, load_f32(s->p[r] + j));
+        }
+        const float most = fmaxf(s->most[r], max16(top));
+        const f32x16 shrink = exp16((f32x16) (s->most[r] - most));
+        f32x16 sum = 0.0f;
+        for (int j = 0; j < SPAN; j += 16) {
+            const f32x16 e = exp16(load_f32(s->p[r] + j) - most);
+            store_f32(s->p[r] + j, e);
+            sum += e;
+        }
+        s->sum[r] = fmaf(s->sum[r], shrink.x, sum16(sum));
+        s->most[r] = most;
+        for (int d = 0; d < width; d += 16) {
+            store_f32(s->out[r] + d, load_f32(s->out[r] + d) * shrink);
+        }
+    }
+}
+
+INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
+{
+    const int width = s->op->width;
+    const int64_t line = s->kv_head * s->op->positions + first;
+    for (int d = 0; d < width; d += 32) {
+        const int second = d + 16 < width ? 16 : 0; /* a lone last vector is done twice */
+        f32x16 a[TILE], b[TILE];
+#pragma clang loop unroll(full)
+        for (int r = 0; r < rows; r++) {
+            a[r] = load_f32(s->out[r] + d);
+            b[r] = load_f32(s->out[r] + d + second);
+        }
+        for (int j = 0; j < count; j++) {
+            const f32x16 va = load_cache(s->op->v_cache, (line + j) * width + d, bytes);
+            const f32x16 vb = load_cache(s->op->v_cache, (line + j) * width + d + second, bytes);
+#pragma clang loop unroll(full)
+            for (int r = 0; r < rows; r++) {
+                a[r] = fma16(va, (f32x16) (s->p[r][j]), a[r]);
+                b[r] = fma16(vb, (f32x16) (s->p[r][j]), b[r]);
+            }
+        }
+#pragma clang loop unroll(full)
+        for (int r = 0; r < rows; r++) {
+            store_f32(s->out[r] + d, a[r]);
+            store_f32(s->out[r] + d + second, b[r]);
+        }
+    }
+}
+
+INLINE void span_rows(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
+{
+    scores(s, rows, bytes, first, count);
+    softmax(s, rows, first);
+    weigh(s, rows, bytes, first, count);
+}
+
+#define SPAN_ROWS(n)                                                                               \
+    case n:                                                                                        \
+        if (s->op->cache_bytes == 2) {                                                             \
+            span_rows(s, n, 2, first, count);                                                      \
+        } else {                                                                                   \
+            span_rows(s, n, 4, first, count);                                                      \
+        }                                                                                          \
+        break
+
+static void one_span(npurt_tile_state *s, int rows, int64_t first, int count)
+{
+    switch (rows) {
+        SPAN_ROWS(1);
+        SPAN_ROWS(2);
+        SPAN_ROWS(3);
+        SPAN_ROWS(4);
+        SPAN_ROWS(5);
+        SPAN_ROWS(6);
+        SPAN_ROWS(7);
+        SPAN_ROWS(8);
+    }
+}
+
+/* Query rows [first, first + rows) of the chunk: row i is token i / group, head i % group. */
+static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
+{
+    const npurt_attention *op = s->op;
+    const int group = op->heads / op->kv_heads, width = op->width;
+    int64_t visible = 0;
+    for (int r = 0; r < rows; r++) {
+        const int64_t token = row + (first + r) / group;
+        const int head = s->kv_head * group + (first + r) % group;
+        const float *q = op->qkv + (token * (op->heads + 2 * op->kv_heads) + head) * width;
+        for (int d = 0; d < width; d++) {
+            s->q[r][d] = q[d] * op->scale;
+            s->out[r][d] = 0;
+        }
+        s->most[r] = -INFINITY;
+        s->sum[r] = 0;
+        s->seen[r] = visible = s->position + token + 1;
+    }
+    for (int64_t at = 0; at < visible; at += SPAN) {
+        const int64_t left = visible - at;
+        one_span(s, rows, at, left < SPAN ? (int) left : SPAN);
+    }
+    for (int r = 0; r < rows; r++) {
+        const int64_t token = row + (first + r) / group;
+        const int head = s->kv_head * group + (first + r) % group;
+        float *out = op->out + (token * op->heads + head) * width;
+        for (int d = 0; d < width; d++) {
+            out[d] = s->out[r][d] / s->sum[r];
+        }
+    }
+}
+
+void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
+                            int64_t position, float *scratch);
+void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
+                            int64_t position, float *scratch)
+{
+    npurt_tile_state *s = (npurt_tile_state *) scratch;
+    const int total = rows * (op->heads / op->kv_heads);
+    s->op = op;
+    s->kv_head = kv_head;
+    s->position = position;
+    for (int r = 0; r < total; r += TILE) {
+        tile(s, row, r, total - r < TILE ? total - r : TILE);
+    }
+}

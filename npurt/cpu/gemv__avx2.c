@@ -1,0 +1,174 @@
+/*
+ * y[0..16*panels) = x[0..k) . W^T            int8 x 4/5/6/8-bit codes, one row of x
+ *
+ * As gemv__avx512vnni.c, with 8 rows a vector and two vectors a panel.
+ * Needs   AVX2, FMA, F16C.
+ * Exact   equal bit for bit to every other gemv.
+ */
+#include "avx2.h"
+
+INLINE __m256i bytes(int v)
+{
+    return _mm256_set1_epi8((char) v);
+}
+
+INLINE __m256i load(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *) p);
+}
+
+/* Codes of eight rows (half 0 or 1) of one block; 8-bit ones and those from a book are signed. */
+INLINE void expand(const uint8_t *c, npurt_format f, __m256i book, int half, __m256i q[8])
+{
+    c += 32 * half;
+    if (f.bits == 8) {
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 8; i++) {
+            q[i] = _mm256_xor_si256(load(c + 64 * i), bytes(-128));
+        }
+        return;
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 4; i++) {
+        const __m256i v = load(c + 64 * i);
+        q[i] = _mm256_and_si256(v, bytes(15));
+        q[i + 4] = _mm256_and_si256(_mm256_srli_epi16(v, 4), bytes(15));
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 8; i++) {
+        if (f.book) {
+            q[i] = _mm256_shuffle_epi8(book, q[i]);
+        } else if (f.bits == 5) {
+            const __m256i h = load(c + 256);
+            const __m256i s = i < 4 ? _mm256_slli_epi16(h, i < 4 ? 4 - i : 0)
+                                    : _mm256_srli_epi16(h, i < 4 ? 0 : i - 4);
+            q[i] = _mm256_or_si256(q[i], _mm256_and_si256(s, bytes(0x10)));
+        } else if (f.bits == 6) {
+            const __m256i h = load(c + 256 + 64 * (i / 4));
+            const __m256i s = i % 4 < 3 ? _mm256_slli_epi16(h, i % 4 < 3 ? 4 - 2 * (i % 4) : 0)
+                                        : _mm256_srli_epi16(h, 2);
+            q[i] = _mm256_or_si256(q[i], _mm256_and_si256(s, bytes(0x30)));
+        }
+    }
+}
+
+INLINE __m256 halves(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
+}
+
+INLINE __m256 small(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) p)));
+}
+
+/* 2^(e - 128), subnormal for e < 2. */
+INLINE __m256 power(const uint8_t *p)
+{
+    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) p));
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i low = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
+    const __m256i is_low = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, low, is_low));
+}
+
+/* Scale and offset (0 when the format has none) of group g for eight rows. */
+INLINE void scale_of(npurt_format f, const uint8_t *record, int n, int g, int half, __m256 *scale,
+                     __m256 *offset)
+{
+    const int groups = n * BLOCK / f.group;
+    *offset = _mm256_setzero_ps();
+    if (f.scale == FLAT) {
+        *scale = halves(record + 32 * g + 16 * half);
+        *offset = f.offset ? halves(record + 32 * (groups + g) + 16 * half) : *offset;
+    } else if (f.scale == EXP) {
+        *scale = power(record + 16 * g + 8 * half);
+    } else {
+        const uint8_t *subs = record + (f.offset ? 64 : 32);
+        *scale = _mm256_mul_ps(halves(record + 16 * half), small(subs + 16 * g + 8 * half));
+        if (f.offset) {
+            const __m256 m = small(subs + 16 * (groups + g) + 8 * half);
+            const __m256 minus = _mm256_sub_ps(_mm256_setzero_ps(), halves(record + 32 + 16 * half));
+            *offset = _mm256_mul_ps(minus, m);
+        }
+    }
+}
+
+INLINE __m256 one_group(npurt_format f, const npurt_row *x, int64_t block, int g, const __m256i *q,
+                        const __m256i *xq, __m256 scale, __m256 offset, __m256 y)
+{
+    const int quads = f.group / 4, is_signed = f.bits == 8 || f.book;
+    __m256i dot = dot_avx2(is_signed ? 8 : f.bits, quads, q + g * quads, xq + g * quads);
+    if (!is_signed && f.shift >= 0) {
+        const int32_t minus = f.group == 32 ? x->minus32[block] : x->minus16[2 * block + g];
+        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus << f.shift));
+    }
+    const __m256 s = _mm256_mul_ps(scale, _mm256_set1_ps(x->scales[block]));
+    y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), s, y);
+    if (f.offset) {
+        const float sum = f.group == 32 ? x->sums32[block] : x->sums16[2 * block + g];
+        y = _mm256_fmadd_ps(offset, _mm256_set1_ps(sum), y);
+    }
+    return y;
+}
+
+INLINE void panels_at_once(npurt_format f, int count, const uint8_t *image, size_t stride,
+                           const npurt_row *x, float *out)
+{
+    const int64_t blocks = x->k / BLOCK;
+    const int per_block = BLOCK / f.group;
+    const __m256i book =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) npurt_books[f.book]));
+    size_t at = 0;
+    __m256 y[2 * 4];
+#pragma clang loop unroll(full)
+    for (int p = 0; p < 2 * count; p++) {
+        y[p] = _mm256_setzero_ps();
+    }
+    for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+        const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+        const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
+        for (int b = 0; b < n; b++) {
+            __m256i xq[8];
+            splat_avx2(x->codes + (first + b) * BLOCK, xq);
+#pragma clang loop unroll(full)
+            for (int p = 0; p < 2 * count; p++) {
+                const uint8_t *record = image + (size_t) (p / 2) * stride + at;
+                __m256i q[8];
+                expand(record + codes + code_bytes(f.bits) * (size_t) b, f, book, p % 2, q);
+#pragma clang loop unroll(full)
+                for (int g = 0; g < per_block; g++) {
+                    __m256 scale, offset;
+                    scale_of(f, record, n, b * per_block + g, p % 2, &scale, &offset);
+                    y[p] = one_group(f, x, first + b, g, q, xq, scale, offset, y[p]);
+                }
+            }
+        }
+        at += record_bytes(&f, n);
+    }
+#pragma clang loop unroll(full)
+    for (int p = 0; p < 2 * count; p++) {
+        _mm256_storeu_ps(out + p * 8, y[p]);
+    }
+}
+
+INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
+{
+    const size_t stride = panel_bytes(&f, x->k);
+    int p = 0;
+    for (; p + 4 <= panels; p += 4) {
+        panels_at_once(f, 4, image + (size_t) p * stride, stride, x, y + p * ROWS);
+    }
+    for (; p < panels; p++) {
+        panels_at_once(f, 1, image + (size_t) p * stride, stride, x, y + p * ROWS);
+    }
+}
+
+#define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
+    npurt_gemv_fn npurt_gemv_##name##__avx2;                                                       \
+    void npurt_gemv_##name##__avx2(const uint8_t *image, int panels, const npurt_row *x, float *y) \
+    {                                                                                              \
+        gemv((npurt_format){number, bits, book, shift, group, scale, offset}, image, panels, x,    \
+             y);                                                                                   \
+    }
+#include "formats.inc"

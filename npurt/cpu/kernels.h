@@ -1,0 +1,67 @@
+/*
+ * The kernels and the table that chooses among them.  Internal to the library.
+ */
+#ifndef NPURT_KERNELS_H
+#define NPURT_KERNELS_H
+
+#include "layout.h"
+#include "npurt_cpu.h"
+#include "vec.h"
+
+/* One quantised row of a matmul input. */
+typedef struct {
+    const int8_t *codes;
+    const float *scales, *sums32, *sums16;
+    const int32_t *minus32, *minus16;
+    int64_t k;
+} npurt_row;
+
+/* One record of one panel, expanded for use with many rows. */
+typedef struct {
+    _Alignas(64) uint8_t codes[RECORD_BLOCKS][8][64]; /* code + (1 << shift), unsigned */
+    _Alignas(64) float scales[2 * RECORD_BLOCKS][ROWS];
+    _Alignas(64) float offsets[2 * RECORD_BLOCKS][ROWS];
+    int blocks, group, shift, offset;
+} npurt_tile;
+
+/* y[16 * panels] = one row times the panels of an image. */
+typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, float *y);
+
+/* Expands a record of `blocks` blocks. */
+typedef void npurt_expand_fn(const uint8_t *record, int blocks, npurt_tile *tile);
+
+/* y[rows][16] += x[first_row..][32 * block..] . tile^T */
+typedef void npurt_gemm_fn(const npurt_tile *w, const npurt_input *x, int64_t first_row, int rows,
+                           int64_t block, float *y);
+
+/* As gemv and gemm, for float weights: image [panel][k][16] of f32, f16 or bf16. */
+typedef void npurt_dense_fn(const uint8_t *image, int panels, const float *x, int rows, int64_t k,
+                            float *y, int64_t stride);
+
+/* What does not multiply integers, compiled once a vector level. */
+typedef struct {
+    void (*norm)(const npurt_norm *op, int64_t row, int64_t out_row);
+    void (*quantise)(const npurt_input *x, int64_t row, int64_t first, int64_t count);
+    void (*silu)(const npurt_silu *op, int64_t row, int64_t first, int64_t count);
+    void (*rope)(const npurt_attention *op, int64_t row, int64_t position);
+    void (*attend)(const npurt_attention *op, int kv_head, int64_t row, int rows, int64_t position,
+                   float *scratch);
+    void (*pack)(const npurt_packing *op, int64_t panel);
+    void (*spread)(const npurt_spreading *op, int64_t record);
+    npurt_dense_fn *dense[3]; /* f32, f16, bf16 */
+    npurt_expand_fn *expand[13];
+} npurt_level;
+
+/* One instruction set: its vector level and its kernels. */
+typedef struct {
+    const char *name;
+    int (*works)(void);
+    const npurt_level *level;
+    npurt_gemv_fn *gemv[13];
+    npurt_gemm_fn *gemm;
+} npurt_isa;
+
+extern const npurt_isa npurt_isas[];
+extern const int npurt_isas_count;
+
+#endif

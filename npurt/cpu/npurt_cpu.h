@@ -1,0 +1,153 @@
+/*
+ * The binary interface of libnpurt_cpu: what npurt/cpu/abi.py declares, struct for struct.
+ *
+ * A program is an array of ops that the threads of a pool walk together; every op but the last waits
+ * for the one before.  Rows are tokens: an op works on `rows` of them, known only when it runs.
+ */
+#ifndef NPURT_CPU_H
+#define NPURT_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NPURT_API __attribute__((visibility("default")))
+
+/* One input of a matmul: float32 rows, and what `quantise` makes of them. */
+typedef struct {
+    float *values;   /* [rows][k] */
+    int8_t *codes;   /* [rows][k]; NULL when no consumer multiplies integers */
+    float *scales;   /* [rows][k/32] */
+    float *sums32;   /* [rows][k/32] scale times the sum of the block's codes */
+    float *sums16;   /* [rows][k/16] */
+    int32_t *minus32; /* [rows][k/32] minus the sum of the block's codes */
+    int32_t *minus16; /* [rows][k/16] */
+    int64_t k;
+} npurt_input;
+
+/* One packed weight. */
+typedef struct {
+    uint8_t *image;
+    int64_t n, k;
+    int32_t type;     /* GGUF number */
+    int32_t reserved;
+    const float *bias; /* [n] or NULL */
+    int64_t column;   /* of y where this weight's first output goes */
+    const double *check_r; /* [n] secret vector, or NULL when never checked */
+    const double *check_s; /* [k] W^T r */
+    double check_bound;    /* see check.c */
+} npurt_weight;
+
+enum npurt_kind {
+    NPURT_NORM = 1, /* x += add; out = x / rms(x) * weight, quantised too */
+    NPURT_QUANT,    /* fill out's codes from its values */
+    NPURT_MATMUL,   /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
+    NPURT_ROPE,     /* rotate q and k of a qkv buffer; append k and v to the cache */
+    NPURT_ATTEND,   /* causal grouped-query attention over the cache */
+    NPURT_SILU,     /* out = silu(gate) * up, quantised too */
+    NPURT_PACK,     /* GGUF rows -> image */
+    NPURT_SPREAD,   /* s = W^T r of an image, for verification */
+};
+
+typedef struct {
+    float *x;            /* [rows][k], updated when add is given */
+    const float *add;    /* [rows][k] or NULL */
+    const float *weight; /* [k] */
+    npurt_input out;
+    float eps;
+    int32_t from_head; /* 1: read x from row run.head on; rows of out start at 0 */
+} npurt_norm;
+
+typedef struct {
+    npurt_input out;
+} npurt_quant;
+
+typedef struct {
+    npurt_input in;
+    npurt_weight w[3];
+    float *y;    /* [rows][stride] */
+    int64_t stride;
+    int32_t weights;
+    int32_t armed; /* verify this run */
+} npurt_matmul;
+
+typedef struct {
+    float *qkv;        /* [rows][(heads + 2 * kv_heads) * width] */
+    const float *cos;  /* [positions][rotated/2] */
+    const float *sin;
+    void *k_cache; /* [kv_heads][positions/16][width][16] f16 or f32 */
+    void *v_cache; /* [kv_heads][positions][width] */
+    int64_t positions; /* capacity, a multiple of 16 */
+    int32_t heads, kv_heads, width, rotated;
+    int32_t halves; /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
+    int32_t cache_bytes; /* 2 or 4 an element */
+    float *out; /* attention only: [rows][heads * width] */
+    float scale;
+} npurt_attention;
+
+typedef struct {
+    const float *gate_up; /* [rows][2 * k] */
+    npurt_input out;
+} npurt_silu;
+
+typedef struct {
+    const uint8_t *blocks; /* [n][k / block] of the GGUF type */
+    uint8_t *image;
+    int64_t n, k;
+    int32_t type;
+} npurt_packing;
+
+typedef struct {
+    npurt_weight w;
+    double *s; /* [k] */
+    double *norms; /* [panels] sum of (r * |row|)^2 */
+} npurt_spreading;
+
+typedef struct {
+    int32_t kind;
+    int32_t isa;  /* index of the instruction set to use */
+    int32_t head; /* 1: rows = run.rows - run.head */
+    int32_t reserved;
+    union {
+        npurt_norm norm;
+        npurt_quant quant;
+        npurt_matmul matmul;
+        npurt_attention attention;
+        npurt_silu silu;
+        npurt_packing packing;
+        npurt_spreading spreading;
+    } u;
+    uint64_t calls; /* runs so far */
+    uint64_t rows;  /* rows so far */
+    uint64_t nanoseconds;
+    uint64_t checks; /* results verified so far */
+} npurt_op;
+
+typedef struct npurt_pool npurt_pool;
+
+/* Starts threads-1 workers that may run on the `count` given cpus (0: any); NULL: no memory. */
+NPURT_API npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count);
+NPURT_API void npurt_pool_free(npurt_pool *pool);
+
+/* Waits until no worker is inside a run any more: its memory may then be freed. */
+NPURT_API void npurt_pool_settle(npurt_pool *pool);
+
+/*
+ * Runs ops[0..count) on `rows` tokens (at most 512) whose first has position `position`; ops marked
+ * head see only rows from `head` on.  Returns count; or the index of the first op whose result did
+ * not verify, nothing after it having run; or -1 when out of memory.  One run at a time.
+ */
+NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
+                        int64_t head);
+
+/* Names of the instruction sets compiled in, best first, and whether this machine runs them. */
+NPURT_API int npurt_isa_count(void);
+NPURT_API const char *npurt_isa_name(int isa);
+NPURT_API int npurt_isa_works(int isa);
+
+/* Bytes of the image of an [n, k] weight of this GGUF type; 0: no such type or k does not divide. */
+NPURT_API int64_t npurt_image_bytes(int type, int64_t n, int64_t k);
+
+/* Bytes of this library's structs, to be compared with what cffi computes. */
+NPURT_API int64_t npurt_sizeof_op(void);
+
+#endif

@@ -1,0 +1,171 @@
+/*
+ * What stands between the matmuls of a decoder: norm, activation quantiser, SiLU, RoPE.
+ *
+ * Rows are tokens.  Every function works on one row, so a row's result never depends on the batch
+ * it came in.  Elements past the last whole vector are handled one by one, in order.
+ */
+#include "kernels.h"
+#include <math.h>
+
+/*
+ * Codes, scales and sums of blocks [first, first + count) of one row.
+ *
+ * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
+ * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it.
+ */
+static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
+{
+    const int64_t blocks = x->k / BLOCK;
+    for (int64_t b = first; b < first + count; b++) {
+        const float *v = x->values + row * x->k + b * BLOCK;
+        const f32x16 lo = load_f32(v), hi = load_f32(v + 16);
+        const f32x16 big = __builtin_elementwise_max(__builtin_elementwise_abs(lo),
+                                                     __builtin_elementwise_abs(hi));
+        const float most = max16(big);
+        const float finite = sum16(lo * 0.0f + hi * 0.0f); /* 0, or NaN */
+        float inverse = 127.0f / most;
+        float scale = most / 127.0f;
+        if (!(inverse < INFINITY)) {
+            inverse = 0;
+            scale = 0;
+        }
+        const i32x16 a = __builtin_convertvector(__builtin_elementwise_rint(lo * inverse), i32x16);
+        const i32x16 c = __builtin_convertvector(__builtin_elementwise_rint(hi * inverse), i32x16);
+        const i8x16 a8 = __builtin_convertvector(a, i8x16), c8 = __builtin_convertvector(c, i8x16);
+        int8_t *codes = x->codes + row * x->k + b * BLOCK;
+        memcpy(codes, &a8, 16);
+        memcpy(codes + 16, &c8, 16);
+        const int32_t sum_a = __builtin_reduce_add(a), sum_c = __builtin_reduce_add(c);
+        const int64_t at = row * blocks + b;
+        scale += finite;
+        x->scales[at] = scale;
+        x->minus16[2 * at] = -sum_a;
+        x->minus16[2 * at + 1] = -sum_c;
+        x->minus32[at] = -(sum_a + sum_c);
+        x->sums16[2 * at] = scale * (float) sum_a;
+        x->sums16[2 * at + 1] = scale * (float) sum_c;
+        x->sums32[at] = scale * (float) (sum_a + sum_c);
+    }
+}
+
+static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
+{
+    const int64_t k = op->out.k, whole = k / 16 * 16;
+    float *x = op->x + row * k;
+    float *out = op->out.values + out_row * k;
+    if (op->add) {
+        for (int64_t i = 0; i < k; i++) {
+            x[i] += op->add[row * k + i];
+        }
+    }
+    f32x16 squares = 0.0f;
+    for (int64_t i = 0; i < whole; i += 16) {
+        const f32x16 v = load_f32(x + i);
+        squares = fma16(v, v, squares);
+    }
+    float total = sum16(squares);
+    for (int64_t i = whole; i < k; i++) {
+        total = fmaf(x[i], x[i], total);
+    }
+    const float inverse = 1.0f / sqrtf(total / (float) k + op->eps);
+    for (int64_t i = 0; i < k; i++) {
+        out[i] = x[i] * inverse * op->weight[i];
+    }
+    if (op->out.codes) {
+        quantise(&op->out, out_row, 0, k / BLOCK);
+    }
+}
+
+/* silu(g) = g / (1 + e^-g); with t = e^-|g| it is g / (1 + t) or g * t / (1 + t), never inf/inf. */
+INLINE f32x16 silu16(f32x16 g)
+{
+    const f32x16 t = exp16(-__builtin_elementwise_abs(g));
+    const f32x16 top = g < 0.0f ? g * t : g;
+    return top / (1.0f + t);
+}
+
+/* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
+static void silu(const npurt_silu *op, int64_t row, int64_t first, int64_t count)
+{
+    const int64_t k = op->out.k;
+    const float *gate = op->gate_up + row * 2 * k + first, *up = gate + k;
+    float *out = op->out.values + row * k + first;
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        store_f32(out + i, silu16(load_f32(gate + i)) * load_f32(up + i));
+    }
+    for (; i < count; i++) {
+        out[i] = silu16((f32x16) (gate[i])).x * up[i];
+    }
+    if (op->out.codes) {
+        quantise(&op->out, row, first / BLOCK, count / BLOCK);
+    }
+}
+
+static void rotate(const npurt_attention *op, float *head, const float *cos, const float *sin)
+{
+    const int half = op->rotated / 2;
+    const int step = op->halves ? 1 : 2, apart = op->halves ? half : 1;
+    for (int i = 0; i < half; i++) {
+        float *a = head + i * step, *b = a + apart;
+        const float x = *a, y = *b;
+        *a = x * cos[i] - y * sin[i];
+        *b = x * sin[i] + y * cos[i];
+    }
+}
+
+static void store(void *cache, int64_t at, float value, int bytes)
+{
+    if (bytes == 4) {
+        ((float *) cache)[at] = value;
+    } else {
+        ((_Float16 *) cache)[at] = (_Float16) value;
+    }
+}
+
+static void rope(const npurt_attention *op, int64_t row, int64_t position)
+{
+    const int heads = op->heads, kv_heads = op->kv_heads, width = op->width;
+    float *q = op->qkv + row * (heads + 2 * kv_heads) * width;
+    float *k = q + heads * width, *v = k + kv_heads * width;
+    const float *cos = op->cos + position * (op->rotated / 2);
+    const float *sin = op->sin + position * (op->rotated / 2);
+    for (int h = 0; h < heads + kv_heads; h++) {
+        rotate(op, q + h * width, cos, sin);
+    }
+    for (int g = 0; g < kv_heads; g++) {
+        const int64_t panel = g * (op->positions / 16) + position / 16;
+        const int64_t line = (g * op->positions + position) * width;
+        for (int d = 0; d < width; d++) {
+            const int64_t at = (panel * width + d) * 16 + position % 16;
+            store(op->k_cache, at, k[g * width + d], op->cache_bytes);
+            store(op->v_cache, line + d, v[g * width + d], op->cache_bytes);
+        }
+    }
+}
+
+void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
+                            int64_t position, float *scratch);
+void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
+void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
+void AT_LEVEL(npurt_dense_f32)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
+void AT_LEVEL(npurt_dense_f16)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
+void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_t, float *,
+                                int64_t);
+#define NPURT_FORMAT(name, ...) npurt_expand_fn AT_LEVEL(npurt_expand_##name);
+#include "formats.inc"
+
+const npurt_level AT_LEVEL(npurt_level) = {
+    .norm = norm,
+    .quantise = quantise,
+    .silu = silu,
+    .rope = rope,
+    .attend = AT_LEVEL(npurt_attend),
+    .pack = AT_LEVEL(npurt_pack),
+    .spread = AT_LEVEL(npurt_spread),
+    .dense = {AT_LEVEL(npurt_dense_f32), AT_LEVEL(npurt_dense_f16), AT_LEVEL(npurt_dense_bf16)},
+    .expand = {
+#define NPURT_FORMAT(name, ...) AT_LEVEL(npurt_expand_##name),
+#include "formats.inc"
+    },
+};

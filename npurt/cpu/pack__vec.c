@@ -1,0 +1,335 @@
+/*
+ * GGUF rows -> one panel of an image (layout.h).  Codes and scales are moved, never changed.
+ *
+ * Two steps for each record: the blocks of 16 rows become unsigned codes, a byte each; the bytes
+ * are laid out four columns by sixteen rows, low bits and high bits apart.  Rows past n are zero.
+ * Source: ggml/src/ggml-common.h (block structs), ggml/src/ggml-quants.c (their meaning), MIT.
+ */
+#include "kernels.h"
+
+/* What one row brings to a record of up to 256 columns. */
+typedef struct {
+    uint8_t codes[RECORD];
+    uint16_t d, dmin;                   /* SUPER, float16 bits */
+    uint16_t scales[RECORD_BLOCKS];     /* FLAT, float16 bits; EXP, the exponent */
+    uint16_t offsets[RECORD_BLOCKS];
+    int8_t subs[2 * RECORD_BLOCKS], mins[2 * RECORD_BLOCKS];
+} npurt_row_record;
+
+static uint16_t u16(const uint8_t *p)
+{
+    return (uint16_t) (p[0] | p[1] << 8);
+}
+
+INLINE void nibbles(const uint8_t *qs, uint8_t *out)
+{
+    for (int i = 0; i < 16; i++) {
+        out[i] = qs[i] & 15;
+        out[i + 16] = qs[i] >> 4;
+    }
+}
+
+INLINE void fifth_bits(const uint8_t *qh, uint8_t *out)
+{
+    const uint32_t h = (uint32_t) qh[0] | (uint32_t) qh[1] << 8 | (uint32_t) qh[2] << 16 |
+                       (uint32_t) qh[3] << 24;
+    for (int i = 0; i < 32; i++) {
+        out[i] |= (uint8_t) ((h >> i & 1) << 4);
+    }
+}
+
+/* The twelve bytes of scales and minima, six bits each, of Q4_K and Q5_K. */
+INLINE void six_bits(const uint8_t *s, int8_t *scales, int8_t *mins)
+{
+    for (int i = 0; i < 4; i++) {
+        scales[i] = s[i] & 63;
+        mins[i] = s[i + 4] & 63;
+        scales[i + 4] = (int8_t) ((s[i + 8] & 15) | (s[i] >> 6) << 4);
+        mins[i + 4] = (int8_t) (s[i + 8] >> 4 | (s[i + 4] >> 6) << 4);
+    }
+}
+
+INLINE void read_q4_0(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = u16(p);
+    nibbles(p + 2, r->codes + 32 * b);
+}
+
+INLINE void read_q4_1(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = u16(p);
+    r->offsets[b] = u16(p + 2);
+    nibbles(p + 4, r->codes + 32 * b);
+}
+
+INLINE void read_q5_0(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = u16(p);
+    nibbles(p + 6, r->codes + 32 * b);
+    fifth_bits(p + 2, r->codes + 32 * b);
+}
+
+INLINE void read_q5_1(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = u16(p);
+    r->offsets[b] = u16(p + 2);
+    nibbles(p + 8, r->codes + 32 * b);
+    fifth_bits(p + 4, r->codes + 32 * b);
+}
+
+INLINE void read_q8_0(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = u16(p);
+    for (int i = 0; i < 32; i++) {
+        r->codes[32 * b + i] = p[2 + i] ^ 0x80;
+    }
+}
+
+INLINE void read_mxfp4(const uint8_t *p, npurt_row_record *r, int b)
+{
+    r->scales[b] = p[0];
+    nibbles(p + 1, r->codes + 32 * b);
+}
+
+INLINE void read_q2_k(const uint8_t *p, npurt_row_record *r, int b)
+{
+    (void) b;
+    r->d = u16(p + 80);
+    r->dmin = u16(p + 82);
+    for (int i = 0; i < 16; i++) {
+        r->subs[i] = p[i] & 15;
+        r->mins[i] = (int8_t) (p[i] >> 4);
+    }
+    for (int i = 0; i < 256; i++) {
+        r->codes[i] = p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    }
+}
+
+INLINE void read_q3_k(const uint8_t *p, npurt_row_record *r, int b)
+{
+    const uint8_t *s = p + 96;
+    (void) b;
+    r->d = u16(p + 108);
+    for (int i = 0; i < 16; i++) {
+        const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+        const int high = s[8 + i % 4] >> 2 * (i / 4) & 3;
+        r->subs[i] = (int8_t) ((low | high << 4) - 32);
+    }
+    for (int i = 0; i < 256; i++) {
+        const int low = p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+        r->codes[i] = (uint8_t) (low | (p[i % 32] >> (i / 32) & 1) << 2);
+    }
+}
+
+INLINE void read_q4_k(const uint8_t *p, npurt_row_record *r, int b)
+{
+    (void) b;
+    r->d = u16(p);
+    r->dmin = u16(p + 2);
+    six_bits(p + 4, r->subs, r->mins);
+    for (int g = 0; g < 4; g++) {
+        for (int i = 0; i < 32; i++) {
+            r->codes[64 * g + i] = p[16 + 32 * g + i] & 15;
+            r->codes[64 * g + 32 + i] = p[16 + 32 * g + i] >> 4;
+        }
+    }
+}
+
+INLINE void read_q5_k(const uint8_t *p, npurt_row_record *r, int b)
+{
+    (void) b;
+    r->d = u16(p);
+    r->dmin = u16(p + 2);
+    six_bits(p + 4, r->subs, r->mins);
+    for (int g = 0; g < 4; g++) {
+        for (int i = 0; i < 32; i++) {
+            const uint8_t q = p[48 + 32 * g + i], h = p[16 + i];
+            r->codes[64 * g + i] = (uint8_t) ((q & 15) | (h >> 2 * g & 1) << 4);
+            r->codes[64 * g + 32 + i] = (uint8_t) (q >> 4 | (h >> (2 * g + 1) & 1) << 4);
+        }
+    }
+}
+
+INLINE void read_q6_k(const uint8_t *p, npurt_row_record *r, int b)
+{
+    (void) b;
+    r->d = u16(p + 208);
+    memcpy(r->subs, p + 192, 16);
+    for (int n = 0; n < 2; n++) {
+        const uint8_t *low = p + 64 * n, *high = p + 128 + 32 * n;
+        uint8_t *out = r->codes + 128 * n;
+        for (int i = 0; i < 32; i++) {
+            out[i] = (uint8_t) ((low[i] & 15) | (high[i] & 3) << 4);
+            out[i + 32] = (uint8_t) ((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+            out[i + 64] = (uint8_t) (low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+            out[i + 96] = (uint8_t) (low[i + 32] >> 4 | (high[i] >> 6) << 4);
+        }
+    }
+}
+
+#define read_iq4_nl read_q4_0
+
+INLINE void read_iq4_xs(const uint8_t *p, npurt_row_record *r, int b)
+{
+    const int high = u16(p + 2);
+    (void) b;
+    r->d = u16(p);
+    for (int i = 0; i < 8; i++) {
+        const int low = p[4 + i / 2] >> 4 * (i % 2) & 15;
+        r->subs[i] = (int8_t) ((low | (high >> 2 * i & 3) << 4) - 32);
+        nibbles(p + 8 + 16 * i, r->codes + 32 * i);
+    }
+}
+
+/* Lays the codes of one block of 16 rows out as layout.h says. */
+INLINE void put_codes(int bits, const npurt_row_record *rows, int b, uint8_t *out)
+{
+    uint32_t c[8][ROWS];
+    uint32_t *to = (uint32_t *) (void *) out;
+    for (int r = 0; r < ROWS; r++) {
+        for (int q = 0; q < 8; q++) {
+            memcpy(&c[q][r], rows[r].codes + 32 * b + 4 * q, 4);
+        }
+    }
+    if (bits == 8) {
+        memcpy(out, c, sizeof c);
+        return;
+    }
+    for (int r = 0; r < ROWS; r++) {
+        uint32_t fifth = 0, high[2] = {0, 0};
+        for (int q = 0; q < 4; q++) {
+            to[q * ROWS + r] = (c[q][r] & 0x0F0F0F0F) | (c[q + 4][r] & 0x0F0F0F0F) << 4;
+        }
+        for (int q = 0; q < 8; q++) {
+            fifth |= (c[q][r] >> 4 & 0x01010101) << q;
+            high[q / 4] |= (c[q][r] >> 4 & 0x03030303) << 2 * (q % 4);
+        }
+        if (bits == 5) {
+            to[4 * ROWS + r] = fifth;
+        }
+        if (bits == 6) {
+            to[4 * ROWS + r] = high[0];
+            to[5 * ROWS + r] = high[1];
+        }
+    }
+}
+
+INLINE uint8_t *put_scales(npurt_format f, const npurt_row_record *rows, int blocks, uint8_t *out)
+{
+    const int groups = blocks * BLOCK / f.group;
+    uint16_t *wide = (uint16_t *) (void *) out;
+    for (int r = 0; r < ROWS; r++) {
+        const npurt_row_record *row = rows + r;
+        if (f.scale == SUPER) {
+            int8_t *subs = (int8_t *) out + (f.offset ? 64 : 32);
+            wide[r] = row->d;
+            if (f.offset) {
+                wide[ROWS + r] = row->dmin;
+            }
+            for (int g = 0; g < groups; g++) {
+                subs[g * ROWS + r] = row->subs[g];
+                if (f.offset) {
+                    subs[(groups + g) * ROWS + r] = row->mins[g];
+                }
+            }
+            continue;
+        }
+        for (int b = 0; b < blocks; b++) {
+            if (f.scale == EXP) {
+                out[b * ROWS + r] = (uint8_t) row->scales[b];
+                continue;
+            }
+            wide[b * ROWS + r] = row->scales[b];
+            if (f.offset) {
+                wide[(blocks + b) * ROWS + r] = row->offsets[b];
+            }
+        }
+    }
+    return out + scale_bytes(f.scale, f.group, f.offset, blocks);
+}
+
+typedef void npurt_read_fn(const uint8_t *block, npurt_row_record *row, int b);
+
+INLINE void pack(npurt_format f, npurt_read_fn *read, size_t block_bytes, const npurt_packing *op,
+                 int64_t panel)
+{
+    const int per_block = f.scale == SUPER ? RECORD : BLOCK;
+    const size_t row_bytes = (size_t) (op->k / per_block) * block_bytes;
+    const int64_t left = op->n - panel * ROWS;
+    uint8_t *out = op->image + (size_t) panel * panel_bytes(&f, op->k);
+    for (int64_t k = 0; k < op->k; k += RECORD) {
+        const int blocks = op->k - k < RECORD ? (int) (op->k - k) / BLOCK : RECORD_BLOCKS;
+        npurt_row_record rows[ROWS];
+        if (left < ROWS) {
+            memset(rows, 0, sizeof rows);
+        }
+        for (int r = 0; r < (left < ROWS ? left : ROWS); r++) {
+            const uint8_t *at = op->blocks + (size_t) (panel * ROWS + r) * row_bytes +
+                                (size_t) (k / per_block) * block_bytes;
+            for (int b = 0; b < blocks * BLOCK / per_block; b++) {
+                read(at + (size_t) b * block_bytes, &rows[r], b);
+            }
+        }
+        out = put_scales(f, rows, blocks, out);
+        for (int b = 0; b < blocks; b++, out += code_bytes(f.bits)) {
+            put_codes(f.bits, rows, b, out);
+        }
+    }
+}
+
+/* [k][16] of 2- or 4-byte elements. */
+static void pack_dense(const npurt_packing *op, int64_t panel, size_t bytes)
+{
+    const int64_t left = op->n - panel * ROWS;
+    uint8_t *out = op->image + (size_t) (panel * ROWS * op->k) * bytes;
+    for (int r = 0; r < ROWS; r++) {
+        const uint8_t *in = op->blocks + (size_t) ((panel * ROWS + r) * op->k) * bytes;
+        for (int64_t i = 0; i < op->k; i++) {
+            uint8_t *to = out + (size_t) (i * ROWS + r) * bytes;
+            if (r >= left) {
+                memset(to, 0, bytes);
+            } else if (bytes == 2) {
+                memcpy(to, in + 2 * i, 2);
+            } else {
+                memcpy(to, in + 4 * i, 4);
+            }
+        }
+    }
+}
+
+enum { F32 = 0, F16 = 1, BF16 = 30 };
+enum {
+    BYTES_q4_0 = 18,
+    BYTES_q4_1 = 20,
+    BYTES_q5_0 = 22,
+    BYTES_q5_1 = 24,
+    BYTES_q8_0 = 34,
+    BYTES_q2_k = 84,
+    BYTES_q3_k = 110,
+    BYTES_q4_k = 144,
+    BYTES_q5_k = 176,
+    BYTES_q6_k = 210,
+    BYTES_iq4_nl = 18,
+    BYTES_iq4_xs = 136,
+    BYTES_mxfp4 = 17,
+};
+
+void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
+void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel)
+{
+    switch (op->type) {
+    case F32:
+        pack_dense(op, panel, 4);
+        break;
+    case F16:
+    case BF16:
+        pack_dense(op, panel, 2);
+        break;
+#define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
+    case number:                                                                                   \
+        pack((npurt_format){number, bits, book, shift, group, scale, offset}, read_##name,         \
+             BYTES_##name, op, panel);                                                             \
+        break;
+#include "formats.inc"
+    }
+}

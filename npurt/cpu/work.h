@@ -1,0 +1,36 @@
+/*
+ * What pool.c asks of work.c.
+ */
+#ifndef NPURT_WORK_H
+#define NPURT_WORK_H
+
+#include "kernels.h"
+
+enum { MAX_CHUNKS = 256, MAX_ROWS = 512, SCRATCH_BYTES = 4 << 20 };
+
+/* What one run of a program works on. */
+typedef struct {
+    npurt_op *ops;
+    int count;
+    int64_t rows, position, head;
+} npurt_job;
+
+/* Work items of an op in one run, `grain` of them a chunk. */
+typedef struct {
+    int64_t items, grain;
+    int chunks;
+} npurt_division;
+
+npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads);
+
+/* Computes one chunk: a matmul into scratch, any other op where its results belong. */
+void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chunk, void *scratch);
+
+/* Moves a computed matmul chunk to where it belongs. */
+void npurt_commit(npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
+                  const void *scratch);
+
+/* Freivalds: whether a finished matmul's result agrees with its input. */
+int npurt_is_right(const npurt_op *op, const npurt_job *job);
+
+#endif
