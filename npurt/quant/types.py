@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from npurt.errors import LayoutError, UnsupportedOp
+
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -66,3 +68,29 @@ BY_NAME = {f.name: f for f in FORMATS}
 BY_NUMBER = {f.number: f for f in FORMATS}
 
 Blocks = npt.NDArray[np.generic]  # shape [..., K / block] of a format's dtype
+
+
+def find(fmt: Format | str) -> Format:
+    """Return the format of that name, in any case; a Format is returned as it is.
+
+    Raises:
+        UnsupportedOp: There is no such name.
+    """
+    if isinstance(fmt, Format):
+        return fmt
+    found = BY_NAME.get(fmt.lower())
+    if found is None:
+        raise UnsupportedOp(
+            f"there is no format {fmt!r}", remedy=f"use one of {', '.join(BY_NAME)}"
+        )
+    return found
+
+
+def require_blocks(blocks: Blocks, fmt: Format) -> None:
+    """Raise LayoutError unless *blocks* is an array ``[..., K / fmt.block]`` of ``fmt.dtype``."""
+    if blocks.dtype != fmt.dtype or blocks.ndim == 0:
+        raise LayoutError(
+            f"{fmt.name} blocks are an array [..., K / {fmt.block}] of {fmt.dtype}; "
+            f"this one has {blocks.ndim} axes and is of {blocks.dtype}",
+            remedy="make blocks with QTensor.from_bytes() or quantize()",
+        )

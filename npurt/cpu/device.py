@@ -1,0 +1,148 @@
+"""The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu import abi, layout
+from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input
+from npurt.cpu.memory import Arena
+from npurt.cpu.program import Image, Program
+from npurt.device import F32, Caps, Device, MatMul, Packed
+from npurt.errors import LayoutError, UnsupportedOp
+from npurt.quant.activations import quantize_activations
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME
+
+F64 = npt.NDArray[np.float64]
+
+MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
+
+
+class CpuPacked(Packed):
+    """A weight in the layout of the CPU kernels."""
+
+    device: "CpuDevice"
+
+    def __init__(self, device: "CpuDevice", tensor: QTensor, image: Image) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.image = image
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+        return self.image.data.nbytes
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale; 1 for float weights."""
+        return layout.group(self.image.format.number)
+
+    def spread(self, r: F64) -> tuple[F64, float]:
+        """Return ``W^T r`` and ``sum_n (r_n a_n)^2``, a_n being the norm that bounds rounding."""
+        s = np.zeros(self.k)
+        squares = np.zeros(-(-self.k // layout.RECORD))
+        program = Program(self.device.engine)
+        program.spread(self.image, r, s, squares)
+        program.run()
+        self.device.engine.settle()
+        return s, float(squares.sum())
+
+
+class CpuDevice(Device):
+    """The host's own cores.
+
+    Args:
+        threads: How many; None or 0 chooses from affinity, cgroup quota and core types.
+        isa: Kernel set, such as ``avx2``; the best one by default.
+
+    Raises:
+        DeviceNotFound: The kernel library cannot be loaded.
+        SettingError: *threads* or *isa* cannot be had.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str = "") -> None:
+        self.engine = Engine(threads, isa)
+        detail = f"{self.engine.isa_name}, {self.engine.threads} threads"
+        self.caps = Caps(name="cpu", detail=detail, simulated=False)
+
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None, or the first rule that *op* breaks."""
+        fmt = BY_NAME.get(op.format)
+        if fmt is None:
+            return f"there is no kernel for {op.format}"
+        if op.k % fmt.block:
+            return f"{op.format} needs K % {fmt.block} == 0"
+        if op.n > MAX_COLUMNS:
+            return f"N is more than {MAX_COLUMNS}"
+        return None
+
+    def pack(self, tensor: QTensor) -> CpuPacked:
+        """Lay out one weight ``[N, K]``."""
+        return self.pack_all([tensor])[0]
+
+    def pack_all(
+        self,
+        tensors: Sequence[QTensor],
+        done: Callable[[int], None] = lambda index: None,
+    ) -> list[CpuPacked]:
+        """Lay out many weights in one allocation, calling *done* with the index of each."""
+        sizes = [self._image_bytes(tensor) for tensor in tensors]
+        arena = Arena(sum(map(Arena.room, sizes)))
+        packed = []
+        for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+            n, k = tensor.shape
+            image = Image(arena.take(size), n, k, tensor.format)
+            program = Program(self.engine)
+            program.pack(np.ascontiguousarray(tensor.blocks), image)
+            program.run()
+            self.engine.settle()
+            packed.append(CpuPacked(self, tensor, image))
+            done(i)
+        return packed
+
+    def _image_bytes(self, tensor: QTensor) -> int:
+        if tensor.ndim != 2 or tensor.transposed:
+            raise LayoutError(
+                f"a weight is 2-D, [N, K] as in the file, not {tensor!r}",
+                remedy="pass the tensor itself, not its .T; take experts one by one",
+            )
+        n, k = tensor.shape
+        reason = self.why_not(MatMul(1, k, n, tensor.format.name))
+        if reason:
+            raise UnsupportedOp(
+                f"the CPU cannot pack {tensor!r}: {reason}",
+                remedy="requantise the tensor to one of " + ", ".join(BY_NAME),
+            )
+        return int(abi.lib().npurt_image_bytes(tensor.format.number, n, k))
+
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*, in slices of `MAX_ROWS` rows."""
+        assert isinstance(w, CpuPacked)
+        for start in range(0, len(x), MAX_ROWS):
+            rows = min(MAX_ROWS, len(x) - start)
+            source = Input(rows, w.k, quantised=w.image.integer)
+            source.values[:] = x[start : start + rows]
+            program = Program(self.engine)
+            if w.image.integer:
+                program.quant(source)
+            program.matmul(source, [w.image], out[start : start + rows])
+            program.run(rows)
+            self.engine.settle()
+
+    def multiplied(self, x: F32, w: Packed) -> F32:
+        """Return x as the kernels see it: rounded to int8 per 32 where the weight is integer."""
+        assert isinstance(w, CpuPacked)
+        if not w.image.integer:
+            return x
+        codes, scales = quantize_activations(x)
+        blocks = codes.reshape(*scales.shape, GROUP) * scales[..., None]
+        return np.asarray(blocks.reshape(x.shape), dtype=np.float32)
+
+    def close(self) -> None:
+        """Stop the threads; packed weights go with their last reference."""
+        self.engine.close()
+
+

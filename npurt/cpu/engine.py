@@ -1,0 +1,118 @@
+"""The thread pool, and the programs it runs.
+
+An op is a C struct that says what to do with which memory; a `Program` is an array of them, built
+once and run once per token or batch.  Everything a program points to is kept alive by it.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu import abi
+from npurt.cpu.memory import allocate
+from npurt.cpu.topology import threads_to_use, topology
+from npurt.errors import DriverError, NpurtError
+
+F32 = npt.NDArray[np.float32]
+
+MAX_ROWS = 512  # of one run (work.h)
+GROUP = 32  # columns that share an activation scale
+
+# What quantising an input makes, by field of npurt_input: C type, dtype, entries per 32 columns.
+QUANTISED = {
+    "codes": ("int8_t *", np.int8, GROUP),
+    "scales": ("float *", np.float32, 1),
+    "sums32": ("float *", np.float32, 1),
+    "sums16": ("float *", np.float32, 2),
+    "minus32": ("int32_t *", np.int32, 1),
+    "minus16": ("int32_t *", np.int32, 2),
+}
+
+
+def empty(rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """Return zeroed, page-aligned ``[rows, columns]`` that costs memory only when touched."""
+    nbytes = rows * columns * np.dtype(dtype).itemsize
+    return allocate(nbytes)[:nbytes].view(dtype).reshape(rows, columns)
+
+
+def pointer(ctype: str, array: npt.NDArray[Any]) -> Any:
+    """Return the address of *array* as a *ctype*; the caller keeps the array alive."""
+    return abi.ffi().cast(ctype, array.ctypes.data)
+
+
+class Input:
+    """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
+
+    What writes the values of a *quantised* input writes its codes and their scales and sums too.
+    """
+
+    def __init__(self, rows: int, k: int, *, quantised: bool) -> None:
+        self.rows = rows
+        self.k = k
+        self.values: F32 = empty(rows, k)
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        if quantised:
+            self.arrays = {
+                name: empty(rows, k // GROUP * entries, dtype)
+                for name, (_, dtype, entries) in QUANTISED.items()
+            }
+
+    def fill(self, struct: Any) -> None:
+        """Write the addresses into the npurt_input *struct*."""
+        struct.values = pointer("float *", self.values)
+        struct.k = self.k
+        for name, array in self.arrays.items():
+            setattr(struct, name, pointer(QUANTISED[name][0], array))
+
+
+class Engine:
+    """The threads of one CPU device.  One run at a time: others wait their turn."""
+
+    def __init__(self, threads: int | None = None, isa: str = "") -> None:
+        here = topology()
+        self.isa = abi.isa(isa)
+        self.isa_name = next(name for name, i in abi.isas().items() if i == self.isa)
+        self.threads = threads_to_use(threads, here)
+        self._lock = threading.Lock()
+        cpus = here.cpus if here.pinned else ()
+        array = abi.ffi().new("int32_t[]", list(cpus))
+        self._pool = abi.lib().npurt_pool_new(self.threads, array, len(cpus))
+        if self._pool == abi.ffi().NULL:
+            raise NpurtError(
+                f"no memory for a pool of {self.threads} threads",
+                remedy="close other programs, or ask for fewer threads with -t",
+            )
+
+    def run(
+        self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0
+    ) -> int:
+        """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
+        with self._lock:
+            if self._pool is None:
+                raise NpurtError("the CPU device is closed", remedy="open it again")
+            done = int(abi.lib().npurt_run(self._pool, ops, count, rows, position, head))
+        if done < 0:
+            raise DriverError(
+                f"no memory to run {count} ops",
+                remedy="close other programs, or use a smaller context",
+                call="npurt_run",
+                code=done,
+            )
+        return done
+
+    def settle(self) -> None:
+        """Wait until no thread can touch the memory of a finished run any more."""
+        with self._lock:
+            if self._pool is not None:
+                abi.lib().npurt_pool_settle(self._pool)
+
+    def close(self) -> None:
+        """Stop the threads.  A second call does nothing."""
+        with self._lock:
+            if self._pool is not None:
+                abi.lib().npurt_pool_free(self._pool)
+                self._pool = None
+
+

@@ -1,0 +1,39 @@
+"""Memory for weight images and activations: page-aligned, in huge pages where the kernel allows.
+
+Huge pages save page faults at load and a few percent of read bandwidth at decode.
+"""
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGN = 64  # bytes: a cache line, and the widest vector
+
+
+def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return *nbytes* zeroed bytes (at least one) of anonymous memory, freed with the last view."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
+class Arena:
+    """One allocation handed out in aligned pieces: fewer, larger mappings get huge pages."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = allocate(nbytes)
+        self._used = 0
+
+    @staticmethod
+    def room(nbytes: int) -> int:
+        """Bytes that a piece of *nbytes* takes."""
+        return -(-nbytes // ALIGN) * ALIGN
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return the next *nbytes* bytes; a fresh allocation when the arena is used up."""
+        start, self._used = self._used, self._used + self.room(nbytes)
+        if self._used > self._memory.nbytes:
+            return allocate(nbytes)
+        return self._memory[start : start + nbytes]

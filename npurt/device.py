@@ -1,0 +1,99 @@
+"""The contract between a backend and everything above it.
+
+A device packs weights once and multiplies by them many times.  It says why when it cannot, and what
+it really multiplied, so that its results can be verified.
+"""
+
+import abc
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.quant.tensor import QTensor
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul:
+    """One product ``y[m, n] = x[m, k] @ w[n, k].T`` with float32 x and y."""
+
+    m: int
+    k: int
+    n: int
+    format: str  # of w: a name in `npurt.quant.types.FORMATS`
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a device is."""
+
+    name: str  # as in device strings: "cpu", "hexagon:0", "rknpu:sim"
+    detail: str  # for people: instruction set, threads, driver version
+    simulated: bool
+
+
+class Packed(abc.ABC):
+    """A weight ``[N, K]`` laid out for one device, and on it."""
+
+    tensor: QTensor  # what it was made from; the codes are the same
+    device: "Device"
+
+    @property
+    def n(self) -> int:
+        """Rows of the weight, columns of the result."""
+        return self.tensor.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Columns of the weight, the length of the sums."""
+        return self.tensor.shape[1]
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Bytes on the device, read once for each product with one row."""
+
+
+class Device(abc.ABC):
+    """An opened device.  Not thread-safe: one thread per Device, or your own lock."""
+
+    caps: Caps
+
+    @abc.abstractmethod
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None when the device can run *op*, else a sentence saying what rules it out."""
+
+    @abc.abstractmethod
+    def pack(self, tensor: QTensor) -> Packed:
+        """Lay out a 2-D *tensor* ``[N, K]`` for this device; its codes do not change.
+
+        Raises:
+            UnsupportedOp: `why_not` has a reason against its format.
+        """
+
+    @abc.abstractmethod
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order."""
+
+    @abc.abstractmethod
+    def multiplied(self, x: F32, w: Packed) -> F32:
+        """Return the activations ``[M, K]`` that `matmul` really multiplies: x after rounding."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release the device.  A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

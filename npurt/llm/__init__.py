@@ -1,0 +1,1 @@
+"""GGUF language models: file, tokenizer, chat template, sampling, generation."""

@@ -1,0 +1,10 @@
+"""Llama 2 and 3, SmolLM2, TinyLlama, Mistral: adjacent rotary pairs, biases rare.
+
+The converter interleaves the rows of Wq and Wk, so pairs are (2i, 2i + 1) although the original
+checkpoints rotate halves.  Llama 3's scaling comes as the tensor ``rope_freqs.weight``.
+Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), MIT.
+"""
+
+from npurt.llm.arch.decoder import Architecture, Rope
+
+ARCHITECTURE = Architecture("llama", Rope.ADJACENT)

@@ -1,0 +1,92 @@
+"""The KV cache: keys (rotated) and values of every token so far, per layer.
+
+Letters: L layers, G kv heads, P positions (a multiple of 16), W head width.  Keys lie as
+``[G, P / 16, W, 16]``, sixteen positions side by side, values as ``[G, P, W]``: the order in which
+attend__vec.c reads them.  Memory is taken from the system as positions are first used.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.engine import empty
+from npurt.device import F32
+from npurt.errors import ContextFull, SettingError
+from npurt.llm.config import Config
+
+DTYPES = {"f16": np.float16, "f32": np.float32}
+LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their types
+
+
+class Cache:
+    """Keys and values for *n_ctx* positions.
+
+    Raises:
+        SettingError: *n_ctx* or *dtype* makes no sense.
+    """
+
+    def __init__(self, config: Config, n_ctx: int, dtype: str = "f16") -> None:
+        if not 1 <= n_ctx <= LONGEST:
+            raise SettingError(
+                f"a context of {n_ctx} tokens cannot be had", remedy=f"use -c 1 to {LONGEST}"
+            )
+        if dtype not in DTYPES:
+            raise SettingError(
+                f"the KV cache cannot be {dtype!r}", remedy=f"use one of {', '.join(DTYPES)}"
+            )
+        self.n_ctx = n_ctx
+        self.length = 0  # positions in use
+        padded = -(-n_ctx // 16) * 16
+        kv_heads, width = config.n_kv_heads, config.head_width
+        self.keys: list[npt.NDArray[Any]] = []
+        self.values: list[npt.NDArray[Any]] = []
+        for _ in range(config.n_layers):
+            keys = empty(kv_heads * padded, width, DTYPES[dtype])
+            self.keys.append(keys.reshape(kv_heads, padded // 16, width, 16))
+            values = empty(kv_heads * padded, width, DTYPES[dtype])
+            self.values.append(values.reshape(kv_heads, padded, width))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes when full."""
+        return sum(a.nbytes for a in (*self.keys, *self.values))
+
+    def require(self, count: int) -> None:
+        """Make sure that *count* more tokens fit.
+
+        Raises:
+            ContextFull: They do not.
+        """
+        if self.length + count > self.n_ctx:
+            raise ContextFull(
+                f"{count} more tokens do not fit: {self.length} of {self.n_ctx} positions are used",
+                remedy="raise n_ctx (-c), shorten the prompt, call reset(), or allow "
+                "context_shift=True to forget the oldest tokens",
+            )
+
+    def truncate(self, length: int) -> None:
+        """Forget all positions from *length* on."""
+        self.length = min(self.length, length)
+
+    def shift(self, keep: int, drop: int, cos: F32, sin: F32, *, halves: bool) -> None:
+        """Forget positions ``[keep, keep + drop)`` and move the later ones down by *drop*.
+
+        The moved keys are rotated back by *drop* positions: row *drop* of the tables *cos* and
+        *sin* ``[positions, rotated / 2]``.
+        """
+        end = self.length
+        pairs = cos.shape[1]
+        c, s = cos[drop].astype(np.float32), sin[drop].astype(np.float32)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            kv_heads, panels, width, _ = keys.shape
+            lines = keys.transpose(0, 1, 3, 2).reshape(kv_heads, panels * 16, width)
+            moved = lines[:, keep + drop : end].astype(np.float32)
+            a = moved[..., :pairs] if halves else moved[..., 0 : 2 * pairs : 2]
+            b = moved[..., pairs : 2 * pairs] if halves else moved[..., 1 : 2 * pairs : 2]
+            a[:], b[:] = a * c + b * s, b * c - a * s
+            lines = lines.copy()
+            lines[:, keep : end - drop] = moved
+            keys[:] = lines.reshape(kv_heads, panels, 16, width).transpose(0, 1, 3, 2)
+            values[:, keep : end - drop] = values[:, keep + drop : end].copy()
+        self.length = end - drop

@@ -1,0 +1,149 @@
+"""One generation: prefill, then token by token, until something ends it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.sampler import Sampler
+
+if TYPE_CHECKING:
+    from npurt.llm.model import Llama
+
+
+@dataclass(slots=True)
+class Timing:
+    """How the last generation went."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, found in the cache
+    prefill_seconds: float = 0.0
+    generated_tokens: int = 0
+    decode_seconds: float = 0.0
+    finish: str = ""  # "end", "stop", "length" or "context"
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens evaluated per second."""
+        count = self.prompt_tokens - self.reused_tokens
+        return count / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first, whose time is prefill's."""
+        count = self.generated_tokens - 1
+        return count / self.decode_seconds if self.decode_seconds and count > 0 else 0.0
+
+    def line(self) -> str:
+        """Return it for people."""
+        return (
+            f"prefill {self.prompt_tokens - self.reused_tokens} tokens, "
+            f"{self.prefill_rate:.1f} tokens/s; "
+            f"decode {self.generated_tokens} tokens, {self.decode_rate:.1f} tokens/s"
+        )
+
+
+class Generation:
+    """An iterable of pieces of text; iterate once."""
+
+    def __init__(
+        self,
+        llm: "Llama",
+        prompt: list[int],
+        sampler: Sampler,
+        stops: Sequence[str],
+        max_tokens: int | None,
+    ) -> None:
+        if not prompt:
+            raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
+        if max_tokens is not None and max_tokens < 0:
+            raise SettingError(
+                f"max_tokens is {max_tokens}", remedy="use None for no limit, or a positive number"
+            )
+        if not all(stops):
+            raise SettingError("a stop text is empty", remedy="leave it out")
+        self._llm = llm
+        self._prompt = prompt
+        self._sampler = sampler
+        self._stops = tuple(stops)
+        self._limit = max_tokens
+        self._timing = Timing(prompt_tokens=len(prompt))
+        llm.timing = self._timing
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield text as it becomes certain: whole characters that are no part of a stop text."""
+        stream = self._llm.tokenizer.stream(special=False, continued=True)
+        held = ""
+        for token in self._tokens():
+            held += stream.push(token)
+            text, held, stopped = cut(held, self._stops)
+            if text:
+                yield text
+            if stopped:
+                self._timing.finish = "stop"
+                return
+        held += stream.finish()
+        text, held, stopped = cut(held, self._stops)
+        if stopped:
+            self._timing.finish = "stop"
+        if text or (held and not stopped):
+            yield text if stopped else text + held
+
+    def _tokens(self) -> Iterator[int]:
+        """Yield the sampled tokens, the end token left out."""
+        llm, timing = self._llm, self._timing
+        if self._limit == 0:
+            timing.finish = "length"
+            return
+        start = time.perf_counter()
+        logits = llm.eval_last(self._reuse())
+        history = list(self._prompt)
+        while True:
+            token = self._sampler.sample(logits, history)
+            if not timing.generated_tokens:
+                timing.prefill_seconds = time.perf_counter() - start
+                start = time.perf_counter()
+            timing.generated_tokens += 1
+            timing.decode_seconds = time.perf_counter() - start
+            if token in llm.tokenizer.eog:
+                timing.finish = "end"
+                return
+            yield token
+            history.append(token)
+            if timing.generated_tokens == self._limit:
+                timing.finish = "length"
+                return
+            if llm.n_tokens >= llm.n_ctx and not llm.context_shift:
+                timing.finish = "context"
+                return
+            logits = llm.eval_last([token])
+
+    def _reuse(self) -> list[int]:
+        """Keep what the cache shares with the prompt; return what is left to evaluate."""
+        shared = 0
+        for have, want in zip(self._llm.history, self._prompt[:-1], strict=False):
+            if have != want:
+                break
+            shared += 1
+        self._llm.rewind(shared)
+        self._timing.reused_tokens = shared
+        return self._prompt[shared:]
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
+    """Split *text* at the first stop text: what may be shown, what must wait, whether it stopped.
+
+    The longest tail that could still grow into a stop text waits.
+    """
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if found:
+        return text[: min(found)], "", True
+    tails = [
+        size
+        for stop in stops
+        for size in range(1, min(len(stop), len(text) + 1))
+        if text.endswith(stop[:size])
+    ]
+    keep = len(text) - max(tails, default=0)
+    return text[:keep], text[keep:], False

@@ -1,0 +1,378 @@
+"""`Llama`: a GGUF file, loaded, and what one does with it."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import MAX_ROWS
+from npurt.device import F32
+from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm import arch, weights
+from npurt.llm.arch.decoder import Model, Rope, buffers, build, tensors
+from npurt.llm.cache import Cache
+from npurt.llm.chat import ChatTemplate
+from npurt.llm.config import read_config
+from npurt.llm.generate import Generation, Timing
+from npurt.llm.gguf import GGUF
+from npurt.llm.metadata import optional
+from npurt.llm.progress import Progress
+from npurt.llm.rope import tables
+from npurt.llm.sampler import Sampler, Sampling
+from npurt.llm.tokenizer import Tokenizer
+from npurt.runtime.devices import open_device
+from npurt.runtime.ledger import Ledger, Report
+from npurt.runtime.plan import Plan
+from npurt.runtime.verify import Sampler as Checks
+from npurt.runtime.verify import mode
+
+USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+class Llama:
+    """A language model from a GGUF file.
+
+    Args:
+        path: The file; architectures llama and qwen2.
+        device: Where products run: see `npurt.devices`.  The host does the rest.
+        n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
+        n_batch: Tokens evaluated at once, 1 to 512.
+        n_threads: CPU threads; by default what the machine's cores and limits suggest.
+        seed: Of sampling; by default different each time.
+        kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
+        verify: ``"off"``, ``"sample"`` or ``"always"``: whether products are checked (NPURT_VERIFY).
+        strict: Refuse to load when a product would not run on *device*.
+        context_shift: When the context is full, forget the older half instead of stopping.
+        chat_template: Jinja source to use instead of the file's.
+        progress: Show progress bars on a terminal.
+
+    Raises:
+        ModelFormatError: npurt cannot run the file.
+        DeviceNotFound: There is no such device.
+        SettingError: An argument makes no sense.
+        NotOffloaded: See *strict*.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str | None = "auto",
+        *,
+        n_ctx: int | None = None,
+        n_batch: int = MAX_ROWS,
+        n_threads: int | None = None,
+        seed: int | None = None,
+        kv_type: str = "f16",
+        verify: str | None = None,
+        strict: bool = False,
+        context_shift: bool = False,
+        chat_template: str | None = None,
+        progress: bool = True,
+    ) -> None:
+        if not 1 <= n_batch <= MAX_ROWS:
+            raise SettingError(
+                f"a batch of {n_batch} tokens cannot be had", remedy=f"use 1 to {MAX_ROWS}"
+            )
+        self.path = Path(path)
+        self.n_batch = n_batch
+        self.seed = seed
+        self.context_shift = context_shift
+        self.timing = Timing()
+        self._progress = progress
+        self._template = chat_template
+        self._checks = Checks(mode(verify))
+        self._closed = False
+        self._file = GGUF(path)
+        self.metadata = self._file.metadata
+        tokenizer = _Later(lambda: Tokenizer.from_gguf(self.metadata))
+        self._open_model(n_ctx, kv_type)
+        self._device = open_device(device, threads=n_threads)
+        self._cpu = self._device if isinstance(self._device, CpuDevice) else CpuDevice(n_threads)
+        self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}")
+        try:
+            self._build(strict)
+            self.tokenizer = tokenizer.result()
+        except BaseException:
+            self.close()
+            raise
+        self._check_vocabulary()
+        self._history: list[int] = []  # tokens in the cache
+
+    # --- Loading --------------------------------------------------------------------------------
+
+    def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
+        architecture = arch.find(self._file.architecture)
+        embedding = self._file.tensors.get(weights.EMBEDDING)
+        self.config = read_config(self.metadata, embedding.shape[0] if embedding else 1)
+        weights.check(self._file, tensors(self.config))
+        self._rope = architecture.rope
+        self.n_ctx = n_ctx if n_ctx else min(self.config.n_context, USUAL_CONTEXT)
+        self._cache = Cache(self.config, self.n_ctx, kv_type)
+
+    def _build(self, strict: bool) -> None:
+        file, config = self._file, self.config
+        total = sum(info.nbytes for info in file.tensors.values())
+        with Progress("load", total, "B", shown=self._progress) as bar:
+            placed = weights.load(file, self._device, self._cpu, strict=strict, progress=bar.add)
+        norms = weights.vectors(file)
+        cos, sin = tables(config, self.n_ctx, norms.get("rope_freqs"))
+        rows = min(self.n_batch, self.n_ctx)
+        model = Model(config, self._rope, placed, norms, cos, sin, self._cache, rows)
+        self._model = model
+        self._buffers = buffers(model)
+        self._logits = np.empty((1, config.n_vocab), np.float32)
+        self._embedding = file[weights.EMBEDDING]
+        self._plan = Plan(self._cpu, self._ledger, self._checks)
+        build(self._plan, model, self._buffers, self._logits)
+
+    def _check_vocabulary(self) -> None:
+        if self.tokenizer.n_vocab != self.config.n_vocab:
+            raise ModelFormatError(
+                f"the vocabulary has {self.tokenizer.n_vocab} tokens, "
+                f"the embedding {self.config.n_vocab} rows",
+                remedy="convert the model to GGUF again; its metadata and tensors disagree",
+            )
+
+    # --- Tokens ---------------------------------------------------------------------------------
+
+    def tokenize(
+        self, text: str, add_bos: bool | None = None, special: bool = True
+    ) -> list[int]:
+        """Return the ids of *text*; see `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_bos=add_bos, special=special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*."""
+        return self.tokenizer.decode(ids)
+
+    # --- Evaluation -----------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the cache."""
+        return self._cache.length
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The tokens in the cache."""
+        return tuple(self._history)
+
+    def eval(self, ids: Sequence[int]) -> F32:
+        """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
+
+        Raises:
+            ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
+            LayoutError: An id is not one of the vocabulary; nothing is appended.
+        """
+        ids = self._valid(ids)
+        out = np.empty((len(ids), self.config.n_vocab), np.float32)
+        self._make_room(len(ids))
+        for start in range(0, len(ids), self._model.rows):
+            part = ids[start : start + self._model.rows]
+            self._forward(part, 0, out[start : start + len(part)])
+        return out
+
+    def eval_last(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the logits of the last ``[n_vocab]``, valid until the next call.
+
+        Cheaper than `eval`: the output matrix is multiplied by one row only.
+        """
+        ids = self._valid(ids)
+        if not ids:
+            raise LayoutError(
+                "there is no token to evaluate", remedy="pass a prompt of at least one token"
+            )
+        self._make_room(len(ids))
+        rows = self._model.rows
+        many = self._progress and len(ids) > rows
+        with Progress("prefill", len(ids), "token", shown=many) as bar:
+            for start in range(0, len(ids), rows):
+                part = ids[start : start + rows]
+                self._forward(part, len(part) - 1, self._logits)
+                bar.add(len(part))
+        return self._logits[0]
+
+    def reset(self) -> None:
+        """Forget everything in the cache."""
+        self.rewind(0)
+
+    def rewind(self, n_tokens: int) -> None:
+        """Keep only the first *n_tokens* tokens in the cache."""
+        self._cache.truncate(n_tokens)
+        del self._history[self._cache.length :]
+
+    def _forward(self, ids: list[int], head: int, out: F32) -> None:
+        """Append one batch; write the logits of rows from *head* on to *out*."""
+        self._require_open()
+        self._buffers.x[: len(ids)] = self._embedding[np.asarray(ids)].dequantize()
+        self._plan.run(len(ids), self._cache.length, head, out)
+        self._cache.length += len(ids)
+        self._history += ids
+
+    def _valid(self, ids: Sequence[int]) -> list[int]:
+        tokens = [int(i) for i in ids]
+        wrong = [i for i in tokens if not 0 <= i < self.config.n_vocab]
+        if wrong:
+            raise LayoutError(
+                f"token id {wrong[0]} is not in the vocabulary of {self.config.n_vocab}",
+                remedy="pass ids from tokenize() of this model",
+            )
+        return tokens
+
+    def _make_room(self, count: int) -> None:
+        full = self._cache.length + count > self.n_ctx
+        if self.context_shift and full and count <= self.n_ctx // 2:
+            keep = 1 if self.tokenizer.add_bos else 0
+            drop = max(count, (self._cache.length - keep) // 2)
+            self._cpu.engine.settle()
+            halves = self._rope is Rope.HALVES
+            self._cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
+            del self._history[keep : keep + drop]
+        self._cache.require(count)
+
+    # --- Generation -----------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Prompt, *, stream: bool, **options: Any) -> str | Iterator[str]: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stream: bool = False,
+    ) -> str | Iterator[str]:
+        """Continue *prompt*, a text or token ids; what the cache shares with it is kept.
+
+        Args:
+            max_tokens: Stop after so many; None: at the model's end, or when the context is full.
+            temperature: 0 takes the likeliest token each time.
+            top_k, top_p, min_p, repeat_penalty: See `Sampling`.
+            seed: Of this generation; by default the model's.
+            stop: Texts that end the generation and are not part of it.
+            stream: Return an iterator of pieces of text instead of the whole.
+
+        Raises:
+            ContextFull: The prompt does not fit.
+            SettingError: An option makes no sense.
+        """
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            seed=self.seed if seed is None else seed,
+        )
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        sampler = Sampler(sampling, self.tokenizer.never_sampled)
+        pieces = iter(Generation(self, ids, sampler, stops, max_tokens))
+        return pieces if stream else "".join(pieces)
+
+    def chat(
+        self, messages: Sequence[Message], *, stream: bool = False, **options: Any
+    ) -> str | Iterator[str]:
+        """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
+
+        Args:
+            options: Those of `generate`.
+
+        Raises:
+            ModelFormatError: The file has no chat template, or a broken one.
+        """
+        text = self.template.render(list(messages))
+        bos = self.tokenizer.bos
+        printed = bos is not None and text.startswith(self.detokenize([bos]))
+        ids = self.tokenize(text, add_bos=False if printed else None)
+        return self.generate(ids, stream=stream, **options)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template, from the file or as given."""
+        source = self._template or optional(self.metadata, "tokenizer.chat_template", str, "")
+        if not source:
+            raise ModelFormatError(
+                f"{self.path.name} has no chat template",
+                remedy="use generate() with a plain prompt, or pass chat_template=",
+            )
+        ends = self.tokenizer
+        text = {n: self.detokenize([i]) if i is not None else "" for n, i in
+                (("bos", ends.bos), ("eos", ends.eos))}
+        return ChatTemplate(source, **text)
+
+    # --- Accounts -------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """Return the ledger: what ran where, how long, verified or not."""
+        return self._ledger.report()
+
+    def close(self) -> None:
+        """Release threads and file.  A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._device.close()
+        self._cpu.close()
+        self._file.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SettingError("this model is closed", remedy="open the file again with Llama()")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
+
+
+class _Later:
+    """A result being made on another thread."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._make()
+        except BaseException as error:  # raised again by result()
+            self._error = error
+
+    def result(self) -> Any:
+        """Wait, and return what was made or raise what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._value

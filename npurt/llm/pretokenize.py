@@ -1,0 +1,80 @@
+"""How text is cut into words before byte-pair merges, by the file's ``tokenizer.ggml.pre``.
+
+A wrong rule gives worse text and no error, so an unknown name is refused.
+Source: the names, and what goes with them, are llama.cpp's src/llama-vocab.cpp; the patterns are
+those of the models' own tokenizer.json (facts only), in Oniguruma's syntax.
+"""
+
+from dataclasses import dataclass
+
+from npurt.errors import ModelFormatError
+
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BREAKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _modern(digits: str, letters: str = r"\p{L}") -> str:
+    """Return the pattern Llama 3 began: letters with one sign before them, digits in groups."""
+    return (
+        rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_BREAKS}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to cut.
+
+    Attributes:
+        patterns: Applied in turn: each cuts what the one before left, and keeps what it matches.
+        ignore_merges: A word that is a token by itself is that token, whatever the merges say.
+        add_bos: A prompt begins with the BOS token unless the file says otherwise.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_LLAMA3 = Rule((_modern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
+_LLAMA3_REGEX_ONLY = Rule(_LLAMA3.patterns)
+_QWEN2 = Rule((_modern(r"\p{N}"),))
+_QWEN35 = Rule((_modern(r"\p{N}", r"\p{L}\p{M}"),))
+_DIGITS_APART = Rule((r"\p{N}", _GPT2))
+_GPT2_ONLY = Rule((_GPT2,))
+_DEFAULT = Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+
+RULES = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "smaug-bpe": _LLAMA3_REGEX_ONLY,
+    "dbrx": _LLAMA3_REGEX_ONLY,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2,
+    "stablelm2": _QWEN2,
+    "qwen35": _QWEN35,
+    "smollm": _DIGITS_APART,
+    "starcoder": _DIGITS_APART,
+    "refact": _DIGITS_APART,
+    "command-r": _DIGITS_APART,
+    "codeshell": _DIGITS_APART,
+    "gpt-2": _GPT2_ONLY,
+    "phi-2": _GPT2_ONLY,
+    "olmo": _GPT2_ONLY,
+    "default": _DEFAULT,
+}
+
+
+def rule(name: str) -> Rule:
+    """Return the rule *name*; ModelFormatError when there is none."""
+    if name not in RULES:
+        raise ModelFormatError(
+            f"npurt does not know the pre-tokenizer {name!r}",
+            remedy=f"use a model with one of {', '.join(RULES)}",
+        )
+    return RULES[name]

@@ -1,0 +1,37 @@
+"""Progress bars: on a terminal, on stderr, and only for what takes more than a moment."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+PATIENCE = 0.7  # seconds before a bar appears
+
+
+class Progress:
+    """A bar for *total* of *unit*; nothing at all when not *shown* or not on a terminal."""
+
+    def __init__(self, label: str, total: int, unit: str, *, shown: bool = True) -> None:
+        self._bar = None
+        if shown and sys.stderr.isatty():
+            from tqdm import tqdm  # takes a while to import, and few runs need it
+
+            self._bar = tqdm(
+                total=total, desc=label, unit=unit, unit_scale=True, leave=False, delay=PATIENCE
+            )
+
+    def add(self, count: int) -> None:
+        """So much more is done."""
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,59 @@
+"""Tables of the rotary position embedding.
+
+Angles are computed in float64; the tables are float32.
+Sources: Su et al. 2021 (rotation); Peng et al. 2023 (yarn); llama.cpp ggml_rope (parameters).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.llm.config import Config, Scaling
+
+F64 = npt.NDArray[np.float64]
+
+
+def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float]:
+    """Return radians per position ``[rotated / 2]``, and the factor of cos and sin.
+
+    Args:
+        divisors: The tensor ``rope_freqs.weight`` ``[rotated / 2]`` of Llama 3's scaling.
+    """
+    n = config.rotated
+    base = config.rope_base ** (-np.arange(0, n, 2, dtype=np.float64) / n)
+    if divisors is not None:
+        base = base / divisors.astype(np.float64)
+    scaling = config.scaling
+    if scaling.kind == "linear":
+        return base / scaling.factor, 1.0
+    if scaling.kind == "yarn":
+        keep = _kept(scaling, n, config.rope_base)
+        magnitude = (0.1 * np.log(scaling.factor) + 1) * scaling.attention_factor
+        return base / scaling.factor * (1 - keep) + base * keep, float(magnitude)
+    return base, 1.0
+
+
+def _kept(scaling: Scaling, n: int, base: float) -> F64:
+    """Return how much of each frequency yarn leaves alone: 1 for fast ones, 0 for slow ones."""
+
+    def dimension(rotations: float) -> float:
+        """The index of the frequency that turns that often in the original context."""
+        return n * np.log(scaling.original_context / (2 * np.pi * rotations)) / (2 * np.log(base))
+
+    low = max(0.0, np.floor(dimension(scaling.beta_fast)))
+    high = min(n - 1.0, np.ceil(dimension(scaling.beta_slow)))
+    ramp = (np.arange(n // 2) - low) / max(0.001, high - low)
+    return 1 - np.clip(ramp, 0, 1)
+
+
+def tables(config: Config, positions: int, divisors: F32 | None = None) -> tuple[F32, F32]:
+    """Return cos and sin, float32 ``[positions, rotated / 2]``."""
+    radians, magnitude = frequencies(config, divisors)
+    cos = np.empty((positions, len(radians)), np.float32)
+    sin = np.empty_like(cos)
+    for start in range(0, positions, 4096):  # the float64 angles of a long context are large
+        at = np.arange(start, min(start + 4096, positions), dtype=np.float64)
+        angles = at[:, None] * radians
+        cos[start : start + len(at)] = np.cos(angles) * magnitude
+        sin[start : start + len(at)] = np.sin(angles) * magnitude
+    return cos, sin

@@ -1,0 +1,222 @@
+"""Text to token ids and back, for the tokenizer that a GGUF file describes.
+
+Encoding is HuggingFace tokenizers', set up from the file; decoding is `detokenize`.  Ids equal
+llama.cpp's, with one difference: a token of kind normal is text even when it reads ``</s>``
+(Qwen's vocabulary has one), where llama.cpp takes it for the end of a generation.
+Text is not normalised (no NFC), as in llama.cpp.
+"""
+
+import re
+import threading
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Encoder
+
+from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm.detokenize import SPACE, Pieces, Stream, join
+from npurt.llm.metadata import CONVERT_AGAIN, Metadata, optional, require, strings
+from npurt.llm.pretokenize import Rule, rule
+from npurt.llm.vocabulary import SENTENCEPIECE, Kind, Vocabulary, per_token
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+MAX_PIECE = 512  # characters of a SentencePiece token: each way to cut it in two is looked up
+
+
+class Tokenizer:
+    """One model's tokenizer.  May be used from several threads.
+
+    Attributes:
+        n_vocab: Number of ids.
+        bos, eos: Ids, or None where the file names none.
+        add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*.
+            `encode` never appends *eos*: a prompt is there to be continued.
+        eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
+        never_sampled: Ids that must not be sampled, such as padding rows.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, encoder: Encoder, *, add_bos: bool, add_eos: bool, strip: bool
+    ) -> None:
+        """Use `from_gguf`."""
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos = vocabulary.roles.get("bos")
+        self.eos = vocabulary.roles.get("eos")
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self.eog = vocabulary.ends
+        self.never_sampled = vocabulary.never
+        self._control = vocabulary.control
+        self._pieces = Pieces(vocabulary)
+        self._strip = strip
+        self._encoder = encoder
+        self._lock = threading.Lock()  # the encoder keeps `special` as its own state
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata) -> Self:
+        """Build the tokenizer of a GGUF file.
+
+        Raises:
+            ModelFormatError: The metadata is incomplete or contradicts itself, or its tokenizer or
+                pre-tokenizer is not one npurt knows.
+        """
+        vocabulary = Vocabulary.read(metadata)
+        ids = _ids(vocabulary)
+        if vocabulary.model == SENTENCEPIECE:
+            prefix = optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+            encoder = _sentencepiece(vocabulary, metadata, ids, prefix=prefix)
+            add_bos = True
+        else:
+            prefix = False
+            chosen = rule(require(metadata, "tokenizer.ggml.pre", str))
+            encoder = _byte_pairs(metadata, ids, chosen)
+            add_bos = chosen.add_bos
+        _add_markup(encoder, vocabulary, ids)
+        add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
+        if add_bos and "bos" not in vocabulary.roles:
+            raise ModelFormatError(
+                "the file wants a BOS token but names none", remedy=CONVERT_AGAIN
+            )
+        add_eos = optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+        return cls(vocabulary, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
+
+    def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
+        """Return the ids of *text*.
+
+        Args:
+            text: Any text.
+            add_bos: Begin with `bos`; None does what the file says.  False for the output of a
+                chat template, which writes its own.
+            special: Take control tokens that are spelt out in *text* for what they are.  False for
+                text from a stranger: they are then letters like any others.
+
+        Raises:
+            LayoutError: *text* has a lone surrogate, which has no UTF-8.
+            SettingError: *add_bos*, and the model has no BOS token.
+        """
+        head = self._head(self.add_bos if add_bos is None else add_bos)
+        try:
+            with self._lock:
+                self._encoder.encode_special_tokens = not special
+                return head + self._encoder.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError as error:
+            raise LayoutError(
+                f"character {error.start} of the text is a lone surrogate",
+                remedy="clean it with text.encode('utf-8', 'replace').decode()",
+            ) from error
+
+    def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
+        """Return the text of *tokens*, U+FFFD for bytes that are not UTF-8.
+
+        *special* False leaves control tokens out; LayoutError when an id is out of range.
+        """
+        return self.decode_bytes(tokens, special=special).decode("utf-8", "replace")
+
+    def decode_bytes(self, tokens: Iterable[int], *, special: bool = True) -> bytes:
+        """Return the bytes of *tokens*; see `decode`."""
+        return join(self._pieces, tokens, hidden=self._hidden(special), strip=self._strip)
+
+    def stream(self, *, special: bool = True, continued: bool = False) -> Stream:
+        """Return a text to push tokens to, one by one.
+
+        It grows to what `decode` would give.  *continued* says that the text began before: a
+        SentencePiece model's first piece then keeps its space.
+        """
+        strip = self._strip and not continued
+        return Stream(self._pieces, hidden=self._hidden(special), strip=strip)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes *token* stands for; LayoutError when it is out of range."""
+        return self._pieces[token]
+
+    def _hidden(self, special: bool) -> frozenset[int]:
+        return frozenset() if special else self._control
+
+    def _head(self, add_bos: bool) -> list[int]:
+        if not add_bos:
+            return []
+        if self.bos is None:
+            raise SettingError("the model has no BOS token", remedy="pass add_bos=False")
+        return [self.bos]
+
+
+def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encoder:
+    """Return an encoder that merges bytes in the order of the file's merges."""
+    merges = []
+    for merge in strings(metadata, "tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not (left in ids and right in ids and left + right in ids):
+            raise ModelFormatError(f"the merge {merge!r} is not of tokens", remedy=CONVERT_AGAIN)
+        merges.append((left, right))
+    encoder = Encoder(models.BPE(ids, merges, ignore_merges=chosen.ignore_merges))
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in chosen.patterns]
+        + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return encoder
+
+
+def _sentencepiece(
+    vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], *, prefix: bool
+) -> Encoder:
+    """Return an encoder that merges characters to the pieces of the highest score."""
+    if "unknown" not in vocabulary.roles:
+        raise ModelFormatError("the file names no unknown token", remedy=CONVERT_AGAIN)
+    model = models.BPE(
+        ids,
+        _merges(vocabulary, metadata, ids),
+        unk_token=vocabulary.tokens[vocabulary.roles["unknown"]],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    encoder = Encoder(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    before = [normalizers.Prepend(SPACE)] if prefix else []
+    encoder.normalizer = normalizers.Sequence([*before, spaces])
+    return encoder
+
+
+def _merges(
+    vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]
+) -> list[tuple[str, str]]:
+    """Return every way to make a token of two, by score, then the longest left side first.
+
+    A SentencePiece file has scores and no merges.  Markup is never made of plain text.
+    """
+    scores = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
+    if not np.isfinite(scores).all():
+        raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
+    merges = []
+    for text, token in ids.items():
+        if len(text) > MAX_PIECE:
+            raise ModelFormatError(
+                f"token {token} has {len(text)} characters, above {MAX_PIECE}", remedy=CONVERT_AGAIN
+            )
+        if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
+            continue
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in ids and right in ids:
+                merges.append((scores[token], cut, len(right), left, right))
+    merges.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in merges]
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return text -> id, without texts that are not UTF-8: no text encodes to those."""
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    if SURROGATE.search("".join(vocabulary.tokens)):
+        return {text: i for text, i in ids.items() if not SURROGATE.search(text)}
+    return ids
+
+
+def _add_markup(encoder: Encoder, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
+    """Make control and user-defined tokens be found in text before anything else."""
+    user = np.flatnonzero(vocabulary.kinds == Kind.USER_DEFINED).tolist()
+    texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
+    encoder.add_tokens(
+        [AddedToken(t, special=special, normalized=False) for t, special in texts if t in ids]
+    )

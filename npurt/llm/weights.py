@@ -1,0 +1,94 @@
+"""From a file's tensors to weights on devices: checked by name and shape, packed, pages let go."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.device import F32, Device
+from npurt.errors import ModelFormatError
+from npurt.llm.arch.decoder import Expected
+from npurt.llm.gguf import GGUF
+from npurt.runtime.placement import Placed, place
+
+FLOATS = ("f32", "f16", "bf16")
+EMBEDDING = "token_embd.weight"
+
+
+def check(file: GGUF, expected: Mapping[str, Expected]) -> None:
+    """Make sure that the file has what it must, in the right shapes, and nothing unknown.
+
+    Raises:
+        ModelFormatError: It does not.
+    """
+    missing = [n for n, e in expected.items() if not e.optional and n not in file]
+    if missing:
+        raise ModelFormatError(
+            f"{file.path.name} lacks {_some(missing)}",
+            remedy="check that the file is complete and its architecture is what it says",
+        )
+    unknown = [name for name in file if name not in expected]
+    if unknown:
+        raise ModelFormatError(
+            f"{file.path.name} has {_some(unknown)}, which {file.architecture} does not use here",
+            remedy="running without them would give wrong text; use a file of a plain model",
+        )
+    for name, info in file.tensors.items():
+        if info.shape != expected[name].shape:
+            raise ModelFormatError(
+                f"{name} has shape {info.shape}, the configuration says {expected[name].shape}",
+                remedy="convert the model to GGUF again; its metadata and tensors disagree",
+            )
+        if len(info.shape) == 1 and info.format.name not in FLOATS:
+            raise ModelFormatError(
+                f"{name} is {info.format.name}; vectors must be one of {', '.join(FLOATS)}",
+                remedy="convert the model to GGUF again with a current converter",
+            )
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+def vectors(file: GGUF) -> dict[str, F32]:
+    """Return the 1-D tensors, float32, by name without ``.weight``; biases keep ``.bias``."""
+    return {
+        name.removesuffix(".weight"): np.ascontiguousarray(file[name].dequantize())
+        for name, info in file.tensors.items()
+        if len(info.shape) == 1
+    }
+
+
+def load(
+    file: GGUF,
+    device: Device,
+    cpu: CpuDevice,
+    *,
+    strict: bool = False,
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> dict[str, Placed]:
+    """Pack every matrix; return them by name without ``.weight``.
+
+    The head of a tied model is its token embedding, here called ``output``.
+
+    Args:
+        progress: Called with the bytes of each tensor once it is packed.
+
+    Raises:
+        NotOffloaded: *strict*, and *device* refuses a weight.
+    """
+    biases = {n.removesuffix(".bias"): v for n, v in vectors(file).items() if n.endswith(".bias")}
+    names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n != EMBEDDING]
+    if "output.weight" not in file:
+        names.append(EMBEDDING)
+
+    def done(index: int) -> None:
+        file.release(names[index])
+        progress(file.tensors[names[index]].nbytes)
+
+    tensors = [("output" if n == EMBEDDING else n.removesuffix(".weight"), file[n]) for n in names]
+    placed = place(tensors, device, cpu, strict=strict, done=done)
+    for weight in placed:
+        weight.bias = biases.get(weight.name)
+    return {weight.name: weight for weight in placed}

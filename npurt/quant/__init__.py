@@ -1,0 +1,1 @@
+"""Block formats of GGUF in numpy: decode, encode, canonical form.  Knows no device."""

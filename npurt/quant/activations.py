@@ -1,0 +1,51 @@
+"""Quantise activations to int8, one scale per 32 along K: what every backend's kernels compute.
+
+This is the specification, in the plainest numpy; kernels are tested for equality with it.  It is
+Q8_0 with float32 scales that multiplies by ``127 / amax`` and rounds half to even, because that is
+what vector units do.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError, NumericsError
+from npurt.quant.canonical import F32, I8
+
+GROUP = 32  # elements per scale
+
+
+@np.errstate(divide="ignore", over="ignore")
+def quantize_activations(x: npt.NDArray[np.float32]) -> tuple[I8, F32]:
+    """Return int8 codes ``[M, K]`` and float32 scales ``[M, K / 32]`` of *x*.
+
+    Per block: ``amax = max |x|``, scale ``amax / 127``, code ``rint(x * (127 / amax))``, each
+    operation in float32.  A block whose ``127 / amax`` is not finite (amax below 3.74e-37) is zero.
+
+    Args:
+        x: float32 ``[M, K]``, K a multiple of 32.
+
+    Raises:
+        LayoutError: *x* is not such an array; pad K with zeros.
+        NumericsError: *x* holds a NaN or infinity.
+    """
+    if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] % GROUP:
+        raise LayoutError(
+            f"activations are float32 [M, K] with K a multiple of {GROUP}, not {x.dtype} {x.shape}",
+            remedy="convert to float32, reshape to 2-D and pad K with zeros",
+        )
+    finite = np.isfinite(x)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        raise NumericsError(
+            f"activation row {row}, column {column} is {x[row, column]}",
+            remedy="look for the op before this one that overflowed or divided by zero",
+        )
+    m, k = x.shape
+    blocks = x.reshape(m, k // GROUP, GROUP)
+    amax = abs(blocks).max(axis=-1)
+    inverse = np.float32(127) / amax
+    zero = ~np.isfinite(inverse)
+    inverse[zero] = 0
+    scales = np.where(zero, np.float32(0), amax / np.float32(127))
+    codes = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    return codes.reshape(m, k), scales

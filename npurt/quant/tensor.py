@@ -1,0 +1,196 @@
+"""A quantised tensor with numpy's manners: shape, .T, rows, and np.asarray() to see its values."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+from npurt.quant.canonical import F32, Canonical, canonical
+from npurt.quant.decode import dequantize
+from npurt.quant.encode import quantize
+from npurt.quant.types import Blocks, Format, find, require_blocks
+
+
+class QTensor:
+    """Weights as they lie in the file: rows of blocks along K, the last axis of `blocks`.
+
+    1-D ``(K,)``, 2-D ``(N, K)`` or 3-D ``(E, N, K)`` (experts).  A 2-D tensor has a transposed
+    view, ``w.T`` of shape ``(K, N)``, that shares the blocks.  Two tensors are equal when they are
+    the same object.
+
+    Attributes:
+        blocks: ``[..., K / format.block]`` of ``format.dtype``, in the file's orientation; may be a
+            read-only view of a mapped file.
+        format: The row of `types.FORMATS`.
+        transposed: True for the view ``.T``: `shape` is then the reverse of the file's.
+
+    Raises:
+        LayoutError: *blocks* is of another dtype, of 0 or more than 3 axes, or its rows are not
+            contiguous.
+    """
+
+    __slots__ = ("_base", "blocks", "format", "transposed")
+
+    def __init__(self, blocks: Blocks, fmt: Format | str) -> None:
+        self.format = find(fmt)
+        require_blocks(blocks, self.format)
+        if blocks.ndim > 3 or (blocks.shape[-1] > 1 and blocks.strides[-1] != blocks.itemsize):
+            raise LayoutError(
+                f"blocks of shape {blocks.shape} and strides {blocks.strides} are not rows",
+                remedy="pass an array of at most 3 axes from np.ascontiguousarray()",
+            )
+        self.blocks = blocks
+        self.transposed = False
+        self._base: QTensor | None = None
+
+    @classmethod
+    def from_bytes(cls, buf: Any, fmt: Format | str, shape: Sequence[int]) -> Self:
+        """View the bytes of *buf* as a tensor of *shape* ``(..., K)``, without a copy.
+
+        Args:
+            buf: Any contiguous buffer: bytes, memoryview, mmap, array.
+
+        Raises:
+            LayoutError: K is not a multiple of the block, or *buf* is not of the size that *fmt*
+                and *shape* make.
+        """
+        fmt = find(fmt)
+        *lead, k = _sizes(shape)
+        if k % fmt.block:
+            raise LayoutError(
+                f"K = {k} is not a multiple of {fmt.block}, the block of {fmt.name}",
+                remedy="check that the shape is (N, K) with K last, and that the type is right",
+            )
+        view = memoryview(buf)
+        expected = math.prod(lead) * fmt.row_bytes(k)
+        if view.nbytes != expected or not view.c_contiguous:
+            raise LayoutError(
+                f"{fmt.name} {tuple(shape)} takes {expected} contiguous bytes, not {view.nbytes}",
+                remedy="pass exactly the tensor's bytes; the file may be truncated",
+            )
+        return cls(np.ndarray((*lead, k // fmt.block), fmt.dtype, buffer=view), fmt)
+
+    @classmethod
+    def quantize(cls, x: npt.ArrayLike, fmt: Format | str) -> Self:
+        """Quantise *x* ``(..., K)``; errors are those of `encode.quantize`."""
+        fmt = find(fmt)
+        return cls(quantize(x, fmt), fmt)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis, ``(N, K)`` as in the file or ``(K, N)`` after ``.T``."""
+        *lead, count = self.blocks.shape
+        stored = (*lead, count * self.format.block)
+        return stored[::-1] if self.transposed else stored
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.blocks.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.blocks.size * self.format.block
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.blocks.nbytes
+
+    @property
+    def dtype(self) -> str:
+        """The format's name, such as ``q4_k``."""
+        return self.format.name
+
+    @property
+    def T(self) -> "QTensor":  # noqa: N802  numpy's name
+        """The transposed view; ``w.T.T is w``.
+
+        Raises:
+            LayoutError: The tensor has three axes.
+        """
+        if self._base is not None:
+            return self._base
+        if self.ndim == 1:
+            return self
+        if self.ndim == 3:
+            raise LayoutError(f"{self!r} has no .T", remedy="transpose one matrix of it: w[i].T")
+        view = QTensor(self.blocks, self.format)
+        view.transposed, view._base = True, self
+        return view
+
+    def dequantize(self) -> F32:
+        """Return the values, float32 of `shape`."""
+        values = dequantize(self.blocks, self.format)
+        return values.T if self.transposed else values
+
+    def canonical(self) -> Canonical:
+        """Return codes and scales in the file's orientation ``(..., N, K)``, also for ``.T``."""
+        return canonical(self.blocks, self.format)
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        """numpy's protocol: the dequantised values.
+
+        Raises:
+            LayoutError: *copy* is False, and there is nothing to view.
+        """
+        if copy is False:
+            raise LayoutError(
+                f"the values of {self!r} do not exist in memory", remedy="pass copy=None or True"
+            )
+        return self.dequantize().astype(dtype or np.float32, copy=False)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> "QTensor":
+        """Return whole rows: an int, a slice or an array of ints for each axis before K.
+
+        Slices are views.  An index out of range raises IndexError, which also ends iteration.
+
+        Raises:
+            LayoutError: The index would cut rows, or the tensor is transposed.
+        """
+        index = rows if isinstance(rows, tuple) else (rows,)
+        if self.transposed or len(index) >= self.ndim or not all(map(_selects_rows, index)):
+            raise LayoutError(
+                f"{self!r} cannot be indexed with {rows!r}: its blocks lie along K",
+                remedy="index whole rows of the (N, K) tensor, or the array of np.asarray(w)",
+            )
+        return QTensor(self.blocks[index], self.format)
+
+    def __repr__(self) -> str:
+        flag = ", transposed" if self.transposed else ""
+        return f"QTensor({self.dtype}, shape={self.shape}, {_bytes(self.nbytes)}{flag})"
+
+
+def _sizes(shape: Sequence[int]) -> list[int]:
+    """Return *shape* as ints, at least one and none negative."""
+    sizes = [operator.index(size) for size in shape]
+    if not sizes or min(sizes) < 0:
+        raise LayoutError(f"{tuple(shape)} is not a shape", remedy="pass (K,), (N, K) or (E, N, K)")
+    return sizes
+
+
+def _selects_rows(key: Any) -> bool:
+    """True for a slice, an int and a sequence of ints; False for masks, None and Ellipsis."""
+    if isinstance(key, slice):
+        return True
+    if key is None or key is Ellipsis:
+        return False
+    array = np.asarray(key)
+    return array.dtype.kind in "iu" and array.ndim <= 1
+
+
+def _bytes(count: int) -> str:
+    """Return *count* in the largest unit that leaves at least 1."""
+    thousands = min((len(str(count)) - 1) // 3, 3)
+    unit = ("B", "kB", "MB", "GB")[thousands]
+    return f"{count / 1000**thousands:.{min(thousands, 1)}f} {unit}"

@@ -1,0 +1,1 @@
+"""Running products on devices: where, how often, how long, and whether the result is right."""

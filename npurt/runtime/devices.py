@@ -1,0 +1,55 @@
+"""Device strings, and opening what they name.
+
+Grammar: ``cpu``, ``auto``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``, ``rknpu[:INDEX]``,
+``rknpu:sim[-vendor]``.
+"""
+
+from dataclasses import dataclass
+
+from npurt.cpu.device import CpuDevice
+from npurt.device import Device
+from npurt.errors import DeviceNotFound, NpurtError
+from npurt.settings import DEVICE, read
+
+KINDS = ("cpu", "hexagon", "rknpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `devices` says of one kind of device."""
+
+    device: str
+    found: bool
+    detail: str  # what it is, or why it cannot be used
+
+
+def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
+    """Open the device called *name*, by default `NPURT_DEVICE`; ``auto`` takes the best there is.
+
+    Raises:
+        DeviceNotFound: There is no such device, or npurt cannot drive it.
+    """
+    name = name or read(DEVICE, str)
+    if name in ("auto", "cpu"):
+        return CpuDevice(threads)
+    kind = name.partition(":")[0]
+    if kind in KINDS:
+        raise DeviceNotFound(
+            f"device {name!r}: the {kind} backend is not part of this version",
+            remedy="use device 'cpu'; the support matrix in README.md says what is there",
+        )
+    raise DeviceNotFound(
+        f"{name!r} is not a device name", remedy=f"use auto, or one of {', '.join(KINDS)}"
+    )
+
+
+def devices() -> list[Found]:
+    """Say what is here, and why what is not here is not.  Never raises."""
+    rows = []
+    for kind in KINDS:
+        try:
+            with open_device(kind) as device:
+                rows.append(Found(kind, True, device.caps.detail))
+        except NpurtError as error:
+            rows.append(Found(kind, False, error.what))
+    return rows

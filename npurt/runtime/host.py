@@ -1,0 +1,156 @@
+"""Consecutive ops on the CPU: one program for its thread pool, verified and accounted for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice, CpuPacked
+from npurt.cpu.engine import Input
+from npurt.cpu.program import Program
+from npurt.device import F32
+from npurt.errors import VerificationFailed
+from npurt.runtime.ledger import Ledger, Row
+from npurt.runtime.placement import Placed
+from npurt.runtime.verify import Mode, Sampler, Secret, make_secret, secret_vector
+
+ORACLE = "scalar"  # the kernels that recompute what others got wrong
+
+WRONG_TWICE = (
+    "check the memory of this machine (memtest), then run again with NPURT_VERIFY=always and "
+    "report what it says"
+)
+
+
+@dataclass(slots=True)
+class _Product:
+    """One matmul op of the program."""
+
+    op: int  # index in the program
+    label: str
+    weights: tuple[Placed, ...]
+    packed: tuple[CpuPacked, ...]
+    secrets: tuple[Secret, ...] = ()  # once it has been checked
+
+    @property
+    def names(self) -> str:
+        return ", ".join(w.name for w in self.weights)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What makes products alike: formats and shapes."""
+        return tuple((p.tensor.dtype, p.n, p.k) for p in self.packed)
+
+    def row(self) -> Row:
+        """Return its line of the ledger, empty."""
+        first = self.weights[0]
+        shape = (sum(p.n for p in self.packed), self.packed[0].k)
+        return Row(self.label, self.names, shape, first.planned, "cpu", first.reason)
+
+
+class HostStep:
+    """A program, the products in it, and what they are called."""
+
+    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
+        self.program = Program(cpu.engine)
+        self._cpu = cpu
+        self._ledger = ledger
+        self._sampler = sampler
+        self._products: list[_Product] = []
+        self._labels: list[str] = []  # of every op
+        self._wrong: dict[int, int] = {}  # op -> results that did not verify
+        ledger.follow(self._rows)
+
+    def label(self, name: str) -> None:
+        """Name the ops added since the last call, for the ledger."""
+        self._labels += [name] * (len(self.program) - len(self._labels))
+
+    def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
+        """Add the products of *x* with weights packed for the CPU, side by side in *y*."""
+        packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
+        images = [p.image for p in packed]
+        op = self.program.matmul(x, images, y, biases=[w.bias for w in weights], head=head)
+        self._products.append(_Product(op, label, tuple(weights), packed))
+        self.label(label)
+
+    def redirect_last(self, array: F32) -> None:
+        """Let the last product write to *array* from now on."""
+        matmul = self.program.ops[self._products[-1].op].u.matmul
+        matmul.y = abi.ffi().cast("float *", array.ctypes.data)
+        matmul.stride = array.shape[1]
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Run the ops; a product that does not verify is computed again by the plainest kernels.
+
+        Raises:
+            VerificationFailed: It is wrong again.
+        """
+        ops = self.program.ops
+        armed = self._choose(rows)
+        for product in armed:
+            self._arm(product)
+        start = 0
+        while True:
+            count = len(self.program) - start
+            start += self.program.engine.run(ops + start, count, rows, position, head)
+            if start == len(self.program):
+                break
+            self._replace(next(p for p in self._products if p.op == start))
+        for product in armed:
+            ops[product.op].u.matmul.armed = 0
+
+    def _choose(self, rows: int) -> list[_Product]:
+        """Return the products to check in a run of *rows* rows."""
+        chosen = [self._products[i] for i in self._sampler.choose(len(self._products))]
+        if self._sampler.mode is Mode.SAMPLE and self._sampler.is_first((id(self), rows > 1)):
+            chosen += [p for p in self._products if self._sampler.is_first((p.kind, rows > 1))]
+        return chosen
+
+    def _arm(self, product: _Product) -> None:
+        matmul = self.program.ops[product.op].u.matmul
+        if not product.secrets:
+            product.secrets = tuple(_secret(p) for p in product.packed)
+            for i, secret in enumerate(product.secrets):
+                matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
+                matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)
+                matmul.w[i].check_bound = secret.bound
+        matmul.armed = 1
+
+    def _replace(self, product: _Product) -> None:
+        """Quarantine the kernel of a product: the oracle's takes over for good."""
+        op = self.program.ops[product.op]
+        oracle = abi.isas()[ORACLE]
+        if op.isa == oracle:
+            raise VerificationFailed(
+                f"the product with {product.names} is wrong, and plain C gets it wrong too",
+                remedy=WRONG_TWICE,
+            )
+        op.isa = oracle
+        self._wrong[product.op] = self._wrong.get(product.op, 0) + 1
+        self._ledger.notes.append(
+            f"quarantined: cpu ({self._cpu.engine.isa_name}) computed a wrong product with "
+            f"{product.names}; {ORACLE} kernels do it now"
+        )
+
+    def _rows(self) -> Iterator[Row]:
+        """Yield the ledger's rows as the program's counters stand."""
+        if not self.program.started:
+            return
+        products = {product.op: product for product in self._products}
+        for index, label in enumerate(self._labels):
+            op = self.program.ops[index]
+            product = products.get(index)
+            row = product.row() if product else Row(label, "", (), "cpu", "cpu")
+            row.calls, row.rows, row.verified = op.calls, op.rows, op.checks
+            row.seconds = op.nanoseconds * 1e-9
+            if product:
+                row.macs = op.rows * row.shape[0] * row.shape[1]
+                row.nbytes = op.calls * sum(p.nbytes for p in product.packed)
+                row.failed = self._wrong.get(index, 0)
+            yield row
+
+
+def _secret(packed: CpuPacked) -> Secret:
+    r = secret_vector(packed.n)
+    s, squares = packed.spread(r)
+    return make_secret(r, s, squares, packed.k, packed.group)

@@ -1,0 +1,153 @@
+"""The ledger: what ran where, why, how often, how long.  Always on.
+
+A row belongs to one tensor (or op without one) on one device.  Ops that run inside a CPU program
+are counted by the program itself and read when somebody asks; the others are added as they run.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the ledger.  Counts grow while the device works."""
+
+    op: str  # class: "attn_qkv", "ffn_down", "norm", ...
+    tensor: str  # names of the weights, "" for ops without
+    shape: tuple[int, ...]  # (N, K) of a product
+    planned: str  # device the plan chose
+    actual: str  # device that did it
+    reason: str = ""  # why not the planned one
+    calls: int = 0
+    rows: int = 0  # activation rows over all calls
+    macs: int = 0
+    nbytes: int = 0  # weights read
+    seconds: float = 0.0
+    verified: int = 0
+    failed: int = 0
+
+    @property
+    def offloaded(self) -> bool:
+        """True when the op ran where it was planned."""
+        return self.planned == self.actual
+
+
+COLUMNS = ("op", "device", "calls", "MACs", "bytes", "seconds", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The ledger at one moment."""
+
+    rows: tuple[Row, ...]
+    device: str  # what ran it, for people
+    notes: tuple[str, ...] = ()
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Return one entry per (op class, device), longest first."""
+        groups: dict[tuple[str, str], dict[str, Any]] = {}
+        seconds = sum(row.seconds for row in self.rows)
+        for row in self.rows:
+            entry = groups.setdefault(
+                (row.op, row.actual),
+                {"op": row.op, "device": row.actual, "calls": 0, "macs": 0, "bytes": 0, "seconds": 0.0},
+            )
+            entry["calls"] += row.calls
+            entry["macs"] += row.macs
+            entry["bytes"] += row.nbytes
+            entry["seconds"] += row.seconds
+        for entry in groups.values():
+            entry["share"] = entry["seconds"] / seconds if seconds else 0.0
+        return sorted(groups.values(), key=lambda entry: -entry["seconds"])
+
+    def line(self) -> str:
+        """Return the one line to paste: where the multiply-adds went, fallbacks, verification."""
+        macs = sum(row.macs for row in self.rows)
+        by_device: dict[str, int] = {}
+        for row in self.rows:
+            by_device[row.actual] = by_device.get(row.actual, 0) + row.macs
+        shares = ", ".join(
+            f"{100 * count / macs:.1f} % of MACs on {name}"
+            for name, count in by_device.items()
+            if count
+        )
+        astray = [row for row in self.rows if row.calls and not row.offloaded]
+        checked = sum(row.verified for row in self.rows)
+        failed = sum(row.failed for row in self.rows)
+        products = sum(row.calls for row in self.rows if row.macs)
+        return (
+            f"offload: {shares or 'nothing ran'} ({self.device}); {len(astray)} fallbacks; "
+            f"verified {checked} of {products} products, {failed} wrong"
+        )
+
+    def table(self) -> str:
+        """Return the totals as aligned text, then fallbacks with their reasons, then the line."""
+        lines = [COLUMNS] + [
+            (
+                entry["op"],
+                entry["device"],
+                str(entry["calls"]),
+                f"{entry['macs'] / 1e9:.3f} G",
+                f"{entry['bytes'] / 1e6:.1f} MB",
+                f"{entry['seconds']:.4f}",
+                f"{100 * entry['share']:.1f} %",
+            )
+            for entry in self.totals()
+        ]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        text += [
+            f"{row.tensor}: planned {row.planned}, ran on {row.actual}: {row.reason}"
+            for row in self.rows
+            if row.calls and not row.offloaded
+        ]
+        return "\n".join([*text, *self.notes, self.line()])
+
+    def to_json(self) -> str:
+        """Return device, rows, totals, notes and the line as one JSON object."""
+        return json.dumps(
+            {
+                "device": self.device,
+                "line": self.line(),
+                "notes": list(self.notes),
+                "totals": self.totals(),
+                "rows": [asdict(row) for row in self.rows],
+            }
+        )
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Rows by what they describe, and notes such as a quarantine."""
+
+    device: str
+    notes: list[str] = field(default_factory=list)
+    _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
+    _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
+
+    def row(self, row: Row) -> Row:
+        """Return the row for what *row* describes: the one already there, or *row* itself."""
+        key = (row.op, row.tensor, row.shape, row.planned, row.actual, row.reason)
+        return self._rows.setdefault(key, row)
+
+    def follow(self, source: Callable[[], Iterable[Row]]) -> None:
+        """Ask *source* for its rows at each report."""
+        self._sources.append(source)
+
+    def report(self) -> Report:
+        """Return the ledger as it stands."""
+        rows = list(self._rows.values())
+        for source in self._sources:
+            rows += source()
+        return Report(tuple(rows), self.device, tuple(self.notes))

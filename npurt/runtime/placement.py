@@ -1,0 +1,73 @@
+"""Which device does which product.
+
+Today's rule is short: the device that was asked for, unless it says why not; then the CPU, and the
+ledger has the reason.  In strict mode that is an error.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from npurt.cpu.device import CpuDevice
+from npurt.device import F32, Device, MatMul, Packed
+from npurt.errors import NotOffloaded
+from npurt.quant.tensor import QTensor
+
+
+@dataclass(slots=True)
+class Placed:
+    """One weight where it will be used, and the plan behind it."""
+
+    name: str
+    packed: Packed
+    planned: str  # name of the device the plan chose
+    reason: str  # why it is not there; "" when it is
+    bias: F32 | None = None  # [N]
+
+    @property
+    def device(self) -> str:
+        """Name of the device that does the product."""
+        return self.packed.device.caps.name
+
+
+def place(
+    tensors: Sequence[tuple[str, QTensor]],
+    device: Device,
+    cpu: CpuDevice,
+    *,
+    strict: bool = False,
+    done: Callable[[int], None] = lambda index: None,
+) -> list[Placed]:
+    """Pack each named weight ``[N, K]`` for *device*, or for *cpu* where that refuses.
+
+    Args:
+        done: Called with the index of each weight once it is packed.
+
+    Raises:
+        NotOffloaded: *strict*, and *device* refuses a weight.
+    """
+    reasons = []
+    for name, tensor in tensors:
+        n, k = tensor.shape
+        reason = device.why_not(MatMul(1, k, n, tensor.dtype))
+        if reason and strict:
+            raise NotOffloaded(
+                f"{device.caps.name} cannot take {name} ({tensor!r}): {reason}",
+                remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
+            )
+        reasons.append(reason or "")
+    stay = [i for i, reason in enumerate(reasons) if reason or device is cpu]
+    packed: dict[int, Packed] = dict(
+        zip(
+            stay,
+            cpu.pack_all([tensors[i][1] for i in stay], lambda j: done(stay[j])),
+            strict=True,
+        )
+    )
+    for i, (_, tensor) in enumerate(tensors):
+        if i not in packed:
+            packed[i] = device.pack(tensor)
+            done(i)
+    return [
+        Placed(name, packed[i], device.caps.name, reasons[i])
+        for i, (name, _) in enumerate(tensors)
+    ]

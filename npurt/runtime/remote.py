@@ -1,0 +1,95 @@
+"""Products on another device than the host, verified and accounted for."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input
+from npurt.device import F32
+from npurt.errors import VerificationFailed
+from npurt.runtime.host import WRONG_TWICE
+from npurt.runtime.ledger import Ledger, Row
+from npurt.runtime.placement import Placed
+from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
+
+
+class RemoteStep:
+    """One input times one or more weights on a device, side by side in *y*."""
+
+    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
+        self._cpu = cpu
+        self._ledger = ledger
+        self._sampler = sampler
+        self._secrets: dict[str, Secret] = {}
+
+    def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
+        """Say what to multiply; *head* leaves the first rows of a run out."""
+        self._label, self._x, self._weights, self._y, self._head = label, x, weights, y, head
+
+    def redirect_last(self, array: F32) -> None:
+        """Write to *array* from now on."""
+        self._y = array
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Multiply, verify what is chosen, add biases.
+
+        Raises:
+            VerificationFailed: A product is wrong on the device and on the CPU.
+        """
+        del position
+        x = self._x.values[: rows - head if self._head else rows]
+        column = 0
+        for w in self._weights:
+            out = np.empty((len(x), w.packed.n), dtype=np.float32)
+            self._multiply(w, x, out)
+            if w.bias is not None:
+                out += w.bias
+            self._y[: len(x), column : column + w.packed.n] = out
+            column += w.packed.n
+
+    def _multiply(self, w: Placed, x: F32, out: F32) -> None:
+        row = self._ledger.row(
+            Row(self._label, w.name, (w.packed.n, w.packed.k), w.planned, w.device, w.reason)
+        )
+        start = time.perf_counter()
+        w.packed.device.matmul(x, w.packed, out)
+        row.seconds += time.perf_counter() - start
+        row.calls += 1
+        row.rows += len(x)
+        row.macs += out.size * w.packed.k
+        row.nbytes += w.packed.nbytes
+        if not self._chosen(w, len(x)):
+            return
+        row.verified += 1
+        if not self._is_right(w, x, out):
+            row.failed += 1
+            self._replace(w, x, out)
+
+    def _chosen(self, w: Placed, rows: int) -> bool:
+        if self._sampler.mode is Mode.SAMPLE:
+            kind = (w.device, w.packed.tensor.dtype, w.packed.n, w.packed.k, rows > 1)
+            if self._sampler.is_first(kind):
+                return True
+        return bool(self._sampler.choose(1))
+
+    def _is_right(self, w: Placed, x: F32, out: F32) -> bool:
+        if w.name not in self._secrets:
+            self._secrets[w.name] = secret_of(w.packed.tensor)
+        return is_right(self._secrets[w.name], w.packed.device.multiplied(x, w.packed), out)
+
+    def _replace(self, w: Placed, x: F32, out: F32) -> None:
+        """Quarantine the device for this weight: the CPU takes over for good."""
+        wrong = w.device
+        w.packed = self._cpu.pack(w.packed.tensor)
+        w.reason = f"{wrong} computed a wrong product with it"
+        self._cpu.matmul(x, w.packed, out)
+        if not self._is_right(w, x, out):
+            raise VerificationFailed(
+                f"the product with {w.name} is wrong on {wrong} and on the CPU",
+                remedy=WRONG_TWICE,
+            )
+        self._ledger.notes.append(
+            f"quarantined: {wrong} computed a wrong product with {w.name}; the CPU does it now"
+        )

@@ -1,0 +1,136 @@
+"""Verification of products by Freivalds' test: y = W x is right when r . y = (W^T r) . x.
+
+r is a secret random vector, made once per weight; s = W^T r is computed once, in double.  A check
+costs N + K multiply-adds a row where the product took N * K.
+
+The bound.  Element n of y is a sum of G groups, each of which rounds at most four times (scale
+product, sum product, two fused multiply-adds); a float weight rounds once a column.  Each rounding
+is at most u = 2^-24 of a partial sum, and no partial sum exceeds a_n |x|, a_n being the norm of row
+n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are taken as independent and of mean zero,
+so by Hoeffding's inequality the error of r . y exceeds
+
+    LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
+
+with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  A wrong element is found when it is off by more
+than twice that over |r_n|, and |r_n| is at least 1.
+Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis).
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.errors import SettingError
+from npurt.quant.tensor import QTensor
+from npurt.settings import VERIFY, read
+
+F64 = npt.NDArray[np.float64]
+
+LAMBDA = 8.0
+UNIT = 2.0**-24
+SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
+
+
+class Mode(Enum):
+    """How much is verified."""
+
+    OFF = "off"
+    SAMPLE = "sample"
+    ALWAYS = "always"
+
+
+def mode(name: str | None = None) -> Mode:
+    """Return the mode called *name*, by default the one of `NPURT_VERIFY`."""
+    name = name or read(VERIFY, str)
+    try:
+        return Mode(name)
+    except ValueError:
+        raise SettingError(
+            f"verification mode {name!r} does not exist", remedy="use off, sample or always"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """What checking products with one weight ``[N, K]`` needs."""
+
+    r: F64  # [N]
+    s: F64  # [K]
+    bound: float  # of |r . y - s . x| / |x|
+
+
+def secret_vector(n: int) -> F64:
+    """Return r: random signs times random sizes in [1, 2), from the system's randomness."""
+    rng = np.random.default_rng()
+    return rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
+
+
+def make_secret(r: F64, s: F64, squares: float, k: int, group: int) -> Secret:
+    """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float."""
+    roundings = 2 + (k if group == 1 else 4 * k / group)
+    return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
+
+
+def secret_of(tensor: QTensor) -> Secret:
+    """Make a secret from the tensor's own values, in slices of rows."""
+    n, k = tensor.shape
+    r = secret_vector(n)
+    s = np.zeros(k)
+    squares = 0.0
+    canonical = tensor.canonical()
+    for start in range(0, n, 1024):
+        rows = slice(start, start + 1024)
+        values = tensor[rows].dequantize().astype(np.float64)
+        s += r[rows] @ values
+        most = abs(values)
+        if canonical.offsets is not None:
+            offsets = np.repeat(canonical.offsets[rows].astype(np.float64), canonical.group, axis=1)
+            most = abs(values - offsets) + abs(offsets)
+        squares += float(((r[rows, None] * most) ** 2).sum())
+    group = 1 if tensor.format.block == 1 else canonical.group
+    return make_secret(r, s, squares, k, group)
+
+
+def is_right(secret: Secret, x: F32, y: F32) -> bool:
+    """Check ``y[M, N] = x[M, K] @ W.T`` without bias; NaN is wrong."""
+    wide = x.astype(np.float64)
+    error = abs(y.astype(np.float64) @ secret.r - wide @ secret.s)
+    return bool((error <= secret.bound * np.sqrt((wide**2).sum(axis=1))).all())
+
+
+class Sampler:
+    """Decides which products to check: all, none, or the first of each kind and then 1 %."""
+
+    def __init__(self, how: Mode) -> None:
+        self.mode = how
+        self._seen: set[object] = set()
+        self._random = random.Random()
+        self._skip = self._draw()
+
+    def _draw(self) -> int:
+        """Products to pass over until the next check: geometric, so each has the same chance."""
+        return int(math.log(1 - self._random.random()) / math.log(1 - SAMPLE))
+
+    def is_first(self, kind: object) -> bool:
+        """Say whether no product of this *kind* was checked before; it counts as checked now."""
+        new = kind not in self._seen
+        self._seen.add(kind)
+        return new
+
+    def choose(self, count: int) -> list[int]:
+        """Return which of the next *count* products to check, by index."""
+        if self.mode is Mode.OFF:
+            return []
+        if self.mode is Mode.ALWAYS:
+            return list(range(count))
+        chosen = []
+        while self._skip < count:
+            chosen.append(self._skip)
+            self._skip += 1 + self._draw()
+        self._skip -= count
+        return chosen
