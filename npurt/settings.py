@@ -38,7 +38,8 @@ def read(setting: Setting, kind: type[T]) -> T:
         return kind(text)
     except ValueError:
         raise SettingError(
-            f"{setting.name}={text!r} is not a number", remedy=f"unset it, or set it: {setting.help}"
+            f"{setting.name}={text!r} is not a number",
+            remedy=f"unset it, or set it: {setting.help}",
         ) from None
 
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from npurt.cpu import abi, layout
 from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input
-from npurt.cpu.memory import Arena
+from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
 from npurt.device import F32, Caps, Device, MatMul, Packed
 from npurt.errors import LayoutError, UnsupportedOp
@@ -17,6 +17,7 @@ from npurt.quant.types import BY_NAME
 
 F64 = npt.NDArray[np.float64]
 
+MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
 
 
@@ -132,6 +133,29 @@ class CpuDevice(Device):
             program.run(rows)
             self.engine.settle()
 
+    def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+        """Return ``a @ b``, exact: a int8 ``[M, K]``, b int8 ``[K, N]``, K at most `MAX_EXACT_K`."""
+        (m, k), n = a.shape, b.shape[1]
+        if not (m and k and n):
+            return np.zeros((m, n), np.int32)
+        quads = -(-k // 4) * 4
+        padded = -(-n // layout.ROWS) * layout.ROWS
+        x = np.zeros((m, quads), np.int8)
+        x[:, :k] = a
+        minus = -128 * x.sum(axis=1, dtype=np.int32)
+        image = allocate(padded * quads)
+        y = np.empty((m, padded), np.int32)
+        program = Program(self.engine)
+        program.pack_i8(b, quads, image)
+        program.run()
+        for start in range(0, m, MAX_ROWS):
+            rows = slice(start, start + MAX_ROWS)
+            program = Program(self.engine)
+            program.multiply_i8(x[rows], minus[rows], image, n, y[rows])
+            program.run(len(x[rows]))
+        self.engine.settle()
+        return y[:, :n]
+
     def multiplied(self, x: F32, w: Packed) -> F32:
         """Return x as the kernels see it: rounded to int8 per 32 where the weight is integer."""
         assert isinstance(w, CpuPacked)
@@ -144,5 +168,3 @@ class CpuDevice(Device):
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""
         self.engine.close()
-
-

@@ -85,9 +85,7 @@ class Engine:
                 remedy="close other programs, or ask for fewer threads with -t",
             )
 
-    def run(
-        self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0
-    ) -> int:
+    def run(self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
         with self._lock:
             if self._pool is None:
@@ -114,5 +112,3 @@ class Engine:
             if self._pool is not None:
                 abi.lib().npurt_pool_free(self._pool)
                 self._pool = None
-
-

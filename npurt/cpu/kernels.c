@@ -50,6 +50,7 @@ static int always(void)
 
 extern const npurt_level npurt_level__base;
 extern npurt_gemm_fn npurt_gemm__scalar;
+extern npurt_i8_fn npurt_i8__scalar;
 #define NPURT_FORMAT(name, ...) extern npurt_gemv_fn npurt_gemv_##name##__scalar;
 #include "formats.inc"
 
@@ -61,6 +62,7 @@ extern npurt_gemm_fn npurt_gemm__scalar;
 
 extern const npurt_level npurt_level__avx2, npurt_level__avx512;
 extern npurt_gemm_fn npurt_gemm__avx2, npurt_gemm__avx512vnni, npurt_gemm__amxint8;
+extern npurt_i8_fn npurt_i8__avx2, npurt_i8__avx512vnni;
 #define NPURT_FORMAT(name, ...)                                                                    \
     extern npurt_gemv_fn npurt_gemv_##name##__avx2, npurt_gemv_##name##__avx512vnni;
 #include "formats.inc"
@@ -109,25 +111,29 @@ const npurt_isa npurt_isas[] = {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx512vnni,
 #include "formats.inc"
      },
-     npurt_gemm__amxint8},
+     npurt_gemm__amxint8,
+     npurt_i8__avx512vnni},
     {"avx512vnni", has_avx512vnni, &npurt_level__avx512,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx512vnni,
 #include "formats.inc"
      },
-     npurt_gemm__avx512vnni},
+     npurt_gemm__avx512vnni,
+     npurt_i8__avx512vnni},
     {"avx2", has_avx2, &npurt_level__avx2,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx2,
 #include "formats.inc"
      },
-     npurt_gemm__avx2},
+     npurt_gemm__avx2,
+     npurt_i8__avx2},
     {"scalar", always, &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__scalar,
 #include "formats.inc"
      },
-     npurt_gemm__scalar},
+     npurt_gemm__scalar,
+     npurt_i8__scalar},
 };
 
 #elif defined(__aarch64__)
@@ -136,6 +142,7 @@ const npurt_isa npurt_isas[] = {
 
 extern const npurt_level npurt_level__fp16;
 extern npurt_gemm_fn npurt_gemm__neon, npurt_gemm__dotprod, npurt_gemm__i8mm;
+extern npurt_i8_fn npurt_i8__neon, npurt_i8__dotprod;
 #define NPURT_FORMAT(name, ...)                                                                    \
     extern npurt_gemv_fn npurt_gemv_##name##__neon, npurt_gemv_##name##__dotprod;
 #include "formats.inc"
@@ -157,25 +164,29 @@ const npurt_isa npurt_isas[] = {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__dotprod,
 #include "formats.inc"
      },
-     npurt_gemm__i8mm},
+     npurt_gemm__i8mm,
+     npurt_i8__dotprod},
     {"dotprod", has_dotprod, &npurt_level__fp16,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__dotprod,
 #include "formats.inc"
      },
-     npurt_gemm__dotprod},
+     npurt_gemm__dotprod,
+     npurt_i8__dotprod},
     {"neon", always, &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__neon,
 #include "formats.inc"
      },
-     npurt_gemm__neon},
+     npurt_gemm__neon,
+     npurt_i8__neon},
     {"scalar", always, &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__scalar,
 #include "formats.inc"
      },
-     npurt_gemm__scalar},
+     npurt_gemm__scalar,
+     npurt_i8__scalar},
 };
 
 #endif

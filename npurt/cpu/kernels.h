@@ -38,6 +38,13 @@ typedef void npurt_gemm_fn(const npurt_tile *w, const npurt_input *x, int64_t fi
 typedef void npurt_dense_fn(const uint8_t *image, int panels, const float *x, int rows, int64_t k,
                             float *y, int64_t stride);
 
+/*
+ * y[rows][stride] columns 0..15 = x[rows][4 * quads] . w^T, exact.  w [quads][16][4] holds
+ * b + 128, unsigned; minus[row] is -128 times the sum of the row of x.
+ */
+typedef void npurt_i8_fn(const uint8_t *w, int64_t quads, const int8_t *x, const int32_t *minus,
+                         int rows, int32_t *y, int64_t stride);
+
 /* What does not multiply integers, compiled once a vector level. */
 typedef struct {
     void (*norm)(const npurt_norm *op, int64_t row, int64_t out_row);
@@ -59,6 +66,7 @@ typedef struct {
     const npurt_level *level;
     npurt_gemv_fn *gemv[13];
     npurt_gemm_fn *gemm;
+    npurt_i8_fn *i8;
 } npurt_isa;
 
 extern const npurt_isa npurt_isas[];

@@ -46,6 +46,8 @@ enum npurt_kind {
     NPURT_SILU,     /* out = silu(gate) * up, quantised too */
     NPURT_PACK,     /* GGUF rows -> image */
     NPURT_SPREAD,   /* s = W^T r of an image, for verification */
+    NPURT_PACK_I8,  /* int8 [k][n] -> image of exact integer products */
+    NPURT_I8,       /* y = x . w, int8 x int8 -> int32, exact */
 };
 
 typedef struct {
@@ -102,6 +104,17 @@ typedef struct {
     double *norms; /* [panels] sum of (r * |row|)^2 */
 } npurt_spreading;
 
+/* Exact integer products: x [rows][k], k a multiple of 4 (zeros past the end). */
+typedef struct {
+    const int8_t *b;  /* packing: [real_k][n] with strides in bytes */
+    int64_t stride_k, stride_n, real_k;
+    uint8_t *image;   /* [ceil(n/16)][k/4][16][4] of b + 128 */
+    const int8_t *x;
+    const int32_t *minus; /* [rows] -128 times the sum of a row of x */
+    int32_t *y;       /* [rows][stride], stride >= n */
+    int64_t n, k, stride;
+} npurt_integers;
+
 typedef struct {
     int32_t kind;
     int32_t isa;  /* index of the instruction set to use */
@@ -115,6 +128,7 @@ typedef struct {
         npurt_silu silu;
         npurt_packing packing;
         npurt_spreading spreading;
+        npurt_integers integers;
     } u;
     uint64_t calls; /* runs so far */
     uint64_t rows;  /* rows so far */

@@ -182,8 +182,13 @@ class Program:
         op.n, op.k, op.type = image.n, image.k, image.format.number
         return len(self) - 1
 
-    def spread(self, image: Image, r: npt.NDArray[np.float64], s: npt.NDArray[np.float64],
-               norms: npt.NDArray[np.float64]) -> int:
+    def spread(
+        self,
+        image: Image,
+        r: npt.NDArray[np.float64],
+        s: npt.NDArray[np.float64],
+        norms: npt.NDArray[np.float64],
+    ) -> int:
         """``s = W^T r`` and the squares that bound rounding, for verification."""
         op = self._add("SPREAD").spreading
         op.w.image = self._address(image.data, "uint8_t *")
@@ -191,4 +196,31 @@ class Program:
         op.w.check_r = self._address(r, "double *")
         op.s = self._address(s, "double *")
         op.norms = self._address(norms, "double *")
+        return len(self) - 1
+
+    def pack_i8(self, b: npt.NDArray[np.int8], k: int, image: npt.NDArray[np.uint8]) -> int:
+        """Lay *b* ``[K, N]``, of any strides, out for exact products of *k* >= K columns."""
+        op = self._add("PACK_I8").integers
+        op.b = self._address(b, "int8_t *")
+        op.real_k, op.n = b.shape
+        op.stride_k, op.stride_n = b.strides
+        op.image = self._address(image, "uint8_t *")
+        op.k = k
+        return len(self) - 1
+
+    def multiply_i8(
+        self,
+        x: npt.NDArray[np.int8],
+        minus: npt.NDArray[np.int32],
+        image: npt.NDArray[np.uint8],
+        n: int,
+        y: npt.NDArray[np.int32],
+    ) -> int:
+        """``y[rows, :n] = x @ b``, exact; *minus* is -128 times the sum of each row of x."""
+        op = self._add("I8").integers
+        op.x = self._address(x, "int8_t *")
+        op.minus = self._address(minus, "int32_t *")
+        op.image = self._address(image, "uint8_t *")
+        op.y = self._address(y, "int32_t *")
+        op.n, op.k, op.stride = n, x.shape[1], y.shape[1]
         return len(self) - 1

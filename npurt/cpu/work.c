@@ -68,6 +68,10 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
     case NPURT_SPREAD:
         d.items = ceil_div(op->u.spreading.w.k, RECORD);
         break;
+    case NPURT_PACK_I8:
+    case NPURT_I8:
+        d.items = ceil_div(op->u.integers.n, ROWS);
+        break;
     }
     const int64_t least = ceil_div(d.items, MAX_CHUNKS);
     d.grain = d.grain > least ? d.grain : least;
@@ -210,9 +214,28 @@ static void attend_items(const npurt_attention *op, const npurt_level *level, co
     }
 }
 
-static void single_items(npurt_op *op, const npurt_level *level, const npurt_job *job, int64_t from,
+static void pack_i8(const npurt_integers *op, int64_t panel)
+{
+    uint8_t *out = op->image + panel * ROWS * op->k;
+    memset(out, 128, (size_t) (ROWS * op->k));
+    for (int64_t k = 0; k < op->real_k; k++) {
+        for (int64_t r = 0; r < ROWS && panel * ROWS + r < op->n; r++) {
+            const int8_t *at = op->b + k * op->stride_k + (panel * ROWS + r) * op->stride_n;
+            out[(k / 4 * ROWS + r) * 4 + k % 4] = (uint8_t) (*at + 128);
+        }
+    }
+}
+
+static void multiply_i8(const npurt_integers *op, const npurt_isa *isa, int64_t rows, int64_t panel)
+{
+    const uint8_t *w = op->image + panel * ROWS * op->k;
+    isa->i8(w, op->k / 4, op->x, op->minus, (int) rows, op->y + panel * ROWS, op->stride);
+}
+
+static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *job, int64_t from,
                          int64_t to)
 {
+    const npurt_level *level = isa->level;
     for (int64_t i = from; i < to; i++) {
         switch (op->kind) {
         case NPURT_NORM:
@@ -226,6 +249,12 @@ static void single_items(npurt_op *op, const npurt_level *level, const npurt_job
             break;
         case NPURT_SPREAD:
             level->spread(&op->u.spreading, i);
+            break;
+        case NPURT_PACK_I8:
+            pack_i8(&op->u.integers, i);
+            break;
+        case NPURT_I8:
+            multiply_i8(&op->u.integers, isa, rows_of(op, job), i);
             break;
         }
     }
@@ -252,7 +281,7 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
             y += pieces[i].panels * rows * ROWS;
         }
     } else {
-        single_items(op, isa->level, job, from, to);
+        single_items(op, isa, job, from, to);
     }
 }
 

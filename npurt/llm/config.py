@@ -61,8 +61,10 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), np.ndarray):
             raise _bad(f"{key} differs by layer, which npurt does not run")
-        value = require(metadata, key, int) if default is None else optional(
-            metadata, key, int, default
+        value = (
+            require(metadata, key, int)
+            if default is None
+            else optional(metadata, key, int, default)
         )
         if not 0 < value < 1 << 24:
             raise _bad(f"{key} = {value} is not a sensible count")

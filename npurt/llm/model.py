@@ -143,9 +143,7 @@ class Llama:
 
     # --- Tokens ---------------------------------------------------------------------------------
 
-    def tokenize(
-        self, text: str, add_bos: bool | None = None, special: bool = True
-    ) -> list[int]:
+    def tokenize(self, text: str, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the ids of *text*; see `Tokenizer.encode`."""
         return self.tokenizer.encode(text, add_bos=add_bos, special=special)
 
@@ -241,7 +239,9 @@ class Llama:
     # --- Generation -----------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Any
+    ) -> Iterator[str]: ...
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Any) -> str: ...
     @overload
@@ -316,8 +316,10 @@ class Llama:
                 remedy="use generate() with a plain prompt, or pass chat_template=",
             )
         ends = self.tokenizer
-        text = {n: self.detokenize([i]) if i is not None else "" for n, i in
-                (("bos", ends.bos), ("eos", ends.eos))}
+        text = {
+            n: self.detokenize([i]) if i is not None else ""
+            for n, i in (("bos", ends.bos), ("eos", ends.eos))
+        }
         return ChatTemplate(source, **text)
 
     # --- Accounts -------------------------------------------------------------------------------

@@ -52,7 +52,14 @@ class Report:
         for row in self.rows:
             entry = groups.setdefault(
                 (row.op, row.actual),
-                {"op": row.op, "device": row.actual, "calls": 0, "macs": 0, "bytes": 0, "seconds": 0.0},
+                {
+                    "op": row.op,
+                    "device": row.actual,
+                    "calls": 0,
+                    "macs": 0,
+                    "bytes": 0,
+                    "seconds": 0.0,
+                },
             )
             entry["calls"] += row.calls
             entry["macs"] += row.macs

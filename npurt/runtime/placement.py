@@ -68,6 +68,5 @@ def place(
             packed[i] = device.pack(tensor)
             done(i)
     return [
-        Placed(name, packed[i], device.caps.name, reasons[i])
-        for i, (name, _) in enumerate(tensors)
+        Placed(name, packed[i], device.caps.name, reasons[i]) for i, (name, _) in enumerate(tensors)
     ]

@@ -1,0 +1,88 @@
+"""Quantised matrix products, and small language models, on edge NPUs from Python.
+
+    import npurt
+    y = npurt.matmul(a, b)
+    w = npurt.pack(b, "q8_0")
+    llm = npurt.Llama("qwen.gguf")
+
+Importing npurt opens nothing and reads no environment.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from npurt.errors import (
+    ContextFull,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceTimeout,
+    DownloadError,
+    DriverError,
+    LayoutError,
+    ModelFormatError,
+    NotOffloaded,
+    NpurtError,
+    NumericsError,
+    SettingError,
+    UnsupportedOp,
+    VerificationFailed,
+)
+
+if TYPE_CHECKING:
+    from npurt.llm.gguf import GGUF
+    from npurt.llm.model import Llama
+    from npurt.quant.tensor import QTensor
+    from npurt.runtime.devices import devices, open_device
+    from npurt.runtime.matmul import PackedWeight, matmul, pack
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GGUF",
+    "ContextFull",
+    "DeviceLost",
+    "DeviceNotFound",
+    "DeviceTimeout",
+    "DownloadError",
+    "DriverError",
+    "LayoutError",
+    "Llama",
+    "ModelFormatError",
+    "NotOffloaded",
+    "NpurtError",
+    "NumericsError",
+    "PackedWeight",
+    "QTensor",
+    "SettingError",
+    "UnsupportedOp",
+    "VerificationFailed",
+    "__version__",
+    "devices",
+    "matmul",
+    "open_device",
+    "pack",
+]
+
+_HOMES = {
+    "GGUF": "npurt.llm.gguf",
+    "Llama": "npurt.llm.model",
+    "PackedWeight": "npurt.runtime.matmul",
+    "QTensor": "npurt.quant.tensor",
+    "devices": "npurt.runtime.devices",
+    "matmul": "npurt.runtime.matmul",
+    "open_device": "npurt.runtime.devices",
+    "pack": "npurt.runtime.matmul",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is heavy when it is first used: `import npurt` costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'npurt' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

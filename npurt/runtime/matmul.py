@@ -1,0 +1,286 @@
+"""`matmul` and `pack`: numpy's product, on a device, with quantised operands.
+
+Dtypes: int8 @ int8 gives int32, exact.  Otherwise both operands are float32 (float16 and int8 are
+widened, float64 is rounded) and so is the result.  A packed operand multiplies by its own rules:
+integer formats round the other operand to int8, one scale per 32 along K.
+"""
+
+import atexit
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.device import MAX_EXACT_K, CpuDevice
+from npurt.device import F32, Device, Packed
+from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import find
+from npurt.runtime.devices import open_device
+
+Array = npt.NDArray[Any]
+
+FLOATS = (np.float16, np.float32, np.float64)
+
+
+class PackedWeight:
+    """The right operand of products, on a device: shape ``(K, N)``.
+
+    Made by `pack`.  `tensor` is the quantised weight ``[N, K]`` it was made from.
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    @property
+    def tensor(self) -> QTensor:
+        """The weight as it lies in a file, ``[N, K]``."""
+        return self.packed.tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(K, N)``: what ``a @ w`` sees."""
+        return self.packed.k, self.packed.n
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.packed.nbytes
+
+    @property
+    def device(self) -> str:
+        """Name of the device it is on."""
+        return self.packed.device.caps.name
+
+    def dequantize(self) -> F32:
+        """Return the values, float32 ``[K, N]``."""
+        return self.tensor.T.dequantize()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.tensor.T.__array__(dtype, copy)
+
+    def __repr__(self) -> str:
+        size = self.nbytes / 1e6
+        return (
+            f"PackedWeight({self.tensor.dtype}, shape={self.shape}, {size:.1f} MB on {self.device})"
+        )
+
+
+Operand = npt.ArrayLike | QTensor | PackedWeight
+
+
+@functools.cache
+def shared(name: str) -> Device:
+    """Return the device that products share, opened on first use and closed at exit."""
+    device = open_device(name)
+    atexit.register(device.close)
+    return device
+
+
+def pack(b: npt.ArrayLike | QTensor, dtype: str = "q8_0", *, device: str = "auto") -> PackedWeight:
+    """Quantise *b* and lay it out for *device* once, to multiply by it many times.
+
+    Args:
+        b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, which keeps
+            its codes and its own format.
+        dtype: Format to quantise to: a name such as ``q8_0``, ``q4_0``, ``q4_k``, ``f16``.
+
+    Raises:
+        LayoutError: *b* is not 2-D, or K does not divide into blocks of the format.
+        NumericsError: *b* holds NaN or infinity.
+        UnsupportedOp: The device has no kernel for the format.
+    """
+    return PackedWeight(shared(device).pack(_quantised(b, dtype)))
+
+
+def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
+    if isinstance(b, QTensor):
+        if b.ndim != 2 or not b.transposed:
+            raise LayoutError(
+                f"{b!r} is not a right operand", remedy="pass w.T, of shape (K, N), for w [N, K]"
+            )
+        return b.T
+    array = _as_float(_as_array(b, "b"), "b")
+    if array.ndim != 2:
+        raise LayoutError(
+            f"b has {array.ndim} axes; a weight has two, [K, N]",
+            remedy="pack each matrix by itself",
+        )
+    return QTensor.quantize(np.ascontiguousarray(array.T), find(dtype))
+
+
+def matmul(
+    a: Operand, b: Operand, *, out: Array | None = None, device: str = "auto"
+) -> Array | np.generic:
+    """Return ``a @ b`` as numpy defines it: ``[..., M, K] @ [..., K, N] -> [..., M, N]``.
+
+    One-dimensional operands and batch dimensions behave as in `numpy.matmul`.
+
+    Args:
+        a: Array, or QTensor, whose values are used.
+        b: Array; or `PackedWeight`, or a QTensor's view ``w.T``, which is packed for this call.
+        out: Array of the result's shape and dtype, written and returned.
+        device: Where to multiply; ignored when *b* is packed.
+
+    Raises:
+        LayoutError: Shapes or dtypes do not fit; the message says what to do.
+        NumericsError: *a* holds NaN or infinity and *b* is of an integer format.
+        UnsupportedOp: int8 sums of K > 131071 would not fit int32.
+    """
+    if isinstance(b, PackedWeight):
+        result = _packed(_left(a), b.packed)
+    elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
+        result = _packed(_left(a), shared(device).pack(b.T))
+    else:
+        result = _arrays(_left(a), _right(b), device)
+    return _deliver(result, out)
+
+
+def _left(a: Operand) -> Array:
+    if isinstance(a, PackedWeight):
+        raise LayoutError(
+            "a packed weight can only be the right operand", remedy="pack the other one, or use .T"
+        )
+    return a.dequantize() if isinstance(a, QTensor) else _as_array(a, "a")
+
+
+def _right(b: Operand) -> Array:
+    assert not isinstance(b, PackedWeight)
+    return b.dequantize() if isinstance(b, QTensor) else _as_array(b, "b")
+
+
+def _as_array(x: Any, name: str) -> Array:
+    """Return *x* as an array in native byte order, of a dtype that can be multiplied."""
+    try:
+        array = np.from_dlpack(x) if _only_dlpack(x) else np.asarray(x)
+    except (ValueError, TypeError, BufferError) as error:
+        raise LayoutError(
+            f"{name} cannot be read as an array: {error}", remedy="pass a rectangular numpy array"
+        ) from error
+    if array.dtype != np.int8 and array.dtype.newbyteorder("=") not in FLOATS:
+        raise LayoutError(
+            f"{name} is {array.dtype}; npurt multiplies int8 and float16, 32, 64",
+            remedy=f"convert it, for example {name}.astype(np.float32)",
+        )
+    if array.ndim == 0:
+        raise LayoutError(
+            f"{name} is a single number", remedy="use * to scale; matmul needs at least one axis"
+        )
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _only_dlpack(x: Any) -> bool:
+    return hasattr(x, "__dlpack__") and not hasattr(x, "__array__")
+
+
+def _as_float(array: Array, name: str) -> F32:
+    """Return float32; a float64 that would overflow is refused."""
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32, copy=False)
+    if array.dtype == np.float64 and (np.isinf(narrow) & np.isfinite(array)).any():
+        raise NumericsError(
+            f"{name} holds a value beyond float32, {np.abs(array[np.isfinite(array)]).max():.3g}",
+            remedy="scale it down before multiplying",
+        )
+    return narrow
+
+
+def _mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> LayoutError:
+    return LayoutError(
+        f"shapes {a} and {b} do not multiply: the last axis of a must be the last but one of b",
+        remedy="transpose an operand: a weight w of shape (N, K) multiplies as a @ w.T",
+    )
+
+
+def _packed(a: Array, w: Packed) -> Array:
+    x = _as_float(a, "a")
+    if x.shape[-1] != w.k:
+        raise _mismatch(x.shape, (w.k, w.n))
+    rows = np.ascontiguousarray(x.reshape(-1, w.k))
+    if w.tensor.format.block > 1 and not np.isfinite(rows).all():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
+        raise NumericsError(
+            f"a holds {rows[row, column]} in row {row}, column {column}, which int8 cannot",
+            remedy="mend the input, or pack the weight as f16 or f32",
+        )
+    y = np.empty((len(rows), w.n), np.float32)
+    if y.size and w.k:
+        w.device.matmul(rows, w, y)
+    else:
+        y[:] = 0
+    return y.reshape(*x.shape[:-1], w.n)
+
+
+def _arrays(a: Array, b: Array, device: str) -> Array | np.generic:
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise _mismatch(a.shape, b.shape)
+    exact = a.dtype == b.dtype == np.int8
+    if not exact:
+        a, b = _as_float(a, "a"), _as_float(b, "b")
+    left = a[None, :] if a.ndim == 1 else a
+    right = b[:, None] if b.ndim == 1 else b
+    try:
+        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except ValueError as error:
+        raise _mismatch(a.shape, b.shape) from error
+    shape = (*batch, left.shape[-2], right.shape[-1])
+    y = _exact(left, right, shape, device) if exact else _float(left, right, device)
+    if a.ndim == 1:
+        y = y[..., 0, :]
+    return y[..., 0] if b.ndim == 1 else y
+
+
+def _float(a: F32, b: F32, device: str) -> Array:
+    """Multiply float arrays: by numpy's BLAS on the CPU, the best there is for them."""
+    target = shared(device)
+    if not isinstance(target, CpuDevice):
+        raise UnsupportedOp(
+            f"{target.caps.name} multiplies packed weights only",
+            remedy="pack b first: npurt.pack(b, 'q8_0', device=...)",
+        )
+    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        return np.matmul(a, b)
+
+
+def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArray[np.int32]:
+    if a.shape[-1] > MAX_EXACT_K:
+        raise UnsupportedOp(
+            f"int8 sums over K = {a.shape[-1]} may not fit int32",
+            remedy=f"split K into parts of at most {MAX_EXACT_K} and add them in int64",
+        )
+    target = shared(device)
+    if not isinstance(target, CpuDevice):
+        raise UnsupportedOp(
+            f"{target.caps.name} has no int8 product of plain arrays", remedy="use device='cpu'"
+        )
+    y = np.empty(shape, np.int32)
+    if b.ndim == 2:  # one right operand: all rows at once
+        y[...] = target.matmul_i8(a.reshape(-1, a.shape[-1]), b).reshape(shape)
+        return y
+    lefts = np.broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
+    rights = np.broadcast_to(b, (*shape[:-2], *b.shape[-2:]))
+    for index in np.ndindex(*shape[:-2]):
+        y[index] = target.matmul_i8(lefts[index], rights[index])
+    return y
+
+
+def _deliver(result: Array | np.generic, out: Array | None) -> Array | np.generic:
+    if out is None:
+        return result if np.ndim(result) else result[()]
+    if not isinstance(out, np.ndarray) or (out.shape, out.dtype) != (result.shape, result.dtype):
+        have = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise LayoutError(
+            f"out is {have}, the result {result.dtype} {result.shape}",
+            remedy="pass an array of exactly that dtype and shape, or leave out away",
+        )
+    if not out.flags.writeable:
+        raise LayoutError("out is read-only", remedy="pass an array that can be written")
+    out[...] = result
+    return out
