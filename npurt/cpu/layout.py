@@ -7,6 +7,7 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,7 @@ def _scales(
 def _codes(f: ImageFormat, part: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return ``[16, blocks * 32]`` codes of one record's code area ``[blocks, bytes]``."""
     blocks = len(part)
+    quads: npt.NDArray[Any]
     if f.bits == 8:
         quads = part.reshape(blocks, 8, ROWS, 4)
     else:

@@ -80,7 +80,7 @@ class Program:
         return self.engine.run(self.ops, len(self), rows, position, head)
 
     def _add(self, kind: str, *, head: bool = False) -> Any:
-        op = abi.ffi().new("npurt_op *")
+        op: Any = abi.ffi().new("npurt_op *")
         op.kind = getattr(abi.lib(), f"NPURT_{kind}")
         op.isa = self.engine.isa
         op.head = head

@@ -2,16 +2,16 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import MAX_ROWS
-from npurt.device import F32
+from npurt.device import F32, Device
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm import arch, weights
 from npurt.llm.arch.decoder import Model, Rope, buffers, build, tensors
@@ -19,7 +19,7 @@ from npurt.llm.cache import Cache
 from npurt.llm.chat import ChatTemplate
 from npurt.llm.config import read_config
 from npurt.llm.generate import Generation, Timing
-from npurt.llm.gguf import GGUF
+from npurt.llm.gguf import GGUF, TensorInfo
 from npurt.llm.metadata import optional
 from npurt.llm.progress import Progress
 from npurt.llm.rope import tables
@@ -32,6 +32,8 @@ from npurt.runtime.verify import Sampler as Checks
 from npurt.runtime.verify import mode
 
 USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
+
+T = TypeVar("T")
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -179,9 +181,10 @@ class Llama:
         return out
 
     def eval_last(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, at least one; return the logits of the last ``[n_vocab]``, valid until the next call.
+        """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
 
-        Cheaper than `eval`: the output matrix is multiplied by one row only.
+        They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
+        multiplied by one row only.
         """
         ids = self._valid(ids)
         if not ids:
@@ -196,7 +199,8 @@ class Llama:
                 part = ids[start : start + rows]
                 self._forward(part, len(part) - 1, self._logits)
                 bar.add(len(part))
-        return self._logits[0]
+        row: F32 = self._logits[0]
+        return row
 
     def reset(self) -> None:
         """Forget everything in the cache."""
@@ -237,15 +241,6 @@ class Llama:
         self._cache.require(count)
 
     # --- Generation -----------------------------------------------------------------------------
-
-    @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **options: Any
-    ) -> Iterator[str]: ...
-    @overload
-    def generate(self, prompt: Prompt, *, stream: Literal[False] = ..., **options: Any) -> str: ...
-    @overload
-    def generate(self, prompt: Prompt, *, stream: bool, **options: Any) -> str | Iterator[str]: ...
 
     def generate(
         self,
@@ -301,8 +296,8 @@ class Llama:
             ModelFormatError: The file has no chat template, or a broken one.
         """
         text = self.template.render(list(messages))
-        bos = self.tokenizer.bos
-        printed = bos is not None and text.startswith(self.detokenize([bos]))
+        bos = self._text(self.tokenizer.bos)
+        printed = bool(bos) and text.startswith(bos)
         ids = self.tokenize(text, add_bos=False if printed else None)
         return self.generate(ids, stream=stream, **options)
 
@@ -315,14 +310,29 @@ class Llama:
                 f"{self.path.name} has no chat template",
                 remedy="use generate() with a plain prompt, or pass chat_template=",
             )
-        ends = self.tokenizer
-        text = {
-            n: self.detokenize([i]) if i is not None else ""
-            for n, i in (("bos", ends.bos), ("eos", ends.eos))
-        }
-        return ChatTemplate(source, **text)
+        return ChatTemplate(
+            source, bos=self._text(self.tokenizer.bos), eos=self._text(self.tokenizer.eos)
+        )
+
+    def _text(self, token: int | None) -> str:
+        return "" if token is None else self.detokenize([token])
 
     # --- Accounts -------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """Where products run."""
+        return self._device
+
+    @property
+    def threads(self) -> int:
+        """CPU threads in use."""
+        return self._cpu.engine.threads
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """What the file holds."""
+        return tuple(self._file.tensors.values())
 
     def report(self) -> Report:
         """Return the ledger: what ran where, how long, verified or not."""
@@ -356,12 +366,12 @@ class Llama:
         return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
 
 
-class _Later:
-    """A result being made on another thread."""
+class _Later(Generic[T]):
+    """A value being made on another thread."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._value: Any = None
+        self._value: T | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -372,9 +382,9 @@ class _Later:
         except BaseException as error:  # raised again by result()
             self._error = error
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """Wait, and return what was made or raise what went wrong."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._value
+        return cast(T, self._value)

@@ -4,6 +4,8 @@ Angles are computed in float64; the tables are float32.
 Sources: Su et al. 2021 (rotation); Peng et al. 2023 (yarn); llama.cpp ggml_rope (parameters).
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,12 +40,13 @@ def _kept(scaling: Scaling, n: int, base: float) -> F64:
 
     def dimension(rotations: float) -> float:
         """The index of the frequency that turns that often in the original context."""
-        return n * np.log(scaling.original_context / (2 * np.pi * rotations)) / (2 * np.log(base))
+        turns = scaling.original_context / (2 * math.pi * rotations)
+        return n * math.log(turns) / (2 * math.log(base))
 
     low = max(0.0, np.floor(dimension(scaling.beta_fast)))
     high = min(n - 1.0, np.ceil(dimension(scaling.beta_slow)))
     ramp = (np.arange(n // 2) - low) / max(0.001, high - low)
-    return 1 - np.clip(ramp, 0, 1)
+    return np.asarray(1 - np.clip(ramp, 0, 1))
 
 
 def tables(config: Config, positions: int, divisors: F32 | None = None) -> tuple[F32, F32]:

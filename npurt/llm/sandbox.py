@@ -41,10 +41,7 @@ MAX_INT_BITS = 1 << 12
 MAX_WIDTH = 999  # of one indentation or formatted field, characters
 
 TEXT_METHODS = frozenset(
-    "capitalize count endswith find format index isalnum isalpha isascii isdecimal isdigit "
-    "islower isnumeric isspace istitle isupper join lower lstrip partition removeprefix "
-    "removesuffix replace rfind rpartition rsplit rstrip split splitlines startswith strip "
-    "swapcase title upper".split()
+    ["capitalize", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"]
 )
 METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (str, TEXT_METHODS),
@@ -103,3 +100,298 @@ class Meter:
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
         return value
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """jinja2 as chat templates know it, with a `Meter` on everything.
+
+    One rendering at a time: `meter` is the environment's.
+    Source: what transformers' chat_template_utils.py sets up and llama.cpp's models/templates use.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # nothing of the template runs while it is compiled
+            finalize=_written,
+            extensions=[jinja2.ext.loopcontrols, _Generation],
+            cache_size=0,
+        )
+        self.meter = Meter(0)
+        self.globals = {
+            "range": safe_range,
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # without the type's methods
+            "namespace": _Namespace,
+            "cycler": Cycler,
+            "joiner": Joiner,
+        }
+        own = {
+            "indent": self._indent,
+            "join": self._join,
+            "replace": self._replace,
+            "string": str,
+            "tojson": self._tojson,
+        }
+        self.filters = {name: self._metered(filter) for name, filter in (READING | own).items()}
+        self.filters |= {name: self._metered(f, reads=False) for name, f in PASSING.items()}
+        self.filters |= {
+            "+step": lambda units: self.meter.charge(units),
+            "+made": lambda value: self.meter.made(value),
+            "+weigh": lambda value: self.meter.weigh_container(value),
+            "+join": lambda parts: self._join(parts),
+        }
+        self.tests = {name: self._metered(test) for name, test in TESTS.items()}
+
+    def build(self, source: str) -> Template:
+        """Compile *source* with the charges put in."""
+        tree = _Charges().visit(self.parse(source))
+        tree.set_lineno(1).set_environment(self)
+        return self.from_string(tree)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Refuse every method of a plain value that is not listed."""
+        for kind, names in METHODS:
+            if isinstance(obj, kind):
+                return attr in names
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Pay for a call from the template, and make it."""
+        self.meter.charge(STEP + ELEMENT * (len(args) + len(kwargs)))
+        if not isinstance(obj, Macro):  # which gets its arguments as they are
+            self.meter.weigh(args)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            args = self._text_call(owner, obj.__name__, args)
+        return self.meter.made(super().call(context, obj, *args, **kwargs))
+
+    def _text_call(self, text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Pay for a method of *text*; return its arguments, iterators made lists."""
+        self.meter.charge(len(text))
+        if method == "replace":
+            self._pay_replace(text, *args)
+        if method in ("rfind", "rpartition", "rsplit") and args:  # CPython's is length x length
+            self.meter.charge(len(text) * len(args[0] or ""))
+        if method == "join":
+            parts = list(*args)
+            self.meter.weigh(parts)
+            self.meter.charge(len(text) * len(parts))
+            return (parts,)
+        return args
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Pay for every field of ``str.format``, and keep its width from being a bomb."""
+        format_method = super().wrap_str_format(value)
+        if format_method is None:
+            return None
+
+        @wraps(format_method)
+        def paid(*args: Any, **kwargs: Any) -> str:
+            for _, name, spec, _ in string.Formatter().parse(value.__self__):
+                if "{" in (spec or "") or re.search(r"\d{4}", spec or ""):
+                    raise SecurityError(f"a field wider than {MAX_WIDTH}, or of unknown width")
+                if name is not None:
+                    self.meter.weigh((args, kwargs))
+                    self.meter.charge(MAX_WIDTH)
+            return format_method(*args, **kwargs)
+
+        return paid
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Pay for what ``+`` and ``*`` make; refuse what may be a bomb."""
+        self.meter.charge(STEP)
+        if operator == "%" and isinstance(left, str):
+            raise SecurityError("% formats text: use ~ or format()")
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * right > MAX_INT_BITS:
+                raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
+        if operator == "*" and isinstance(left, int):
+            left, right = right, left
+        if operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
+            self.meter.charge(ELEMENT * len(left) * max(0, right))
+        return self.meter.made(super().call_binop(context, operator, left, right))
+
+    def _metered(self, function: Callable[..., Any], *, reads: bool = True) -> Callable[..., Any]:
+        """Return *function* with charges; *reads* says that it looks into its arguments."""
+
+        @wraps(function)
+        def paid(*args: Any, **kwargs: Any) -> Any:
+            self.meter.charge(STEP)
+            if reads:
+                self.meter.weigh((args, kwargs))
+            return self.meter.made(function(*args, **kwargs))
+
+        return paid
+
+    def _join(self, value: Any, separator: str = "", attribute: str | None = None) -> str:
+        if attribute is not None:
+            value = map(filters.make_attrgetter(self, attribute), value)
+        parts = list(value)
+        self.meter.weigh(parts)
+        self.meter.charge(len(str(separator)) * len(parts))
+        return str(separator).join(map(str, parts))
+
+    def _pay_replace(self, text: str, old: str, new: str, count: int = -1) -> None:
+        found = text.count(old)
+        rounds = found if count < 0 else min(found, count)
+        self.meter.charge(len(text) + rounds * len(new))
+
+    def _replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
+        text = str(value)
+        self._pay_replace(text, old, new, -1 if count is None else count)
+        return text.replace(old, new, -1 if count is None else count)
+
+    def _indent(
+        self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
+        text = str(value)
+        size = width if isinstance(width, int) else len(width)
+        if size > MAX_WIDTH:
+            raise SecurityError(f"an indentation of more than {MAX_WIDTH}")
+        self.meter.charge((1 + len(text.splitlines())) * max(0, size))
+        return filters.do_indent(text, width, first, blank)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Return *value* as JSON.  Unlike jinja's own, markup characters are left as they are."""
+        if indent is not None and indent > MAX_WIDTH:
+            raise SecurityError(f"an indentation of more than {MAX_WIDTH}")
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return "".join(self.meter.made(chunk) for chunk in encoder.iterencode(value))
+
+
+# Filters that hand on what they are given, or elements of it.
+PASSING: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "count": len,
+    "d": filters.do_default,
+    "default": filters.do_default,
+    "first": filters.do_first,
+    "items": filters.do_items,
+    "last": filters.do_last,
+    "length": len,
+    "list": filters.do_list,
+    "map": filters.do_map,
+    "reject": filters.do_reject,
+    "rejectattr": filters.do_rejectattr,
+    "reverse": filters.do_reverse,
+    "safe": lambda value: value,  # nothing is escaped
+    "select": filters.do_select,
+    "selectattr": filters.do_selectattr,
+}
+# Filters that turn it into text, or compare it.
+READING: dict[str, Callable[..., Any]] = {
+    "capitalize": filters.do_capitalize,
+    "dictsort": filters.do_dictsort,
+    "float": filters.do_float,
+    "int": filters.do_int,
+    "lower": filters.do_lower,
+    "max": filters.do_max,
+    "min": filters.do_min,
+    "sort": filters.do_sort,
+    "title": filters.do_title,
+    "trim": filters.do_trim,
+    "unique": filters.do_unique,
+    "upper": filters.do_upper,
+}
+
+
+@pass_environment
+def _written(environment: BoundedEnvironment, value: Any) -> Any:
+    """Pay for a value that is about to be written out as text."""
+    environment.meter.weigh(value)
+    return value
+
+
+class _Namespace(Namespace):
+    """A namespace that does not write itself out: what is in it may be large."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}``: marks what a model is trained on; as if absent."""
+
+    tags = frozenset({"generation"})  # jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Charges(NodeTransformer):
+    """Puts a charge wherever generated code would work without asking the environment."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        if node.test is not None:  # it is asked of every element, and the body may never run
+            node.test = nodes.And(_filtered(nodes.Const(STEP), "+step"), node.test)
+        return self._charge_body(node)
+
+    def _charge_body(self, node: Any) -> Any:
+        self.generic_visit(node)
+        text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(STEP + text), "+step")))
+        return node
+
+    visit_Macro = visit_CallBlock = visit_Block = _charge_body
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), "+join")
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filtered(node, "+made")
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if node.ctx == "store" else _filtered(node, "+made")
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
+        self.generic_visit(node)
+        node.key = _weighed(node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            return _filtered(node, "+made")
+        node.arg = _weighed(node.arg)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = _weighed(operand.expr)
+        return node
+
+    def _refuse(self, node: nodes.Node) -> None:
+        name = type(node).__name__.lower()
+        raise TemplateSyntaxError(f"a chat template has no use for {name}", node.lineno)
+
+    visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse
+    visit_ScopedEvalContextModifier = _refuse
+
+
+def _weighed(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _filtered(node, "+weigh")
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)

@@ -7,7 +7,7 @@ integer formats round the other operand to int8, one scale per 32 along K.
 
 import atexit
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +217,7 @@ def _packed(a: Array, w: Packed) -> Array:
     return y.reshape(*x.shape[:-1], w.n)
 
 
-def _arrays(a: Array, b: Array, device: str) -> Array | np.generic:
+def _arrays(a: Array, b: Array, device: str) -> Array:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise _mismatch(a.shape, b.shape)
@@ -234,7 +234,7 @@ def _arrays(a: Array, b: Array, device: str) -> Array | np.generic:
     y = _exact(left, right, shape, device) if exact else _float(left, right, device)
     if a.ndim == 1:
         y = y[..., 0, :]
-    return y[..., 0] if b.ndim == 1 else y
+    return np.asarray(y[..., 0] if b.ndim == 1 else y)
 
 
 def _float(a: F32, b: F32, device: str) -> Array:
@@ -246,7 +246,7 @@ def _float(a: F32, b: F32, device: str) -> Array:
             remedy="pack b first: npurt.pack(b, 'q8_0', device=...)",
         )
     with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        return np.matmul(a, b)
+        return np.asarray(np.matmul(a, b))
 
 
 def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArray[np.int32]:
@@ -271,9 +271,9 @@ def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArr
     return y
 
 
-def _deliver(result: Array | np.generic, out: Array | None) -> Array | np.generic:
+def _deliver(result: Array, out: Array | None) -> Array | np.generic:
     if out is None:
-        return result if np.ndim(result) else result[()]
+        return result if result.ndim else cast(np.generic, result[()])
     if not isinstance(out, np.ndarray) or (out.shape, out.dtype) != (result.shape, result.dtype):
         have = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise LayoutError(

@@ -1,0 +1,69 @@
+# The commands of this project.  Everything they install goes into .venv, but for the emulators that
+# `make test` needs (.ci/qemu).
+
+PYTHON ?= python3
+PROMPT ?= The three things that matter most when you run a language model on a small board are
+
+BIN := .venv/bin
+MODELS := smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
+C_FILES = $(shell find $(wildcard npurt dsp sim tests) -name '*.[ch]')
+
+.PHONY: help demo test models wheels lint clean
+
+help:
+	@echo 'make demo    install npurt into .venv, fetch a small model and let it write'
+	@echo 'make test    run the linters and every test'
+	@echo 'make models  fetch the three models that the tests and benchmarks run'
+	@echo 'make wheels  build the wheels of x86_64 and aarch64 into dist/'
+	@echo 'make lint    run the linters'
+	@echo 'make clean   remove what was built, but not .venv and models'
+
+demo: .venv/installed
+	$(BIN)/npurt models fetch smollm2-135m
+	$(BIN)/python examples/generate.py -m models/SmolLM2-135M-Instruct.Q4_1.gguf -p "$(PROMPT)"
+
+test: .venv/dev lint
+	.ci/qemu
+	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(MAKE) --no-print-directory models
+	$(BIN)/python -m pytest --cov
+
+models: .venv/installed
+	@set -e; for model in $(MODELS); do $(BIN)/npurt models fetch $$model; done
+
+# Reproducible: the same sources give the same bytes in any folder.  Python's own build tools read
+# _PYTHON_HOST_PLATFORM as the platform to build for.
+wheels: .venv/dev
+	@set -e; for arch in x86_64 aarch64; do \
+		_PYTHON_HOST_PLATFORM=linux-$$arch $(BIN)/python -m hatchling build -t wheel -d dist; \
+	done
+	@cd dist && sha256sum *.whl
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+
+clean:
+	rm -rf build dist npurt/cpu/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(wildcard npurt tests examples bench sim) -name __pycache__ -prune -exec rm -rf {} +
+
+# --- the virtual environment -----------------------------------------------------------------
+
+.venv/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'npurt needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo 'this Python has no venv; on Debian and Ubuntu: apt-get install python3-venv'; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+# Installed in place, so that a change to a Python file needs no new install.
+.venv/installed: .venv/made pyproject.toml $(wildcard npurt/cpu/*.[ch] npurt/cpu/*.inc)
+	$(BIN)/pip install --editable .
+	@touch $@
+
+.venv/dev: .venv/made pyproject.toml
+	$(BIN)/pip install --editable '.[dev]'
+	@touch $@ .venv/installed

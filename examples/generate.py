@@ -1,0 +1,39 @@
+"""Continue a prompt.
+
+    python examples/generate.py -m qwen.gguf -p "def quicksort(" -n 64
+
+Takes the flags of llama-cli: -m -p -n -c -t --temp --top-k --top-p --min-p --seed -dev.
+"""
+
+import argparse
+import sys
+
+import npurt
+from npurt.cli import options
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Continue a prompt.")
+    parser.add_argument(
+        "-p", "--prompt", default="The capital of France is", help="text to continue"
+    )
+    parser.add_argument("--report", action="store_true", help="print the ledger at the end")
+    options.add_model(parser)
+    options.add_sampling(parser)
+    args = parser.parse_args()
+
+    with npurt.Llama(args.model, **options.model(args)) as llm:
+        print(args.prompt, end="", flush=True)
+        for piece in llm.generate(args.prompt, stream=True, **options.sampling(args)):
+            print(piece, end="", flush=True)
+        report = llm.report()
+        print(f"\n\n{report.table()}" if args.report else "\n")
+        print(f"{llm.timing.line()}; {report.line()}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except npurt.NpurtError as error:
+        sys.exit(f"generate.py: {error}")

@@ -1,0 +1,43 @@
+"""The command `npurt`: one verb, one library call, printed.
+
+Exit status: 0 done, 1 failed, 2 usage, 130 interrupted.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from npurt.cli import bench, chat, devices, models, perplexity, run
+from npurt.errors import NpurtError
+from npurt.settings import DEBUG, read
+
+VERBS = (run, chat, bench, perplexity, devices, models)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    top = argparse.ArgumentParser(
+        prog="npurt", description="Quantised products and small language models on edge NPUs."
+    )
+    verbs = top.add_subparsers(required=True, metavar="VERB")
+    for verb in VERBS:
+        verb.add(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except NpurtError as error:
+        if read(DEBUG, int):
+            raise
+        print(f"npurt: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,146 @@
+"""`npurt bench`: tokens per second, in llama-bench's terms; `npurt bench matmul`: one product."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
+
+
+def add(verbs: Any) -> None:
+    """Add the verb and its one sub-verb."""
+    parser = verbs.add_parser("bench", help="measure prefill, decode or one product")
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE")
+    parser.add_argument("-p", "--n-prompt", type=_counts, default="512", metavar="N[,N]",
+                        help="tokens of each prefill test; 0: none")  # fmt: skip
+    parser.add_argument("-n", "--n-gen", type=_counts, default="128", metavar="N[,N]",
+                        help="tokens of each decode test; 0: none")  # fmt: skip
+    parser.add_argument("-d", "--n-depth", type=int, default=0, help="tokens in the cache before")
+    parser.add_argument("-r", "--repetitions", type=int, default=5)
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("-b", "--batch-size", type=int, default=512)
+    parser.add_argument("-dev", "--device", metavar="NAME")
+    parser.add_argument("--verify", choices=("off", "sample", "always"))
+    parser.add_argument("--report", action="store_true", help="print the ledger too")
+    parser.add_argument("--json", action="store_true", help="a JSON list of rows")
+    parser.add_argument("--compare", metavar="FILE", help="rows of an earlier --json run")
+    parser.set_defaults(run=run, usage_error=parser.error)
+    _add_matmul(parser.add_subparsers(metavar="matmul"))
+
+
+def _add_matmul(verbs: Any) -> None:
+    parser = verbs.add_parser("matmul", help="one product y[m, n] = x[m, k] w[n, k]^T")
+    for size in "mkn":
+        parser.add_argument(f"--{size}", type=int, required=True)
+    parser.add_argument("--type", default="q4_0", help="format of w, or i8 for exact integers")
+    parser.add_argument("-dev", "--device", metavar="NAME")
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("-r", "--repetitions", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run_matmul)
+
+
+def _counts(text: str) -> list[int]:
+    """Read ``128,512``; zeros mean none."""
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 0:
+        raise ValueError(text)
+    return [count for count in counts if count]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure every model and print a table, JSON, or the ratio to an earlier run."""
+    from npurt.llm.bench import bench
+
+    if not args.model:
+        args.usage_error("the following arguments are required: -m/--model")
+    rows = []
+    for path in args.model:
+        options = {"device": args.device, "n_threads": args.threads, "n_batch": args.batch_size}
+        measured, report = bench(
+            path,
+            prompts=args.n_prompt,
+            generations=args.n_gen,
+            depth=args.n_depth,
+            repetitions=args.repetitions,
+            verify=args.verify,
+            **options,
+        )
+        rows += measured
+        if args.report:
+            print(report.table(), file=sys.stderr)
+    if args.json:
+        print(json.dumps(rows))
+    else:
+        print(table(rows))
+    if args.compare:
+        print(compare(rows, args.compare), file=sys.stderr if args.json else sys.stdout)
+    return 0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a markdown table."""
+    lines = [COLUMNS, tuple("-" * len(c) for c in COLUMNS)]
+    for row in rows:
+        lines.append(
+            (
+                row["model"],
+                f"{row['size'] / 2**20:.2f} MiB",
+                f"{row['parameters'] / 1e6:.2f} M",
+                row["device"],
+                str(row["threads"]),
+                row["test"],
+                f"{row['tokens_per_second']:.2f}",
+                f"{row['deviation']:.2f}",
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def compare(rows: list[dict[str, Any]], path: str) -> str:
+    """Return the ratio of *rows* to the rows in the file *path*, test by test."""
+    from npurt.cli.options import text_of
+    from npurt.errors import NpurtError
+
+    try:
+        old = {(r["model"], r["test"]): r["tokens_per_second"] for r in json.loads(text_of(path))}
+    except (ValueError, TypeError, KeyError) as error:
+        raise NpurtError(
+            f"{path} does not hold rows of `npurt bench --json`",
+            remedy="make it with: npurt bench -m FILE --json > FILE.json",
+        ) from error
+    lines = []
+    for row in rows:
+        before = old.get((row["model"], row["test"]))
+        now = row["tokens_per_second"]
+        said = (
+            f"{before:.2f} -> {now:.2f}, ratio {now / before:.3f}" if before else "not in the file"
+        )
+        lines.append(f"{row['model']} {row['test']}: {said}")
+    return "\n".join(lines)
+
+
+def run_matmul(args: argparse.Namespace) -> int:
+    """Measure one product."""
+    from npurt.runtime.bench import bench_matmul
+
+    row = bench_matmul(
+        args.m,
+        args.k,
+        args.n,
+        args.type,
+        device=args.device,
+        threads=args.threads,
+        repetitions=args.repetitions,
+    )
+    if args.json:
+        print(json.dumps(row))
+    else:
+        for name, value in row.items():
+            print(f"{name:8}  {value}")
+    return 0

@@ -1,0 +1,79 @@
+"""Flags that several verbs share, named as in llama-cli, and what they mean for the library."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import NpurtError
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add what opens a model."""
+    group = parser.add_argument_group("model")
+    group.add_argument("-m", "--model", required=True, metavar="FILE", help="GGUF file")
+    group.add_argument("-dev", "--device", metavar="NAME", help="cpu, hexagon, rknpu or auto")
+    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
+    group.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of the context")
+    group.add_argument("-b", "--batch-size", type=int, default=512, metavar="N",
+                       help="tokens evaluated at once, at most 512")  # fmt: skip
+    group.add_argument("--kv-type", default="f16", choices=("f16", "f32"), help="of the KV cache")
+    group.add_argument("--verify", choices=("off", "sample", "always"), help="check results")
+    group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
+    group.add_argument("--context-shift", action="store_true",
+                       help="forget the oldest half when the context is full")  # fmt: skip
+
+
+def model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `Llama` besides the path."""
+    return {
+        "device": args.device,
+        "n_ctx": args.ctx_size,
+        "n_batch": args.batch_size,
+        "n_threads": args.threads,
+        "kv_type": args.kv_type,
+        "verify": args.verify,
+        "strict": args.strict,
+        "context_shift": args.context_shift,
+    }
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add what decides each token."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("-n", "--n-predict", type=int, metavar="N", help="most tokens to generate")
+    group.add_argument("--temp", type=float, default=0.8, help="0: the likeliest token each time")
+    group.add_argument("--top-k", type=int, default=40, help="keep the K likeliest; 0: all")
+    group.add_argument("--top-p", type=float, default=0.95, help="keep that much probability")
+    group.add_argument("--min-p", type=float, default=0.05, help="keep this share of the best's")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, help="1: none")
+    group.add_argument("-s", "--seed", type=int, help="of the random numbers")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT",
+                       help="end before this text; may be repeated")  # fmt: skip
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `Llama.generate` and `Llama.chat`."""
+    return {
+        "max_tokens": args.n_predict,
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "seed": args.seed,
+        "stop": args.stop,
+    }
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        NpurtError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NpurtError(
+            f"cannot read {path}: {error}", remedy="check the path; UTF-8 is needed"
+        ) from error

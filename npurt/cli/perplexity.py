@@ -1,0 +1,34 @@
+"""`npurt perplexity`: how surprised a model is by a text."""
+
+import argparse
+import json
+from typing import Any
+
+from npurt.cli import options
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("perplexity", help="measure perplexity on a text")
+    parser.add_argument("-f", "--file", required=True, metavar="FILE", help="UTF-8 text")
+    parser.add_argument("--chunks", type=int, metavar="N", help="use only the first N chunks")
+    options.add_model(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run, ctx_size=512)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the perplexity and its error, running value by chunk on a terminal."""
+    from npurt.llm.model import Llama
+    from npurt.llm.perplexity import perplexity
+
+    text = options.text_of(args.file)
+    with Llama(args.model, **options.model(args)) as llm:
+        result = perplexity(llm, text, chunks=args.chunks)
+    if args.json:
+        print(json.dumps({"perplexity": result.value, "error": result.error,
+                          "tokens": result.tokens, "chunks": result.chunks}))  # fmt: skip
+    else:
+        print(f"perplexity {result.value:.4f} +- {result.error:.4f} "
+              f"({result.tokens} tokens in {result.chunks} chunks of {args.ctx_size})")  # fmt: skip
+    return 0

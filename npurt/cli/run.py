@@ -1,0 +1,52 @@
+"""`npurt run`: continue a prompt."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from npurt.cli import options
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("run", help="continue a prompt")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
+    source.add_argument("-f", "--file", metavar="FILE", help="file that holds it")
+    options.add_model(parser)
+    options.add_sampling(parser)
+    parser.add_argument("--report", action="store_true", help="print the ledger at the end")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stream the text to stdout and the account to stderr."""
+    from npurt.llm.model import Llama
+
+    prompt = args.prompt if args.file is None else options.text_of(args.file)
+    with Llama(args.model, **options.model(args)) as llm:
+        pieces = []
+        for piece in llm.generate(prompt, stream=True, **options.sampling(args)):
+            pieces.append(piece)
+            if not args.json:
+                print(piece, end="", flush=True)
+        report = llm.report()
+        if args.json:
+            timing = dataclasses.asdict(llm.timing)
+            timing |= {
+                "prefill_rate": llm.timing.prefill_rate,
+                "decode_rate": llm.timing.decode_rate,
+            }
+            text = "".join(pieces)
+            print(
+                json.dumps({"text": text, "timing": timing, "report": json.loads(report.to_json())})
+            )
+            return 0
+        print()
+        if args.report:
+            print(report.table(), file=sys.stderr)
+        print(f"{llm.timing.line()}; {report.line()}", file=sys.stderr)
+    return 0
