@@ -2,10 +2,9 @@
 # `make test` needs (.ci/qemu).
 
 PYTHON ?= python3
-PROMPT ?= The three things that matter most when you run a language model on a small board are
+PROMPT ?= Once upon a time, a very small computer
 
 BIN := .venv/bin
-MODELS := smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 C_FILES = $(shell find $(wildcard npurt dsp sim tests) -name '*.[ch]')
 
 .PHONY: help demo test models wheels lint clean
@@ -19,8 +18,9 @@ help:
 	@echo 'make clean   remove what was built, but not .venv and models'
 
 demo: .venv/installed
-	$(BIN)/npurt models fetch smollm2-135m
-	$(BIN)/python examples/generate.py -m models/SmolLM2-135M-Instruct.Q4_1.gguf -p "$(PROMPT)"
+	$(BIN)/npurt models fetch smollm2-135m --folder models
+	$(BIN)/python examples/generate.py -m models/SmolLM2-135M-Instruct.Q4_1.gguf -n 128 \
+		-p "$(PROMPT)"
 
 test: .venv/dev lint
 	.ci/qemu
@@ -29,7 +29,7 @@ test: .venv/dev lint
 	$(BIN)/python -m pytest --cov
 
 models: .venv/installed
-	@set -e; for model in $(MODELS); do $(BIN)/npurt models fetch $$model; done
+	$(BIN)/npurt models fetch
 
 # Reproducible: the same sources give the same bytes in any folder.  Python's own build tools read
 # _PYTHON_HOST_PLATFORM as the platform to build for.
@@ -46,7 +46,8 @@ lint: .venv/dev
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 clean:
-	rm -rf build dist npurt/cpu/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv/installed .venv/dev build dist npurt/cpu/*.so
+	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard npurt tests examples bench sim) -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the virtual environment -----------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import npurt
 from npurt import build
 from tests import elf
 
@@ -55,7 +56,9 @@ def run_c(tmp_path, target, files, **options):
     return subprocess.run(command, check=True, text=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize(("target", "name", "granted"), GRANTED, ids=lambda v: str(v)[:15])
+@pytest.mark.parametrize(
+    ("target", "name", "granted"), GRANTED, ids=[f"{target}-{name}" for target, name, _ in GRANTED]
+)
 def test_the_name_of_a_source_grants_its_instruction_sets_and_no_more(
     target, name, granted, tmp_path
 ):
@@ -262,19 +265,21 @@ def test_a_wheel_made_in_another_folder_is_equal_to_the_byte(wheel, tmp_path):
 
 def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    version = PYPROJECT["project"]["version"]
     python = {
         str(path.relative_to(PROJECT))
         for path in (PROJECT / "npurt").rglob("*.py")
         if path != PROJECT / "npurt/build.py"
     }
 
-    assert wheel.name == f"npurt-{version}-py3-none-manylinux_2_28_{target_of(wheel)}.whl"
+    assert wheel.name == f"npurt-{npurt.__version__}-py3-none-manylinux_2_28_{target_of(wheel)}.whl"
     assert {name for name in names if name.startswith("npurt/")} == python | {
         "npurt/py.typed",
         "npurt/cpu/libnpurt_cpu.so",
     }
-    assert {name.partition("/")[0] for name in names} == {"npurt", f"npurt-{version}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {
+        "npurt",
+        f"npurt-{npurt.__version__}.dist-info",
+    }
 
 
 def test_the_library_needs_nothing_newer_than_glibc_2_28(library, wheel):

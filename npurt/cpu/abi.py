@@ -46,7 +46,7 @@ def load(path: Path) -> Any:
     have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
     if have != want:
         raise DeviceNotFound(
-            f"{path} was built from another version of npurt_cpu.h (ops of {have}, not {want} bytes)",
+            f"{path} was built from another npurt_cpu.h: its ops have {have} bytes, not {want}",
             remedy="reinstall npurt; in a checkout run `pip install -e .` again",
         )
     return lib

@@ -134,7 +134,7 @@ class CpuDevice(Device):
             self.engine.settle()
 
     def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-        """Return ``a @ b``, exact: a int8 ``[M, K]``, b int8 ``[K, N]``, K at most `MAX_EXACT_K`."""
+        """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`."""
         (m, k), n = a.shape, b.shape[1]
         if not (m and k and n):
             return np.zeros((m, n), np.int32)

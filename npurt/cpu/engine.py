@@ -20,15 +20,7 @@ F32 = npt.NDArray[np.float32]
 MAX_ROWS = 512  # of one run (work.h)
 GROUP = 32  # columns that share an activation scale
 
-# What quantising an input makes, by field of npurt_input: C type, dtype, entries per 32 columns.
-QUANTISED = {
-    "codes": ("int8_t *", np.int8, GROUP),
-    "scales": ("float *", np.float32, 1),
-    "sums32": ("float *", np.float32, 1),
-    "sums16": ("float *", np.float32, 2),
-    "minus32": ("int32_t *", np.int32, 1),
-    "minus16": ("int32_t *", np.int32, 2),
-}
+BLOCK_BYTES = 32  # of an npurt_block
 
 
 def empty(rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -52,19 +44,18 @@ class Input:
         self.rows = rows
         self.k = k
         self.values: F32 = empty(rows, k)
-        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        self.quantised = quantised
         if quantised:
-            self.arrays = {
-                name: empty(rows, k // GROUP * entries, dtype)
-                for name, (_, dtype, entries) in QUANTISED.items()
-            }
+            self.codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
+            self.blocks: npt.NDArray[np.uint8] = empty(rows, k // GROUP * BLOCK_BYTES, np.uint8)
 
     def fill(self, struct: Any) -> None:
         """Write the addresses into the npurt_input *struct*."""
         struct.values = pointer("float *", self.values)
         struct.k = self.k
-        for name, array in self.arrays.items():
-            setattr(struct, name, pointer(QUANTISED[name][0], array))
+        if self.quantised:
+            struct.codes = pointer("int8_t *", self.codes)
+            struct.blocks = pointer("npurt_block *", self.blocks)
 
 
 class Engine:

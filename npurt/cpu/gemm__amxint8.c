@@ -41,24 +41,23 @@ static void configure(int group, int last_rows)
 
 /* Scales one group's dot products of `rows` rows into y. */
 INLINE void scale_rows(const npurt_tile *w, int at, const npurt_input *x, int64_t row, int rows,
-                       int64_t block, int64_t of_row, const int32_t (*dots)[ROWS], float *y)
+                       int64_t block, const int32_t (*dots)[ROWS], float *y)
 {
-    const int64_t blocks = x->k / BLOCK, groups = x->k / w->group;
+    const int64_t blocks = x->k / BLOCK;
     const __m512 scale = _mm512_load_ps(w->scales[at]);
     const __m512 offset = _mm512_load_ps(w->offsets[at]);
     for (int r = 0; r < rows; r++) {
-        const int64_t in = (row + r) * groups + of_row;
+        const npurt_block *b = x->blocks + (row + r) * blocks + block;
         __m512i dot = _mm512_load_si512(dots[r]);
         if (w->shift >= 0) {
-            const int32_t minus = w->group == 32 ? x->minus32[in] : x->minus16[in];
+            const int32_t minus = w->group == 32 ? b->minus : b->minuses[at % 2];
             dot = _mm512_add_epi32(dot, _mm512_set1_epi32(minus << w->shift));
         }
-        const float scale_x = x->scales[(row + r) * blocks + block];
         __m512 sum = _mm512_loadu_ps(y + r * ROWS);
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, _mm512_set1_ps(scale_x)),
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, _mm512_set1_ps(b->scale)),
                               sum);
         if (w->offset) {
-            const float s = w->group == 32 ? x->sums32[in] : x->sums16[in];
+            const float s = w->group == 32 ? b->sum : b->sums[at % 2];
             sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(s), sum);
         }
         _mm512_storeu_ps(y + r * ROWS, sum);
@@ -92,7 +91,7 @@ INLINE void full_tiles(int tiles, const npurt_tile *w, const npurt_input *x, int
             _tile_stored(C2, dots[2], 64);
         }
         for (int t = 0; t < (tiles > 1 ? 3 : 1); t++) {
-            scale_rows(w, at, x, row + 16 * t, 16, block + b, of_row, dots[t], y + 16 * t * ROWS);
+            scale_rows(w, at, x, row + 16 * t, 16, block + b, dots[t], y + 16 * t * ROWS);
         }
     }
 }
@@ -111,7 +110,7 @@ static void last_rows(int rows, const npurt_tile *w, const npurt_input *x, int64
         _tile_loadd(6, x->codes + row * x->k + of_row * w->group, (size_t) x->k);
         _tile_dpbsud(C3, 6, B);
         _tile_stored(C3, dots, 64);
-        scale_rows(w, at, x, row, rows, block + b, of_row, dots, y);
+        scale_rows(w, at, x, row, rows, block + b, dots, y);
     }
 }
 

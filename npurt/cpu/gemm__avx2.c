@@ -30,7 +30,7 @@ INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const
         const __m256 offset = _mm256_load_ps(w->offsets[at] + 8 * half);
 #pragma clang loop unroll(full)
         for (int r = 0; r < count; r++) {
-            const int64_t in = (row + r) * blocks * per_block + of_row;
+            const npurt_block *b = x->blocks + (row + r) * blocks + block + at / per_block;
             __m256i xq[8];
             for (int i = 0; i < quads; i++) {
                 int32_t four;
@@ -39,14 +39,13 @@ INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const
             }
             __m256i dot = dot_avx2(bits, quads, q, xq);
             if (bits != 8 && w->shift >= 0) {
-                const int32_t minus = group == 32 ? x->minus32[in] : x->minus16[in];
+                const int32_t minus = group == 32 ? b->minus : b->minuses[at % 2];
                 dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus << w->shift));
             }
-            const float scale_x = x->scales[(row + r) * blocks + block + at / per_block];
             y[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot),
-                                   _mm256_mul_ps(scale, _mm256_set1_ps(scale_x)), y[r]);
+                                   _mm256_mul_ps(scale, _mm256_set1_ps(b->scale)), y[r]);
             if (w->offset) {
-                const float sum = group == 32 ? x->sums32[in] : x->sums16[in];
+                const float sum = group == 32 ? b->sum : b->sums[at % 2];
                 y[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(sum), y[r]);
             }
         }

@@ -6,89 +6,112 @@
  * Needs   AVX512F/BW/DQ/VL and VNNI.
  * Exact   as gemv: same operations in the same order for each element.
  * Why     eight rows share each vector of weights; x comes as embedded broadcasts, so a step is
- *         one load and one vpdpbusd, and eight chains hide its latency.
+ *         one load and one vpdpbusd.  Eight independent chains hide its latency only if they are
+ *         interleaved, and compilers like to finish one after the other: hence `fence`.
  */
 #include "kernels.h"
 #include <immintrin.h>
 
-INLINE void some_rows(int count, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
-                      int64_t block, float *out)
+/* Keeps what feeds the eight sums before it from moving past it; no instruction. */
+#define fence(d)                                                                                   \
+    __asm__("" : "+v"((d)[0]), "+v"((d)[1]), "+v"((d)[2]), "+v"((d)[3]), "+v"((d)[4]),             \
+            "+v"((d)[5]), "+v"((d)[6]), "+v"((d)[7]))
+
+/* What is known of a tile when the code is compiled. */
+typedef struct {
+    int rows, group, biased, offset;
+} npurt_shape;
+
+/* Adds one group of one block to the sums of s.rows rows. */
+INLINE void one_group(npurt_shape s, const npurt_tile *w, int b, int g, const int8_t *codes,
+                      int64_t k, const npurt_block *x, int64_t blocks, __m512 *y)
 {
-    const int64_t blocks = x->k / BLOCK;
-    const int per_block = BLOCK / group;
-    __m512 y[8];
+    const int quads = s.group / 4, at = b * (BLOCK / s.group) + g;
+    __m512i dot[8];
 #pragma clang loop unroll(full)
-    for (int r = 0; r < count; r++) {
-        y[r] = _mm512_loadu_ps(out + r * ROWS);
-    }
-    for (int b = 0; b < w->blocks; b++) {
-        for (int g = 0; g < per_block; g++) {
-            const int at = b * per_block + g;
-            const __m512 scale = _mm512_load_ps(w->scales[at]);
-            const int64_t of_row = (block + b) * per_block + g;
-            __m512i dot[8];
-#pragma clang loop unroll(full)
-            for (int r = 0; r < count; r++) {
-                const int64_t in = (row + r) * blocks * per_block + of_row;
-                const int32_t minus = group == 32 ? x->minus32[in] : x->minus16[in];
-                dot[r] = w->shift < 0 ? _mm512_setzero_si512()
-                                      : _mm512_slli_epi32(_mm512_set1_epi32(minus),
-                                                          (unsigned) w->shift);
-            }
-#pragma clang loop unroll(full)
-            for (int i = 0; i < group / 4; i++) {
-                const __m512i q = _mm512_load_si512(w->codes[b][g * (group / 4) + i]);
-#pragma clang loop unroll(full)
-                for (int r = 0; r < count; r++) {
-                    int32_t four;
-                    memcpy(&four, x->codes + (row + r) * x->k + of_row * group + 4 * i, 4);
-                    dot[r] = _mm512_dpbusd_epi32(dot[r], q, _mm512_set1_epi32(four));
-                }
-            }
-#pragma clang loop unroll(full)
-            for (int r = 0; r < count; r++) {
-                const float scale_x = x->scales[(row + r) * blocks + block + b];
-                y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]),
-                                       _mm512_mul_ps(scale, _mm512_set1_ps(scale_x)), y[r]);
-            }
-            if (w->offset) {
-                const __m512 offset = _mm512_load_ps(w->offsets[at]);
-#pragma clang loop unroll(full)
-                for (int r = 0; r < count; r++) {
-                    const int64_t in = (row + r) * blocks * per_block + of_row;
-                    const float sum = group == 32 ? x->sums32[in] : x->sums16[in];
-                    y[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sum), y[r]);
-                }
-            }
+    for (int r = 0; r < 8; r++) {
+        dot[r] = _mm512_setzero_si512();
+        if (s.biased && r < s.rows) {
+            const npurt_block *xb = x + r * blocks;
+            const int32_t minus = s.group == 32 ? xb->minus : xb->minuses[g];
+            dot[r] = _mm512_sll_epi32(_mm512_set1_epi32(minus), _mm_cvtsi32_si128(w->shift));
         }
     }
 #pragma clang loop unroll(full)
-    for (int r = 0; r < count; r++) {
+    for (int i = 0; i < quads; i++) {
+        const __m512i q = _mm512_load_si512(w->codes[b][g * quads + i]);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < s.rows; r++) {
+            int32_t four;
+            memcpy(&four, codes + r * k + s.group * g + 4 * i, 4);
+            dot[r] = _mm512_dpbusd_epi32(dot[r], q, _mm512_set1_epi32(four));
+        }
+        fence(dot);
+    }
+    const __m512 scale = _mm512_load_ps(w->scales[at]);
+    const __m512 offset = s.offset ? _mm512_load_ps(w->offsets[at]) : scale;
+#pragma clang loop unroll(full)
+    for (int r = 0; r < s.rows; r++) {
+        const npurt_block *xb = x + r * blocks;
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale));
+        y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), both, y[r]);
+        if (s.offset) {
+            const float sum = s.group == 32 ? xb->sum : xb->sums[g];
+            y[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sum), y[r]);
+        }
+    }
+}
+
+INLINE void some_rows(npurt_shape s, const npurt_tile *w, const npurt_input *in, int64_t row,
+                      int64_t block, float *out)
+{
+    const int64_t k = in->k, blocks = k / BLOCK;
+    const int8_t *codes = in->codes + row * k + block * BLOCK;
+    const npurt_block *x = in->blocks + row * blocks + block;
+    __m512 y[8];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < s.rows; r++) {
+        y[r] = _mm512_loadu_ps(out + r * ROWS);
+    }
+    for (int b = 0; b < w->blocks; b++) {
+#pragma clang loop unroll(full)
+        for (int g = 0; g < BLOCK / s.group; g++) {
+            one_group(s, w, b, g, codes, k, x, blocks, y);
+        }
+        codes += BLOCK;
+        x++;
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < s.rows; r++) {
         _mm512_storeu_ps(out + r * ROWS, y[r]);
     }
 }
 
-INLINE void gemm(int group, const npurt_tile *w, const npurt_input *x, int64_t row, int rows,
-                 int64_t block, float *y)
+INLINE void gemm(int group, int biased, int offset, const npurt_tile *w, const npurt_input *x,
+                 int64_t row, int rows, int64_t block, float *y)
 {
     int r = 0;
     for (; r + 8 <= rows; r += 8) {
-        some_rows(8, group, w, x, row + r, block, y + r * ROWS);
+        some_rows((npurt_shape){8, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
     }
     for (; r + 2 <= rows; r += 2) {
-        some_rows(2, group, w, x, row + r, block, y + r * ROWS);
+        some_rows((npurt_shape){2, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
     }
     if (r < rows) {
-        some_rows(1, group, w, x, row + r, block, y + r * ROWS);
+        some_rows((npurt_shape){1, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
     }
 }
 
 void npurt_gemm__avx512vnni(const npurt_tile *w, const npurt_input *x, int64_t row, int rows,
                             int64_t block, float *y)
 {
-    if (w->group == 32) {
-        gemm(32, w, x, row, rows, block, y);
+    if (w->group == 32 && w->shift < 0) {
+        gemm(32, 0, 1, w, x, row, rows, block, y);
+    } else if (w->group == 32) {
+        gemm(32, 1, 0, w, x, row, rows, block, y);
+    } else if (w->shift < 0) {
+        gemm(16, 0, 1, w, x, row, rows, block, y);
     } else {
-        gemm(16, w, x, row, rows, block, y);
+        gemm(16, 1, 0, w, x, row, rows, block, y);
     }
 }

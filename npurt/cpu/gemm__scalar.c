@@ -9,20 +9,18 @@
 static float one(const npurt_tile *w, const npurt_input *x, int64_t row, int64_t block, int n,
                  float y)
 {
-    const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / w->group;
     const int bias = w->shift < 0 ? 0 : 1 << w->shift;
     for (int g = 0; g < w->blocks * per_block; g++) {
-        const int64_t at = row * blocks * per_block + block * per_block + g;
+        const npurt_block *b = x->blocks + row * (x->k / BLOCK) + block + g / per_block;
         int32_t dot = 0;
         for (int e = g * w->group; e < (g + 1) * w->group; e++) {
             const int code = w->codes[e / BLOCK][e % BLOCK / 4][n * 4 + e % 4];
             dot += (code - bias) * x->codes[row * x->k + block * BLOCK + e];
         }
-        const float scale_x = x->scales[row * blocks + block + g / per_block];
-        y = fmaf((float) dot, w->scales[g][n] * scale_x, y);
+        y = fmaf((float) dot, w->scales[g][n] * b->scale, y);
         if (w->offset) {
-            y = fmaf(w->offsets[g][n], w->group == 32 ? x->sums32[at] : x->sums16[at], y);
+            y = fmaf(w->offsets[g][n], w->group == 32 ? b->sum : b->sums[g % 2], y);
         }
     }
     return y;

@@ -100,13 +100,13 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int64_t block, int g
     const int quads = f.group / 4, is_signed = f.bits == 8 || f.book;
     __m256i dot = dot_avx2(is_signed ? 8 : f.bits, quads, q + g * quads, xq + g * quads);
     if (!is_signed && f.shift >= 0) {
-        const int32_t minus = f.group == 32 ? x->minus32[block] : x->minus16[2 * block + g];
+        const int32_t minus = f.group == 32 ? x->blocks[block].minus : x->blocks[block].minuses[g];
         dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus << f.shift));
     }
-    const __m256 s = _mm256_mul_ps(scale, _mm256_set1_ps(x->scales[block]));
+    const __m256 s = _mm256_mul_ps(scale, _mm256_set1_ps(x->blocks[block].scale));
     y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), s, y);
     if (f.offset) {
-        const float sum = f.group == 32 ? x->sums32[block] : x->sums16[2 * block + g];
+        const float sum = f.group == 32 ? x->blocks[block].sum : x->blocks[block].sums[g];
         y = _mm256_fmadd_ps(offset, _mm256_set1_ps(sum), y);
     }
     return y;

@@ -2,17 +2,20 @@
  * y[0..16*panels) = x[0..k) . W^T            int8 x 4/5/6/8-bit codes, one row of x
  *
  * x       codes, scales and sums of one row, as `quantise` leaves them.
- * W       image of panels (layout.h), four read at once: four streams keep DRAM busier than one.
+ * W       image of panels (layout.h), read as one stream and fetched 4 KiB ahead.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
  * Exact   dot products of a group are exact int32; then, group by group in order,
  *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y): every kernel does
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
- *         cross lanes, and the scales of 16 rows are one vector.
+ *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: on Zen 4 two
+ *         or four at once halve what one core reads (31 to 14 GB/s), on Sapphire Rapids four win 10 %.
  */
 #include "kernels.h"
 #include <immintrin.h>
+
+enum { AHEAD = 4096 }; /* bytes; a page: less or more reads slower (bench/RESULTS.md) */
 
 INLINE __m512i bytes(int v)
 {
@@ -78,113 +81,101 @@ INLINE __m512 power(const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_low, low));
 }
 
-INLINE __m512 dot_step(__m512 y, __m512i dot, __m512 scale, __m512 scale_x)
+/* What of a record the groups of one block need. */
+typedef struct {
+    const uint8_t *scales, *codes; /* of the record; of the block */
+    int blocks, block;             /* in the record; which one */
+    __m512 d, dmin;                /* SUPER */
+} npurt_place;
+
+INLINE __m512 scale_of(npurt_format f, const npurt_place *at, size_t group)
 {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, scale_x), y);
+    if (f.scale == FLAT) {
+        return halves(at->scales + group * 32);
+    }
+    if (f.scale == EXP) {
+        return power(at->scales + group * 16);
+    }
+    return _mm512_mul_ps(at->d, small(at->scales + (f.offset ? 64 : 32) + group * 16));
 }
 
-/* `count` panels at once. */
-INLINE void panels_at_once(npurt_format f, int count, const uint8_t *image, size_t stride,
-                           const npurt_row *x, float *out)
+/* The offset, minus the sign that SUPER formats give it. */
+INLINE __m512 offset_of(npurt_format f, const npurt_place *at, size_t group)
+{
+    const size_t groups = (size_t) (at->blocks * (BLOCK / f.group));
+    if (f.scale == FLAT) {
+        return halves(at->scales + (groups + group) * 32);
+    }
+    return _mm512_mul_ps(at->dmin, small(at->scales + 64 + (groups + group) * 16));
+}
+
+/* One block of one panel: y plus its products. */
+INLINE __m512 one_block(npurt_format f, const npurt_place *at, __m512i book, const npurt_row *x,
+                        int64_t block, __m512 y)
+{
+    const int per_block = BLOCK / f.group, quads = f.group / 4;
+    const npurt_block *xb = x->blocks + block;
+    __m512i q[8];
+    expand(at->codes, f, book, q);
+#pragma clang loop unroll(full)
+    for (int g = 0; g < per_block; g++) {
+        const size_t group = (size_t) (at->block * per_block + g);
+        __m512i dot = _mm512_setzero_si512();
+        if (f.shift >= 0) {
+            const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
+            dot = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
+        }
+#pragma clang loop unroll(full)
+        for (int i = g * quads; i < (g + 1) * quads; i++) {
+            int32_t four;
+            memcpy(&four, x->codes + block * BLOCK + 4 * i, 4);
+            dot = _mm512_dpbusd_epi32(dot, q[i], _mm512_set1_epi32(four));
+        }
+        const __m512 scale_x = _mm512_set1_ps(xb->scale);
+        const __m512 scale = _mm512_mul_ps(scale_of(f, at, group), scale_x);
+        y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, y);
+        if (f.offset) {
+            const float sum = f.group == 32 ? xb->sum : xb->sums[g];
+            const __m512 offset = offset_of(f, at, group);
+            y = f.scale == SUPER ? _mm512_fnmadd_ps(offset, _mm512_set1_ps(sum), y)
+                                 : _mm512_fmadd_ps(offset, _mm512_set1_ps(sum), y);
+        }
+    }
+    return y;
+}
+
+INLINE void fetch(const uint8_t *from, size_t count)
+{
+    for (size_t line = 0; line < count; line += 64) {
+        _mm_prefetch((const char *) from + line, _MM_HINT_T0);
+    }
+}
+
+INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
-    const int per_block = BLOCK / f.group;
+    const size_t bytes = code_bytes(f.bits);
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
-    const uint8_t *at[4];
-    __m512 y[4];
-#pragma clang loop unroll(full)
-    for (int p = 0; p < count; p++) {
-        at[p] = image + (size_t) p * stride;
-        y[p] = _mm512_setzero_ps();
-    }
-    for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
-        const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
-        const size_t held = scale_bytes(f.scale, f.group, 0, n);
-        const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
-        __m512 d[4], dmin[4];
-        if (f.scale == SUPER) {
-#pragma clang loop unroll(full)
-            for (int p = 0; p < count; p++) {
-                d[p] = halves(at[p]);
-                dmin[p] = f.offset ? halves(at[p] + 2 * ROWS) : d[p];
+    for (int p = 0; p < panels; p++) {
+        __m512 y = _mm512_setzero_ps();
+        for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+            const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+            const size_t head = scale_bytes(f.scale, f.group, f.offset, n);
+            const size_t share = bytes + head / (size_t) n; /* of a block, scales included */
+            npurt_place place = {.scales = at, .codes = at + head, .blocks = n};
+            if (f.scale == SUPER) {
+                place.d = halves(at);
+                place.dmin = f.offset ? halves(at + 2 * ROWS) : place.d;
             }
-        }
-        for (int b = 0; b < n; b++) {
-            const int64_t block = first + b;
-            __m512i xq[8];
-#pragma clang loop unroll(full)
-            for (int i = 0; i < 8; i++) {
-                int32_t four;
-                memcpy(&four, x->codes + block * BLOCK + 4 * i, 4);
-                xq[i] = _mm512_set1_epi32(four);
+            for (int b = 0; b < n; b++, place.codes += bytes) {
+                place.block = b;
+                fetch(at + share * (size_t) b + AHEAD, share);
+                y = one_block(f, &place, book, x, first + b, y);
             }
-            const __m512 scale_x = _mm512_set1_ps(x->scales[block]);
-#pragma clang loop unroll(full)
-            for (int p = 0; p < count; p++) {
-                __m512i q[8];
-                expand(at[p] + codes + code_bytes(f.bits) * (size_t) b, f, book, q);
-#pragma clang loop unroll(full)
-                for (int g = 0; g < per_block; g++) {
-                    const size_t group = (size_t) (b * per_block + g);
-                    __m512i dot = _mm512_setzero_si512();
-                    if (f.shift >= 0) {
-                        const int32_t *minus = f.group == 32 ? x->minus32 + block
-                                                             : x->minus16 + 2 * block + g;
-                        dot = _mm512_slli_epi32(_mm512_set1_epi32(*minus), (unsigned) f.shift);
-                    }
-#pragma clang loop unroll(full)
-                    for (int i = 0; i < f.group / 4; i++) {
-                        const int at_quad = g * (f.group / 4) + i;
-                        dot = _mm512_dpbusd_epi32(dot, q[at_quad], xq[at_quad]);
-                    }
-                    const uint8_t *s = at[p];
-                    __m512 scale, offset = _mm512_setzero_ps();
-                    if (f.scale == FLAT) {
-                        scale = halves(s + group * 32);
-                        offset = f.offset ? halves(s + held + group * 32) : offset;
-                    } else if (f.scale == EXP) {
-                        scale = power(s + group * 16);
-                    } else {
-                        const size_t subs = f.offset ? 64 : 32;
-                        const size_t groups = (size_t) (n * per_block);
-                        scale = _mm512_mul_ps(d[p], small(s + subs + group * 16));
-                        if (f.offset) {
-                            const __m512 m = small(s + subs + (groups + group) * 16);
-                            offset = _mm512_mul_ps(dmin[p], m);
-                        }
-                    }
-                    y[p] = dot_step(y[p], dot, scale, scale_x);
-                    if (f.offset) {
-                        const float *sums = f.group == 32 ? x->sums32 + block
-                                                          : x->sums16 + 2 * block + g;
-                        const __m512 sum_x = _mm512_set1_ps(*sums);
-                        y[p] = f.scale == SUPER ? _mm512_fnmadd_ps(offset, sum_x, y[p])
-                                                : _mm512_fmadd_ps(offset, sum_x, y[p]);
-                    }
-                }
-            }
+            at += head + bytes * (size_t) n;
         }
-#pragma clang loop unroll(full)
-        for (int p = 0; p < count; p++) {
-            at[p] += codes + code_bytes(f.bits) * (size_t) n;
-        }
-    }
-#pragma clang loop unroll(full)
-    for (int p = 0; p < count; p++) {
-        _mm512_storeu_ps(out + p * ROWS, y[p]);
-    }
-}
-
-INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
-{
-    const size_t stride = panel_bytes(&f, x->k);
-    int p = 0;
-    for (; p + 4 <= panels; p += 4) {
-        panels_at_once(f, 4, image + (size_t) p * stride, stride, x, y + p * ROWS);
-    }
-    for (; p < panels; p++) {
-        panels_at_once(f, 1, image + (size_t) p * stride, stride, x, y + p * ROWS);
+        _mm512_storeu_ps(out + p * ROWS, y);
     }
 }
 

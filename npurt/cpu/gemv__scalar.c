@@ -36,7 +36,7 @@ static float half_at(const uint8_t *p)
     return (float) h;
 }
 
-static float scale_of(npurt_format f, const uint8_t *record, int groups, int g, int r)
+static float scale_of(npurt_format f, const uint8_t *record, int g, int r)
 {
     if (f.scale == FLAT) {
         return half_at(record + (g * ROWS + r) * 2);
@@ -45,7 +45,6 @@ static float scale_of(npurt_format f, const uint8_t *record, int groups, int g, 
         return ldexpf(1.0f, record[g * ROWS + r] - 128);
     }
     const int8_t *subs = (const int8_t *) record + (f.offset ? 64 : 32);
-    (void) groups;
     return half_at(record + 2 * r) * (float) subs[g * ROWS + r];
 }
 
@@ -64,17 +63,16 @@ static float one_record(npurt_format f, const uint8_t *record, int blocks, int r
     const int groups = blocks * BLOCK / f.group;
     const uint8_t *codes = record + scale_bytes(f.scale, f.group, f.offset, blocks);
     for (int g = 0; g < groups; g++) {
-        const int64_t at = first * (BLOCK / f.group) + g;
+        const npurt_block *b = x->blocks + first + g * f.group / BLOCK;
         const int bias = f.shift < 0 ? 0 : 1 << f.shift;
         int32_t dot = 0;
         for (int e = g * f.group; e < (g + 1) * f.group; e++) {
             const uint8_t *block = codes + code_bytes(f.bits) * (size_t) (e / BLOCK);
             dot += (code(f, block, r, e % BLOCK) - bias) * x->codes[first * BLOCK + e];
         }
-        const float scale_x = x->scales[at * f.group / BLOCK];
-        y = fmaf((float) dot, scale_of(f, record, groups, g, r) * scale_x, y);
+        y = fmaf((float) dot, scale_of(f, record, g, r) * b->scale, y);
         if (f.offset) {
-            const float sum = f.group == 32 ? x->sums32[at] : x->sums16[at];
+            const float sum = f.group == 32 ? b->sum : b->sums[g % 2];
             y = fmaf(offset_of(f, record, groups, g, r), sum, y);
         }
     }

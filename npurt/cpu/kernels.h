@@ -11,8 +11,7 @@
 /* One quantised row of a matmul input. */
 typedef struct {
     const int8_t *codes;
-    const float *scales, *sums32, *sums16;
-    const int32_t *minus32, *minus16;
+    const npurt_block *blocks;
     int64_t k;
 } npurt_row;
 

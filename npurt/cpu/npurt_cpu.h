@@ -12,15 +12,21 @@
 
 #define NPURT_API __attribute__((visibility("default")))
 
+/* What the kernels need of 32 quantised activations besides their codes. */
+typedef struct {
+    float scale;
+    float sum;     /* scale times the sum of the 32 codes */
+    int32_t minus; /* minus the sum of the 32 codes */
+    int32_t reserved;
+    float sums[2]; /* as above, of 16 codes each */
+    int32_t minuses[2];
+} npurt_block;
+
 /* One input of a matmul: float32 rows, and what `quantise` makes of them. */
 typedef struct {
-    float *values;   /* [rows][k] */
-    int8_t *codes;   /* [rows][k]; NULL when no consumer multiplies integers */
-    float *scales;   /* [rows][k/32] */
-    float *sums32;   /* [rows][k/32] scale times the sum of the block's codes */
-    float *sums16;   /* [rows][k/16] */
-    int32_t *minus32; /* [rows][k/32] minus the sum of the block's codes */
-    int32_t *minus16; /* [rows][k/16] */
+    float *values;       /* [rows][k] */
+    int8_t *codes;       /* [rows][k]; NULL when no consumer multiplies integers */
+    npurt_block *blocks; /* [rows][k/32] */
     int64_t k;
 } npurt_input;
 

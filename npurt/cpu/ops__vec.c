@@ -36,15 +36,14 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
         memcpy(codes, &a8, 16);
         memcpy(codes + 16, &c8, 16);
         const int32_t sum_a = __builtin_reduce_add(a), sum_c = __builtin_reduce_add(c);
-        const int64_t at = row * blocks + b;
         scale += finite;
-        x->scales[at] = scale;
-        x->minus16[2 * at] = -sum_a;
-        x->minus16[2 * at + 1] = -sum_c;
-        x->minus32[at] = -(sum_a + sum_c);
-        x->sums16[2 * at] = scale * (float) sum_a;
-        x->sums16[2 * at + 1] = scale * (float) sum_c;
-        x->sums32[at] = scale * (float) (sum_a + sum_c);
+        x->blocks[row * blocks + b] = (npurt_block){
+            .scale = scale,
+            .sum = scale * (float) (sum_a + sum_c),
+            .minus = -(sum_a + sum_c),
+            .sums = {scale * (float) sum_a, scale * (float) sum_c},
+            .minuses = {-sum_a, -sum_c},
+        };
     }
 }
 

@@ -168,7 +168,7 @@ class Program:
         return len(self) - 1
 
     def silu(self, gate_up: F32, out: Input) -> int:
-        """``out = silu(gate) * up`` of the two halves of *gate_up*."""
+        """Add ``out = silu(gate) * up`` of the two halves of *gate_up*."""
         op = self._add("SILU").silu
         op.gate_up = self._address(gate_up)
         self._input(op.out, out)

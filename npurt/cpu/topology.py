@@ -1,8 +1,8 @@
 """Which CPUs to use: what this process may run on, how much of it, and which cores are fast.
 
 Reads /proc and /sys only.  `root` lets tests give another machine's tree.
-Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max), ABI/testing/sysfs-devices-system-cpu
-(cpu_capacity), cpu-freq/user-guide.rst (cpuinfo_max_freq).
+Sources: Linux Documentation, admin-guide/cgroup-v2.rst (cpu.max), cpu-freq/user-guide.rst
+(cpuinfo_max_freq) and ABI/testing/sysfs-devices-system-cpu (cpu_capacity).
 """
 
 import math

@@ -119,14 +119,7 @@ static int format_index(int type)
 
 static npurt_row row_of(const npurt_input *x, int64_t row)
 {
-    const int64_t blocks = x->k / BLOCK;
-    return (npurt_row){x->codes + row * x->k,
-                       x->scales + row * blocks,
-                       x->sums32 + row * blocks,
-                       x->sums16 + row * blocks * 2,
-                       x->minus32 + row * blocks,
-                       x->minus16 + row * blocks * 2,
-                       x->k};
+    return (npurt_row){x->codes + row * x->k, x->blocks + row * (x->k / BLOCK), x->k};
 }
 
 /* y [panels][rows][16] = x . piece^T */
@@ -311,7 +304,7 @@ static int row_is_right(const npurt_matmul *m, const npurt_weight *w, int64_t ro
     const int dense = format_index(w->type) < 0;
     for (int64_t k = 0; k < w->k; k++) {
         const int64_t at = row * x->k + k;
-        const double v = dense ? x->values[at] : (double) x->scales[at / BLOCK] * x->codes[at];
+        const double v = dense ? x->values[at] : (double) x->blocks[at / BLOCK].scale * x->codes[at];
         want += w->check_s[k] * v;
         squares += v * v;
     }

@@ -5,7 +5,7 @@ The template is a program by a stranger: `sandbox` bounds what it may do.
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from npurt.errors import LayoutError, ModelFormatError
 from npurt.llm.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
 
-MAX_SOURCE = 1 << 17  # characters; the longest chat templates have some 30,000
+MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
 
 # What a template can raise besides its own errors: it is code, run on values of any type.
 _FAILURES = (
@@ -42,15 +42,8 @@ class ChatTemplate:
         ModelFormatError: *source* is not a template that npurt can run.
     """
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        bos: str | None,
-        eos: str | None,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> None:
-        """Compile *source*; *bos* and *eos* are the texts of those tokens, *now* is the clock."""
+    def __init__(self, source: str, *, bos: str | None, eos: str | None) -> None:
+        """Compile *source*; *bos* and *eos* are the texts of those tokens."""
         if len(source) > MAX_SOURCE:
             raise _broken(f"it has {len(source)} characters, above {MAX_SOURCE}")
         self.source = source
@@ -58,7 +51,7 @@ class ChatTemplate:
         self._lock = threading.Lock()  # the environment meters one rendering at a time
         self._environment = BoundedEnvironment()
         self._environment.globals["raise_exception"] = _refuse
-        self._environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = self._environment.build(source)
         except _FAILURES as error:
@@ -77,8 +70,9 @@ class ChatTemplate:
         It has the model's own markup, BOS included: encode it with ``add_bos=False``.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each; content is text, None, or a list of
-                parts.  Arguments of tool calls may be JSON text.
+            messages: ``{"role": ..., "content": ...}`` each; content is text, a list of parts, or
+                None beside ``tool_calls``.  Most templates want the arguments of a call as a
+                dict, DeepSeek's as JSON text: they are passed on as they are.
             add_generation_prompt: End with the start of the model's answer.
             tools: Descriptions of functions, as JSON schemas.
             variables: Other values the template knows, such as ``enable_thinking=False``.
@@ -87,7 +81,7 @@ class ChatTemplate:
             LayoutError: The messages are malformed, or the template refuses them.
             ModelFormatError: The template fails, or does more than it may.
         """
-        given = {"messages": messages, "tools": tools or None}
+        given: dict[str, Any] = {"messages": messages, "tools": tools or None}
         given["add_generation_prompt"] = add_generation_prompt
         plain, size = _plain(variables | given)
         _check(plain["messages"])
@@ -97,7 +91,7 @@ class ChatTemplate:
                 return self._template.render(self._tokens | plain)
         except _Refusal as error:
             raise LayoutError(
-                f"the chat template refuses these messages: {error}",
+                f"the chat template refuses these messages: {error!s:.300}",
                 remedy="change the messages as it says",
             ) from error
         except _FAILURES as error:
@@ -117,7 +111,7 @@ def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def _check(messages: Any) -> None:
-    """Refuse what is not a conversation, and make tool calls what templates expect."""
+    """Refuse what is not a conversation."""
     if not isinstance(messages, list) or not messages:
         raise _malformed("messages is not a list with something in it")
     for i, message in enumerate(messages):
@@ -128,28 +122,12 @@ def _check(messages: Any) -> None:
             raise _malformed(f"message {i} has no content")
         if not (content is None or isinstance(content, str) or _are_dicts(content)):
             raise _malformed(f"the content of message {i} is neither text nor a list of parts")
-        calls = message.get("tool_calls") or []
-        if not _are_dicts(calls):
+        if not _are_dicts(message.get("tool_calls") or []):
             raise _malformed(f"the tool_calls of message {i} are not a list of dicts")
-        for call in calls:
-            _parse_arguments(call.get("function", call), i)
 
 
 def _are_dicts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, dict) for value in values)
-
-
-def _parse_arguments(function: Any, i: int) -> None:
-    """Replace JSON text by what it says: templates go through the arguments by name."""
-    if not isinstance(function, dict):
-        raise _malformed(f"a tool call of message {i} has no function")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return
-    try:
-        function["arguments"] = json.loads(arguments)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(f"the arguments of a tool call of message {i} are not JSON") from error
 
 
 def _malformed(what: str) -> LayoutError:
@@ -157,11 +135,16 @@ def _malformed(what: str) -> LayoutError:
 
 
 def _broken(error: object) -> ModelFormatError:
+    reason = str(error) or type(error).__name__
     return ModelFormatError(
-        f"the model's chat template does not work: {error}"[:500],
+        f"the model's chat template does not work: {reason:.300}",
         remedy="pass another template, or build the prompt yourself and generate() from it",
     )
 
 
 def _refuse(message: str) -> NoReturn:
     raise _Refusal(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,11 +1,11 @@
 """`Llama`: a GGUF file, loaded, and what one does with it."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,8 +33,6 @@ from npurt.runtime.verify import mode
 
 USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
 
-T = TypeVar("T")
-
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
@@ -50,7 +48,7 @@ class Llama:
         n_threads: CPU threads; by default what the machine's cores and limits suggest.
         seed: Of sampling; by default different each time.
         kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
-        verify: ``"off"``, ``"sample"`` or ``"always"``: whether products are checked (NPURT_VERIFY).
+        verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
         strict: Refuse to load when a product would not run on *device*.
         context_shift: When the context is full, forget the older half instead of stopping.
         chat_template: Jinja source to use instead of the file's.
@@ -94,13 +92,14 @@ class Llama:
         self._closed = False
         self._file = GGUF(path)
         self.metadata = self._file.metadata
-        tokenizer = _Later(lambda: Tokenizer.from_gguf(self.metadata))
         self._open_model(n_ctx, kv_type)
         self._device = open_device(device, threads=n_threads)
         self._cpu = self._device if isinstance(self._device, CpuDevice) else CpuDevice(n_threads)
         self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}")
         try:
-            self._build(strict)
+            with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
+                tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
+                self._build(strict)
             self.tokenizer = tokenizer.result()
         except BaseException:
             self.close()
@@ -365,26 +364,3 @@ class Llama:
     def __repr__(self) -> str:
         return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
 
-
-class _Later(Generic[T]):
-    """A value being made on another thread."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._value = self._make()
-        except BaseException as error:  # raised again by result()
-            self._error = error
-
-    def result(self) -> T:
-        """Wait, and return what was made or raise what went wrong."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return cast(T, self._value)

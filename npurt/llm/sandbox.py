@@ -6,8 +6,8 @@ budget, and before it is done wherever a small expression can make a large value
 
 - each round of a loop and each call of a macro, block, function, filter or test, with its text;
 - what is written, sliced, listed, concatenated, replaced, joined, repeated, indented, formatted;
-- a nested value whenever it is turned into text, compared or hashed, by its size written out:
-  twenty lists, each holding the one before twice, stand for a million.
+- a nested value whenever it is written out, compared or hashed, by its size written out; and no
+  value may be larger than the budget: twenty lists, each the one before twice, are a million.
 
 Between two charges lie only steps linear in values already paid for, and the budget also ends
 with `SECONDS` of this thread's CPU time.  Filters, globals and methods of plain values are closed
@@ -23,28 +23,31 @@ from functools import wraps
 from typing import Any
 
 import jinja2.ext
-from jinja2 import Template, TemplateSyntaxError, filters, nodes, pass_environment
+from jinja2 import Template, filters, nodes, pass_environment
+from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
-from jinja2.visitor import NodeTransformer
+
+from npurt.llm.charges import STEP, put_charges
 
 BUDGET = 1 << 24  # units; a character that a template makes costs one
 PER_INPUT = 64  # units more for each character of the caller's variables
-STEP = 64  # units of a round, a call, an operation
 ELEMENT = 16  # units of an element of a list or dict
 SECONDS = 2.0  # CPU time of the rendering thread
 LOOK_EVERY = 1 << 12  # units from one look at the clock to the next
 MAX_INT_BITS = 1 << 12
 MAX_WIDTH = 999  # of one indentation or formatted field, characters
 
-TEXT_METHODS = frozenset(
-    ["capitalize", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"]
-)
+TEXT_METHODS = """
+    capitalize count endswith find format index isalnum isalpha isascii isdecimal isdigit islower
+    isnumeric isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace
+    rfind rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
+"""
 METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
-    (str, TEXT_METHODS),
+    (str, frozenset(TEXT_METHODS.split())),
     (dict, frozenset({"get", "items", "keys", "values"})),
     ((list, tuple, int, float, range, type), frozenset()),
 )
@@ -55,9 +58,10 @@ class Meter:
     """What one rendering may still cost."""
 
     def __init__(self, budget: int) -> None:
-        self._left = budget
+        self._limit = self._left = budget
         self._look_at = budget - LOOK_EVERY
         self._end = time.thread_time() + SECONDS
+        self._weights: dict[int, tuple[Any, int]] = {}  # by id; the value is kept, so it is unique
 
     def charge(self, units: int) -> bool:
         """Pay *units*; True, so that it can stand in a condition.
@@ -72,31 +76,36 @@ class Meter:
                 raise SecurityError("the template does too much: too many rounds, or too much text")
         return True
 
-    def weigh(self, value: Any) -> None:
-        """Pay for *value* as it would be written out, everything in it included."""
-        rest = [value]
-        while rest:
-            item = rest.pop()
-            self.made(item)
-            if isinstance(item, dict):
-                rest.extend(item.keys())
-                rest.extend(item.values())
-            elif isinstance(item, CONTAINERS):
-                rest.extend(item)
+    def weight(self, value: Any) -> int:
+        """Return the size of *value* written out.  A template cannot change a value.
 
-    def weigh_container(self, value: Any) -> Any:
-        """Pay for comparing or hashing *value*, and return it."""
-        self.charge(STEP)
-        if isinstance(value, CONTAINERS):
-            self.weigh(value)
+        Raises:
+            SecurityError: It is more than the whole budget.
+        """
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, CONTAINERS):
+            return 0
+        if id(value) not in self._weights:
+            parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            weight = ELEMENT * (1 + len(value)) + sum(map(self.weight, parts))
+            if weight > self._limit:
+                raise SecurityError("a list or dict that is too large written out")
+            self._weights[id(value)] = (value, weight)
+        return self._weights[id(value)][1]
+
+    def read(self, value: Any) -> Any:
+        """Pay for writing out, comparing or hashing *value*, and return it."""
+        self.charge(self.weight(value))
         return value
 
     def made(self, value: Any) -> Any:
-        """Pay for *value* alone, and return it."""
+        """Pay for making *value* of parts that are there, and return it."""
         if isinstance(value, str):
             self.charge(len(value))
         elif isinstance(value, CONTAINERS):
             self.charge(ELEMENT * (1 + len(value)))
+            self.weight(value)
         elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
         return value
@@ -123,12 +132,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.meter = Meter(0)
         self.globals = {
             "range": safe_range,
-            "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # without the type's methods
+            "dict": _dict,
             "namespace": _Namespace,
             "cycler": Cycler,
             "joiner": Joiner,
         }
-        own = {
+        own: dict[str, Callable[..., Any]] = {
             "indent": self._indent,
             "join": self._join,
             "replace": self._replace,
@@ -138,17 +147,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._metered(filter) for name, filter in (READING | own).items()}
         self.filters |= {name: self._metered(f, reads=False) for name, f in PASSING.items()}
         self.filters |= {
-            "+step": lambda units: self.meter.charge(units),
-            "+made": lambda value: self.meter.made(value),
-            "+weigh": lambda value: self.meter.weigh_container(value),
-            "+join": lambda parts: self._join(parts),
+            "+step": self._step,
+            "+made": self._made,
+            "+read": self._read,
+            "+join": self._join,
         }
-        self.tests = {name: self._metered(test) for name, test in TESTS.items()}
+        tests: dict[str, Any] = TESTS
+        self.tests = {name: self._metered(test) for name, test in tests.items()}
 
     def build(self, source: str) -> Template:
         """Compile *source* with the charges put in."""
-        tree = _Charges().visit(self.parse(source))
-        tree.set_lineno(1).set_environment(self)
+        tree = put_charges(self.parse(source))
+        tree.set_environment(self)
         return self.from_string(tree)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -161,8 +171,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Pay for a call from the template, and make it."""
         self.meter.charge(STEP + ELEMENT * (len(args) + len(kwargs)))
+        weight = self._weight(args, kwargs)
         if not isinstance(obj, Macro):  # which gets its arguments as they are
-            self.meter.weigh(args)
+            self.meter.charge(weight)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             args = self._text_call(owner, obj.__name__, args)
@@ -176,8 +187,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if method in ("rfind", "rpartition", "rsplit") and args:  # CPython's is length x length
             self.meter.charge(len(text) * len(args[0] or ""))
         if method == "join":
-            parts = list(*args)
-            self.meter.weigh(parts)
+            parts: list[Any] = list(*args)
+            self.meter.read(parts)
             self.meter.charge(len(text) * len(parts))
             return (parts,)
         return args
@@ -190,12 +201,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @wraps(format_method)
         def paid(*args: Any, **kwargs: Any) -> str:
+            weight = self._weight(args, kwargs)
             for _, name, spec, _ in string.Formatter().parse(value.__self__):
                 if "{" in (spec or "") or re.search(r"\d{4}", spec or ""):
                     raise SecurityError(f"a field wider than {MAX_WIDTH}, or of unknown width")
                 if name is not None:
-                    self.meter.weigh((args, kwargs))
-                    self.meter.charge(MAX_WIDTH)
+                    self.meter.charge(weight + MAX_WIDTH)
             return format_method(*args, **kwargs)
 
         return paid
@@ -205,23 +216,36 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.meter.charge(STEP)
         if operator == "%" and isinstance(left, str):
             raise SecurityError("% formats text: use ~ or format()")
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * right > MAX_INT_BITS:
-                raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
+        if operator == "**" and not _is_small_power(left, right):
+            raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
         if operator == "*" and isinstance(left, int):
             left, right = right, left
         if operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
             self.meter.charge(ELEMENT * len(left) * max(0, right))
         return self.meter.made(super().call_binop(context, operator, left, right))
 
+    def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return sum(map(self.meter.weight, (*args, *kwargs.values())))
+
+    # The meter changes with each rendering: filters look it up when they run.
+
+    def _step(self, units: int) -> bool:
+        return self.meter.charge(units)
+
+    def _made(self, value: Any) -> Any:
+        return self.meter.made(value)
+
+    def _read(self, value: Any) -> Any:
+        self.meter.charge(STEP)
+        return value if isinstance(value, str) else self.meter.read(value)
+
     def _metered(self, function: Callable[..., Any], *, reads: bool = True) -> Callable[..., Any]:
         """Return *function* with charges; *reads* says that it looks into its arguments."""
 
         @wraps(function)
         def paid(*args: Any, **kwargs: Any) -> Any:
-            self.meter.charge(STEP)
-            if reads:
-                self.meter.weigh((args, kwargs))
+            weight = self._weight(args, kwargs)
+            self.meter.charge(STEP + (weight if reads else 0))
             return self.meter.made(function(*args, **kwargs))
 
         return paid
@@ -229,8 +253,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _join(self, value: Any, separator: str = "", attribute: str | None = None) -> str:
         if attribute is not None:
             value = map(filters.make_attrgetter(self, attribute), value)
-        parts = list(value)
-        self.meter.weigh(parts)
+        parts = self.meter.read(list(value))
         self.meter.charge(len(str(separator)) * len(parts))
         return str(separator).join(map(str, parts))
 
@@ -307,11 +330,21 @@ READING: dict[str, Callable[..., Any]] = {
 }
 
 
+def _is_small_power(left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * right <= MAX_INT_BITS
+    return isinstance(left, int | float) and isinstance(right, int | float)
+
+
 @pass_environment
 def _written(environment: BoundedEnvironment, value: Any) -> Any:
     """Pay for a value that is about to be written out as text."""
-    environment.meter.weigh(value)
-    return value
+    return environment.meter.read(value)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Make a dict, as the type would, without the type's methods."""
+    return dict(*args, **kwargs)
 
 
 class _Namespace(Namespace):
@@ -322,76 +355,11 @@ class _Namespace(Namespace):
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}``: marks what a model is trained on; as if absent."""
+    """``{% generation %}...{% endgeneration %}`` marks what models are trained on: no effect."""
 
-    tags = frozenset({"generation"})  # jinja2's own declaration
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """Return what is between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Charges(NodeTransformer):
-    """Puts a charge wherever generated code would work without asking the environment."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        if node.test is not None:  # it is asked of every element, and the body may never run
-            node.test = nodes.And(_filtered(nodes.Const(STEP), "+step"), node.test)
-        return self._charge_body(node)
-
-    def _charge_body(self, node: Any) -> Any:
-        self.generic_visit(node)
-        text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        node.body.insert(0, nodes.ExprStmt(_filtered(nodes.Const(STEP + text), "+step")))
-        return node
-
-    visit_Macro = visit_CallBlock = visit_Block = _charge_body
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes), "+join")
-
-    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Filter:
-        self.generic_visit(node)
-        return _filtered(node, "+made")
-
-    visit_Dict = visit_List
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        self.generic_visit(node)
-        return node if node.ctx == "store" else _filtered(node, "+made")
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
-        self.generic_visit(node)
-        node.key = _weighed(node.key)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            return _filtered(node, "+made")
-        node.arg = _weighed(node.arg)
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        self.generic_visit(node)
-        node.expr = _weighed(node.expr)
-        for operand in node.ops:
-            operand.expr = _weighed(operand.expr)
-        return node
-
-    def _refuse(self, node: nodes.Node) -> None:
-        name = type(node).__name__.lower()
-        raise TemplateSyntaxError(f"a chat template has no use for {name}", node.lineno)
-
-    visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse
-    visit_ScopedEvalContextModifier = _refuse
-
-
-def _weighed(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _filtered(node, "+weigh")
-
-
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None)

@@ -74,7 +74,7 @@ class Plan:
         host.label("rope")
         host.program.attend(heads, out.values)
         host.label("attention")
-        if out.arrays:
+        if out.quantised:
             host.program.quant(out)
             host.label("quantise")
 

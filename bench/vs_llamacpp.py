@@ -1,0 +1,203 @@
+"""Compare npurt with llama.cpp on this machine: same files, same threads, taking turns.
+
+    python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --rounds 5
+
+The folder of the peer holds llama-bench, and llama-simple for the first token.  In each round both
+programs do each test once, so that what disturbs the machine disturbs both.  The ratio of a round
+is npurt / llama.cpp; reported are the median of the rounds and their range.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+TESTS = ["pp512", "tg128", "rss", "first", "spin"]
+TESTS_HELP = """ppN prefill and tgN decode, in tokens/s; rss: peak memory of the process that did
+these; first: seconds from starting a program to the end of its first token; spin: tgN while another
+process spins.  Default: %(default)s"""
+PROMPT = "The capital of France is"
+FIRST_TOKEN = """
+import sys, npurt
+with npurt.Llama(sys.argv[1], device="cpu", n_ctx=512, n_threads=int(sys.argv[2])) as llm:
+    print(llm.generate(sys.argv[3], max_tokens=1, temperature=0))
+"""
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Npurt:
+    name = "npurt"
+
+    def bench(self, model: Path, threads: int, prompt: int, tokens: int) -> list[str]:
+        flags = f"-t {threads} -p {prompt} -n {tokens} -r 1 -dev cpu --json".split()
+        return [sys.executable, "-m", "npurt", "bench", "-m", str(model), *flags]
+
+    def rates(self, output: str) -> dict[str, float]:
+        return {row["test"]: row["tokens_per_second"] for row in json.loads(output)}
+
+    def first(self, model: Path, threads: int) -> list[str]:
+        return [sys.executable, "-c", FIRST_TOKEN, str(model), str(threads), PROMPT]
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    folder: Path
+    flags: list[str]
+    name = "llama.cpp"
+
+    def bench(self, model: Path, threads: int, prompt: int, tokens: int) -> list[str]:
+        flags = f"-t {threads} -p {prompt} -n {tokens} -r 1 -o json".split()
+        return [str(self.folder / "llama-bench"), "-m", str(model), *flags, *self.flags]
+
+    def rates(self, output: str) -> dict[str, float]:
+        return {
+            f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}": row["avg_ts"]
+            for row in json.loads(output)
+        }
+
+    def first(self, model: Path, threads: int) -> list[str]:
+        # llama-simple is the quickest of the peer's programs, but has no flag for threads.
+        simple = [str(self.folder / "llama-simple"), "-m", str(model), "-n", "1", PROMPT]
+        return ["env", f"OMP_THREAD_LIMIT={threads}", *simple]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process printed and took: seconds, peak memory, CPUs that other processes used."""
+
+    output: str
+    seconds: float
+    rss_mb: float
+    others: float
+
+
+def run(command: list[str]) -> Run:
+    """Run a program to its end, or stop with what it said."""
+    busy, start = busy_seconds(), time.perf_counter()
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            output = process.stdout.read()
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
+        if process.returncode:
+            log.seek(0)
+            sys.exit(f"{' '.join(command)}\nended with {process.returncode}\n{log.read()[-2000:]}")
+    others = busy_seconds() - busy - used.ru_utime - used.ru_stime
+    return Run(output, seconds, used.ru_maxrss * 1024 / 1e6, others / seconds)
+
+
+def busy_seconds() -> float:
+    """Return the CPU seconds that all processes have used since the machine started."""
+    fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[:7])
+    return (user + nice + system + irq + softirq) / CLOCK_TICKS
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    """Have another process use as much of one CPU as it gets."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def one_round(program: Npurt | LlamaCpp, model: Path, threads: int, tests: list[str]) -> dict:
+    """Do each test once; return the figures, and the CPUs that others used during the first."""
+    sizes = {test[:2]: int(test[2:]) for test in tests if re.fullmatch(r"(pp|tg)\d+", test)}
+    tokens = sizes.get("tg", 0)
+    done = run(program.bench(model, threads, sizes.get("pp", 0), tokens))
+    rates = program.rates(done.output)
+    figures = {f"{test}, tokens/s": rate for test, rate in rates.items()}
+    if "rss" in tests:
+        figures["peak memory, MB"] = done.rss_mb
+    if "first" in tests:
+        figures["first token, s"] = run(program.first(model, threads)).seconds
+    if "spin" in tests:
+        with spinning():
+            beside = run(program.bench(model, threads, 0, tokens))
+        rate = program.rates(beside.output)[f"tg{tokens}"]
+        figures["decode beside a spinning process, tokens/s"] = rate
+        figures["decode kept, %"] = 100 * rate / rates[f"tg{tokens}"]
+    return {"model": model.name, "program": program.name, "figures": figures, "others": done.others}
+
+
+def table(rounds: list[dict[str, Any]]) -> str:
+    """Return a markdown table: medians, and the ratios of the rounds."""
+    values = defaultdict(lambda: defaultdict(list))  # (model, figure) -> program -> one a round
+    for each in rounds:
+        for figure, value in each["figures"].items():
+            values[each["model"], figure][each["program"]].append(value)
+    names = list(dict.fromkeys(each["program"] for each in rounds))
+    lines = [f"| model | figure | {' | '.join(names)} | ratio |", "|---" * (3 + len(names)) + "|"]
+    for (model, figure), of in values.items():
+        medians = [f"{statistics.median(of[name]):.4g}" for name in names]
+        lines.append(f"| {' | '.join([model, figure, *medians, ratio(list(of.values()))])} |")
+    return "\n".join(lines)
+
+
+def ratio(columns: list[list[float]]) -> str:
+    """Return the median and range of first / second, round by round."""
+    if len(columns) != 2:
+        return ""
+    ratios = [a / b for a, b in zip(*columns, strict=True)]
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare npurt with llama.cpp.")
+    parser.add_argument("--peer", type=Path, help="folder with llama-bench; none: npurt alone")
+    parser.add_argument("--peer-flags", default="", help="more flags for llama-bench")
+    parser.add_argument("--peer-alone", action="store_true", help="do not measure npurt")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="a folder or a file")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="TEST", help=TESTS_HELP)
+    parser.add_argument("--json", action="store_true", help="every round instead of the table")
+    args = parser.parse_args()
+    unknown = [t for t in args.tests if not re.fullmatch(r"(pp|tg)[1-9]\d*|rss|first|spin", t)]
+    if unknown or not any(re.match("pp|tg", test) for test in args.tests):
+        parser.error(f"--tests: give ppN or tgN, and any of rss, first, spin; not {unknown}")
+    if "spin" in args.tests and not any(test.startswith("tg") for test in args.tests):
+        parser.error("--tests: spin needs tgN")
+    if (args.peer_alone or args.peer) and not (args.peer and (args.peer / "llama-bench").exists()):
+        parser.error(f"--peer: {args.peer} is not a folder with llama-bench in it")
+    args.models = sorted(args.models.glob("*.gguf")) if args.models.is_dir() else [args.models]
+    if not all(path.is_file() for path in args.models) or not args.models:
+        parser.error("--models: there is no model; run `make models`")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    programs = [] if args.peer_alone else [Npurt()]
+    programs += [LlamaCpp(args.peer, args.peer_flags.split())] if args.peer else []
+    rounds = []
+    turns = [(m, p) for m in args.models for _ in range(args.rounds) for p in programs]
+    for model, program in tqdm(turns):
+        rounds.append(one_round(program, model, args.threads, args.tests))
+    if args.json:
+        print(json.dumps(rounds))
+        return
+    print(table(rounds))
+    others = max(each["others"] for each in rounds)
+    print(f"\n{args.threads} threads, {args.rounds} rounds; others used up to {others:.2f} CPUs.")
+
+
+if __name__ == "__main__":
+    main()

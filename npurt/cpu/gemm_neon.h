@@ -1,0 +1,96 @@
+/*
+ * A gemm on vectors of four rows by four columns, for the instructions of the file that includes it.
+ *
+ * Why     four rows of x share each vector of weights.
+ */
+#ifndef NPURT_GEMM_NEON_H
+#define NPURT_GEMM_NEON_H
+
+#include "neon.h"
+
+/*
+ * How a tile holds its codes (formats.inc: what has an offset has no shift, and the other way).
+ * PLAIN: as they are, with offsets; SHIFTED: 2^shift more, at most 6 bits; WIDE: 128 more.
+ */
+enum { PLAIN, SHIFTED, WIDE };
+
+/* Eight rows of the tile, from row 8 * half on. */
+INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const npurt_input *x,
+                      int64_t row, int64_t block, int half, float *out)
+{
+    const int64_t blocks = x->k / BLOCK;
+    const int per_block = BLOCK / group, quads = group / 4;
+    float32x4_t y[4][2];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < count; r++) {
+        y[r][0] = vld1q_f32(out + r * ROWS + 8 * half);
+        y[r][1] = vld1q_f32(out + r * ROWS + 8 * half + 4);
+    }
+    for (int at = 0; at < w->blocks * per_block; at++) {
+        const uint8_t *codes = w->codes[at / per_block][at % per_block * quads] + 32 * half;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 2; i++) {
+            const float32x4_t scale = vld1q_f32(w->scales[at] + 8 * half + 4 * i);
+            const float32x4_t offset = vld1q_f32(w->offsets[at] + 8 * half + 4 * i);
+            int8x16_t q[8];
+#pragma clang loop unroll(full)
+            for (int j = 0; j < quads; j++) {
+                const uint8x16_t v = vld1q_u8(codes + 64 * j + 16 * i);
+                q[j] = vreinterpretq_s8_u8(kind == WIDE ? veorq_u8(v, vdupq_n_u8(0x80)) : v);
+            }
+#pragma clang loop unroll(full)
+            for (int r = 0; r < count; r++) {
+                const int64_t in = (row + r) * blocks * per_block + block * per_block + at;
+                const float scale_x = x->scales[(row + r) * blocks + block + at / per_block];
+                int32_t start = 0;
+                if (kind == SHIFTED) {
+                    start = (group == 32 ? x->minus32[in] : x->minus16[in]) << w->shift;
+                }
+                const int32x4_t d = dot(kind == WIDE ? 2 : quads, quads, q,
+                                        splat(x->codes + in * group, quads), vdupq_n_s32(start));
+                y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, scale_x));
+                if (kind == PLAIN) {
+                    const float sum = group == 32 ? x->sums32[in] : x->sums16[in];
+                    y[r][i] = vfmaq_n_f32(y[r][i], offset, sum);
+                }
+            }
+        }
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < count; r++) {
+        vst1q_f32(out + r * ROWS + 8 * half, y[r][0]);
+        vst1q_f32(out + r * ROWS + 8 * half + 4, y[r][1]);
+    }
+}
+
+INLINE void all_rows(int kind, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
+                     int rows, int64_t block, float *y)
+{
+    for (int half = 0; half < 2; half++) {
+        int r = 0;
+        for (; r + 4 <= rows; r += 4) {
+            some_rows(4, kind, group, w, x, row + r, block, half, y + r * ROWS);
+        }
+        for (; r < rows; r++) {
+            some_rows(1, kind, group, w, x, row + r, block, half, y + r * ROWS);
+        }
+    }
+}
+
+INLINE void gemm(const npurt_tile *w, const npurt_input *x, int64_t row, int rows, int64_t block,
+                 float *y)
+{
+    if (w->shift == 7) {
+        all_rows(WIDE, 32, w, x, row, rows, block, y);
+    } else if (w->group == 32 && w->offset) {
+        all_rows(PLAIN, 32, w, x, row, rows, block, y);
+    } else if (w->group == 32) {
+        all_rows(SHIFTED, 32, w, x, row, rows, block, y);
+    } else if (w->offset) {
+        all_rows(PLAIN, 16, w, x, row, rows, block, y);
+    } else {
+        all_rows(SHIFTED, 16, w, x, row, rows, block, y);
+    }
+}
+
+#endif

@@ -1,0 +1,190 @@
+/*
+ * A gemv on vectors of four rows by four columns, for the instructions of the file that includes it.
+ *
+ * Codes of 4 to 6 bits stay unsigned, since they fit int8, and sums start at minus sum(x) << shift;
+ * 8-bit codes and those from a book become signed.
+ * Why     the unit of work is eight rows by one block: it fits 32 registers without a spill, and its
+ *         two independent sums hide the latency of the multiplications where cores work in order.
+ */
+#ifndef NPURT_GEMV_NEON_H
+#define NPURT_GEMV_NEON_H
+
+#include "neon.h"
+
+enum { STREAMS = 4 };
+
+/* Two vectors: a value for each of eight rows. */
+typedef struct {
+    float32x4_t v[2];
+} npurt_eight;
+
+INLINE int is_signed(npurt_format f)
+{
+    return f.bits == 8 || f.book;
+}
+
+/* Vectors of products that dot() may sum in 16 bits. */
+INLINE int room(npurt_format f)
+{
+    return f.bits == 8 || f.book == 1 ? 2 : f.group / 4;
+}
+
+/* `low` with the bits of `mask` taken from `high`; in C it would become two instructions. */
+INLINE uint8x16_t insert(uint8x16_t low, uint8x16_t high, int mask)
+{
+    const uint8x16_t m = vdupq_n_u8((uint8_t) mask);
+    __asm__("bit %0.16b, %1.16b, %2.16b" : "+w"(low) : "w"(high), "w"(m));
+    return low;
+}
+
+/* Each byte of v times 2^by. */
+INLINE uint8x16_t shift(uint8x16_t v, int by)
+{
+    return by < 0 ? v >> vdupq_n_u8((uint8_t) -by) : v << vdupq_n_u8((uint8_t) by);
+}
+
+/* Codes of four rows of one block, columns 4i..4i+3 in q[i]. */
+INLINE void codes_of(npurt_format f, const uint8_t *c, int8x16_t book, int8x16_t q[8])
+{
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 8; i++) {
+        uint8x16_t v = vld1q_u8(c + 64 * (f.bits == 8 ? i : i % 4));
+        if (f.bits == 8) {
+            v = veorq_u8(v, vdupq_n_u8(0x80));
+        } else {
+            v = i < 4 ? vandq_u8(v, vdupq_n_u8(15)) : vshrq_n_u8(v, 4);
+        }
+        if (f.bits == 5) {
+            v = insert(v, shift(vld1q_u8(c + 256), 4 - i), 0x10);
+        }
+        if (f.bits == 6) {
+            v = insert(v, shift(vld1q_u8(c + 256 + 64 * (i / 4)), 4 - 2 * (i % 4)), 0x30);
+        }
+        q[i] = f.book ? vqtbl1q_s8(book, v) : vreinterpretq_s8_u8(v);
+    }
+}
+
+INLINE npurt_eight halves(const uint8_t *p)
+{
+    const float16x8_t h = vreinterpretq_f16_u8(vld1q_u8(p));
+    return (npurt_eight){{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}};
+}
+
+INLINE npurt_eight small(const uint8_t *p)
+{
+    const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return (npurt_eight){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))),
+                          vcvtq_f32_s32(vmovl_high_s16(wide))}};
+}
+
+INLINE npurt_eight product(npurt_eight a, npurt_eight b)
+{
+    return (npurt_eight){{vmulq_f32(a.v[0], b.v[0]), vmulq_f32(a.v[1], b.v[1])}};
+}
+
+/* 2^(e - 128), subnormal for e < 2. */
+INLINE float32x4_t power(uint32x4_t e)
+{
+    const uint32x4_t normal = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
+    const uint32x4_t low = vshlq_u32(vdupq_n_u32(0x200000), vreinterpretq_s32_u32(e));
+    return vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), low, normal));
+}
+
+INLINE npurt_eight powers(const uint8_t *p)
+{
+    const uint16x8_t wide = vmovl_u8(vld1_u8(p));
+    return (npurt_eight){{power(vmovl_u16(vget_low_u16(wide))), power(vmovl_high_u16(wide))}};
+}
+
+/* Scale of group g of a record for eight rows (half 0 or 1). */
+INLINE npurt_eight scale_of(npurt_format f, const uint8_t *record, int g, int half)
+{
+    if (f.scale == EXP) {
+        return powers(record + ROWS * g + 8 * half);
+    }
+    if (f.scale == FLAT) {
+        return halves(record + 2 * (ROWS * g + 8 * half));
+    }
+    const uint8_t *subs = record + (f.offset ? 64 : 32);
+    return product(halves(record + 16 * half), small(subs + ROWS * g + 8 * half));
+}
+
+/* Its offset, less its sign where the scales have two levels. */
+INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, int g, int half)
+{
+    if (f.scale == FLAT) {
+        return halves(record + 2 * (ROWS * (groups + g) + 8 * half));
+    }
+    const uint8_t *mins = record + 64 + ROWS * groups;
+    return product(halves(record + 32 + 16 * half), small(mins + ROWS * g + 8 * half));
+}
+
+/* y += x . W^T for one block of eight rows. */
+INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
+                      const npurt_row *x, int64_t block, const npurt_splat xq[2], float *y)
+{
+    const int per_block = BLOCK / f.group, quads = f.group / 4;
+    const uint8_t *codes = record + scale_bytes(f.scale, f.group, f.offset, blocks) +
+                           code_bytes(f.bits) * (size_t) b + 32 * half;
+    const int8x16_t book = vld1q_s8(npurt_books[f.book]);
+    int8x16_t q[2][8];
+    codes_of(f, codes, book, q[0]);
+    codes_of(f, codes + 16, book, q[1]);
+    float32x4_t sum[2] = {vld1q_f32(y), vld1q_f32(y + 4)};
+#pragma clang loop unroll(full)
+    for (int g = 0; g < per_block; g++) {
+        const int at = b * per_block + g;
+        const npurt_eight scale = scale_of(f, record, at, half);
+        int32_t start = 0;
+        if (!is_signed(f) && f.shift >= 0) {
+            start = f.group == 32 ? x->minus32[block] : x->minus16[2 * block + g];
+            start <<= f.shift;
+        }
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 2; i++) {
+            const int32x4_t d =
+                     dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
+            const float32x4_t s = vmulq_n_f32(scale.v[i], x->scales[block]);
+            sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), s);
+        }
+        if (f.offset) {
+            const npurt_eight offset = offset_of(f, record, blocks * per_block, at, half);
+            const float sum_x = f.group == 32 ? x->sums32[block] : x->sums16[2 * block + g];
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 2; i++) {
+                sum[i] = f.scale == SUPER ? vfmsq_n_f32(sum[i], offset.v[i], sum_x)
+                                          : vfmaq_n_f32(sum[i], offset.v[i], sum_x);
+            }
+        }
+    }
+    vst1q_f32(y, sum[0]);
+    vst1q_f32(y + 4, sum[1]);
+}
+
+/* A few panels at once, block by block: as many streams from memory. */
+INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
+{
+    const int64_t blocks = x->k / BLOCK;
+    const size_t stride = panel_bytes(&f, x->k);
+    memset(y, 0, (size_t) (panels * ROWS) * sizeof *y);
+    for (int from = 0; from < panels; from += STREAMS) {
+        const int count = panels - from < STREAMS ? panels - from : STREAMS;
+        const uint8_t *record = image + (size_t) from * stride;
+        for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+            const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+            for (int b = 0; b < n; b++) {
+                const int8_t *codes = x->codes + (first + b) * BLOCK;
+                const npurt_splat xq[2] = {splat(codes, f.group / 4),
+                                           splat(codes + BLOCK - f.group, f.group / 4)};
+#pragma clang loop unroll(disable)
+                for (int h = 0; h < 2 * count; h++) {
+                    one_block(f, record + (size_t) (h / 2) * stride, n, b, h % 2, x, first + b, xq,
+                              y + from * ROWS + 8 * h);
+                }
+            }
+            record += record_bytes(&f, n);
+        }
+    }
+}
+
+#endif

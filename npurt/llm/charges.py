@@ -1,0 +1,106 @@
+"""Put charges into a parsed template, where its code would work without asking the environment.
+
+Calls, filters, tests, ``+ * ** %`` and output go through the environment anyway.  The rest is
+wrapped in filters whose names, such as "+step", no template can write:
+
+- ``+step``: pay so many units, at each round of a loop and run of a macro or block;
+- ``+made``: pay for a list, dict, tuple or slice just made;
+- ``+read``: pay for a value about to be compared or hashed;
+- ``+join``: concatenate, in place of ``~``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.visitor import NodeTransformer
+
+STEP = 64  # units of one round, call or operation
+
+Node = Any  # a jinja2 node: their fields are not typed
+
+
+def put_charges(tree: nodes.Template) -> nodes.Template:
+    """Return *tree* with charges.
+
+    Raises:
+        TemplateSyntaxError: It includes, imports, extends or escapes.
+    """
+    charged: nodes.Template = _Charges().visit(tree)
+    charged.set_lineno(1)
+    return charged
+
+
+class _Charges(NodeTransformer):
+    def __init__(self) -> None:
+        self._changes: dict[type, Callable[[Node], Node]] = {
+            nodes.For: _charge_loop,
+            nodes.Macro: _charge_body,
+            nodes.CallBlock: _charge_body,
+            nodes.Block: _charge_body,
+            nodes.Concat: lambda node: _filter("+join", nodes.List(node.nodes)),
+            nodes.List: lambda node: _filter("+made", node),
+            nodes.Dict: lambda node: _filter("+made", node),
+            nodes.Tuple: lambda node: node if node.ctx == "store" else _filter("+made", node),
+            nodes.Pair: _read_key,
+            nodes.Getitem: _read_index,
+            nodes.Compare: _read_operands,
+            nodes.Include: _refuse,
+            nodes.Import: _refuse,
+            nodes.FromImport: _refuse,
+            nodes.Extends: _refuse,
+            nodes.ScopedEvalContextModifier: _refuse,
+        }
+
+    def visit(self, node: Node, *args: Any, **kwargs: Any) -> Node:
+        """Change what is in *node*, then *node* itself."""
+        node = self.generic_visit(node)
+        return self._changes.get(type(node), _keep)(node)
+
+
+def _keep(node: Node) -> Node:
+    return node
+
+
+def _refuse(node: Node) -> Node:
+    name = type(node).__name__.lower()
+    raise TemplateSyntaxError(f"a chat template has no use for {name}", node.lineno)
+
+
+def _charge_body(node: Node) -> Node:
+    text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+    node.body.insert(0, nodes.ExprStmt(_filter("+step", nodes.Const(STEP + text))))
+    return node
+
+
+def _charge_loop(node: Node) -> Node:
+    if node.test is not None:  # it is asked of every element, and the body may never run
+        node.test = nodes.And(_filter("+step", nodes.Const(STEP)), node.test)
+    return _charge_body(node)
+
+
+def _read_key(node: Node) -> Node:
+    node.key = _read(node.key)
+    return node
+
+
+def _read_index(node: Node) -> Node:
+    if isinstance(node.arg, nodes.Slice):
+        return _filter("+made", node)
+    node.arg = _read(node.arg)
+    return node
+
+
+def _read_operands(node: Node) -> Node:
+    node.expr = _read(node.expr)
+    for operand in node.ops:
+        operand.expr = _read(operand.expr)
+    return node
+
+
+def _read(node: Node) -> Node:
+    return node if isinstance(node, nodes.Const) else _filter("+read", node)
+
+
+def _filter(name: str, node: Node) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)

@@ -1,0 +1,94 @@
+"""Write GGUF files byte by byte, sound or broken: the tests' own reading of the format.
+
+Source: ggml docs/gguf.md.
+"""
+
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+PACK = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B",
+        U64: "Q", I64: "q", F64: "d"}  # fmt: skip
+
+
+def string(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(data)) + data
+
+
+def value(kind: int, content: Any) -> bytes:
+    """Return a value of *kind*; an array's *content* is (element kind, elements)."""
+    if kind == STRING:
+        return string(content)
+    if kind == ARRAY:
+        element, items = content
+        body = b"".join(value(element, item) for item in items)
+        return struct.pack("<IQ", element, len(items)) + body
+    return struct.pack("<" + PACK[kind], content)
+
+
+@dataclass
+class Tensor:
+    name: str | bytes = "a.weight"
+    dims: tuple[int, ...] = (32, 2)  # fastest first
+    kind: int = 0  # f32
+    offset: int = 0
+    n_dims: int | None = None  # what the file says, when that is not the truth
+
+    def row(self) -> bytes:
+        n_dims = len(self.dims) if self.n_dims is None else self.n_dims
+        return (
+            string(self.name)
+            + struct.pack(f"<I{len(self.dims)}Q", n_dims, *self.dims)
+            + struct.pack("<IQ", self.kind, self.offset)
+        )
+
+
+@dataclass
+class File:
+    """A small sound file; `but` gives one that differs."""
+
+    magic: bytes = b"GGUF"
+    version: int = 3
+    keys: list[tuple[str | bytes, int, Any]] = field(
+        default_factory=lambda: [
+            ("general.architecture", STRING, "llama"),
+            ("general.alignment", U32, 32),
+            ("llama.block_count", U32, 2),
+            ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a", "", "bc", "Ġ"])),
+            ("tokenizer.ggml.scores", ARRAY, (F32, [0.0, -1.0])),
+            ("tokenizer.ggml.add_bos_token", BOOL, 1),
+        ]
+    )
+    tensors: list[Tensor] = field(
+        default_factory=lambda: [
+            Tensor("a.weight", (32, 2), 0, 0),
+            Tensor("b.weight", (64, 3), 8, 256),
+        ]
+    )
+    n_keys: int | None = None  # what the header says, when that is not the truth
+    n_tensors: int | None = None
+    data: bytes = bytes(range(256)) + bytes(3 * 2 * 34)
+
+    def but(self, **changes: Any) -> "File":
+        return replace(self, **changes)
+
+    def with_key(self, key: str | bytes, kind: int, content: Any) -> "File":
+        return self.but(keys=[*(k for k in self.keys if k[0] != key), (key, kind, content)])
+
+    def header(self) -> bytes:
+        counts = (
+            len(self.tensors) if self.n_tensors is None else self.n_tensors,
+            len(self.keys) if self.n_keys is None else self.n_keys,
+        )
+        parts = [self.magic, struct.pack("<IQQ", self.version, *counts)]
+        for key, kind, content in self.keys:
+            raw = content if isinstance(content, bytes) and kind != STRING else value(kind, content)
+            parts += [string(key), struct.pack("<I", kind), raw]
+        parts += [tensor.row() for tensor in self.tensors]
+        return b"".join(parts)
+
+    def encode(self) -> bytes:
+        header = self.header()
+        return header + bytes(-len(header) % 32) + self.data
