@@ -1,7 +1,8 @@
 /*
  * A gemm on vectors of four rows by four columns, for the instructions of the file that includes it.
  *
- * Why     four rows of x share each vector of weights.
+ * Why     AT_ONCE rows of x share each vector of weights; eight rows of weights a pass leave their sums
+ *         in registers all along a record.
  */
 #ifndef NPURT_GEMM_NEON_H
 #define NPURT_GEMM_NEON_H
@@ -20,7 +21,7 @@ INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const
 {
     const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / group, quads = group / 4;
-    float32x4_t y[4][2];
+    float32x4_t y[AT_ONCE][2];
 #pragma clang loop unroll(full)
     for (int r = 0; r < count; r++) {
         y[r][0] = vld1q_f32(out + r * ROWS + 8 * half);
@@ -40,17 +41,17 @@ INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const
             }
 #pragma clang loop unroll(full)
             for (int r = 0; r < count; r++) {
-                const int64_t in = (row + r) * blocks * per_block + block * per_block + at;
-                const float scale_x = x->scales[(row + r) * blocks + block + at / per_block];
+                const int8_t *from = x->codes + (row + r) * x->k + block * BLOCK + at * group;
+                const npurt_block *b = x->blocks + (row + r) * blocks + block + at / per_block;
                 int32_t start = 0;
                 if (kind == SHIFTED) {
-                    start = (group == 32 ? x->minus32[in] : x->minus16[in]) << w->shift;
+                    start = (group == 32 ? b->minus : b->minuses[at % 2]) << w->shift;
                 }
-                const int32x4_t d = dot(kind == WIDE ? 2 : quads, quads, q,
-                                        splat(x->codes + in * group, quads), vdupq_n_s32(start));
-                y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, scale_x));
+                const int32x4_t d = dot(kind == WIDE ? 2 : quads, quads, q, splat(from, quads),
+                                        vdupq_n_s32(start));
+                y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, b->scale));
                 if (kind == PLAIN) {
-                    const float sum = group == 32 ? x->sums32[in] : x->sums16[in];
+                    const float sum = group == 32 ? b->sum : b->sums[at % 2];
                     y[r][i] = vfmaq_n_f32(y[r][i], offset, sum);
                 }
             }
@@ -68,8 +69,8 @@ INLINE void all_rows(int kind, int group, const npurt_tile *w, const npurt_input
 {
     for (int half = 0; half < 2; half++) {
         int r = 0;
-        for (; r + 4 <= rows; r += 4) {
-            some_rows(4, kind, group, w, x, row + r, block, half, y + r * ROWS);
+        for (; r + AT_ONCE <= rows; r += AT_ONCE) {
+            some_rows(AT_ONCE, kind, group, w, x, row + r, block, half, y + r * ROWS);
         }
         for (; r < rows; r++) {
             some_rows(1, kind, group, w, x, row + r, block, half, y + r * ROWS);

@@ -11,8 +11,6 @@
 
 #include "neon.h"
 
-enum { STREAMS = 4 };
-
 /* Two vectors: a value for each of eight rows. */
 typedef struct {
     float32x4_t v[2];
@@ -121,7 +119,7 @@ INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, 
 
 /* y += x . W^T for one block of eight rows. */
 INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
-                      const npurt_row *x, int64_t block, const npurt_splat xq[2], float *y)
+                      const npurt_splat xq[2], const npurt_block *x, float *y)
 {
     const int per_block = BLOCK / f.group, quads = f.group / 4;
     const uint8_t *codes = record + scale_bytes(f.scale, f.group, f.offset, blocks) +
@@ -137,19 +135,18 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
         const npurt_eight scale = scale_of(f, record, at, half);
         int32_t start = 0;
         if (!is_signed(f) && f.shift >= 0) {
-            start = f.group == 32 ? x->minus32[block] : x->minus16[2 * block + g];
-            start <<= f.shift;
+            start = (f.group == 32 ? x->minus : x->minuses[g]) << f.shift;
         }
 #pragma clang loop unroll(full)
         for (int i = 0; i < 2; i++) {
             const int32x4_t d =
-                     dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
-            const float32x4_t s = vmulq_n_f32(scale.v[i], x->scales[block]);
-            sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), s);
+                dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
+            const float32x4_t both = vmulq_n_f32(scale.v[i], x->scale);
+            sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), both);
         }
         if (f.offset) {
             const npurt_eight offset = offset_of(f, record, blocks * per_block, at, half);
-            const float sum_x = f.group == 32 ? x->sums32[block] : x->sums16[2 * block + g];
+            const float sum_x = f.group == 32 ? x->sum : x->sums[g];
 #pragma clang loop unroll(full)
             for (int i = 0; i < 2; i++) {
                 sum[i] = f.scale == SUPER ? vfmsq_n_f32(sum[i], offset.v[i], sum_x)
@@ -161,15 +158,11 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
     vst1q_f32(y + 4, sum[1]);
 }
 
-/* A few panels at once, block by block: as many streams from memory. */
-INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
+INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, float *y)
 {
     const int64_t blocks = x->k / BLOCK;
-    const size_t stride = panel_bytes(&f, x->k);
     memset(y, 0, (size_t) (panels * ROWS) * sizeof *y);
-    for (int from = 0; from < panels; from += STREAMS) {
-        const int count = panels - from < STREAMS ? panels - from : STREAMS;
-        const uint8_t *record = image + (size_t) from * stride;
+    for (int p = 0; p < panels; p++, y += ROWS) {
         for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
             const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
             for (int b = 0; b < n; b++) {
@@ -177,12 +170,11 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
                 const npurt_splat xq[2] = {splat(codes, f.group / 4),
                                            splat(codes + BLOCK - f.group, f.group / 4)};
 #pragma clang loop unroll(disable)
-                for (int h = 0; h < 2 * count; h++) {
-                    one_block(f, record + (size_t) (h / 2) * stride, n, b, h % 2, x, first + b, xq,
-                              y + from * ROWS + 8 * h);
+                for (int half = 0; half < 2; half++) {
+                    one_block(f, at, n, b, half, xq, x->blocks + first + b, y + 8 * half);
                 }
             }
-            record += record_bytes(&f, n);
+            at += record_bytes(&f, n);
         }
     }
 }

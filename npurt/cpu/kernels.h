@@ -54,6 +54,7 @@ typedef struct {
                    float *scratch);
     void (*pack)(const npurt_packing *op, int64_t panel);
     void (*spread)(const npurt_spreading *op, int64_t record);
+    int (*row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
     npurt_dense_fn *dense[3]; /* f32, f16, bf16 */
     npurt_expand_fn *expand[13];
 } npurt_level;

@@ -14,6 +14,8 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
+enum { AT_ONCE = 4 }; /* rows of x that share weights and fit the registers */
+
 /* Up to 32 columns of x: sixteen a vector. */
 typedef struct {
     int8x16_t v[2];
@@ -39,6 +41,8 @@ INLINE int32x4_t dot(int room, int quads, const int8x16_t *q, npurt_splat x, int
 }
 
 #else
+
+enum { AT_ONCE = 2 };
 
 /* Up to 32 columns of x: four a vector, four times. */
 typedef struct {

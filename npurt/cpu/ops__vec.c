@@ -147,6 +147,7 @@ void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row,
                             int64_t position, float *scratch);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
 void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
+int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 void AT_LEVEL(npurt_dense_f32)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_f16)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_t, float *,
@@ -162,6 +163,7 @@ const npurt_level AT_LEVEL(npurt_level) = {
     .attend = AT_LEVEL(npurt_attend),
     .pack = AT_LEVEL(npurt_pack),
     .spread = AT_LEVEL(npurt_spread),
+    .row_is_right = AT_LEVEL(npurt_row_is_right),
     .dense = {AT_LEVEL(npurt_dense_f32), AT_LEVEL(npurt_dense_f16), AT_LEVEL(npurt_dense_bf16)},
     .expand = {
 #define NPURT_FORMAT(name, ...) AT_LEVEL(npurt_expand_##name),

@@ -292,31 +292,12 @@ void npurt_commit(npurt_op *op, npurt_division d, const npurt_job *job, int chun
     }
 }
 
-/* One row of one weight: y . r against x . s, x being what the kernel multiplied. */
-static int row_is_right(const npurt_matmul *m, const npurt_weight *w, int64_t row)
-{
-    const npurt_input *x = &m->in;
-    double have = 0, want = 0, squares = 0;
-    for (int64_t n = 0; n < w->n; n++) {
-        const double y = m->y[row * m->stride + w->column + n];
-        have += w->check_r[n] * (w->bias ? y - (double) w->bias[n] : y);
-    }
-    const int dense = format_index(w->type) < 0;
-    for (int64_t k = 0; k < w->k; k++) {
-        const int64_t at = row * x->k + k;
-        const double v = dense ? x->values[at] : (double) x->blocks[at / BLOCK].scale * x->codes[at];
-        want += w->check_s[k] * v;
-        squares += v * v;
-    }
-    return __builtin_fabs(have - want) <= w->check_bound * __builtin_sqrt(squares);
-}
-
 int npurt_is_right(const npurt_op *op, const npurt_job *job)
 {
     const npurt_matmul *m = &op->u.matmul;
     for (int i = 0; i < m->weights; i++) {
         for (int64_t row = 0; m->w[i].check_s && row < rows_of(op, job); row++) {
-            if (!row_is_right(m, &m->w[i], row)) {
+            if (!npurt_isas[op->isa].level->row_is_right(m, &m->w[i], row)) {
                 return 0;
             }
         }

@@ -184,16 +184,22 @@ def _map(path: Path) -> mmap.mmap:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (OSError, ValueError) as error:
-        raise ModelFormatError(
-            f"cannot open {path}: {error}", remedy="check the path and its permissions"
-        ) from error
-    with open(fd, "rb") as file:
+        raise _unreadable(path, error) from error
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            raise ModelFormatError(
-                f"{path} is empty or not a regular file", remedy="pass the path of a .gguf file"
-            )
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            raise _unreadable(path, "it is empty or not a regular file")
+        return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: Path, why: object) -> ModelFormatError:
+    return ModelFormatError(
+        f"cannot open {path}: {why}", remedy="pass the path of a .gguf file that you may read"
+    )
 
 
 def read_header(data: mmap.mmap | bytes) -> Header:

@@ -133,6 +133,7 @@ class Llama:
         self._embedding = file[weights.EMBEDDING]
         self._plan = Plan(self._cpu, self._ledger, self._checks)
         build(self._plan, model, self._buffers, self._logits)
+        self._plan.prepare()
 
     def _check_vocabulary(self) -> None:
         if self.tokenizer.n_vocab != self.config.n_vocab:

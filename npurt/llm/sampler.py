@@ -95,6 +95,7 @@ class Sampler:
         """Return the candidates, ids ``[C]``, and their probabilities ``[C]``; see `sample`."""
         if self._allowed.shape != logits.shape:
             self._allowed = np.empty_like(logits)
+            _check_ids("what must not be sampled", self._never_ids, len(logits))
         np.copyto(self._allowed, logits)
         self._allowed[self._never_ids] = -np.inf
         return distribution(self._allowed, history, self.sampling)
@@ -136,15 +137,20 @@ def greedy(logits: F32) -> int:
 def penalise(logits: F32, recent: Sequence[int], penalty: float) -> F32:
     """Return *logits* with those of the tokens in *recent* made less likely by *penalty*."""
     ids = np.unique(np.asarray(recent, np.int64))
-    if len(ids) and not 0 <= ids[0] <= ids[-1] < len(logits):
-        raise LayoutError(
-            f"the history has ids from {ids[0]} to {ids[-1]} for {len(logits)} logits",
-            remedy="pass the tokens of this model",
-        )
+    _check_ids("the history", ids, len(logits))
     penalised = logits.copy()
     old = logits[ids]
     penalised[ids] = np.where(old > 0, old / np.float32(penalty), old * np.float32(penalty))
     return penalised
+
+
+def _check_ids(what: str, ids: Ids, count: int) -> None:
+    """Refuse sorted *ids* that are not all in 0..count-1."""
+    if len(ids) and not 0 <= ids[0] <= ids[-1] < count:
+        raise LayoutError(
+            f"{what} goes from {ids[0]} to {ids[-1]}, for {count} logits",
+            remedy="pass ids of this model's vocabulary, and logits of all of it",
+        )
 
 
 def top_k(logits: F32, k: int) -> Ids:

@@ -23,6 +23,7 @@ from npurt.llm.vocabulary import SENTENCEPIECE, Kind, Vocabulary, per_token
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
+MAX_TEXT = 1 << 22  # characters; the longest contexts, of a million tokens, hold about as many
 MAX_PIECE = 512  # characters of a SentencePiece token: each way to cut it in two is looked up
 
 
@@ -94,19 +95,24 @@ class Tokenizer:
                 text from a stranger: they are then letters like any others.
 
         Raises:
-            LayoutError: *text* has a lone surrogate, which has no UTF-8.
+            LayoutError: *text* has a lone surrogate, which has no UTF-8, or is above `MAX_TEXT`.
             SettingError: *add_bos*, and the model has no BOS token.
         """
         head = self._head(self.add_bos if add_bos is None else add_bos)
-        try:
-            with self._lock:
-                self._encoder.encode_special_tokens = not special
-                return head + self._encoder.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
+        if len(text) > MAX_TEXT:
             raise LayoutError(
-                f"character {error.start} of the text is a lone surrogate",
+                f"the text has {len(text)} characters, above {MAX_TEXT}",
+                remedy="encode it in parts; no model's context holds it",
+            )
+        lone = SURROGATE.search(text)
+        if lone:
+            raise LayoutError(
+                f"character {lone.start()} of the text is a lone surrogate",
                 remedy="clean it with text.encode('utf-8', 'replace').decode()",
-            ) from error
+            )
+        with self._lock:
+            self._encoder.encode_special_tokens = not special
+            return head + self._encoder.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
         """Return the text of *tokens*, U+FFFD for bytes that are not UTF-8.
@@ -163,12 +169,13 @@ def _sentencepiece(
     vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], *, prefix: bool
 ) -> Encoder:
     """Return an encoder that merges characters to the pieces of the highest score."""
-    if "unknown" not in vocabulary.roles:
-        raise ModelFormatError("the file names no unknown token", remedy=CONVERT_AGAIN)
+    unknown = vocabulary.tokens[vocabulary.roles["unknown"]]
+    if unknown not in ids:
+        raise ModelFormatError("the unknown token is not UTF-8", remedy=CONVERT_AGAIN)
     model = models.BPE(
         ids,
         _merges(vocabulary, metadata, ids),
-        unk_token=vocabulary.tokens[vocabulary.roles["unknown"]],
+        unk_token=unknown,
         fuse_unk=True,
         byte_fallback=True,
     )

@@ -14,7 +14,7 @@ from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Placed
 from npurt.runtime.remote import RemoteStep
-from npurt.runtime.verify import Sampler
+from npurt.runtime.verify import Mode, Sampler
 
 
 class Plan:
@@ -25,6 +25,12 @@ class Plan:
         self._ledger = ledger
         self._sampler = sampler
         self._steps: list[HostStep | RemoteStep] = []
+
+    def prepare(self) -> None:
+        """Get ready to verify, unless verification is off."""
+        if self._sampler.mode is not Mode.OFF:
+            for step in self._steps:
+                step.prepare()
 
     def run(self, rows: int, position: int, head: int, out: F32) -> None:
         """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""

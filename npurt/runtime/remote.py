@@ -28,6 +28,9 @@ class RemoteStep:
         """Say what to multiply; *head* leaves the first rows of a run out."""
         self._label, self._x, self._weights, self._y, self._head = label, x, weights, y, head
 
+    def prepare(self) -> None:
+        """Secrets are made when a product is first checked."""
+
     def redirect_last(self, array: F32) -> None:
         """Write to *array* from now on."""
         self._y = array

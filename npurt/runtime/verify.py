@@ -33,6 +33,7 @@ F64 = npt.NDArray[np.float64]
 
 LAMBDA = 8.0
 UNIT = 2.0**-24
+SPREAD_ROUNDINGS = 2 * 64 + 2  # of each element of s, added up in float32 (check__vec.c)
 SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
 
 
@@ -65,14 +66,15 @@ class Secret:
 
 
 def secret_vector(n: int) -> F64:
-    """Return r: random signs times random sizes in [1, 2), from the system's randomness."""
+    """Return r: random signs times random sizes in [1, 2), which float32 holds exactly."""
     rng = np.random.default_rng()
-    return rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
+    sizes = rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
+    return sizes.astype(np.float32).astype(np.float64)
 
 
 def make_secret(r: F64, s: F64, squares: float, k: int, group: int) -> Secret:
     """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float."""
-    roundings = 2 + (k if group == 1 else 4 * k / group)
+    roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 4 * k / group)
     return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
 
 

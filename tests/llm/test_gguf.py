@@ -210,7 +210,10 @@ REFUSED = {
     "one key too many": (bad(n_keys=len(FILE.keys) + 1), ""),
     "a key that is not UTF-8": (bad_key(b"\xff", raw.U32, 1), "UTF-8"),
     "a key twice": (bad(keys=[*FILE.keys, FILE.keys[0]]), "twice"),
-    "a key of huge length": (bad(keys=[("k", raw.STRING, "v")])[:24] + U64(HUGE) + b"k", "bytes"),
+    "a key of huge length": (
+        bad(keys=[("k", raw.STRING, "v")], tensors=[])[:24] + U64(HUGE) + bytes(9),
+        "bytes",
+    ),
     "an unknown value type": (bad_key("x", 13, b""), "type 13"),
     "a huge value type": (bad_key("x", HUGE >> 32, b""), "type"),
     "a string of huge length": (bad_key("x", raw.ARRAY, struct.pack("<IQ", 8, 1) + U64(HUGE)), ""),

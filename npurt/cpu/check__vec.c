@@ -1,0 +1,215 @@
+/*
+ * Verification of a product (Freivalds): s = W^T r once a weight, then r . y against s . x.
+ *
+ * s       Sums over rows run in float32 for at most 64 panels, then in double: what that rounds is
+ *         part of the bound (npurt/runtime/verify.py counts it).
+ * squares sum((r a)^2) over the record, a = |scale * code| + |offset|: bounds what a kernel rounds.
+ * Why     a tile's 64 codes are four vectors of four rows by four columns; rows are added up only
+ *         at the end, so the inner loop is convert, multiply, add.
+ */
+#include "kernels.h"
+
+enum { LANES = 16, PANELS = 64 };
+
+typedef double f64x16 __attribute__((ext_vector_type(16)));
+
+typedef struct {
+    float sums[RECORD_BLOCKS][8][4][LANES]; /* [block][quad][four rows][4 rows x 4 columns] */
+    double s[RECORD];
+    double squares;
+} npurt_sums;
+
+INLINE f32x16 load_codes(const uint8_t *p)
+{
+    u8x16 v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, f32x16);
+}
+
+/* Rows 4j..4j+3 of v, each four times. */
+INLINE f32x16 four_rows(f32x16 v, int j)
+{
+    float out[LANES];
+    for (int i = 0; i < LANES; i++) {
+        out[i] = v[4 * j + i / 4];
+    }
+    return load_f32(out);
+}
+
+INLINE void add_group(const npurt_tile *t, int g, f32x16 r, npurt_sums *sums)
+{
+    const int quads = t->group / 4, b = g * t->group / BLOCK;
+    const float bias = t->shift < 0 ? 0.0f : (float) (1 << t->shift);
+    const f32x16 scale = load_f32(t->scales[g]) * r;
+    const f32x16 offset = t->offset ? load_f32(t->offsets[g]) * r : (f32x16) (0.0f);
+    f32x16 squares = 0.0f;
+#pragma clang loop unroll(full)
+    for (int j = 0; j < 4; j++) {
+        const f32x16 sj = four_rows(scale, j), oj = four_rows(offset, j);
+        for (int i = 0; i < quads; i++) {
+            const int q = g * quads % 8 + i;
+            float *sum = sums->sums[b][q][j];
+            const f32x16 scaled = (load_codes(t->codes[b][q] + LANES * j) - bias) * sj;
+            const f32x16 most = __builtin_elementwise_abs(scaled) + __builtin_elementwise_abs(oj);
+            store_f32(sum, load_f32(sum) + (scaled + oj));
+            squares = fma16(most, most, squares);
+        }
+    }
+    sums->squares += (double) sum16(squares);
+}
+
+/* Moves the float sums into s; those of float weights lie column by column. */
+static void flush(npurt_sums *sums, int by_column)
+{
+    for (int e = 0; e < RECORD; e++) {
+        for (int n = 0; n < ROWS; n++) {
+            const int lane = by_column ? n : n % 4 * 4 + e % 4;
+            const int vector = by_column ? e : (e / 4) * 4 + n / 4;
+            float *sum = sums->sums[0][0][0] + vector * LANES + lane;
+            sums->s[e] += (double) *sum;
+            *sum = 0;
+        }
+    }
+}
+
+INLINE f32x16 load_dense(const uint8_t *p, int type)
+{
+    u16x16 half;
+    f32x16 v;
+    if (type == 0) {
+        return load_f32((const float *) (const void *) p);
+    }
+    if (type == 1) {
+        return load_f16(p);
+    }
+    memcpy(&half, p, sizeof half);
+    const u32x16 wide = __builtin_convertvector(half, u32x16) << 16;
+    memcpy(&v, &wide, sizeof v);
+    return v;
+}
+
+/* Adds one panel of `columns` columns of float weights. */
+INLINE void add_dense(const uint8_t *at, int type, int columns, f32x16 r, npurt_sums *sums)
+{
+    f32x16 squares = 0.0f;
+    for (int e = 0; e < columns; e++) {
+        float *sum = sums->sums[0][0][0] + e * LANES;
+        const f32x16 scaled = load_dense(at + e * (type == 0 ? 64 : 32), type) * r;
+        store_f32(sum, load_f32(sum) + scaled);
+        squares = fma16(scaled, scaled, squares);
+    }
+    sums->squares += (double) sum16(squares);
+}
+
+#define NPURT_FORMAT(name, ...) npurt_expand_fn AT_LEVEL(npurt_expand_##name);
+#include "formats.inc"
+
+static npurt_expand_fn *expander(int type)
+{
+    switch (type) {
+#define NPURT_FORMAT(name, number, ...)                                                            \
+    case number:                                                                                   \
+        return AT_LEVEL(npurt_expand_##name);
+#include "formats.inc"
+    }
+    return NULL;
+}
+
+void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
+void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record)
+{
+    const npurt_weight *w = &op->w;
+    const npurt_format *f = npurt_find_format(w->type);
+    const int64_t left = w->k - record * RECORD;
+    const int columns = left < RECORD ? (int) left : RECORD;
+    const size_t line = w->type == 0 ? 64 : 32; /* of float weights: a column of a panel */
+    const size_t stride = f ? panel_bytes(f, w->k) : line * (size_t) w->k;
+    const size_t before = f ? record_bytes(f, RECORD_BLOCKS) : line * RECORD;
+    const uint8_t *at = w->image + (size_t) record * before;
+    npurt_sums sums = {0};
+    for (int64_t n = 0; n < w->n; n += ROWS, at += stride) {
+        float r[ROWS] = {0};
+        for (int64_t i = n; i < w->n && i < n + ROWS; i++) {
+            r[i - n] = (float) w->check_r[i];
+        }
+        if (f) {
+            npurt_tile tile;
+            expander(w->type)(at, columns / BLOCK, &tile);
+            for (int g = 0; g < columns / tile.group; g++) {
+                add_group(&tile, g, load_f32(r), &sums);
+            }
+        } else {
+            add_dense(at, w->type, columns, load_f32(r), &sums);
+        }
+        if (n / ROWS % PANELS == PANELS - 1) {
+            flush(&sums, !f);
+        }
+    }
+    flush(&sums, !f);
+    memcpy(op->s + record * RECORD, sums.s, (size_t) columns * sizeof *sums.s);
+    op->norms[record] = sums.squares;
+}
+
+INLINE f64x16 load_f64(const double *p)
+{
+    f64x16 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE double sum_f64(f64x16 v)
+{
+    double sum = 0;
+    for (int i = 0; i < LANES; i++) {
+        sum += v[i];
+    }
+    return sum;
+}
+
+/* sum of r * (y - bias) */
+static double dot_result(const double *r, const float *y, const float *bias, int64_t n)
+{
+    f64x16 sum = 0.0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        f64x16 v = __builtin_convertvector(load_f32(y + i), f64x16);
+        if (bias) {
+            v -= __builtin_convertvector(load_f32(bias + i), f64x16);
+        }
+        sum += load_f64(r + i) * v;
+    }
+    double total = sum_f64(sum);
+    for (; i < n; i++) {
+        total += r[i] * ((double) y[i] - (bias ? (double) bias[i] : 0));
+    }
+    return total;
+}
+
+int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
+int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row)
+{
+    const npurt_input *x = &m->in;
+    const int integer = npurt_find_format(w->type) != NULL;
+    const double have = dot_result(w->check_r, m->y + row * m->stride + w->column, w->bias, w->n);
+    f64x16 want = 0.0, squares = 0.0;
+    int64_t k = 0;
+    for (; k + LANES <= w->k; k += LANES) {
+        const int64_t at = row * x->k + k;
+        f64x16 v;
+        if (integer) {
+            v = __builtin_convertvector(load_i8(x->codes + at), f64x16) *
+                (double) x->blocks[at / BLOCK].scale;
+        } else {
+            v = __builtin_convertvector(load_f32(x->values + at), f64x16);
+        }
+        want += load_f64(w->check_s + k) * v;
+        squares += v * v;
+    }
+    double expected = sum_f64(want), norm = sum_f64(squares);
+    for (; k < w->k; k++) { /* only float weights have a rest */
+        const double v = (double) x->values[row * x->k + k];
+        expected += w->check_s[k] * v;
+        norm += v * v;
+    }
+    return __builtin_fabs(have - expected) <= w->check_bound * __builtin_sqrt(norm);
+}

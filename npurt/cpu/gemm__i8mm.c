@@ -1,0 +1,165 @@
+/*
+ * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes
+ *
+ * As gemm__avx512vnni.c, by 2 x 2 blocks: usmmla multiplies eight columns of two rows of weights
+ * with those of two rows of x, and its four sums are scaled as they lie.
+ * Needs   Armv8.6 int8 matrix products (usmmla), and sdot.
+ * Exact   equal bit for bit to every other gemm.
+ * Why     usmmla does twice what sdot does, but wants eight columns of a row side by side: the tile
+ *         is rearranged once for all rows, which pays from eight rows on.  Fewer go to sdot.
+ */
+#include "kernels.h"
+#include <arm_neon.h>
+
+npurt_gemm_fn npurt_gemm__dotprod, npurt_gemm__i8mm;
+
+enum { AT_ONCE = 4, LEAST = 8 }; /* rows of x */
+enum { PAIRS = ROWS / 2 };       /* of rows of weights */
+
+/* A tile by pairs of rows [a b]: 8 columns of a, then of b; scales and offsets as [a a b b]. */
+typedef struct {
+    uint8x16_t codes[RECORD / 8][PAIRS];
+    float32x4_t scales[2 * RECORD_BLOCKS][PAIRS], offsets[2 * RECORD_BLOCKS][PAIRS];
+} npurt_pairs;
+
+/* The first or second pair of four rows. */
+INLINE float32x4_t zip(int second, float32x4_t a, float32x4_t b)
+{
+    return second ? vzip2q_f32(a, b) : vzip1q_f32(a, b);
+}
+
+static void rearrange(const npurt_tile *w, npurt_pairs *out)
+{
+    for (int i = 0; i < w->blocks * BLOCK / 8; i++) {
+        const uint8_t *quads = w->codes[i / 4][i % 4 * 2];
+#pragma clang loop unroll(full)
+        for (int p = 0; p < PAIRS; p++) {
+            const float32x4_t a = vreinterpretq_f32_u8(vld1q_u8(quads + p / 2 * 16));
+            const float32x4_t b = vreinterpretq_f32_u8(vld1q_u8(quads + p / 2 * 16 + 64));
+            out->codes[i][p] = vreinterpretq_u8_f32(zip(p % 2, a, b));
+        }
+    }
+    for (int at = 0; at < w->blocks * (BLOCK / w->group); at++) {
+#pragma clang loop unroll(full)
+        for (int p = 0; p < PAIRS; p++) {
+            const float32x4_t scale = vld1q_f32(w->scales[at] + p / 2 * 4);
+            const float32x4_t offset = vld1q_f32(w->offsets[at] + p / 2 * 4);
+            out->scales[at][p] = zip(p % 2, scale, scale);
+            out->offsets[at][p] = zip(p % 2, offset, offset);
+        }
+    }
+}
+
+/* What two rows of x bring to one group: [a b a b]. */
+typedef struct {
+    int8x16_t codes[BLOCK / 8];
+    float32x4_t scale, sum;
+    int32x4_t start;
+} npurt_two;
+
+INLINE float32x4_t twice(float a, float b)
+{
+    const float32x2_t two = {a, b};
+    return vcombine_f32(two, two);
+}
+
+INLINE npurt_two two_of(int group, int g, const int8_t *codes, int64_t k, const npurt_block *a,
+                        int shift)
+{
+    const npurt_block *b = a + k / BLOCK;
+    const int32x2_t minus = {group == 32 ? a->minus : a->minuses[g],
+                             group == 32 ? b->minus : b->minuses[g]};
+    const int32x2_t start = vshl_s32(minus, vdup_n_s32(shift));
+    npurt_two two = {
+        .scale = twice(a->scale, b->scale),
+        .sum = group == 32 ? twice(a->sum, b->sum) : twice(a->sums[g], b->sums[g]),
+        .start = shift < 0 ? vdupq_n_s32(0) : vcombine_s32(start, start),
+    };
+#pragma clang loop unroll(full)
+    for (int i = 0; i < group / 8; i++) {
+        const int8_t *from = codes + g * group + 8 * i;
+        two.codes[i] = vcombine_s8(vld1_s8(from), vld1_s8(from + k));
+    }
+    return two;
+}
+
+/* Four rows of x by the tile: group g of block b. */
+INLINE void one_group(int group, int offset, const npurt_tile *w, const npurt_pairs *pairs, int b,
+                      int g, const int8_t *codes, int64_t k, const npurt_block *x,
+                      float32x4_t y[2][PAIRS])
+{
+    const int at = b * (BLOCK / group) + g, shift = offset ? -1 : w->shift;
+    const npurt_two two[2] = {two_of(group, g, codes, k, x, shift),
+                              two_of(group, g, codes + 2 * k, k, x + 2 * (k / BLOCK), shift)};
+#pragma clang loop unroll(full)
+    for (int p = 0; p < PAIRS; p++) {
+        int32x4_t dot[2] = {two[0].start, two[1].start};
+#pragma clang loop unroll(full)
+        for (int i = 0; i < group / 8; i++) {
+            const uint8x16_t q = pairs->codes[at * group / 8 + i][p];
+            dot[0] = vusmmlaq_s32(dot[0], q, two[0].codes[i]);
+            dot[1] = vusmmlaq_s32(dot[1], q, two[1].codes[i]);
+        }
+#pragma clang loop unroll(full)
+        for (int r = 0; r < 2; r++) {
+            const float32x4_t both = vmulq_f32(pairs->scales[at][p], two[r].scale);
+            y[r][p] = vfmaq_f32(y[r][p], vcvtq_f32_s32(dot[r]), both);
+            if (offset) {
+                y[r][p] = vfmaq_f32(y[r][p], pairs->offsets[at][p], two[r].sum);
+            }
+        }
+    }
+}
+
+INLINE void four_rows(int group, int offset, const npurt_tile *w, const npurt_pairs *pairs,
+                      const npurt_input *in, int64_t row, int64_t block, float *out)
+{
+    const int64_t k = in->k;
+    const int8_t *codes = in->codes + row * k + block * BLOCK;
+    const npurt_block *x = in->blocks + row * (k / BLOCK) + block;
+    float32x4_t y[2][PAIRS];
+    for (int i = 0; i < 2 * PAIRS; i++) {
+        const float *from = out + i / PAIRS * 2 * ROWS + i % PAIRS / 2 * 4;
+        y[i / PAIRS][i % PAIRS] = zip(i % 2, vld1q_f32(from), vld1q_f32(from + ROWS));
+    }
+    for (int b = 0; b < w->blocks; b++, codes += BLOCK, x++) {
+#pragma clang loop unroll(full)
+        for (int g = 0; g < BLOCK / group; g++) {
+            one_group(group, offset, w, pairs, b, g, codes, k, x, y);
+        }
+    }
+    for (int i = 0; i < 2 * PAIRS; i += 2) {
+        float *to = out + i / PAIRS * 2 * ROWS + i % PAIRS / 2 * 4;
+        const float32x4_t *two = &y[i / PAIRS][i % PAIRS];
+        vst1q_f32(to, vuzp1q_f32(two[0], two[1]));
+        vst1q_f32(to + ROWS, vuzp2q_f32(two[0], two[1]));
+    }
+}
+
+INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *x, int64_t row,
+                 int rows, int64_t block, float *y)
+{
+    npurt_pairs pairs;
+    rearrange(w, &pairs);
+    for (int r = 0; r + AT_ONCE <= rows; r += AT_ONCE) {
+        four_rows(group, offset, w, &pairs, x, row + r, block, y + r * ROWS);
+    }
+}
+
+void npurt_gemm__i8mm(const npurt_tile *w, const npurt_input *x, int64_t row, int rows,
+                      int64_t block, float *y)
+{
+    const int here = rows < LEAST ? 0 : rows / AT_ONCE * AT_ONCE;
+    if (here && w->group == 32 && w->offset) {
+        gemm(32, 1, w, x, row, here, block, y);
+    } else if (here && w->group == 32) {
+        gemm(32, 0, w, x, row, here, block, y);
+    } else if (here && w->offset) {
+        gemm(16, 1, w, x, row, here, block, y);
+    } else if (here) {
+        gemm(16, 0, w, x, row, here, block, y);
+    }
+    if (here < rows) {
+        npurt_gemm__dotprod(w, x, row + here, rows - here, block, y + here * ROWS);
+    }
+}
