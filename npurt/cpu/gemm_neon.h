@@ -47,8 +47,8 @@ INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const
                 if (kind == SHIFTED) {
                     start = (group == 32 ? b->minus : b->minuses[at % 2]) << w->shift;
                 }
-                const int32x4_t d = dot(kind == WIDE ? 2 : quads, quads, q, splat(from, quads),
-                                        vdupq_n_s32(start));
+                const int32x4_t d =
+                    dot(kind == WIDE ? 2 : quads, quads, q, splat(from, quads), vdupq_n_s32(start));
                 y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, b->scale));
                 if (kind == PLAIN) {
                     const float sum = group == 32 ? b->sum : b->sums[at % 2];

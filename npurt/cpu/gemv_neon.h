@@ -65,19 +65,19 @@ INLINE void codes_of(npurt_format f, const uint8_t *c, int8x16_t book, int8x16_t
 INLINE npurt_eight halves(const uint8_t *p)
 {
     const float16x8_t h = vreinterpretq_f16_u8(vld1q_u8(p));
-    return (npurt_eight){{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}};
+    return (npurt_eight) {{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}};
 }
 
 INLINE npurt_eight small(const uint8_t *p)
 {
     const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
-    return (npurt_eight){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))),
-                          vcvtq_f32_s32(vmovl_high_s16(wide))}};
+    return (npurt_eight) {
+        {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))}};
 }
 
 INLINE npurt_eight product(npurt_eight a, npurt_eight b)
 {
-    return (npurt_eight){{vmulq_f32(a.v[0], b.v[0]), vmulq_f32(a.v[1], b.v[1])}};
+    return (npurt_eight) {{vmulq_f32(a.v[0], b.v[0]), vmulq_f32(a.v[1], b.v[1])}};
 }
 
 /* 2^(e - 128), subnormal for e < 2. */
@@ -91,7 +91,7 @@ INLINE float32x4_t power(uint32x4_t e)
 INLINE npurt_eight powers(const uint8_t *p)
 {
     const uint16x8_t wide = vmovl_u8(vld1_u8(p));
-    return (npurt_eight){{power(vmovl_u16(vget_low_u16(wide))), power(vmovl_high_u16(wide))}};
+    return (npurt_eight) {{power(vmovl_u16(vget_low_u16(wide))), power(vmovl_high_u16(wide))}};
 }
 
 /* Scale of group g of a record for eight rows (half 0 or 1). */
@@ -139,8 +139,7 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
         }
 #pragma clang loop unroll(full)
         for (int i = 0; i < 2; i++) {
-            const int32x4_t d =
-                dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
+            const int32x4_t d = dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
             const float32x4_t both = vmulq_n_f32(scale.v[i], x->scale);
             sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), both);
         }

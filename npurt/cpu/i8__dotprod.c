@@ -7,8 +7,8 @@
  */
 #include "i8_neon.h"
 
-void npurt_i8__dotprod(const uint8_t *w, int64_t quads, const int8_t *x, const int32_t *minus, int rows,
-                       int32_t *y, int64_t stride)
+void npurt_i8__dotprod(const uint8_t *w, int64_t quads, const int8_t *x, const int32_t *minus,
+                       int rows, int32_t *y, int64_t stride)
 {
     (void) minus;
     multiply(w, quads, x, rows, y, stride);

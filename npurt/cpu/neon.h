@@ -23,7 +23,7 @@ typedef struct {
 
 INLINE npurt_splat splat(const int8_t *x, int quads)
 {
-    return (npurt_splat){{vld1q_s8(x), vld1q_s8(x + (quads == 8 ? 16 : 0))}};
+    return (npurt_splat) {{vld1q_s8(x), vld1q_s8(x + (quads == 8 ? 16 : 0))}};
 }
 
 /* sum + the products of `quads` vectors of codes with x; quads is 4 or 8. */

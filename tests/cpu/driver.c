@@ -1,0 +1,124 @@
+/*
+ * Runs programs of the CPU kernels that Python wrote to a file, and writes back what they left in
+ * memory: so kernels run where there is no Python, under an emulator.  tests/cpu/foreign.py is the
+ * other side.
+ *
+ *   driver                  prints the names of the instruction sets that this machine runs
+ *   driver IN OUT           runs the programs of IN
+ *   driver --force IN OUT   also those of an instruction set this machine says it has not
+ *
+ * IN   [programs] of: int64 ops, rows, position, head, threads, buffers, pointers; the npurt_ops;
+ *      [pointers] of int64 {offset in the ops, buffer, offset in the buffer};
+ *      [buffers] of int64 size, and the bytes.
+ * OUT  [programs] of: int64 result of npurt_run; the bytes of every buffer.
+ */
+#include "npurt_cpu.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int64_t ops, rows, position, head, threads, buffers, pointers;
+} header;
+
+typedef struct {
+    int64_t offset, buffer, inside;
+} pointer;
+
+typedef struct {
+    int64_t size;
+    unsigned char *bytes;
+} buffer;
+
+static void fail(const char *why)
+{
+    fprintf(stderr, "driver: %s\n", why);
+    exit(2);
+}
+
+/* Reads all of `size` bytes, or fails; 0 at the end of the file. */
+static int get(FILE *in, void *to, size_t size)
+{
+    const size_t have = fread(to, 1, size, in);
+    if (have && have != size) {
+        fail("the file is cut short");
+    }
+    return have == size;
+}
+
+static void *room(int64_t count, size_t size)
+{
+    void *p = aligned_alloc(64, ((size_t) count * size + 127) / 64 * 64);
+    if (!p) {
+        fail("no memory");
+    }
+    return p;
+}
+
+static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffers)
+{
+    pointer *pointers = room(h->pointers, sizeof *pointers);
+    get(in, ops, (size_t) h->ops * sizeof *ops);
+    get(in, pointers, (size_t) h->pointers * sizeof *pointers);
+    for (int64_t i = 0; i < h->buffers; i++) {
+        get(in, &buffers[i].size, sizeof buffers[i].size);
+        buffers[i].bytes = room(buffers[i].size, 1);
+        get(in, buffers[i].bytes, (size_t) buffers[i].size);
+    }
+    for (int64_t i = 0; i < h->pointers; i++) {
+        const unsigned char *target = buffers[pointers[i].buffer].bytes + pointers[i].inside;
+        memcpy((unsigned char *) ops + pointers[i].offset, &target, sizeof target);
+    }
+    free(pointers);
+}
+
+static void run_program(FILE *in, FILE *out, const header *h, int force)
+{
+    npurt_op *ops = room(h->ops, sizeof *ops);
+    buffer *buffers = room(h->buffers, sizeof *buffers);
+    read_memory(in, h, ops, buffers);
+    for (int64_t i = 0; i < h->ops; i++) {
+        /* Asking also gets AMX the kernel's permission. */
+        if (!npurt_isa_works(ops[i].isa) && !force) {
+            fail("this machine has not the instruction set");
+        }
+    }
+    npurt_pool *pool = npurt_pool_new((int) h->threads, NULL, 0);
+    if (!pool) {
+        fail("no memory for the threads");
+    }
+    const int64_t done = npurt_run(pool, ops, (int) h->ops, h->rows, h->position, h->head);
+    npurt_pool_free(pool);
+    fwrite(&done, sizeof done, 1, out);
+    for (int64_t i = 0; i < h->buffers; i++) {
+        fwrite(buffers[i].bytes, 1, (size_t) buffers[i].size, out);
+        free(buffers[i].bytes);
+    }
+    free(buffers);
+    free(ops);
+}
+
+int main(int argc, char **argv)
+{
+    const int force = argc == 4 && strcmp(argv[1], "--force") == 0;
+    if (argc == 1) {
+        for (int i = 0; i < npurt_isa_count(); i++) {
+            if (npurt_isa_works(i)) {
+                puts(npurt_isa_name(i));
+            }
+        }
+        return 0;
+    }
+    FILE *in = argc < 3 ? NULL : fopen(argv[argc - 2], "rb");
+    FILE *out = argc < 3 ? NULL : fopen(argv[argc - 1], "wb");
+    if (!in || !out) {
+        fail("cannot open the files; usage: driver [--force] IN OUT");
+    }
+    for (header h; get(in, &h, sizeof h);) {
+        run_program(in, out, &h, force);
+    }
+    if (fclose(out)) {
+        fail("cannot write the results");
+    }
+    return 0;
+}
