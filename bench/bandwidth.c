@@ -2,7 +2,8 @@
  * Read bandwidth: bandwidth BYTES THREADS STREAMS PASSES prints GB/s (10^9) of each pass.
  *
  * Every thread is pinned to one of the CPUs that the process may use, touches and then reads its
- * own share, as STREAMS contiguous runs side by side, with 64-byte loads and huge pages.
+ * own share, as STREAMS contiguous runs side by side, with 64-byte loads and huge pages.  The runs
+ * start in different sets of the caches: at a power of two apart they would push each other out.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -21,8 +22,8 @@ typedef struct {
     int cpu;
     int streams;
     int passes;
-    size_t lines;
-    Line sum; /* kept, so that no load can be left out */
+    size_t length; /* lines of a stream */
+    Line sum;      /* kept, so that no load can be left out */
     double seconds[];
 } Share;
 
@@ -36,11 +37,11 @@ static double now(void)
 }
 
 /* Inlined with a constant number of streams, so that the loops over LOADS are unrolled. */
-static inline __attribute__((always_inline)) Line read_all(const Line *p, size_t lines, int streams)
+static inline __attribute__((always_inline)) Line read_all(const Line *p, size_t length,
+                                                           int streams)
 {
-    const size_t length = lines / streams, step = LOADS / streams;
     Line sum[LOADS] = {0};
-    for (size_t i = 0; i < length; i += step) {
+    for (size_t i = 0; i < length; i += LOADS / streams) {
         for (int j = 0; j < LOADS; j++) {
             sum[j] ^= p[(j % streams) * length + i + j / streams];
         }
@@ -51,17 +52,17 @@ static inline __attribute__((always_inline)) Line read_all(const Line *p, size_t
     return sum[0];
 }
 
-static Line read_streams(const Line *p, size_t lines, int streams)
+static Line read_streams(const Line *p, size_t length, int streams)
 {
     switch (streams) {
     case 1:
-        return read_all(p, lines, 1);
+        return read_all(p, length, 1);
     case 2:
-        return read_all(p, lines, 2);
+        return read_all(p, length, 2);
     case 4:
-        return read_all(p, lines, 4);
+        return read_all(p, length, 4);
     default:
-        return read_all(p, lines, 8);
+        return read_all(p, length, 8);
     }
 }
 
@@ -73,7 +74,7 @@ static void *run(void *arg)
     CPU_SET(share->cpu, &set);
     sched_setaffinity(0, sizeof set, &set);
 
-    const size_t bytes = share->lines * sizeof(Line);
+    const size_t bytes = share->streams * share->length * sizeof(Line);
     Line *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         perror("mmap");
@@ -84,7 +85,7 @@ static void *run(void *arg)
     for (int pass = 0; pass < share->passes; pass++) {
         pthread_barrier_wait(&barrier);
         const double start = now();
-        share->sum ^= read_streams(p, share->lines, share->streams);
+        share->sum ^= read_streams(p, share->length, share->streams);
         pthread_barrier_wait(&barrier);
         share->seconds[pass] = now() - start;
     }
@@ -109,18 +110,20 @@ int main(int argc, char **argv)
     const size_t bytes = argc == 5 ? strtoull(argv[1], NULL, 10) : 0;
     const int threads = bytes ? atoi(argv[2]) : 0, streams = bytes ? atoi(argv[3]) : 0;
     const int passes = bytes ? atoi(argv[4]) : 0;
-    if (threads < 1 || threads > MAX_THREADS || streams < 1 || LOADS % streams || passes < 1) {
+    if (bytes < 1 << 20 || threads < 1 || threads > MAX_THREADS || streams < 1 || LOADS % streams ||
+        passes < 1) {
         fprintf(stderr, "usage: bandwidth BYTES THREADS STREAMS(1, 2, 4, 8) PASSES\n");
         return 2;
     }
-    const size_t lines = bytes / threads / sizeof(Line) / LOADS * LOADS;
+    const size_t groups = bytes / threads / streams / sizeof(Line) / LOADS;
+    const size_t length = ((groups - 1) | 1) * LOADS; /* an odd number of groups, and no more */
     pthread_t thread[MAX_THREADS];
     Share *share[MAX_THREADS];
     pthread_barrier_init(&barrier, NULL, threads);
     for (int i = 0; i < threads; i++) {
         const size_t size = (sizeof(Share) + passes * sizeof(double) + 63) / 64 * 64;
         share[i] = aligned_alloc(64, size);
-        *share[i] = (Share){nth_cpu(i), streams, passes, lines, {0}};
+        *share[i] = (Share){nth_cpu(i), streams, passes, length, {0}};
         if (pthread_create(&thread[i], NULL, run, share[i])) {
             perror("pthread_create");
             return 1;
@@ -131,8 +134,9 @@ int main(int argc, char **argv)
         pthread_join(thread[i], NULL);
         sum ^= share[i]->sum;
     }
+    const double nbytes = (double) threads * streams * length * sizeof(Line);
     for (int pass = 0; pass < passes; pass++) {
-        printf("%.3f\n", threads * lines * sizeof(Line) / share[0]->seconds[pass] * 1e-9);
+        printf("%.3f\n", nbytes / share[0]->seconds[pass] * 1e-9);
     }
     return sum[0] == 42; /* never: the sum is of equal bytes */
 }

@@ -3,8 +3,10 @@
     python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --rounds 5
 
 The folder of the peer holds llama-bench, and llama-simple for the first token.  In each round both
-programs do each test once, so that what disturbs the machine disturbs both.  The ratio of a round
-is npurt / llama.cpp; reported are the median of the rounds and their range.
+programs do each test once, so that what disturbs the machine disturbs both; the peer does so with
+its repacked kernels and without, because which is faster depends on the machine and the model.  The
+ratio of a round is npurt / llama.cpp, whichever variant has the better median; reported are the
+median of the rounds and their range.
 """
 
 import argparse
@@ -55,12 +57,15 @@ class Npurt:
 @dataclass(frozen=True)
 class LlamaCpp:
     folder: Path
-    flags: list[str]
-    name = "llama.cpp"
+    flags: str
+
+    @property
+    def name(self) -> str:
+        return f"llama.cpp {self.flags}".strip()
 
     def bench(self, model: Path, threads: int, prompt: int, tokens: int) -> list[str]:
-        flags = f"-t {threads} -p {prompt} -n {tokens} -r 1 -o json".split()
-        return [str(self.folder / "llama-bench"), "-m", str(model), *flags, *self.flags]
+        flags = f"-t {threads} -p {prompt} -n {tokens} -r 1 -o json {self.flags}".split()
+        return [str(self.folder / "llama-bench"), "-m", str(model), *flags]
 
     def rates(self, output: str) -> dict[str, float]:
         return {
@@ -138,7 +143,7 @@ def one_round(program: Npurt | LlamaCpp, model: Path, threads: int, tests: list[
 
 
 def table(rounds: list[dict[str, Any]]) -> str:
-    """Return a markdown table: medians, and the ratios of the rounds."""
+    """Return a markdown table: medians, and the ratios of npurt to the best llama.cpp."""
     values = defaultdict(lambda: defaultdict(list))  # (model, figure) -> program -> one a round
     for each in rounds:
         for figure, value in each["figures"].items():
@@ -147,22 +152,26 @@ def table(rounds: list[dict[str, Any]]) -> str:
     lines = [f"| model | figure | {' | '.join(names)} | ratio |", "|---" * (3 + len(names)) + "|"]
     for (model, figure), of in values.items():
         medians = [f"{statistics.median(of[name]):.4g}" for name in names]
-        lines.append(f"| {' | '.join([model, figure, *medians, ratio(list(of.values()))])} |")
+        lines.append(f"| {' | '.join([model, figure, *medians, ratio(figure, of)])} |")
     return "\n".join(lines)
 
 
-def ratio(columns: list[list[float]]) -> str:
-    """Return the median and range of first / second, round by round."""
-    if len(columns) != 2:
+def ratio(figure: str, of: dict[str, list[float]]) -> str:
+    """Return the median and range of npurt / the best of the others, round by round."""
+    peers = [values for name, values in of.items() if name != Npurt.name]
+    if not peers or len(peers) == len(of):
         return ""
-    ratios = [a / b for a, b in zip(*columns, strict=True)]
+    best = (min if figure.endswith((", s", ", MB")) else max)(peers, key=statistics.median)
+    ratios = [a / b for a, b in zip(of[Npurt.name], best, strict=True)]
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare npurt with llama.cpp.")
     parser.add_argument("--peer", type=Path, help="folder with llama-bench; none: npurt alone")
-    parser.add_argument("--peer-flags", default="", help="more flags for llama-bench")
+    parser.add_argument("--peer-flags", nargs="+", default=["", "--repack 0"], metavar="FLAGS",
+                        help="variants of the peer: flags for llama-bench, quoted, and ''"
+                        " for none; default: %(default)s")  # fmt: skip
     parser.add_argument("--peer-alone", action="store_true", help="do not measure npurt")
     parser.add_argument("--models", type=Path, default=Path("models"), help="a folder or a file")
     parser.add_argument("--rounds", type=int, default=5)
@@ -186,7 +195,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     programs = [] if args.peer_alone else [Npurt()]
-    programs += [LlamaCpp(args.peer, args.peer_flags.split())] if args.peer else []
+    programs += [LlamaCpp(args.peer, flags) for flags in args.peer_flags if args.peer]
     rounds = []
     turns = [(m, p) for m in args.models for _ in range(args.rounds) for p in programs]
     for model, program in tqdm(turns):

@@ -199,6 +199,10 @@ int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, i
         if (integer) {
             v = __builtin_convertvector(load_i8(x->codes + at), f64x16) *
                 (double) x->blocks[at / BLOCK].scale;
+            if (x->fine_codes) {
+                v += __builtin_convertvector(load_i8(x->fine_codes + at), f64x16) *
+                     (double) x->fine_blocks[at / BLOCK].scale;
+            }
         } else {
             v = __builtin_convertvector(load_f32(x->values + at), f64x16);
         }

@@ -38,9 +38,11 @@ class Input:
     """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
 
     What writes the values of a *quantised* input writes its codes and their scales and sums too.
+    A *fine* input has a second set of codes for what the first leaves over: 16 bits of precision
+    for twice the multiplications.
     """
 
-    def __init__(self, rows: int, k: int, *, quantised: bool) -> None:
+    def __init__(self, rows: int, k: int, *, quantised: bool, fine: bool = False) -> None:
         self.rows = rows
         self.k = k
         self.values: F32 = empty(rows, k)
@@ -48,6 +50,12 @@ class Input:
         if quantised:
             self.codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
             self.blocks: npt.NDArray[np.uint8] = empty(rows, k // GROUP * BLOCK_BYTES, np.uint8)
+        self.fine = quantised and fine
+        if self.fine:
+            self.fine_codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
+            self.fine_blocks: npt.NDArray[np.uint8] = empty(
+                rows, k // GROUP * BLOCK_BYTES, np.uint8
+            )
 
     def fill(self, struct: Any) -> None:
         """Write the addresses into the npurt_input *struct*."""
@@ -56,6 +64,9 @@ class Input:
         if self.quantised:
             struct.codes = pointer("int8_t *", self.codes)
             struct.blocks = pointer("npurt_block *", self.blocks)
+        if self.fine:
+            struct.fine_codes = pointer("int8_t *", self.fine_codes)
+            struct.fine_blocks = pointer("npurt_block *", self.fine_blocks)
 
 
 class Engine:

@@ -27,6 +27,8 @@ typedef struct {
     float *values;       /* [rows][k] */
     int8_t *codes;       /* [rows][k]; NULL when no consumer multiplies integers */
     npurt_block *blocks; /* [rows][k/32] */
+    int8_t *fine_codes;  /* of what the codes leave over, in 254ths of their scale; or NULL */
+    npurt_block *fine_blocks;
     int64_t k;
 } npurt_input;
 

@@ -7,43 +7,51 @@
 #include "kernels.h"
 #include <math.h>
 
+/* Writes rint(v * inverse) as codes, and what goes with them; returns v less what they stand for. */
+INLINE f32x32 put_codes(f32x32 v, float inverse, float scale, int8_t *codes, npurt_block *block)
+{
+    const f32x32 whole = __builtin_elementwise_rint(v * inverse);
+    const i32x32 wide = __builtin_convertvector(whole, i32x32);
+    const i8x32 narrow = __builtin_convertvector(wide, i8x32);
+    const int32_t first = __builtin_reduce_add(wide.lo), last = __builtin_reduce_add(wide.hi);
+    memcpy(codes, &narrow, sizeof narrow);
+    *block = (npurt_block){
+        .scale = scale,
+        .sum = scale * (float) (first + last),
+        .minus = -(first + last),
+        .sums = {scale * (float) first, scale * (float) last},
+        .minuses = {-first, -last},
+    };
+    return __builtin_elementwise_fma(-whole, (f32x32) (scale), v);
+}
+
 /*
  * Codes, scales and sums of blocks [first, first + count) of one row.
  *
  * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
  * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it.
+ * Fine codes hold the rest, at most half a scale: their own scale is a 254th.
  */
 static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
     const int64_t blocks = x->k / BLOCK;
     for (int64_t b = first; b < first + count; b++) {
-        const float *v = x->values + row * x->k + b * BLOCK;
-        const f32x16 lo = load_f32(v), hi = load_f32(v + 16);
-        const f32x16 big = __builtin_elementwise_max(__builtin_elementwise_abs(lo),
-                                                     __builtin_elementwise_abs(hi));
-        const float most = max16(big);
-        const float finite = sum16(lo * 0.0f + hi * 0.0f); /* 0, or NaN */
-        float inverse = 127.0f / most;
-        float scale = most / 127.0f;
+        const int64_t at = row * blocks + b;
+        f32x32 v;
+        memcpy(&v, x->values + at * BLOCK, sizeof v);
+        const f32x32 big = __builtin_elementwise_abs(v);
+        const float most = max16(__builtin_elementwise_max(big.lo, big.hi));
+        const float finite = sum16(v.lo * 0.0f + v.hi * 0.0f); /* 0, or NaN */
+        float inverse = 127.0f / most, scale = most / 127.0f + finite;
         if (!(inverse < INFINITY)) {
             inverse = 0;
-            scale = 0;
+            scale = finite;
         }
-        const i32x16 a = __builtin_convertvector(__builtin_elementwise_rint(lo * inverse), i32x16);
-        const i32x16 c = __builtin_convertvector(__builtin_elementwise_rint(hi * inverse), i32x16);
-        const i8x16 a8 = __builtin_convertvector(a, i8x16), c8 = __builtin_convertvector(c, i8x16);
-        int8_t *codes = x->codes + row * x->k + b * BLOCK;
-        memcpy(codes, &a8, 16);
-        memcpy(codes + 16, &c8, 16);
-        const int32_t sum_a = __builtin_reduce_add(a), sum_c = __builtin_reduce_add(c);
-        scale += finite;
-        x->blocks[row * blocks + b] = (npurt_block){
-            .scale = scale,
-            .sum = scale * (float) (sum_a + sum_c),
-            .minus = -(sum_a + sum_c),
-            .sums = {scale * (float) sum_a, scale * (float) sum_c},
-            .minuses = {-sum_a, -sum_c},
-        };
+        v = put_codes(v, inverse, scale, x->codes + at * BLOCK, x->blocks + at);
+        if (x->fine_codes) {
+            put_codes(v, inverse * 254, scale / 254, x->fine_codes + at * BLOCK,
+                      x->fine_blocks + at);
+        }
     }
 }
 

@@ -117,46 +117,87 @@ static int format_index(int type)
     return -1;
 }
 
-static npurt_row row_of(const npurt_input *x, int64_t row)
+/* The codes, or the fine codes, of an input. */
+static npurt_input part_of(const npurt_input *x, int part)
 {
-    return (npurt_row){x->codes + row * x->k, x->blocks + row * (x->k / BLOCK), x->k};
+    npurt_input one = *x;
+    if (part) {
+        one.codes = x->fine_codes;
+        one.blocks = x->fine_blocks;
+    }
+    return one;
 }
 
-/* y [panels][rows][16] = x . piece^T */
-static void compute_piece(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
+static int parts_of(const npurt_input *x)
+{
+    return x->fine_codes ? 2 : 1;
+}
+
+/* y [panels][rows][16] = x . piece^T for float weights */
+static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
                           int64_t rows, float *y)
 {
     const npurt_weight *w = p->w;
-    const int index = format_index(w->type);
-    if (index < 0) {
-        const int which = w->type == 30 ? 2 : w->type;
-        const size_t panel = (size_t) (ROWS * w->k) * (w->type == 0 ? 4 : 2);
-        const uint8_t *image = w->image + (size_t) p->first * panel;
-        for (int i = 0; i < (rows == 1 ? 1 : p->panels); i++) {
-            isa->level->dense[which](image + (size_t) i * panel, rows == 1 ? p->panels : 1,
-                                     x->values, (int) rows, w->k, y + i * rows * ROWS, ROWS);
-        }
+    const size_t panel = (size_t) (ROWS * w->k) * (w->type == 0 ? 4 : 2);
+    const uint8_t *image = w->image + (size_t) p->first * panel;
+    npurt_dense_fn *dense = isa->level->dense[w->type == 30 ? 2 : w->type];
+    if (rows == 1) {
+        dense(image, p->panels, x->values, 1, w->k, y, 0);
         return;
     }
+    for (int i = 0; i < p->panels; i++) {
+        dense(image + (size_t) i * panel, 1, x->values, (int) rows, w->k, y + i * rows * ROWS, ROWS);
+    }
+}
+
+/* y [parts][panels][rows][16] = parts of x . piece^T */
+static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
+                          int64_t rows, float *y)
+{
+    const npurt_weight *w = p->w;
+    const int index = format_index(w->type), parts = parts_of(x);
     const npurt_format *f = npurt_find_format(w->type);
     const size_t stride = panel_bytes(f, w->k);
     const uint8_t *image = w->image + (size_t) p->first * stride;
+    const int64_t size = p->panels * rows * ROWS; /* of a part of y */
     if (rows == 1) {
-        const npurt_row row = row_of(x, 0);
-        isa->gemv[index](image, p->panels, &row, y);
+        for (int part = 0; part < parts; part++) {
+            const npurt_input one = part_of(x, part);
+            const npurt_row row = {one.codes, one.blocks, one.k};
+            isa->gemv[index](image, p->panels, &row, y + part * size);
+        }
         return;
     }
-    memset(y, 0, (size_t) (p->panels * rows * ROWS) * sizeof *y);
+    memset(y, 0, (size_t) (parts * size) * sizeof *y);
     for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
         const int64_t left = w->k / BLOCK - block;
         const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
         for (int i = 0; i < p->panels; i++) {
             npurt_tile tile;
             isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
-            isa->gemm(&tile, x, 0, (int) rows, block, y + i * rows * ROWS);
+            for (int part = 0; part < parts; part++) {
+                const npurt_input one = part_of(x, part);
+                isa->gemm(&tile, &one, 0, (int) rows, block, y + part * size + i * rows * ROWS);
+            }
         }
         image += record_bytes(f, blocks);
     }
+}
+
+/* Adds the fine part of y, where there is one, to the other; returns how much of y is used. */
+static int64_t compute_piece(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
+                             int64_t rows, float *y)
+{
+    const int64_t size = p->panels * rows * ROWS;
+    if (format_index(p->w->type) < 0) {
+        compute_dense(isa, x, p, rows, y);
+        return size;
+    }
+    compute_codes(isa, x, p, rows, y);
+    for (int64_t i = 0; x->fine_codes && i < size; i++) {
+        y[i] += y[size + i];
+    }
+    return size;
 }
 
 /* Copies a piece's results to their columns, bias added. */
@@ -270,8 +311,7 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
         const int count = pieces_of(&op->u.matmul, from, to, pieces);
         float *y = scratch;
         for (int i = 0; i < count; i++) {
-            compute_piece(isa, &op->u.matmul.in, &pieces[i], rows, y);
-            y += pieces[i].panels * rows * ROWS;
+            y += compute_piece(isa, &op->u.matmul.in, &pieces[i], rows, y);
         }
     } else {
         single_items(op, isa, job, from, to);

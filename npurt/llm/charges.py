@@ -6,6 +6,7 @@ wrapped in filters whose names, such as "+step", no template can write:
 - ``+step``: pay so many units, at each round of a loop and run of a macro or block;
 - ``+made``: pay for a list, dict, tuple or slice just made;
 - ``+read``: pay for a value about to be compared or hashed;
+- ``+walk``: pay for the elements of ``*value`` in a call;
 - ``+join``: concatenate, in place of ``~``.
 """
 
@@ -45,6 +46,9 @@ class _Charges(NodeTransformer):
             nodes.Pair: _read_key,
             nodes.Getitem: _read_index,
             nodes.Compare: _read_operands,
+            nodes.Call: _walk_arguments,
+            nodes.Filter: _walk_arguments,
+            nodes.Test: _walk_arguments,
             nodes.Include: _refuse,
             nodes.Import: _refuse,
             nodes.FromImport: _refuse,
@@ -95,6 +99,12 @@ def _read_operands(node: Node) -> Node:
     node.expr = _read(node.expr)
     for operand in node.ops:
         operand.expr = _read(operand.expr)
+    return node
+
+
+def _walk_arguments(node: Node) -> Node:
+    if node.dyn_args is not None:
+        node.dyn_args = _filter("+walk", node.dyn_args)
     return node
 
 

@@ -51,6 +51,7 @@ METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (dict, frozenset({"get", "items", "keys", "values"})),
     ((list, tuple, int, float, range, type), frozenset()),
 )
+Filters = dict[str, Callable[..., Any]]
 CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 
 
@@ -130,6 +131,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         self.meter = Meter(0)
+        self.filters = {}
         self.globals = {
             "range": safe_range,
             "dict": _dict,
@@ -137,23 +139,24 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "cycler": Cycler,
             "joiner": Joiner,
         }
-        own: dict[str, Callable[..., Any]] = {
-            "indent": self._indent,
-            "join": self._join,
-            "replace": self._replace,
-            "string": str,
-            "tojson": self._tojson,
-        }
-        self.filters = {name: self._metered(filter) for name, filter in (READING | own).items()}
-        self.filters |= {name: self._metered(f, reads=False) for name, f in PASSING.items()}
+        own: Filters = {"indent": self._indent, "replace": self._replace, "tojson": self._tojson}
+        for table, reads, walks in (
+            (PASSING, False, False),
+            (WALKING, False, True),
+            (READING | own, True, False),
+            (ORDERING | {"join": self._join}, True, True),
+        ):
+            for name, function in table.items():
+                self.filters[name] = self._metered(function, reads=reads, walks=walks)
         self.filters |= {
             "+step": self._step,
             "+made": self._made,
             "+read": self._read,
+            "+walk": self._walk,
             "+join": self._join,
         }
         tests: dict[str, Any] = TESTS
-        self.tests = {name: self._metered(test) for name, test in tests.items()}
+        self.tests = {name: self._metered(test, reads=True) for name, test in tests.items()}
 
     def build(self, source: str) -> Template:
         """Compile *source* with the charges put in."""
@@ -182,15 +185,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _text_call(self, text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Pay for a method of *text*; return its arguments, iterators made lists."""
         self.meter.charge(len(text))
+        first = args[0] if args else None
         if method == "replace":
             self._pay_replace(text, *args)
-        if method in ("rfind", "rpartition", "rsplit") and args:  # CPython's is length x length
-            self.meter.charge(len(text) * len(args[0] or ""))
-        if method == "join":
-            parts: list[Any] = list(*args)
-            self.meter.read(parts)
+        elif method == "join":
+            parts = self.meter.read(list(self._walk(first)))
             self.meter.charge(len(text) * len(parts))
             return (parts,)
+        elif method in ("rfind", "rpartition", "rsplit") and first:
+            self.meter.charge(len(text) * len(first))  # CPython's search from behind
+        if method in ("split", "rsplit", "splitlines"):
+            self.meter.charge(ELEMENT * (text.count(first) if first else len(text)))
         return args
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -239,13 +244,26 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.meter.charge(STEP)
         return value if isinstance(value, str) else self.meter.read(value)
 
-    def _metered(self, function: Callable[..., Any], *, reads: bool = True) -> Callable[..., Any]:
-        """Return *function* with charges; *reads* says that it looks into its arguments."""
+    def _walk(self, value: Any) -> Any:
+        """Pay for an object of each character or element of *value*, and return it."""
+        if isinstance(value, (str, range, *CONTAINERS)):
+            self.meter.charge(ELEMENT * len(value))
+        return value
+
+    def _metered(
+        self, function: Callable[..., Any], *, reads: bool, walks: bool = False
+    ) -> Callable[..., Any]:
+        """Return *function* with charges.
+
+        *reads*: it looks into its arguments; *walks*: it may list what they are made of.
+        """
 
         @wraps(function)
         def paid(*args: Any, **kwargs: Any) -> Any:
             weight = self._weight(args, kwargs)
             self.meter.charge(STEP + (weight if reads else 0))
+            for arg in args if walks else ():
+                self._walk(arg)
             return self.meter.made(function(*args, **kwargs))
 
         return paid
@@ -294,39 +312,46 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(self.meter.made(chunk) for chunk in encoder.iterencode(value))
 
 
-# Filters that hand on what they are given, or elements of it.
-PASSING: dict[str, Callable[..., Any]] = {
+# Filters by what they do with their arguments.  They hand them on, or one element:
+PASSING: Filters = {
     "abs": abs,
     "count": len,
     "d": filters.do_default,
     "default": filters.do_default,
     "first": filters.do_first,
-    "items": filters.do_items,
     "last": filters.do_last,
     "length": len,
+    "safe": lambda value: value,  # nothing is escaped
+}
+# They go through the elements:
+WALKING: Filters = {
+    "items": filters.do_items,
     "list": filters.do_list,
     "map": filters.do_map,
     "reject": filters.do_reject,
     "rejectattr": filters.do_rejectattr,
     "reverse": filters.do_reverse,
-    "safe": lambda value: value,  # nothing is escaped
     "select": filters.do_select,
     "selectattr": filters.do_selectattr,
 }
-# Filters that turn it into text, or compare it.
-READING: dict[str, Callable[..., Any]] = {
+# They make text of them:
+READING: Filters = {
     "capitalize": filters.do_capitalize,
-    "dictsort": filters.do_dictsort,
     "float": filters.do_float,
     "int": filters.do_int,
     "lower": filters.do_lower,
+    "string": str,
+    "title": filters.do_title,
+    "trim": filters.do_trim,
+    "upper": filters.do_upper,
+}
+# They go through the elements and compare them:
+ORDERING: Filters = {
+    "dictsort": filters.do_dictsort,
     "max": filters.do_max,
     "min": filters.do_min,
     "sort": filters.do_sort,
-    "title": filters.do_title,
-    "trim": filters.do_trim,
     "unique": filters.do_unique,
-    "upper": filters.do_upper,
 }
 
 

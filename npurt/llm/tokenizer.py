@@ -193,9 +193,10 @@ def _merges(
 
     A SentencePiece file has scores and no merges.  Markup is never made of plain text.
     """
-    scores = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
-    if not np.isfinite(scores).all():
+    given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
+    if not np.isfinite(given).all():
         raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
+    scores = given.tolist()
     merges = []
     for text, token in ids.items():
         if len(text) > MAX_PIECE:

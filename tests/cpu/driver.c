@@ -3,7 +3,7 @@
  * memory: so kernels run where there is no Python, under an emulator.  tests/cpu/foreign.py is the
  * other side.
  *
- *   driver                  prints the names of the instruction sets that this machine runs
+ *   driver                  prints each instruction set and whether this machine runs it, 1 or 0
  *   driver IN OUT           runs the programs of IN
  *   driver --force IN OUT   also those of an instruction set this machine says it has not
  *
@@ -11,11 +11,15 @@
  *      [pointers] of int64 {offset in the ops, buffer, offset in the buffer};
  *      [buffers] of int64 size, and the bytes.
  * OUT  [programs] of: int64 result of npurt_run; the bytes of every buffer.
+ *
+ * Every buffer ends at a page that cannot be touched: a kernel that reads or writes past an end dies.
  */
+#define _GNU_SOURCE
 #include "npurt_cpu.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef struct {
     int64_t ops, rows, position, head, threads, buffers, pointers;
@@ -48,11 +52,29 @@ static int get(FILE *in, void *to, size_t size)
 
 static void *room(int64_t count, size_t size)
 {
-    void *p = aligned_alloc(64, ((size_t) count * size + 127) / 64 * 64);
+    void *p = calloc((size_t) count + 1, size);
     if (!p) {
         fail("no memory");
     }
     return p;
+}
+
+enum { PAGE = 4096 };
+
+static size_t pages(int64_t size)
+{
+    return ((size_t) size + PAGE - 1) / PAGE * PAGE;
+}
+
+static unsigned char *guarded(int64_t size)
+{
+    const size_t inside = pages(size);
+    unsigned char *p =
+        mmap(NULL, inside + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(p + inside, PAGE, PROT_NONE)) {
+        fail("no memory");
+    }
+    return p + inside - size;
 }
 
 static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffers)
@@ -62,7 +84,7 @@ static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffer
     get(in, pointers, (size_t) h->pointers * sizeof *pointers);
     for (int64_t i = 0; i < h->buffers; i++) {
         get(in, &buffers[i].size, sizeof buffers[i].size);
-        buffers[i].bytes = room(buffers[i].size, 1);
+        buffers[i].bytes = guarded(buffers[i].size);
         get(in, buffers[i].bytes, (size_t) buffers[i].size);
     }
     for (int64_t i = 0; i < h->pointers; i++) {
@@ -92,7 +114,8 @@ static void run_program(FILE *in, FILE *out, const header *h, int force)
     fwrite(&done, sizeof done, 1, out);
     for (int64_t i = 0; i < h->buffers; i++) {
         fwrite(buffers[i].bytes, 1, (size_t) buffers[i].size, out);
-        free(buffers[i].bytes);
+        munmap(buffers[i].bytes + buffers[i].size - pages(buffers[i].size),
+               pages(buffers[i].size) + PAGE);
     }
     free(buffers);
     free(ops);
@@ -103,9 +126,7 @@ int main(int argc, char **argv)
     const int force = argc == 4 && strcmp(argv[1], "--force") == 0;
     if (argc == 1) {
         for (int i = 0; i < npurt_isa_count(); i++) {
-            if (npurt_isa_works(i)) {
-                puts(npurt_isa_name(i));
-            }
+            printf("%s %d\n", npurt_isa_name(i), npurt_isa_works(i));
         }
         return 0;
     }

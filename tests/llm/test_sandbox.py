@@ -109,6 +109,20 @@ LARGE = {
     "slices of a long text": "{% set x = 'a' * 100000 %}"
     + "".join(f"{{% set x{i} = x[1:] %}}" for i in range(400)),
     "parts of a long text": "{% set x = 'a' * 500000 %}" + times(100_000, "{{ x | list }}"),
+    **{
+        f"a million characters by {step}": grow("{% set ns.x = ns.x ~ ns.x %}", "'日'", 22).replace(
+            "ns.x }}", f"{step} }}}}"
+        )
+        for step in (
+            *("ns.x | list", "ns.x | select | list", "ns.x | sort | length", "ns.x | join(',')"),
+            *("ns.x | unique | list", "ns.x.split('日')", "','.join(ns.x)", "ns.x.split() | list"),
+            *(
+                "(ns.x | replace('日', ' 日')).split()",
+                "(ns.x | replace('日', '\\n')).splitlines()",
+            ),
+            *("dict(*ns.x)", "ns.x | default(*ns.x)", "ns.x | map('upper') | list"),
+        )
+    },
     "a wide field": "{{ '{:>1000000000}'.format('a') }}",
     "a field of a given width": "{{ '{:{w}}'.format('a', w=10**9) }}",
     "a precise number": "{{ '{:.1000000000f}'.format(1.0) }}",

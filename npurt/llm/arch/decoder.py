@@ -91,7 +91,9 @@ class Buffers:
     """Activations; each is reused by every layer."""
 
     x: F32  # [T, D] the residual stream
-    normed: Input  # [T, D]
+    to_attention: Input  # [T, D] normed
+    to_ffn: Input  # [T, D] normed
+    to_output: Input  # [T, D] normed
     qkv: F32  # [T, (H + 2 G) W]
     attended: Input  # [T, H W]
     out: F32  # [T, D] what is added to x next
@@ -99,14 +101,14 @@ class Buffers:
     active: Input  # [T, F]
 
 
-def _input(model: Model, k: int, *names: str) -> Input:
+def _input(model: Model, k: int, *names: str, fine: bool = False) -> Input:
     """Return an input for the weights of these names, in any layer."""
     integer = any(
         w.packed.tensor.format.block > 1
         for name, w in model.weights.items()
         if name.rpartition(".")[2] in names
     )
-    return Input(model.rows, k, quantised=integer)
+    return Input(model.rows, k, quantised=integer, fine=fine)
 
 
 def buffers(model: Model) -> Buffers:
@@ -114,7 +116,9 @@ def buffers(model: Model) -> Buffers:
     c, rows = model.config, model.rows
     return Buffers(
         x=empty(rows, c.width),
-        normed=_input(model, c.width, "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "output"),
+        to_attention=_input(model, c.width, "attn_q", "attn_k", "attn_v", fine=True),
+        to_ffn=_input(model, c.width, "ffn_gate", "ffn_up"),
+        to_output=_input(model, c.width, "output", fine=True),
         qkv=empty(rows, (c.n_heads + 2 * c.n_kv_heads) * c.head_width),
         attended=_input(model, c.n_heads * c.head_width, "attn_output"),
         out=empty(rows, c.width),
@@ -142,15 +146,15 @@ def build(plan: Plan, model: Model, b: Buffers, logits: F32) -> None:
             scale=c.attention_scale,
         )
         before = b.out if i else None
-        plan.norm(b.x, model.norms[f"{block}.attn_norm"], c.eps, b.normed, add=before)
+        plan.norm(b.x, model.norms[f"{block}.attn_norm"], c.eps, b.to_attention, add=before)
         qkv = [w[f"{block}.attn_{name}"] for name in "qkv"]
-        plan.matmul("attn_qkv", b.normed, qkv, b.qkv)
+        plan.matmul("attn_qkv", b.to_attention, qkv, b.qkv)
         plan.attend(heads, b.attended)
         plan.matmul("attn_output", b.attended, [w[f"{block}.attn_output"]], b.out)
-        plan.norm(b.x, model.norms[f"{block}.ffn_norm"], c.eps, b.normed, add=b.out)
+        plan.norm(b.x, model.norms[f"{block}.ffn_norm"], c.eps, b.to_ffn, add=b.out)
         gate_up = [w[f"{block}.ffn_gate"], w[f"{block}.ffn_up"]]
-        plan.matmul("ffn_gate_up", b.normed, gate_up, b.gate_up)
+        plan.matmul("ffn_gate_up", b.to_ffn, gate_up, b.gate_up)
         plan.silu(b.gate_up, b.active)
         plan.matmul("ffn_down", b.active, [w[f"{block}.ffn_down"]], b.out)
-    plan.norm(b.x, model.norms["output_norm"], c.eps, b.normed, add=b.out, from_head=True)
-    plan.matmul("output", b.normed, [w["output"]], logits, head=True)
+    plan.norm(b.x, model.norms["output_norm"], c.eps, b.to_output, add=b.out, from_head=True)
+    plan.matmul("output", b.to_output, [w["output"]], logits, head=True)

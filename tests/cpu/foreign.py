@@ -1,0 +1,152 @@
+"""Programs for machines that are not this one: run by driver.c, under an emulator or natively.
+
+A `Recorded` program remembers the arrays its ops point to.  `run_all` writes many of them to a file
+(the format is driver.c's), runs the driver once, and puts what it left in memory back into them.
+"""
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npurt import build
+from npurt.cpu import abi
+from npurt.cpu.engine import Input
+from npurt.cpu.program import Program
+
+HERE = Path(__file__).parent
+DRIVER = HERE / "driver.c"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Stands for an engine while a program is built: all that is asked of it is the kernel set."""
+
+    isa: int
+
+
+def extent(array):
+    """Return the first address of *array* and the one past its last byte."""
+    first = array.ctypes.data
+    reach = [
+        (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True) if n > 1
+    ]
+    low = first + sum(step for step in reach if step < 0)
+    return low, first + sum(step for step in reach if step > 0) + array.itemsize
+
+
+class Recorded(Program):
+    """A program that knows the memory it works on."""
+
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.arrays = []
+        self.rows, self.position, self.head, self.threads = 1, 0, 0, 1
+
+    def _address(self, array, ctype="float *"):
+        if array is not None and array.size:
+            self.arrays.append(array)
+        return super()._address(array, ctype)
+
+    def _input(self, struct, value: Input):
+        self.arrays.append(value.values)
+        if value.quantised:
+            self.arrays += [value.codes, value.blocks]
+        super()._input(struct, value)
+
+    def memory(self):
+        """Return the extents of the arrays, sorted; those that overlap or touch are one."""
+        merged = []
+        for low, high in sorted(map(extent, self.arrays)):
+            if merged and low < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+            else:
+                merged.append((low, high))
+        return merged
+
+    def encoded(self):
+        """Return the program as driver.c reads it."""
+        ops = bytes(abi.ffi().buffer(self.ops))
+        memory = self.memory()
+        pointers = [
+            (8 * at, index, word - low)
+            for at, (word,) in enumerate(struct.iter_unpack("<Q", ops))
+            for index, (low, high) in enumerate(memory)
+            if low <= word < high
+        ]
+        parts = [
+            struct.pack(
+                "<7q", len(self), self.rows, self.position, self.head, self.threads,
+                len(memory), len(pointers),
+            ),  # fmt: skip
+            ops,
+            *(struct.pack("<3q", *pointer) for pointer in pointers),
+        ]
+        for low, high in memory:
+            parts += [struct.pack("<q", high - low), ctypes.string_at(low, high - low)]
+        return b"".join(parts)
+
+    def decode(self, out, at):
+        """Put the memory found in *out* from *at* on into the arrays; return where it ends."""
+        (done,) = struct.unpack_from("<q", out, at)
+        assert done == len(self), "the program did not run to its end"
+        at += 8
+        for low, high in self.memory():
+            ctypes.memmove(low, out[at : at + high - low], high - low)
+            at += high - low
+        return at
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A compiled driver and the command that runs it."""
+
+    command: tuple[str, ...]
+    force: bool = False
+
+    def isas(self):
+        """Return its kernel sets, best first: name -> (index, whether the machine runs it)."""
+        lines = [line.split() for line in self._run().splitlines()]
+        return {name: (i, works == "1") for i, (name, works) in enumerate(lines)}
+
+    def run_all(self, programs, folder):
+        """Run *programs*, with the results in their arrays."""
+        data, results = folder / "programs", folder / "results"
+        data.write_bytes(b"".join(program.encoded() for program in programs))
+        self._run(*(["--force"] if self.force else []), data, results)
+        out, at = results.read_bytes(), 0
+        for program in programs:
+            at = program.decode(out, at)
+        assert at == len(out)
+
+    def _run(self, *args):
+        done = subprocess.run([*self.command, *args], text=True, capture_output=True)
+        assert done.returncode == 0, f"{self.command} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+
+def compiled(target, folder, *sources):
+    """Compile the driver, with the kernels and *sources* in it, and return its path."""
+    return build.compile_executable(
+        [*build.library_sources(), DRIVER, *sources], target, folder / f"driver-{target}"
+    )
+
+
+def emulated(program, cpu):
+    """Return the machine that is qemu-aarch64's *cpu*."""
+    qemu = shutil.which("qemu-aarch64")
+    if qemu is None:
+        pytest.fail("qemu-aarch64 is missing: run .ci/qemu, or install the package qemu-user")
+    return Machine((qemu, "-cpu", cpu, str(program)))
+
+
+def same(a, b):
+    """Raise unless the arrays are equal bit for bit; NaNs are equal whatever their payload."""
+    np.testing.assert_array_equal(a, b)
+    if a.dtype.kind == "f":
+        np.testing.assert_array_equal(np.signbit(a) & ~np.isnan(a), np.signbit(b) & ~np.isnan(b))
