@@ -7,6 +7,7 @@
 #include "work.h"
 
 enum { GEMV_CHUNK_BYTES = 96 << 10, SILU_SPAN = 1024, ATTEND_ROWS = 32 };
+enum { GEMV_PART_PANELS = 2 }; /* read from memory once, from the cache for the second part */
 
 static int64_t rows_of(const npurt_op *op, const npurt_job *job)
 {
@@ -161,10 +162,15 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
     const uint8_t *image = w->image + (size_t) p->first * stride;
     const int64_t size = p->panels * rows * ROWS; /* of a part of y */
     if (rows == 1) {
-        for (int part = 0; part < parts; part++) {
-            const npurt_input one = part_of(x, part);
-            const npurt_row row = {one.codes, one.blocks, one.k};
-            isa->gemv[index](image, p->panels, &row, y + part * size);
+        const int step = parts == 1 ? p->panels : GEMV_PART_PANELS;
+        for (int i = 0; i < p->panels; i += step) {
+            const int panels = p->panels - i < step ? p->panels - i : step;
+            for (int part = 0; part < parts; part++) {
+                const npurt_input one = part_of(x, part);
+                const npurt_row row = {one.codes, one.blocks, one.k};
+                isa->gemv[index](image + (size_t) i * stride, panels, &row,
+                                 y + part * size + i * ROWS);
+            }
         }
         return;
     }

@@ -24,7 +24,7 @@ from npurt.llm.vocabulary import SENTENCEPIECE, Kind, Vocabulary, per_token
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 MAX_TEXT = 1 << 22  # characters; the longest contexts, of a million tokens, hold about as many
-MAX_PIECE = 512  # characters of a SentencePiece token: each way to cut it in two is looked up
+MAX_PIECE = 128  # characters of a SentencePiece token: each way to cut it in two is looked up
 
 
 class Tokenizer:
@@ -191,7 +191,9 @@ def _merges(
 ) -> list[tuple[str, str]]:
     """Return every way to make a token of two, by score, then the longest left side first.
 
-    A SentencePiece file has scores and no merges.  Markup is never made of plain text.
+    A SentencePiece file has scores and no merges.  Ids equal llama.cpp's where the scores of tokens
+    differ, as in a trained model; among equals, it takes the leftmost pair in the text.  Markup is
+    never made of plain text.
     """
     given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
     if not np.isfinite(given).all():

@@ -75,3 +75,177 @@ def matmul(program, tensor, x):
     y = empty(m, tensor.shape[0])
     program.matmul(source, [image], y)
     return [image.data, *([source.codes, source.blocks] if image.integer else []), y]
+
+
+def quantise(program, x):
+    """Quantise *x* ``[m, k]``: return codes and what is kept of each block."""
+    program.rows = len(x)
+    out = Input(*x.shape, quantised=True)
+    out.values[:] = x
+    program.quant(out)
+    return [out.codes, out.blocks]
+
+
+def norm(program, x, gain, eps, add=None, head=0):
+    """Add and normalise rows from *head* on: return x as updated and the result."""
+    m, k = x.shape
+    program.rows, program.head = m, head
+    residual = empty(m, k)
+    residual[:] = x
+    out = Input(m - head, k, quantised=k % 32 == 0)
+    program.norm(residual, gain, eps, out, add=add, from_head=head > 0)
+    return [residual, out.values, *([out.codes, out.blocks] if out.quantised else [])]
+
+
+def silu(program, gate_up):
+    """Return silu(gate) * up, quantised too where the width allows."""
+    m, twice = gate_up.shape
+    program.rows = m
+    out = Input(m, twice // 2, quantised=twice % 64 == 0)
+    program.silu(gate_up, out)
+    return [out.values, *([out.codes, out.blocks] if out.quantised else [])]
+
+
+def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype):
+    """Return the attention of one layer, its cache filled up to *position* + *rows*."""
+    capacity = -(-(position + rows) // 16) * 16 + 16
+    angles = rng.uniform(-np.pi, np.pi, (capacity, rotated // 2))
+    keys = np.zeros((kv_heads, capacity, width), dtype)
+    values = np.zeros((kv_heads, capacity, width), dtype)
+    keys[:, : position + rows] = rng.standard_normal((kv_heads, position + rows, width))
+    values[:, : position + rows] = rng.standard_normal((kv_heads, position + rows, width))
+    qkv = rng.standard_normal((rows, (n_heads + 2 * kv_heads) * width), dtype=np.float32)
+    return Heads(
+        qkv=qkv,
+        cos=np.cos(angles).astype(np.float32),
+        sin=np.sin(angles).astype(np.float32),
+        k_cache=panels(keys),
+        v_cache=values,
+        heads=n_heads,
+        kv_heads=kv_heads,
+        width=width,
+        halves=halves,
+        scale=width**-0.5,
+    )
+
+
+def panels(keys):
+    """Lay keys ``[G, P, W]`` out as the cache does, ``[G, P / 16, W, 16]``."""
+    g, p, w = keys.shape
+    return np.ascontiguousarray(keys.reshape(g, p // 16, 16, w).transpose(0, 1, 3, 2))
+
+
+def lines(k_cache):
+    """Return keys ``[G, P, W]``: the inverse of `panels`."""
+    g, p, w, _ = k_cache.shape
+    return k_cache.transpose(0, 1, 3, 2).reshape(g, p * 16, w)
+
+
+def rope(program, layer, position):
+    """Rotate q and k, append to the cache: return the buffer and both caches."""
+    program.rows, program.position = len(layer.qkv), position
+    program.rope(layer)
+    return [layer.qkv, layer.k_cache, layer.v_cache]
+
+
+def attend(program, layer, position):
+    """Return the attention of every row over the cache, ``[rows, heads * width]``."""
+    rows = len(layer.qkv)
+    program.rows, program.position = rows, position
+    out = empty(rows, layer.heads * layer.width)
+    program.attend(layer, out)
+    return [out]
+
+
+def spread(program, tensor, r):
+    """Return ``W^T r`` and the squares that bound its rounding."""
+    k = tensor.shape[1]
+    s, squares = np.zeros(k), np.zeros(-(-k // 256))
+    program.spread(packed(program, tensor), r, s, squares)
+    return [s, squares]
+
+
+def integers(program, a, b):
+    """Return the exact product of int8 *a* ``[m, k]`` and *b* ``[k, n]``, n padded to 16."""
+    (m, k), n = a.shape, b.shape[1]
+    quads = -(-k // 4) * 4
+    x = np.zeros((m, quads), np.int8)
+    x[:, :k] = a
+    image = np.zeros(-(-n // 16) * 16 * quads, np.uint8)
+    y = np.zeros((m, -(-n // 16) * 16), np.int32)
+    program.rows = m
+    program.pack_i8(b, quads, image)
+    program.multiply_i8(x, -128 * x.sum(axis=1, dtype=np.int32), image, n, y)
+    return [image, y]
+
+
+def _matmul(fmt, n, k, m, scales=SCALES):
+    def case(program):
+        rng = rng_of(fmt, n, k, m)
+        return matmul(program, weight(rng, fmt, n, k, scales), activations(rng, m, k))
+
+    return case
+
+
+def _attention(add, position, rows, **shape):
+    def case(program):
+        rng = rng_of(position, rows, *shape.values())
+        return add(program, heads(rng, rows, position, **shape), position)
+
+    return case
+
+
+def _floats(add, *shape):
+    def case(program):
+        rng = rng_of(*shape)
+        return add(program, rng, (4 * rng.standard_normal(shape)).astype(np.float32))
+
+    return case
+
+
+def _integers(m, k, n):
+    def case(program):
+        rng = rng_of(m, k, n)
+        a = rng.integers(-128, 128, (m, k), np.int8)
+        return integers(program, a, rng.integers(-128, 128, (k, n), np.int8))
+
+    return case
+
+
+def _spread(fmt, n, k):
+    def case(program):
+        rng = rng_of(fmt, n, k)
+        return spread(program, weight(rng, fmt, n, k), rng.standard_normal(n))
+
+    return case
+
+
+def every_case():
+    """Return name -> case: every op and every kernel, on shapes at and off each of their edges."""
+    cases = {}
+    for fmt in (*INTEGER, *DENSE):
+        block = find(fmt).block
+        shapes = [(16, 256, 1), (33, 512, 1), (48, 256, 8), (5, 768, 23), (70, 256, 50)]
+        if block <= 32:
+            shapes += [(17, 32, 1), (20, 288, 3), (64, 96, 16)]
+        for n, k, m in shapes:
+            cases[f"matmul {fmt} n{n} k{k} m{m}"] = _matmul(fmt, n, k, m)
+        cases[f"matmul {fmt} any bytes"] = _matmul(fmt, 24, 512, 5, None)
+        cases[f"spread {fmt}"] = _spread(fmt, 37, 512)
+    shape = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
+    other = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}
+    for dtype in (np.float16, np.float32):
+        for position, rows in ((0, 1), (15, 2), (60, 9), (130, 1)):
+            for add in (rope, attend):
+                for name, layer in (("grouped", shape), ("partial", other)):
+                    key = f"{add.__name__} {name} {dtype.__name__} at {position}, {rows} rows"
+                    cases[key] = _attention(add, position, rows, **layer, dtype=dtype)
+    for k in (32, 40, 288):
+        cases[f"norm k{k}"] = _floats(lambda p, r, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
+        cases[f"norm of the last rows k{k}"] = _floats(lambda p, r, x: norm(p, x, x[1], 0, None, 2),
+                                                       4, k)  # fmt: skip
+        cases[f"silu k{k}"] = _floats(lambda p, r, x: silu(p, 20 * x), 3, 2 * k)
+    cases["quantise"] = lambda program: quantise(program, activations(rng_of("q"), 9, 1024))
+    for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
+        cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
+    return cases

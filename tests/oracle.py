@@ -1,0 +1,146 @@
+"""What results must be, computed apart from the kernels, and how far from it they may lie.
+
+Every function returns a float64 reference and a bound on the error, derived here and nowhere tuned.
+u = 2^-24 is half an ulp of float32, relative; a result below the normal range is off by at most
+TINY = 2^-150 instead.  n roundings in a row make a relative error of at most n u / (1 - n u), called
+gamma(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1); sums of products
+are bounded by gamma times the sum of the absolute products (ibid., section 3.1), in any order.
+"""
+
+import numpy as np
+
+from npurt.quant.activations import quantize_activations
+
+U = 2.0**-24
+TINY = 2.0**-150
+
+# exp16 of vec.h: the polynomial is off by 0.35^8 / 8! < 0.13 u, its last step rounds by u of a value
+# that is at least 0.7, the steps before by 0.35 of that each, the reduced argument by u |r| < 0.35 u:
+# together less than 4 u.  Below -87.3 it is 0, which is 2^-125.9 off.
+EXP = 4 * U
+EXP_FLUSHED = 2.0**-125
+
+
+def gamma(n):
+    """Return the relative error that *n* roundings can make."""
+    assert n * U < 0.01
+    return n * U / (1 - n * U)
+
+
+def assert_within(y, reference, bound):
+    """Raise unless ``|y - reference| <= bound`` everywhere; NaN is never within."""
+    bad = ~(abs(y.astype(np.float64) - reference) <= bound)
+    if bad.any():
+        at = tuple(np.argwhere(bad)[0])
+        raise AssertionError(
+            f"{bad.sum()} of {bad.size} are outside, first {at}: {y[at]!r} is not "
+            f"{reference[at]!r} +- {bound[at]!r}"
+        )
+
+
+def integer_matmul(x, w):
+    """Return ``x @ w.T`` of a quantised *w* as the kernels define it: x rounded to int8 per 32.
+
+    A group adds its scaled dot product to the sum in one rounding, having rounded the product of the
+    two scales; an offset likewise, having rounded the sum of the activations.  Each of
+    these terms is rounded once on its own and once with every addition from then on.  Dequantising
+    rounds each weight that has an offset once more, in the reference; one more pays for float64.
+
+    Returns:
+        The reference, its bound, and the sum of the absolute products, all ``[M, N]``: where that
+        sum is beyond float32, the result is infinite or NaN.
+    """
+    codes, scales = quantize_activations(x)
+    m, k = x.shape
+    xs = (codes.reshape(m, -1, 32) * scales.astype(np.float64)[..., None]).reshape(m, k)
+    ws = w.dequantize().astype(np.float64)
+    canonical = w.canonical()
+    integers = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    spread = canonical.group
+    size = abs(integers * np.repeat(canonical.scales.astype(np.float64), spread, -1))
+    lost = 128 * 127 * k  # each code product, where the product of the scales is subnormal
+    roundings = k // spread + 2
+    if canonical.offsets is not None:
+        offsets = abs(np.repeat(canonical.offsets.astype(np.float64), spread, -1))
+        size += offsets
+        lost = lost + offsets.sum(axis=-1)
+        roundings += k // spread + 1
+    total = abs(xs) @ size.T
+    bound = gamma(roundings) * total + TINY * (lost + 2 * roundings)
+    return xs @ ws.T, bound, total
+
+
+def dense_matmul(x, w):
+    """Return ``x @ w.T`` of float weights: one fused multiply-add for each of K."""
+    xs, ws = x.astype(np.float64), w.dequantize().astype(np.float64)
+    k = x.shape[1]
+    return xs @ ws.T, gamma(k) * (abs(xs) @ abs(ws).T) + TINY * k
+
+
+def norm(x, weight, eps):
+    """Return ``x / sqrt(mean(x^2) + eps) * weight``.
+
+    The sum of squares runs in 16 lanes and a tree of four additions, what is left over one by one,
+    all of one sign; then come a quotient, an addition, a root, which halves what was before it, a
+    reciprocal and two products.
+    """
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    k = x.shape[1]
+    reference = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + np.float64(eps)) * weight
+    squares = k // 16 + 4 + k % 16 + 2
+    return reference, gamma((squares + 1) // 2 + 4) * abs(reference) + 2 * TINY * (1 + abs(weight))
+
+
+def silu(gate, up):
+    """Return ``gate / (1 + e^-gate) * up``.
+
+    With t = e^-|gate| the kernel forms gate t / (1 + t) or gate / (1 + t): t counts at most one and a
+    half times, and there are four more roundings.
+    """
+    gate, up = gate.astype(np.float64), up.astype(np.float64)
+    with np.errstate(over="ignore"):
+        reference = gate / (1 + np.exp(-gate)) * up
+    flushed = abs(gate) * EXP_FLUSHED * (gate < -87)
+    return reference, 1.01 * (1.5 * EXP + 4 * U) * abs(reference) + (flushed + TINY) * (1 + abs(up))
+
+
+def rotate(a, b, cos, sin):
+    """Return ``(a cos - b sin, a sin + b cos)`` and the bound of each: two products, one sum."""
+    a, b, cos, sin = (v.astype(np.float64) for v in (a, b, cos, sin))
+    first, second = a * cos - b * sin, a * sin + b * cos
+    bounds = (
+        gamma(2) * (abs(a * cos) + abs(b * sin)) + 3 * TINY,
+        gamma(2) * (abs(a * sin) + abs(b * cos)) + 3 * TINY,
+    )
+    return (first, second), bounds
+
+
+def attend(q, keys, values, scale):
+    """Return ``softmax(scale * q . K^T) . V`` of one query row over S positions.
+
+    Args:
+        q: ``[W]``.
+        keys: ``[S, W]`` and *values* ``[S, W]``, as the cache holds them.
+        scale: float32.
+
+    A score s_j is off by e_j = gamma(W + 1) sum |q scale k_j|.  The softmax runs online over B spans
+    of 64: the weight of position j is e^(s_j - m_1) e^(m_1 - m_2) ..., whose arguments are rounded
+    differences that add up to D_j = m - s_j, and whose factors are at most B exponentials and B
+    products.  So a weight is off by d_j = e_j + u D_j + (EXP + u) B, relative; what is flushed to
+    zero is below e^-87.  The numerator adds S products and is rescaled B times, the denominator adds
+    at most B + 8 in a row, and there is one quotient.  Both carry the errors of the weights.  All of
+    these are below 1 %, so that their products are within a factor of 1.02.
+    """
+    q, keys, values = (v.astype(np.float64) for v in (q, keys, values))
+    scale = float(np.float32(scale))
+    count, width = keys.shape
+    spans = -(-count // 64)
+    scores = keys @ (q * scale)
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    off = gamma(width + 1) * (abs(keys) @ abs(q * scale))
+    off = off + U * (scores.max() - scores) + (EXP + U) * spans
+    assert off.max() < 0.01
+    each = off + weights @ off + (count + 2 * spans + 9) * U
+    bound = 1.02 * (weights * each) @ abs(values) + (EXP_FLUSHED + TINY) * abs(values).sum(axis=0)
+    return weights @ values, bound
