@@ -38,15 +38,21 @@ INLINE void fifth_bits(const uint8_t *qh, uint8_t *out)
     }
 }
 
-/* The twelve bytes of scales and minima, six bits each, of Q4_K and Q5_K. */
+/* The twelve bytes of scales and minima, six bits each, of Q4_K and Q5_K; four bytes at a time. */
 INLINE void six_bits(const uint8_t *s, int8_t *scales, int8_t *mins)
 {
-    for (int i = 0; i < 4; i++) {
-        scales[i] = s[i] & 63;
-        mins[i] = s[i + 4] & 63;
-        scales[i + 4] = (int8_t) ((s[i + 8] & 15) | (s[i] >> 6) << 4);
-        mins[i + 4] = (int8_t) (s[i + 8] >> 4 | (s[i + 4] >> 6) << 4);
-    }
+    uint32_t a, b, c;
+    memcpy(&a, s, 4);
+    memcpy(&b, s + 4, 4);
+    memcpy(&c, s + 8, 4);
+    const uint32_t out[4] = {
+        a & 0x3F3F3F3F,
+        (c & 0x0F0F0F0F) | (a >> 2 & 0x30303030),
+        b & 0x3F3F3F3F,
+        (c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030),
+    };
+    memcpy(scales, out, 8);
+    memcpy(mins, out + 2, 8);
 }
 
 INLINE void read_q4_0(const uint8_t *p, npurt_row_record *r, int b)
