@@ -23,19 +23,33 @@ static uint16_t u16(const uint8_t *p)
 
 INLINE void nibbles(const uint8_t *qs, uint8_t *out)
 {
-    for (int i = 0; i < 16; i++) {
-        out[i] = qs[i] & 15;
-        out[i + 16] = qs[i] >> 4;
-    }
+    u8x16 q;
+    memcpy(&q, qs, sizeof q);
+    const u8x16 low = q & 15, high = q >> 4;
+    memcpy(out, &low, sizeof low);
+    memcpy(out + 16, &high, sizeof high);
+}
+
+INLINE u8x32 load32(const uint8_t *p)
+{
+    u8x32 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store32(uint8_t *p, u8x32 v)
+{
+    memcpy(p, &v, sizeof v);
 }
 
 INLINE void fifth_bits(const uint8_t *qh, uint8_t *out)
 {
-    const uint32_t h = (uint32_t) qh[0] | (uint32_t) qh[1] << 8 | (uint32_t) qh[2] << 16 |
-                       (uint32_t) qh[3] << 24;
-    for (int i = 0; i < 32; i++) {
-        out[i] |= (uint8_t) ((h >> i & 1) << 4);
-    }
+    const u8x32 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128,
+                       1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    const uint8_t a = qh[0], b = qh[1], c = qh[2], d = qh[3];
+    const u8x32 h = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b,
+                     c, c, c, c, c, c, c, c, d, d, d, d, d, d, d, d};
+    store32(out, load32(out) | ((u8x32) ((h & bit) != 0) & 16));
 }
 
 /* The twelve bytes of scales and minima, six bits each, of Q4_K and Q5_K; four bytes at a time. */
@@ -86,9 +100,7 @@ INLINE void read_q5_1(const uint8_t *p, npurt_row_record *r, int b)
 INLINE void read_q8_0(const uint8_t *p, npurt_row_record *r, int b)
 {
     r->scales[b] = u16(p);
-    for (int i = 0; i < 32; i++) {
-        r->codes[32 * b + i] = p[2 + i] ^ 0x80;
-    }
+    store32(r->codes + 32 * b, load32(p + 2) ^ 0x80);
 }
 
 INLINE void read_mxfp4(const uint8_t *p, npurt_row_record *r, int b)
@@ -106,8 +118,8 @@ INLINE void read_q2_k(const uint8_t *p, npurt_row_record *r, int b)
         r->subs[i] = p[i] & 15;
         r->mins[i] = (int8_t) (p[i] >> 4);
     }
-    for (int i = 0; i < 256; i++) {
-        r->codes[i] = p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    for (uint8_t i = 0; i < 8; i++) {
+        store32(r->codes + 32 * i, load32(p + 16 + i / 4 * 32) >> (uint8_t) (i % 4 * 2) & 3);
     }
 }
 
@@ -121,9 +133,9 @@ INLINE void read_q3_k(const uint8_t *p, npurt_row_record *r, int b)
         const int high = s[8 + i % 4] >> 2 * (i / 4) & 3;
         r->subs[i] = (int8_t) ((low | high << 4) - 32);
     }
-    for (int i = 0; i < 256; i++) {
-        const int low = p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        r->codes[i] = (uint8_t) (low | (p[i % 32] >> (i / 32) & 1) << 2);
+    for (uint8_t i = 0; i < 8; i++) {
+        const u8x32 low = load32(p + 32 + i / 4 * 32) >> (uint8_t) (i % 4 * 2) & 3;
+        store32(r->codes + 32 * i, low | (load32(p) >> i & 1) << 2);
     }
 }
 
@@ -134,10 +146,9 @@ INLINE void read_q4_k(const uint8_t *p, npurt_row_record *r, int b)
     r->dmin = u16(p + 2);
     six_bits(p + 4, r->subs, r->mins);
     for (int g = 0; g < 4; g++) {
-        for (int i = 0; i < 32; i++) {
-            r->codes[64 * g + i] = p[16 + 32 * g + i] & 15;
-            r->codes[64 * g + 32 + i] = p[16 + 32 * g + i] >> 4;
-        }
+        const u8x32 q = load32(p + 16 + 32 * g);
+        store32(r->codes + 64 * g, q & 15);
+        store32(r->codes + 64 * g + 32, q >> 4);
     }
 }
 
@@ -147,12 +158,11 @@ INLINE void read_q5_k(const uint8_t *p, npurt_row_record *r, int b)
     r->d = u16(p);
     r->dmin = u16(p + 2);
     six_bits(p + 4, r->subs, r->mins);
-    for (int g = 0; g < 4; g++) {
-        for (int i = 0; i < 32; i++) {
-            const uint8_t q = p[48 + 32 * g + i], h = p[16 + i];
-            r->codes[64 * g + i] = (uint8_t) ((q & 15) | (h >> 2 * g & 1) << 4);
-            r->codes[64 * g + 32 + i] = (uint8_t) (q >> 4 | (h >> (2 * g + 1) & 1) << 4);
-        }
+    const u8x32 high = load32(p + 16);
+    for (uint8_t g = 0; g < 4; g++) {
+        const u8x32 q = load32(p + 48 + 32 * g), h = high >> (uint8_t) (2 * g);
+        store32(r->codes + 64 * g, (q & 15) | (h & 1) << 4);
+        store32(r->codes + 64 * g + 32, q >> 4 | (h >> 1 & 1) << 4);
     }
 }
 
@@ -162,14 +172,13 @@ INLINE void read_q6_k(const uint8_t *p, npurt_row_record *r, int b)
     r->d = u16(p + 208);
     memcpy(r->subs, p + 192, 16);
     for (int n = 0; n < 2; n++) {
-        const uint8_t *low = p + 64 * n, *high = p + 128 + 32 * n;
+        const u8x32 a = load32(p + 64 * n), b = load32(p + 64 * n + 32);
+        const u8x32 high = load32(p + 128 + 32 * n);
         uint8_t *out = r->codes + 128 * n;
-        for (int i = 0; i < 32; i++) {
-            out[i] = (uint8_t) ((low[i] & 15) | (high[i] & 3) << 4);
-            out[i + 32] = (uint8_t) ((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
-            out[i + 64] = (uint8_t) (low[i] >> 4 | (high[i] >> 4 & 3) << 4);
-            out[i + 96] = (uint8_t) (low[i + 32] >> 4 | (high[i] >> 6) << 4);
-        }
+        store32(out, (a & 15) | (high & 3) << 4);
+        store32(out + 32, (b & 15) | (high >> 2 & 3) << 4);
+        store32(out + 64, a >> 4 | (high >> 4 & 3) << 4);
+        store32(out + 96, b >> 4 | (high >> 6) << 4);
     }
 }
 
@@ -220,36 +229,52 @@ INLINE void put_codes(int bits, const npurt_row_record *rows, int b, uint8_t *ou
     }
 }
 
-INLINE uint8_t *put_scales(npurt_format f, const npurt_row_record *rows, int blocks, uint8_t *out)
+/* The loops over rows are left scalar: vectorised, they become scatters that take twice the time. */
+#define SCALAR _Pragma("clang loop vectorize(disable)")
+
+INLINE void put_super(npurt_format f, const npurt_row_record *rows, int groups, uint8_t *out)
 {
-    const int groups = blocks * BLOCK / f.group;
     uint16_t *wide = (uint16_t *) (void *) out;
-    for (int r = 0; r < ROWS; r++) {
-        const npurt_row_record *row = rows + r;
-        if (f.scale == SUPER) {
-            int8_t *subs = (int8_t *) out + (f.offset ? 64 : 32);
-            wide[r] = row->d;
-            if (f.offset) {
-                wide[ROWS + r] = row->dmin;
-            }
-            for (int g = 0; g < groups; g++) {
-                subs[g * ROWS + r] = row->subs[g];
-                if (f.offset) {
-                    subs[(groups + g) * ROWS + r] = row->mins[g];
-                }
-            }
-            continue;
+    int8_t *subs = (int8_t *) out + (f.offset ? 64 : 32);
+    SCALAR for (int r = 0; r < ROWS; r++) {
+        wide[r] = rows[r].d;
+        if (f.offset) {
+            wide[ROWS + r] = rows[r].dmin;
         }
-        for (int b = 0; b < blocks; b++) {
+    }
+    for (int g = 0; g < groups; g++) {
+        SCALAR for (int r = 0; r < ROWS; r++) {
+            subs[g * ROWS + r] = rows[r].subs[g];
+            if (f.offset) {
+                subs[(groups + g) * ROWS + r] = rows[r].mins[g];
+            }
+        }
+    }
+}
+
+INLINE void put_flat(npurt_format f, const npurt_row_record *rows, int blocks, uint8_t *out)
+{
+    uint16_t *wide = (uint16_t *) (void *) out;
+    for (int b = 0; b < blocks; b++) {
+        SCALAR for (int r = 0; r < ROWS; r++) {
             if (f.scale == EXP) {
-                out[b * ROWS + r] = (uint8_t) row->scales[b];
+                out[b * ROWS + r] = (uint8_t) rows[r].scales[b];
                 continue;
             }
-            wide[b * ROWS + r] = row->scales[b];
+            wide[b * ROWS + r] = rows[r].scales[b];
             if (f.offset) {
-                wide[(blocks + b) * ROWS + r] = row->offsets[b];
+                wide[(blocks + b) * ROWS + r] = rows[r].offsets[b];
             }
         }
+    }
+}
+
+INLINE uint8_t *put_scales(npurt_format f, const npurt_row_record *rows, int blocks, uint8_t *out)
+{
+    if (f.scale == SUPER) {
+        put_super(f, rows, blocks * BLOCK / f.group, out);
+    } else {
+        put_flat(f, rows, blocks, out);
     }
     return out + scale_bytes(f.scale, f.group, f.offset, blocks);
 }

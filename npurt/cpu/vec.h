@@ -17,6 +17,7 @@ typedef uint8_t u8x16 __attribute__((ext_vector_type(16)));
 typedef float f32x32 __attribute__((ext_vector_type(32)));
 typedef int32_t i32x32 __attribute__((ext_vector_type(32)));
 typedef int8_t i8x32 __attribute__((ext_vector_type(32)));
+typedef uint8_t u8x32 __attribute__((ext_vector_type(32)));
 typedef _Float16 f16x16 __attribute__((ext_vector_type(16)));
 
 #define INLINE static inline __attribute__((always_inline))
