@@ -1,15 +1,16 @@
 /*
  * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes, AMX tiles
  *
- * tile    one record of one panel, expanded: its codes are already in the order AMX wants.
- * x       quantised rows, read straight from memory; the rest past a multiple of 16 rows too.
+ * tile    one record of one panel, expanded: its codes lie in the order AMX wants.
+ * x       quantised rows, read straight from memory.
  * Needs   AMX-TILE, AMX-INT8 and AVX512; permission asked for in kernels.c.
  * Exact   as gemv__avx512vnni.c: the tiles give exact int32 dot products of one group, vectors
  *         scale them in the same order.
- * Why     a group of 32 columns is half a tile deep, so a tile product is worth 8192
- *         multiply-adds and costs about what scaling its 256 results does: four row tiles are kept
- *         in flight so that both units stay busy.
- * Source  Intel SDM vol. 2 (LDTILECFG, TDPBSUD); A signed, B unsigned.
+ * Why     a group of 32 columns is half a tile deep, so a tile product is 8192 multiply-adds and
+ *         costs about what scaling its 256 results does: 16 sums of y stay in registers, and the
+ *         next group is multiplied while this one is scaled.  Codes are made signed first, which
+ *         saves correcting each result.
+ * Source  Intel SDM vol. 2 (LDTILECFG, TDPBSSD).
  */
 #include "kernels.h"
 #include <immintrin.h>
@@ -20,114 +21,111 @@ typedef struct {
     uint8_t rows[16];
 } npurt_tile_config;
 
-enum { C0, C1, C2, C3, A, B };
+enum { SUM, X, W }; /* tile registers: results [rows][16], rows of x, weights */
 
-/* Tiles 0-3: 16 x 16 results; 4: 16 rows of x; 5: the group's weights. */
-static void configure(int group, int last_rows)
+typedef uint8_t npurt_codes[RECORD_BLOCKS][8][64];
+
+static void configure(int group, int rows)
 {
     _Alignas(64) npurt_tile_config config = {.palette = 1};
-    for (int t = C0; t <= C3; t++) {
-        config.column_bytes[t] = 64;
-        config.rows[t] = (uint8_t) (t == C3 ? last_rows : 16);
-    }
-    config.column_bytes[A] = (uint16_t) group;
-    config.rows[A] = 16;
-    config.column_bytes[6] = (uint16_t) group;
-    config.rows[6] = (uint8_t) last_rows;
-    config.column_bytes[B] = 64;
-    config.rows[B] = (uint8_t) (group / 4);
+    config.column_bytes[SUM] = config.column_bytes[W] = 64;
+    config.column_bytes[X] = (uint16_t) group;
+    config.rows[SUM] = config.rows[X] = (uint8_t) rows;
+    config.rows[W] = (uint8_t) (group / 4);
     _tile_loadconfig(&config);
 }
 
-/* Scales one group's dot products of `rows` rows into y. */
-INLINE void scale_rows(const npurt_tile *w, int at, const npurt_input *x, int64_t row, int rows,
-                       int64_t block, const int32_t (*dots)[ROWS], float *y)
+/* code + 2^shift -> code, as int8 */
+static void make_signed(const npurt_tile *w, npurt_codes out)
 {
-    const int64_t blocks = x->k / BLOCK;
-    const __m512 scale = _mm512_load_ps(w->scales[at]);
-    const __m512 offset = _mm512_load_ps(w->offsets[at]);
-    for (int r = 0; r < rows; r++) {
-        const npurt_block *b = x->blocks + (row + r) * blocks + block;
-        __m512i dot = _mm512_load_si512(dots[r]);
-        if (w->shift >= 0) {
-            const int32_t minus = w->group == 32 ? b->minus : b->minuses[at % 2];
-            dot = _mm512_add_epi32(dot, _mm512_set1_epi32(minus << w->shift));
-        }
-        __m512 sum = _mm512_loadu_ps(y + r * ROWS);
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, _mm512_set1_ps(b->scale)),
-                              sum);
-        if (w->offset) {
-            const float s = w->group == 32 ? b->sum : b->sums[at % 2];
-            sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(s), sum);
-        }
-        _mm512_storeu_ps(y + r * ROWS, sum);
-    }
-}
-
-/* Rows [row, row + 16 * tiles), all of the record. */
-INLINE void full_tiles(int tiles, const npurt_tile *w, const npurt_input *x, int64_t row,
-                       int64_t block, float *y)
-{
-    _Alignas(64) int32_t dots[4][16][ROWS];
-    const int per_block = BLOCK / w->group;
-    const size_t stride = (size_t) x->k;
-    for (int at = 0; at < w->blocks * per_block; at++) {
-        const int b = at / per_block, quad = at % per_block * (w->group / 4);
-        const int64_t of_row = block * per_block + at;
-        const int8_t *from = x->codes + row * x->k + of_row * w->group;
-        _tile_loadd(B, w->codes[b][quad], 64);
-        _tile_zero(C0);
-        _tile_loadd(A, from, stride);
-        _tile_dpbsud(C0, A, B);
-        _tile_stored(C0, dots[0], 64);
-        if (tiles > 1) {
-            _tile_zero(C1);
-            _tile_loadd(A, from + 16 * stride, stride);
-            _tile_dpbsud(C1, A, B);
-            _tile_stored(C1, dots[1], 64);
-            _tile_zero(C2);
-            _tile_loadd(A, from + 32 * stride, stride);
-            _tile_dpbsud(C2, A, B);
-            _tile_stored(C2, dots[2], 64);
-        }
-        for (int t = 0; t < (tiles > 1 ? 3 : 1); t++) {
-            scale_rows(w, at, x, row + 16 * t, 16, block + b, dots[t], y + 16 * t * ROWS);
+    const __m512i bias = _mm512_set1_epi8((char) (w->shift < 0 ? 0 : 1 << w->shift));
+    for (int b = 0; b < w->blocks; b++) {
+        for (int q = 0; q < 8; q++) {
+            const __m512i codes = _mm512_load_si512(w->codes[b][q]);
+            _mm512_store_si512(out[b][q], _mm512_sub_epi8(codes, bias));
         }
     }
 }
 
-/* The last rows, fewer than 16. */
-static void last_rows(int rows, const npurt_tile *w, const npurt_input *x, int64_t row,
-                      int64_t block, float *y)
+/* dots[rows][16] = one group of the rows from `x` on */
+INLINE void multiply(const uint8_t *codes, const int8_t *x, size_t stride, void *dots)
 {
-    _Alignas(64) int32_t dots[16][ROWS];
-    const int per_block = BLOCK / w->group;
-    for (int at = 0; at < w->blocks * per_block; at++) {
-        const int b = at / per_block, quad = at % per_block * (w->group / 4);
-        const int64_t of_row = block * per_block + at;
-        _tile_loadd(B, w->codes[b][quad], 64);
-        _tile_zero(C3);
-        _tile_loadd(6, x->codes + row * x->k + of_row * w->group, (size_t) x->k);
-        _tile_dpbsud(C3, 6, B);
-        _tile_stored(C3, dots, 64);
-        scale_rows(w, at, x, row, rows, block + b, dots, y);
+    _tile_zero(SUM);
+    _tile_loadd(X, x, stride);
+    _tile_loadd(W, codes, 64);
+    _tile_dpbssd(SUM, X, W);
+    _tile_stored(SUM, dots, 64);
+}
+
+/* Rows [row, row + rows), at most 16; `rows` is the tiles' too. */
+INLINE void some_rows(int rows, int group, int offset, const npurt_tile *w, npurt_codes codes,
+                      const npurt_input *in, int64_t row, int64_t block, float *out)
+{
+    _Alignas(64) int32_t dots[2][16][ROWS];
+    const int per_block = BLOCK / group, groups = w->blocks * per_block;
+    const int64_t blocks = in->k / BLOCK;
+    const int8_t *x = in->codes + row * in->k + block * BLOCK;
+    const npurt_block *meta = in->blocks + row * blocks + block;
+    __m512 y[16];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < 16; r++) {
+        y[r] = r < rows ? _mm512_loadu_ps(out + r * ROWS) : _mm512_setzero_ps();
     }
+    multiply(codes[0][0], x, (size_t) in->k, dots[0]);
+    for (int at = 0; at < groups; at++) {
+        const npurt_block *b = meta + at / per_block;
+        const __m512 scale = _mm512_load_ps(w->scales[at]);
+        const __m512 minimum = _mm512_load_ps(w->offsets[at]);
+        if (at + 1 < groups) {
+            const int next = at + 1, quad = next % per_block * (group / 4);
+            multiply(codes[next / per_block][quad], x + next * group, (size_t) in->k,
+                     dots[next % 2]);
+        }
+#pragma clang loop unroll(full)
+        for (int r = 0; r < 16; r++) {
+            const npurt_block *xb = b + (r < rows ? r : 0) * blocks;
+            const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[at % 2][r]));
+            y[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale)), y[r]);
+            if (offset) {
+                const float sum = group == 32 ? xb->sum : xb->sums[at % 2];
+                y[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum), y[r]);
+            }
+        }
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < 16; r++) {
+        if (r < rows) {
+            _mm512_storeu_ps(out + r * ROWS, y[r]);
+        }
+    }
+}
+
+INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *x, int64_t row,
+                 int rows, int64_t block, float *y)
+{
+    _Alignas(64) npurt_codes codes;
+    make_signed(w, codes);
+    configure(group, 16);
+    for (; rows >= 16; rows -= 16, row += 16, y += 16 * ROWS) {
+        some_rows(16, group, offset, w, codes, x, row, block, y);
+    }
+    if (rows) {
+        configure(group, rows);
+        some_rows(rows, group, offset, w, codes, x, row, block, y);
+    }
+    _tile_release();
 }
 
 void npurt_gemm__amxint8(const npurt_tile *w, const npurt_input *x, int64_t row, int rows,
                          int64_t block, float *y)
 {
-    const int rest = rows % 16;
-    configure(w->group, rest ? rest : 16);
-    int r = 0;
-    for (; r + 48 <= rows; r += 48) {
-        full_tiles(3, w, x, row + r, block, y + r * ROWS);
+    if (w->group == 32 && w->offset) {
+        gemm(32, 1, w, x, row, rows, block, y);
+    } else if (w->group == 32) {
+        gemm(32, 0, w, x, row, rows, block, y);
+    } else if (w->offset) {
+        gemm(16, 1, w, x, row, rows, block, y);
+    } else {
+        gemm(16, 0, w, x, row, rows, block, y);
     }
-    for (; r + 16 <= rows; r += 16) {
-        full_tiles(1, w, x, row + r, block, y + r * ROWS);
-    }
-    if (rest) {
-        last_rows(rest, w, x, row + r, block, y + r * ROWS);
-    }
-    _tile_release();
 }

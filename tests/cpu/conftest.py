@@ -1,0 +1,38 @@
+"""Every kernel set of this machine, on one thread, so that a test sees kernels and not the pool."""
+
+import pytest
+
+from npurt.cpu import abi
+from npurt.cpu.engine import Engine
+from tests.cpu.foreign import Recorded
+
+
+class Runner:
+    """Runs cases with one kernel set of this process."""
+
+    def __init__(self, isa):
+        self.isa = isa
+        self.engine = Engine(1, isa)
+
+    def __call__(self, case):
+        """Build the program of *case*, run it, and return the arrays it wrote."""
+        program = Recorded(self.engine)
+        results = case(program)
+        assert program.run(program.rows, program.position, program.head) == len(program)
+        return results
+
+
+@pytest.fixture(scope="session", params=abi.isas())
+def run(request):
+    """Each kernel set that this machine runs, in turn."""
+    runner = Runner(request.param)
+    yield runner
+    runner.engine.close()
+
+
+@pytest.fixture(scope="session")
+def scalar():
+    """The kernels in portable C, which the others must equal bit for bit."""
+    runner = Runner("scalar")
+    yield runner
+    runner.engine.close()
