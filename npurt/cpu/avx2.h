@@ -23,9 +23,9 @@ INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const __m256i *x)
         __m256i part = _mm256_setzero_si256();
 #pragma clang loop unroll(full)
         for (int j = i; j < i + room && j < quads; j++) {
-            const __m256i pair =
-                bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q[j]), _mm256_sign_epi8(x[j], q[j]))
-                          : _mm256_maddubs_epi16(q[j], x[j]);
+            const __m256i pair = bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q[j]),
+                                                                  _mm256_sign_epi8(x[j], q[j]))
+                                           : _mm256_maddubs_epi16(q[j], x[j]);
             part = j == i ? pair : _mm256_add_epi16(part, pair);
         }
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(part, one));
@@ -33,11 +33,11 @@ INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const __m256i *x)
     return sum;
 }
 
-/* The eight vectors of x of one block. */
-INLINE void splat_avx2(const int8_t *codes, __m256i x[8])
+/* `quads` vectors of four codes of x each. */
+INLINE void splat_avx2(const int8_t *codes, int quads, __m256i *x)
 {
 #pragma clang loop unroll(full)
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < quads; i++) {
         int32_t four;
         memcpy(&four, codes + 4 * i, 4);
         x[i] = _mm256_set1_epi32(four);

@@ -14,8 +14,9 @@
 
 /* Keeps what feeds the eight sums before it from moving past it; no instruction. */
 #define fence(d)                                                                                   \
-    __asm__("" : "+v"((d)[0]), "+v"((d)[1]), "+v"((d)[2]), "+v"((d)[3]), "+v"((d)[4]),             \
-            "+v"((d)[5]), "+v"((d)[6]), "+v"((d)[7]))
+    __asm__(""                                                                                     \
+            : "+v"((d)[0]), "+v"((d)[1]), "+v"((d)[2]), "+v"((d)[3]), "+v"((d)[4]), "+v"((d)[5]),  \
+              "+v"((d)[6]), "+v"((d)[7]))
 
 /* What is known of a tile when the code is compiled. */
 typedef struct {

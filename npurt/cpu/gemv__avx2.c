@@ -1,11 +1,13 @@
 /*
- * y[0..16*panels) = x[0..k) . W^T            int8 x 4/5/6/8-bit codes, one row of x
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
  *
  * As gemv__avx512vnni.c, with 8 rows a vector and two vectors a panel.
  * Needs   AVX2, FMA, F16C.
  * Exact   equal bit for bit to every other gemv.
  */
 #include "avx2.h"
+
+enum { AHEAD = 4096 }; /* bytes, as in gemv__avx512vnni.c */
 
 INLINE __m256i bytes(int v)
 {
@@ -88,87 +90,94 @@ INLINE void scale_of(npurt_format f, const uint8_t *record, int n, int g, int ha
         *scale = _mm256_mul_ps(halves(record + 16 * half), small(subs + 16 * g + 8 * half));
         if (f.offset) {
             const __m256 m = small(subs + 16 * (groups + g) + 8 * half);
-            const __m256 minus = _mm256_sub_ps(_mm256_setzero_ps(), halves(record + 32 + 16 * half));
+            const __m256 minus =
+                _mm256_sub_ps(_mm256_setzero_ps(), halves(record + 32 + 16 * half));
             *offset = _mm256_mul_ps(minus, m);
         }
     }
 }
 
 INLINE __m256 one_group(npurt_format f, const npurt_row *x, int64_t block, int g, const __m256i *q,
-                        const __m256i *xq, __m256 scale, __m256 offset, __m256 y)
+                        __m256 scale, __m256 offset, __m256 y)
 {
     const int quads = f.group / 4, is_signed = f.bits == 8 || f.book;
-    __m256i dot = dot_avx2(is_signed ? 8 : f.bits, quads, q + g * quads, xq + g * quads);
+    const npurt_block *xb = x->blocks + block;
+    __m256i xq[8];
+    splat_avx2(x->codes + block * BLOCK + g * f.group, quads, xq);
+    __m256i dot = dot_avx2(is_signed ? 8 : f.bits, quads, q + g * quads, xq);
     if (!is_signed && f.shift >= 0) {
-        const int32_t minus = f.group == 32 ? x->blocks[block].minus : x->blocks[block].minuses[g];
-        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus << f.shift));
+        const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
+        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus * (1 << f.shift)));
     }
-    const __m256 s = _mm256_mul_ps(scale, _mm256_set1_ps(x->blocks[block].scale));
-    y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), s, y);
+    y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, _mm256_set1_ps(xb->scale)),
+                        y);
     if (f.offset) {
-        const float sum = f.group == 32 ? x->blocks[block].sum : x->blocks[block].sums[g];
+        const float sum = f.group == 32 ? xb->sum : xb->sums[g];
         y = _mm256_fmadd_ps(offset, _mm256_set1_ps(sum), y);
     }
     return y;
 }
 
-INLINE void panels_at_once(npurt_format f, int count, const uint8_t *image, size_t stride,
-                           const npurt_row *x, float *out)
+/* One panel times `rows` rows of x. */
+INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const npurt_row *x,
+                      int rows, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / f.group;
-    const __m256i book =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) npurt_books[f.book]));
-    size_t at = 0;
-    __m256 y[2 * 4];
-#pragma clang loop unroll(full)
-    for (int p = 0; p < 2 * count; p++) {
-        y[p] = _mm256_setzero_ps();
-    }
+    __m256 y[GEMV_ROWS][2] = {0};
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
         const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
+        const size_t share = code_bytes(f.bits) + codes / (size_t) n;
         for (int b = 0; b < n; b++) {
-            __m256i xq[8];
-            splat_avx2(x->codes + (first + b) * BLOCK, xq);
+            for (size_t line = 0; line < share; line += 64) {
+                const uint8_t *ahead = record + share * (size_t) b + line + AHEAD;
+                _mm_prefetch((const char *) ahead, _MM_HINT_T0);
+            }
 #pragma clang loop unroll(full)
-            for (int p = 0; p < 2 * count; p++) {
-                const uint8_t *record = image + (size_t) (p / 2) * stride + at;
+            for (int half = 0; half < 2; half++) {
                 __m256i q[8];
-                expand(record + codes + code_bytes(f.bits) * (size_t) b, f, book, p % 2, q);
+                expand(record + codes + code_bytes(f.bits) * (size_t) b, f, book, half, q);
 #pragma clang loop unroll(full)
                 for (int g = 0; g < per_block; g++) {
                     __m256 scale, offset;
-                    scale_of(f, record, n, b * per_block + g, p % 2, &scale, &offset);
-                    y[p] = one_group(f, x, first + b, g, q, xq, scale, offset, y[p]);
+                    scale_of(f, record, n, b * per_block + g, half, &scale, &offset);
+                    for (int r = 0; r < rows; r++) {
+                        y[r][half] =
+                            one_group(f, x + r, first + b, g, q, scale, offset, y[r][half]);
+                    }
                 }
             }
         }
-        at += record_bytes(&f, n);
+        record += record_bytes(&f, n);
     }
-#pragma clang loop unroll(full)
-    for (int p = 0; p < 2 * count; p++) {
-        _mm256_storeu_ps(out + p * 8, y[p]);
+    for (int r = 0; r < rows; r++) {
+        _mm256_storeu_ps(out + r * ROWS, y[r][0]);
+        _mm256_storeu_ps(out + r * ROWS + 8, y[r][1]);
     }
 }
 
-INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
+INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, int rows,
+                 float *y)
 {
-    const size_t stride = panel_bytes(&f, x->k);
-    int p = 0;
-    for (; p + 4 <= panels; p += 4) {
-        panels_at_once(f, 4, image + (size_t) p * stride, stride, x, y + p * ROWS);
-    }
-    for (; p < panels; p++) {
-        panels_at_once(f, 1, image + (size_t) p * stride, stride, x, y + p * ROWS);
+    const size_t bytes = panel_bytes(&f, x->k);
+    const __m256i book =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) npurt_books[f.book]));
+    for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
+        if (rows == 1) {
+            one_panel(f, image, book, x, 1, y);
+        } else {
+            one_panel(f, image, book, x, rows, y);
+        }
     }
 }
 
 #define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
     npurt_gemv_fn npurt_gemv_##name##__avx2;                                                       \
-    void npurt_gemv_##name##__avx2(const uint8_t *image, int panels, const npurt_row *x, float *y) \
+    void npurt_gemv_##name##__avx2(const uint8_t *image, int panels, const npurt_row *x, int rows, \
+                                   float *y)                                                       \
     {                                                                                              \
         gemv((npurt_format){number, bits, book, shift, group, scale, offset}, image, panels, x,    \
-             y);                                                                                   \
+             rows, y);                                                                             \
     }
 #include "formats.inc"

@@ -1,7 +1,7 @@
 /*
- * y[0..16*panels) = x[0..k) . W^T            int8 x 4/5/6/8-bit codes, one row of x
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
  *
- * x       codes, scales and sums of one row, as `quantise` leaves them.
+ * x       codes, scales and sums of each row, as `quantise` leaves them.
  * W       image of panels (layout.h), read as one stream and fetched 4 KiB ahead.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
@@ -109,39 +109,41 @@ INLINE __m512 offset_of(npurt_format f, const npurt_place *at, size_t group)
     return _mm512_mul_ps(at->dmin, small(at->scales + 64 + (groups + group) * 16));
 }
 
-/* One block of one panel: y plus its products. */
-INLINE __m512 one_block(npurt_format f, const npurt_place *at, __m512i book, const npurt_row *x,
-                        int64_t block, __m512 y)
+/* One block of one panel: its products with `rows` rows of x, added to y. */
+INLINE void one_block(npurt_format f, const npurt_place *at, __m512i book, const npurt_row *x,
+                      int rows, int64_t block, __m512 *y)
 {
     const int per_block = BLOCK / f.group, quads = f.group / 4;
-    const npurt_block *xb = x->blocks + block;
     __m512i q[8];
     expand(at->codes, f, book, q);
 #pragma clang loop unroll(full)
     for (int g = 0; g < per_block; g++) {
         const size_t group = (size_t) (at->block * per_block + g);
-        __m512i dot = _mm512_setzero_si512();
-        if (f.shift >= 0) {
-            const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
-            dot = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
-        }
+        const __m512 scale = scale_of(f, at, group);
+        const __m512 offset = f.offset ? offset_of(f, at, group) : scale;
 #pragma clang loop unroll(full)
-        for (int i = g * quads; i < (g + 1) * quads; i++) {
-            int32_t four;
-            memcpy(&four, x->codes + block * BLOCK + 4 * i, 4);
-            dot = _mm512_dpbusd_epi32(dot, q[i], _mm512_set1_epi32(four));
-        }
-        const __m512 scale_x = _mm512_set1_ps(xb->scale);
-        const __m512 scale = _mm512_mul_ps(scale_of(f, at, group), scale_x);
-        y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, y);
-        if (f.offset) {
-            const float sum = f.group == 32 ? xb->sum : xb->sums[g];
-            const __m512 offset = offset_of(f, at, group);
-            y = f.scale == SUPER ? _mm512_fnmadd_ps(offset, _mm512_set1_ps(sum), y)
-                                 : _mm512_fmadd_ps(offset, _mm512_set1_ps(sum), y);
+        for (int r = 0; r < rows; r++) {
+            const npurt_block *xb = x[r].blocks + block;
+            __m512i dot = _mm512_setzero_si512();
+            if (f.shift >= 0) {
+                const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
+                dot = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
+            }
+#pragma clang loop unroll(full)
+            for (int i = g * quads; i < (g + 1) * quads; i++) {
+                int32_t four;
+                memcpy(&four, x[r].codes + block * BLOCK + 4 * i, 4);
+                dot = _mm512_dpbusd_epi32(dot, q[i], _mm512_set1_epi32(four));
+            }
+            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale));
+            y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, y[r]);
+            if (f.offset) {
+                const __m512 sum = _mm512_set1_ps(f.group == 32 ? xb->sum : xb->sums[g]);
+                y[r] = f.scale == SUPER ? _mm512_fnmadd_ps(offset, sum, y[r])
+                                        : _mm512_fmadd_ps(offset, sum, y[r]);
+            }
         }
     }
-    return y;
 }
 
 INLINE void fetch(const uint8_t *from, size_t count)
@@ -151,39 +153,65 @@ INLINE void fetch(const uint8_t *from, size_t count)
     }
 }
 
-INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, float *out)
+/* One panel times `rows` rows of x. */
+INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
+                      float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
+    __m512 y[GEMV_ROWS];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < rows; r++) {
+        y[r] = _mm512_setzero_ps();
+    }
+    for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+        const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+        const size_t head = scale_bytes(f.scale, f.group, f.offset, n);
+        const size_t share = bytes + head / (size_t) n; /* of a block, scales included */
+        npurt_place place = {.scales = at, .codes = at + head, .blocks = n};
+        if (f.scale == SUPER) {
+            place.d = halves(at);
+            place.dmin = f.offset ? halves(at + 2 * ROWS) : place.d;
+        }
+        for (int b = 0; b < n; b++, place.codes += bytes) {
+            place.block = b;
+            fetch(at + share * (size_t) b + AHEAD, share);
+            one_block(f, &place, book, x, rows, first + b, y);
+        }
+        at += head + bytes * (size_t) n;
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < rows; r++) {
+        _mm512_storeu_ps(out + r * ROWS, y[r]);
+    }
+}
+
+INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, int rows,
+                 float *y)
+{
+    const size_t bytes = panel_bytes(&f, x->k);
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
-    for (int p = 0; p < panels; p++) {
-        __m512 y = _mm512_setzero_ps();
-        for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
-            const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
-            const size_t head = scale_bytes(f.scale, f.group, f.offset, n);
-            const size_t share = bytes + head / (size_t) n; /* of a block, scales included */
-            npurt_place place = {.scales = at, .codes = at + head, .blocks = n};
-            if (f.scale == SUPER) {
-                place.d = halves(at);
-                place.dmin = f.offset ? halves(at + 2 * ROWS) : place.d;
-            }
-            for (int b = 0; b < n; b++, place.codes += bytes) {
-                place.block = b;
-                fetch(at + share * (size_t) b + AHEAD, share);
-                y = one_block(f, &place, book, x, first + b, y);
-            }
-            at += head + bytes * (size_t) n;
+    for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
+        if (rows == 4) {
+            one_panel(f, image, book, x, 4, y);
+            continue;
         }
-        _mm512_storeu_ps(out + p * ROWS, y);
+        if (rows >= 2) {
+            one_panel(f, image, book, x, 2, y);
+        }
+        if (rows % 2) {
+            one_panel(f, image, book, x + rows - 1, 1, y + (rows - 1) * ROWS);
+        }
     }
 }
 
 #define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
+    npurt_gemv_fn npurt_gemv_##name##__avx512vnni;                                                 \
     void npurt_gemv_##name##__avx512vnni(const uint8_t *image, int panels, const npurt_row *x,     \
-                                         float *y)                                                 \
+                                         int rows, float *y)                                       \
     {                                                                                              \
         gemv((npurt_format){number, bits, book, shift, group, scale, offset}, image, panels, x,    \
-             y);                                                                                   \
+             rows, y);                                                                             \
     }
 #include "formats.inc"

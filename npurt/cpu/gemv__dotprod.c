@@ -10,9 +10,9 @@
 #define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
     npurt_gemv_fn npurt_gemv_##name##__dotprod;                                                    \
     void npurt_gemv_##name##__dotprod(const uint8_t *image, int panels, const npurt_row *x,        \
-                                      float *y)                                                    \
+                                      int rows, float *y)                                          \
     {                                                                                              \
         gemv((npurt_format){number, bits, book, shift, group, scale, offset}, image, panels, x,    \
-             y);                                                                                   \
+             rows, y);                                                                             \
     }
 #include "formats.inc"

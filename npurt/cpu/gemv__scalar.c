@@ -79,25 +79,34 @@ static float one_record(npurt_format f, const uint8_t *record, int blocks, int r
     return y;
 }
 
-static void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, float *y)
+static float one(npurt_format f, const uint8_t *panel, int n, const npurt_row *x)
 {
     const int64_t blocks = x->k / BLOCK;
-    for (int n = 0; n < panels * ROWS; n++) {
-        const uint8_t *record = image + (size_t) (n / ROWS) * panel_bytes(&f, x->k);
-        y[n] = 0;
-        for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
-            const int left = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
-            y[n] = one_record(f, record, left, n % ROWS, x, first, y[n]);
-            record += record_bytes(&f, left);
+    float y = 0;
+    for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+        const int left = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+        y = one_record(f, panel, left, n, x, first, y);
+        panel += record_bytes(&f, left);
+    }
+    return y;
+}
+
+static void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, int rows,
+                 float *y)
+{
+    for (int p = 0; p < panels; p++, image += panel_bytes(&f, x->k)) {
+        for (int i = 0; i < rows * ROWS; i++) {
+            *y++ = one(f, image, i % ROWS, x + i / ROWS);
         }
     }
 }
 
 #define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
+    npurt_gemv_fn npurt_gemv_##name##__scalar;                                                     \
     void npurt_gemv_##name##__scalar(const uint8_t *image, int panels, const npurt_row *x,         \
-                                     float *y)                                                     \
+                                     int rows, float *y)                                           \
     {                                                                                              \
         gemv((npurt_format){number, bits, book, shift, group, scale, offset}, image, panels, x,    \
-             y);                                                                                   \
+             rows, y);                                                                             \
     }
 #include "formats.inc"

@@ -157,23 +157,34 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
     vst1q_f32(y + 4, sum[1]);
 }
 
-INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, float *y)
+/* One panel times one row of x. */
+INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, float *y)
 {
     const int64_t blocks = x->k / BLOCK;
-    memset(y, 0, (size_t) (panels * ROWS) * sizeof *y);
-    for (int p = 0; p < panels; p++, y += ROWS) {
-        for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
-            const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
-            for (int b = 0; b < n; b++) {
-                const int8_t *codes = x->codes + (first + b) * BLOCK;
-                const npurt_splat xq[2] = {splat(codes, f.group / 4),
-                                           splat(codes + BLOCK - f.group, f.group / 4)};
+    memset(y, 0, ROWS * sizeof *y);
+    for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
+        const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
+        for (int b = 0; b < n; b++) {
+            const int8_t *codes = x->codes + (first + b) * BLOCK;
+            const npurt_splat xq[2] = {splat(codes, f.group / 4),
+                                       splat(codes + BLOCK - f.group, f.group / 4)};
 #pragma clang loop unroll(disable)
-                for (int half = 0; half < 2; half++) {
-                    one_block(f, at, n, b, half, xq, x->blocks + first + b, y + 8 * half);
-                }
+            for (int half = 0; half < 2; half++) {
+                one_block(f, at, n, b, half, xq, x->blocks + first + b, y + 8 * half);
             }
-            at += record_bytes(&f, n);
+        }
+        at += record_bytes(&f, n);
+    }
+}
+
+/* A second row finds the panel in the cache. */
+INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, int rows,
+                 float *y)
+{
+    for (int p = 0; p < panels; p++, at += panel_bytes(&f, x->k)) {
+#pragma clang loop unroll(disable)
+        for (int r = 0; r < rows; r++, y += ROWS) {
+            one_panel(f, at, x + r, y);
         }
     }
 }

@@ -106,28 +106,36 @@ static int has_amxint8(void)
 }
 
 const npurt_isa npurt_isas[] = {
-    {"amxint8", has_amxint8, &npurt_level__avx512,
+    {"amxint8",
+     has_amxint8,
+     &npurt_level__avx512,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx512vnni,
 #include "formats.inc"
      },
      npurt_gemm__amxint8,
      npurt_i8__avx512vnni},
-    {"avx512vnni", has_avx512vnni, &npurt_level__avx512,
+    {"avx512vnni",
+     has_avx512vnni,
+     &npurt_level__avx512,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx512vnni,
 #include "formats.inc"
      },
      npurt_gemm__avx512vnni,
      npurt_i8__avx512vnni},
-    {"avx2", has_avx2, &npurt_level__avx2,
+    {"avx2",
+     has_avx2,
+     &npurt_level__avx2,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx2,
 #include "formats.inc"
      },
      npurt_gemm__avx2,
      npurt_i8__avx2},
-    {"scalar", always, &npurt_level__base,
+    {"scalar",
+     always,
+     &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__scalar,
 #include "formats.inc"
@@ -159,28 +167,36 @@ static int has_i8mm(void)
 }
 
 const npurt_isa npurt_isas[] = {
-    {"i8mm", has_i8mm, &npurt_level__fp16,
+    {"i8mm",
+     has_i8mm,
+     &npurt_level__fp16,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__dotprod,
 #include "formats.inc"
      },
      npurt_gemm__i8mm,
      npurt_i8__dotprod},
-    {"dotprod", has_dotprod, &npurt_level__fp16,
+    {"dotprod",
+     has_dotprod,
+     &npurt_level__fp16,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__dotprod,
 #include "formats.inc"
      },
      npurt_gemm__dotprod,
      npurt_i8__dotprod},
-    {"neon", always, &npurt_level__base,
+    {"neon",
+     always,
+     &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__neon,
 #include "formats.inc"
      },
      npurt_gemm__neon,
      npurt_i8__neon},
-    {"scalar", always, &npurt_level__base,
+    {"scalar",
+     always,
+     &npurt_level__base,
      {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__scalar,
 #include "formats.inc"

@@ -23,8 +23,11 @@ typedef struct {
     int blocks, group, shift, offset;
 } npurt_tile;
 
-/* y[16 * panels] = one row times the panels of an image. */
-typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, float *y);
+enum { GEMV_ROWS = 4 };
+
+/* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
+typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,
+                           float *y);
 
 /* Expands a record of `blocks` blocks. */
 typedef void npurt_expand_fn(const uint8_t *record, int blocks, npurt_tile *tile);

@@ -36,10 +36,10 @@ typedef struct {
 typedef struct {
     uint8_t *image;
     int64_t n, k;
-    int32_t type;     /* GGUF number */
+    int32_t type; /* GGUF number */
     int32_t reserved;
-    const float *bias; /* [n] or NULL */
-    int64_t column;   /* of y where this weight's first output goes */
+    const float *bias;     /* [n] or NULL */
+    int64_t column;        /* of y where this weight's first output goes */
     const double *check_r; /* [n] secret vector, or NULL when never checked */
     const double *check_s; /* [k] W^T r */
     double check_bound;    /* see check.c */
@@ -74,23 +74,23 @@ typedef struct {
 typedef struct {
     npurt_input in;
     npurt_weight w[3];
-    float *y;    /* [rows][stride] */
+    float *y; /* [rows][stride] */
     int64_t stride;
     int32_t weights;
     int32_t armed; /* verify this run */
 } npurt_matmul;
 
 typedef struct {
-    float *qkv;        /* [rows][(heads + 2 * kv_heads) * width] */
-    const float *cos;  /* [positions][rotated/2] */
+    float *qkv;       /* [rows][(heads + 2 * kv_heads) * width] */
+    const float *cos; /* [positions][rotated/2] */
     const float *sin;
-    void *k_cache; /* [kv_heads][positions/16][width][16] f16 or f32 */
-    void *v_cache; /* [kv_heads][positions][width] */
+    void *k_cache;     /* [kv_heads][positions/16][width][16] f16 or f32 */
+    void *v_cache;     /* [kv_heads][positions][width] */
     int64_t positions; /* capacity, a multiple of 16 */
     int32_t heads, kv_heads, width, rotated;
-    int32_t halves; /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
+    int32_t halves;      /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
     int32_t cache_bytes; /* 2 or 4 an element */
-    float *out; /* attention only: [rows][heads * width] */
+    float *out;          /* attention only: [rows][heads * width] */
     float scale;
 } npurt_attention;
 
@@ -108,18 +108,18 @@ typedef struct {
 
 typedef struct {
     npurt_weight w;
-    double *s; /* [k] */
+    double *s;     /* [k] */
     double *norms; /* [panels] sum of (r * |row|)^2 */
 } npurt_spreading;
 
 /* Exact integer products: x [rows][k], k a multiple of 4 (zeros past the end). */
 typedef struct {
-    const int8_t *b;  /* packing: [real_k][n] with strides in bytes */
+    const int8_t *b; /* packing: [real_k][n] with strides in bytes */
     int64_t stride_k, stride_n, real_k;
-    uint8_t *image;   /* [ceil(n/16)][k/4][16][4] of b + 128 */
+    uint8_t *image; /* [ceil(n/16)][k/4][16][4] of b + 128 */
     const int8_t *x;
     const int32_t *minus; /* [rows] -128 times the sum of a row of x */
-    int32_t *y;       /* [rows][stride], stride >= n */
+    int32_t *y;           /* [rows][stride], stride >= n */
     int64_t n, k, stride;
 } npurt_integers;
 

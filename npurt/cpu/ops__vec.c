@@ -173,8 +173,9 @@ const npurt_level AT_LEVEL(npurt_level) = {
     .spread = AT_LEVEL(npurt_spread),
     .row_is_right = AT_LEVEL(npurt_row_is_right),
     .dense = {AT_LEVEL(npurt_dense_f32), AT_LEVEL(npurt_dense_f16), AT_LEVEL(npurt_dense_bf16)},
-    .expand = {
+    .expand =
+        {
 #define NPURT_FORMAT(name, ...) AT_LEVEL(npurt_expand_##name),
 #include "formats.inc"
-    },
+        },
 };

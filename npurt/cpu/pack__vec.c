@@ -10,8 +10,8 @@
 /* What one row brings to a record of up to 256 columns. */
 typedef struct {
     uint8_t codes[RECORD];
-    uint16_t d, dmin;                   /* SUPER, float16 bits */
-    uint16_t scales[RECORD_BLOCKS];     /* FLAT, float16 bits; EXP, the exponent */
+    uint16_t d, dmin;               /* SUPER, float16 bits */
+    uint16_t scales[RECORD_BLOCKS]; /* FLAT, float16 bits; EXP, the exponent */
     uint16_t offsets[RECORD_BLOCKS];
     int8_t subs[2 * RECORD_BLOCKS], mins[2 * RECORD_BLOCKS];
 } npurt_row_record;
@@ -236,14 +236,16 @@ INLINE void put_super(npurt_format f, const npurt_row_record *rows, int groups, 
 {
     uint16_t *wide = (uint16_t *) (void *) out;
     int8_t *subs = (int8_t *) out + (f.offset ? 64 : 32);
-    SCALAR for (int r = 0; r < ROWS; r++) {
+    SCALAR for (int r = 0; r < ROWS; r++)
+    {
         wide[r] = rows[r].d;
         if (f.offset) {
             wide[ROWS + r] = rows[r].dmin;
         }
     }
     for (int g = 0; g < groups; g++) {
-        SCALAR for (int r = 0; r < ROWS; r++) {
+        SCALAR for (int r = 0; r < ROWS; r++)
+        {
             subs[g * ROWS + r] = rows[r].subs[g];
             if (f.offset) {
                 subs[(groups + g) * ROWS + r] = rows[r].mins[g];
@@ -256,7 +258,8 @@ INLINE void put_flat(npurt_format f, const npurt_row_record *rows, int blocks, u
 {
     uint16_t *wide = (uint16_t *) (void *) out;
     for (int b = 0; b < blocks; b++) {
-        SCALAR for (int r = 0; r < ROWS; r++) {
+        SCALAR for (int r = 0; r < ROWS; r++)
+        {
             if (f.scale == EXP) {
                 out[b * ROWS + r] = (uint8_t) rows[r].scales[b];
                 continue;

@@ -7,7 +7,6 @@
 #include "work.h"
 
 enum { GEMV_CHUNK_BYTES = 96 << 10, SILU_SPAN = 1024, ATTEND_ROWS = 32 };
-enum { GEMV_PART_PANELS = 2 }; /* read from memory once, from the cache for the second part */
 
 static int64_t rows_of(const npurt_op *op, const npurt_job *job)
 {
@@ -129,6 +128,12 @@ static npurt_input part_of(const npurt_input *x, int part)
     return one;
 }
 
+static npurt_row row_of(const npurt_input *x, int part, int64_t row)
+{
+    const npurt_input one = part_of(x, part);
+    return (npurt_row){one.codes + row * x->k, one.blocks + row * (x->k / BLOCK), x->k};
+}
+
 static int parts_of(const npurt_input *x)
 {
     return x->fine_codes ? 2 : 1;
@@ -147,11 +152,12 @@ static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npur
         return;
     }
     for (int i = 0; i < p->panels; i++) {
-        dense(image + (size_t) i * panel, 1, x->values, (int) rows, w->k, y + i * rows * ROWS, ROWS);
+        dense(image + (size_t) i * panel, 1, x->values, (int) rows, w->k, y + i * rows * ROWS,
+              ROWS);
     }
 }
 
-/* y [parts][panels][rows][16] = parts of x . piece^T */
+/* y [panels][parts][rows][16] = parts of x . piece^T */
 static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
                           int64_t rows, float *y)
 {
@@ -160,21 +166,15 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
     const npurt_format *f = npurt_find_format(w->type);
     const size_t stride = panel_bytes(f, w->k);
     const uint8_t *image = w->image + (size_t) p->first * stride;
-    const int64_t size = p->panels * rows * ROWS; /* of a part of y */
-    if (rows == 1) {
-        const int step = parts == 1 ? p->panels : GEMV_PART_PANELS;
-        for (int i = 0; i < p->panels; i += step) {
-            const int panels = p->panels - i < step ? p->panels - i : step;
-            for (int part = 0; part < parts; part++) {
-                const npurt_input one = part_of(x, part);
-                const npurt_row row = {one.codes, one.blocks, one.k};
-                isa->gemv[index](image + (size_t) i * stride, panels, &row,
-                                 y + part * size + i * ROWS);
-            }
+    if (rows * parts <= GEMV_ROWS) {
+        npurt_row row[GEMV_ROWS];
+        for (int i = 0; i < rows * parts; i++) {
+            row[i] = row_of(x, i / (int) rows, i % rows);
         }
+        isa->gemv[index](image, p->panels, row, (int) rows * parts, y);
         return;
     }
-    memset(y, 0, (size_t) (parts * size) * sizeof *y);
+    memset(y, 0, (size_t) (p->panels * parts * rows * ROWS) * sizeof *y);
     for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
         const int64_t left = w->k / BLOCK - block;
         const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
@@ -183,41 +183,33 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
             isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
             for (int part = 0; part < parts; part++) {
                 const npurt_input one = part_of(x, part);
-                isa->gemm(&tile, &one, 0, (int) rows, block, y + part * size + i * rows * ROWS);
+                isa->gemm(&tile, &one, 0, (int) rows, block, y + (i * parts + part) * rows * ROWS);
             }
         }
         image += record_bytes(f, blocks);
     }
 }
 
-/* Adds the fine part of y, where there is one, to the other; returns how much of y is used. */
-static int64_t compute_piece(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
-                             int64_t rows, float *y)
+/* Floats of scratch that a piece's results take. */
+static int64_t result_size(const npurt_input *x, const npurt_piece *p, int64_t rows)
 {
-    const int64_t size = p->panels * rows * ROWS;
-    if (format_index(p->w->type) < 0) {
-        compute_dense(isa, x, p, rows, y);
-        return size;
-    }
-    compute_codes(isa, x, p, rows, y);
-    for (int64_t i = 0; x->fine_codes && i < size; i++) {
-        y[i] += y[size + i];
-    }
-    return size;
+    return p->panels * (format_index(p->w->type) < 0 ? 1 : parts_of(x)) * rows * ROWS;
 }
 
-/* Copies a piece's results to their columns, bias added. */
+/* Copies a piece's results to their columns, parts and bias added. */
 static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
 {
     const npurt_weight *w = p->w;
+    const int parts = format_index(w->type) < 0 ? 1 : parts_of(&m->in);
     for (int i = 0; i < p->panels; i++) {
         const int64_t n = (p->first + i) * ROWS;
         const int64_t width = w->n - n < ROWS ? w->n - n : ROWS;
         for (int64_t r = 0; r < rows; r++) {
             float *out = m->y + r * m->stride + w->column + n;
-            const float *in = y + (i * rows + r) * ROWS;
+            const float *in = y + (i * parts * rows + r) * ROWS;
             for (int64_t c = 0; c < width; c++) {
-                out[c] = w->bias ? in[c] + w->bias[n + c] : in[c];
+                const float sum = parts == 2 ? in[c] + in[rows * ROWS + c] : in[c];
+                out[c] = w->bias ? sum + w->bias[n + c] : sum;
             }
         }
     }
@@ -317,7 +309,12 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
         const int count = pieces_of(&op->u.matmul, from, to, pieces);
         float *y = scratch;
         for (int i = 0; i < count; i++) {
-            y += compute_piece(isa, &op->u.matmul.in, &pieces[i], rows, y);
+            if (format_index(pieces[i].w->type) < 0) {
+                compute_dense(isa, &op->u.matmul.in, &pieces[i], rows, y);
+            } else {
+                compute_codes(isa, &op->u.matmul.in, &pieces[i], rows, y);
+            }
+            y += result_size(&op->u.matmul.in, &pieces[i], rows);
         }
     } else {
         single_items(op, isa, job, from, to);
@@ -334,7 +331,7 @@ void npurt_commit(npurt_op *op, npurt_division d, const npurt_job *job, int chun
     const float *y = scratch;
     for (int i = 0; i < count; i++) {
         commit_piece(&op->u.matmul, &pieces[i], rows, y);
-        y += pieces[i].panels * rows * ROWS;
+        y += result_size(&op->u.matmul.in, &pieces[i], rows);
     }
 }
 

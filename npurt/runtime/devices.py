@@ -24,12 +24,13 @@ class Found:
 
 
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
-    """Open the device called *name*, by default `NPURT_DEVICE`; ``auto`` takes the best there is.
+    """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the best there is.
 
     Raises:
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
-    name = name or read(DEVICE, str)
+    if name is None or name == "auto":
+        name = read(DEVICE, str)
     if name in ("auto", "cpu"):
         return CpuDevice(threads)
     kind = name.partition(":")[0]

@@ -7,6 +7,7 @@ integer formats round the other operand to int8, one scale per 32 along K.
 
 import atexit
 import functools
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -159,7 +160,7 @@ def _as_array(x: Any, name: str) -> Array:
     """Return *x* as an array in native byte order, of a dtype that can be multiplied."""
     try:
         array = np.from_dlpack(x) if _only_dlpack(x) else np.asarray(x)
-    except (ValueError, TypeError, BufferError) as error:
+    except (ValueError, TypeError, BufferError, RuntimeError) as error:  # a torch tensor's last
         raise LayoutError(
             f"{name} cannot be read as an array: {error}", remedy="pass a rectangular numpy array"
         ) from error
@@ -202,7 +203,7 @@ def _packed(a: Array, w: Packed) -> Array:
     x = _as_float(a, "a")
     if x.shape[-1] != w.k:
         raise _mismatch(x.shape, (w.k, w.n))
-    rows = np.ascontiguousarray(x.reshape(-1, w.k))
+    rows = np.ascontiguousarray(x).reshape(math.prod(x.shape[:-1]), w.k)
     if w.tensor.format.block > 1 and not np.isfinite(rows).all():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         raise NumericsError(
@@ -262,7 +263,8 @@ def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArr
         )
     y = np.empty(shape, np.int32)
     if b.ndim == 2:  # one right operand: all rows at once
-        y[...] = target.matmul_i8(a.reshape(-1, a.shape[-1]), b).reshape(shape)
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        y[...] = target.matmul_i8(rows, b).reshape(shape)
         return y
     lefts = np.broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
     rights = np.broadcast_to(b, (*shape[:-2], *b.shape[-2:]))

@@ -1,0 +1,308 @@
+"""What stands between the matmuls, at every vector level, against float64 with derived bounds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt.quant.activations import quantize_activations
+from tests import oracle
+from tests.cpu import cases
+from tests.cpu.foreign import same
+
+# scale, sum, minus, unused, sums of 16, minuses of 16: npurt_block in npurt_cpu.h
+BLOCK = np.dtype([("scale", "f4"), ("sum", "f4"), ("minus", "i4"), ("unused", "i4"),
+                  ("sums", "f4", 2), ("minuses", "i4", 2)])  # fmt: skip
+
+widths = st.sampled_from([1, 15, 16, 17, 32, 40, 96, 288, 1056])
+seeds = st.integers(0, 2**32)
+
+
+def assert_quantised(values, codes, blocks):
+    """Codes and scales are those of the specification, and what is kept of a block follows."""
+    want_codes, want_scales = quantize_activations(values)
+    np.testing.assert_array_equal(codes, want_codes)
+    blocks = blocks.view(BLOCK)
+    same(blocks["scale"], want_scales)
+    halves = want_codes.reshape(*want_scales.shape, 2, 16).sum(axis=-1, dtype=np.int32)
+    whole = halves.sum(axis=-1, dtype=np.int32)
+    np.testing.assert_array_equal(blocks["minuses"], -halves)
+    np.testing.assert_array_equal(blocks["minus"], -whole)
+    same(blocks["sum"], want_scales * whole.astype(np.float32))
+    same(blocks["sums"], want_scales[..., None] * halves.astype(np.float32))
+
+
+# --- Quantising ---------------------------------------------------------------------------------
+
+
+@given(m=st.integers(1, 4), blocks=st.integers(1, 40), seed=seeds)
+def test_quantising_is_what_the_specification_says(run, m, blocks, seed):
+    x = cases.activations(cases.rng_of(seed), m, 32 * blocks)
+
+    assert_quantised(x, *run(lambda program: cases.quantise(program, x)))
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+def test_any_finite_block_quantises_as_specified(run, values):
+    x = np.array([values], np.float32)
+
+    assert_quantised(x, *run(lambda program: cases.quantise(program, x)))
+
+
+def test_halves_round_to_even(run):
+    x = np.zeros((1, 32), np.float32)
+    x[0, :7] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -127]
+
+    codes, _ = run(lambda program: cases.quantise(program, x))
+
+    assert codes[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_block_that_is_not_finite_has_no_scale(run, value):
+    x = np.ones((1, 96), np.float32)
+    x[0, 40] = value
+
+    codes, blocks = run(lambda program: cases.quantise(program, x))
+
+    scales = blocks.view(BLOCK)["scale"][0]
+    assert np.isnan(scales).tolist() == [False, True, False]
+    assert (codes[0, :32] == 127).all()
+
+
+# --- Norm ---------------------------------------------------------------------------------------
+
+
+@given(m=st.integers(1, 4), k=widths, exponent=st.integers(-12, 12), seed=seeds)
+def test_norm_lies_within_its_rounding(run, m, k, exponent, seed):
+    rng = cases.rng_of(seed)
+    x = (10.0**exponent * rng.standard_normal((m, k))).astype(np.float32)
+    gain = rng.standard_normal(k, dtype=np.float32)
+
+    residual, y, *quantised = run(lambda program: cases.norm(program, x, gain, 1e-5))
+
+    oracle.assert_within(y, *oracle.norm(x, gain, 1e-5))
+    np.testing.assert_array_equal(residual, x)
+    if quantised:
+        assert_quantised(y, *quantised)
+
+
+def test_norm_adds_first_and_keeps_the_sum(run):
+    rng = cases.rng_of("add")
+    x, more = rng.standard_normal((2, 3, 96), dtype=np.float32)
+    gain = np.ones(96, np.float32)
+
+    residual, y, *_ = run(lambda program: cases.norm(program, x, gain, 1e-6, more))
+
+    same(residual, x + more)
+    oracle.assert_within(y, *oracle.norm(x + more, gain, 1e-6))
+
+
+def test_norm_of_the_last_rows_is_the_end_of_the_whole(run):
+    rng = cases.rng_of("head")
+    x, gain = rng.standard_normal((5, 64), dtype=np.float32), rng.standard_normal(64, dtype="f4")
+    whole = run(lambda program: cases.norm(program, x, gain, 1e-5))
+
+    last = run(lambda program: cases.norm(program, x, gain, 1e-5, None, 3))
+
+    for have, want in zip(last[1:], whole[1:], strict=True):
+        same(have, want[3:])
+
+
+def test_norm_of_zeros_is_zero(run):
+    zeros = np.zeros((1, 32), np.float32)
+
+    assert not run(lambda program: cases.norm(program, zeros, zeros[0] + 1, 1e-5))[1].any()
+
+
+# --- SiLU ---------------------------------------------------------------------------------------
+
+
+@given(m=st.integers(1, 3), k=st.sampled_from([1, 16, 17, 40, 96, 1056, 2080]), seed=seeds)
+def test_silu_lies_within_its_rounding(run, m, k, seed):
+    rng = cases.rng_of(seed)
+    gate_up = (10.0 ** rng.uniform(-3, 2.2) * rng.standard_normal((m, 2 * k))).astype(np.float32)
+
+    y, *quantised = run(lambda program: cases.silu(program, gate_up))
+
+    oracle.assert_within(y, *oracle.silu(gate_up[:, :k], gate_up[:, k:]))
+    if quantised:
+        assert_quantised(y, *quantised)
+
+
+def test_silu_far_out_is_the_gate_or_nothing(run):
+    gate = np.array([0, -0.0, 88, 200, 3e38, -87.3, -88, -104, -1e30, -3e38], np.float32)
+    gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
+
+    (y,) = run(lambda program: cases.silu(program, gate_up))
+
+    same(y[0, :5], gate[:5])
+    assert (abs(y[0, 5:]) < 1e-35).all()
+    assert np.isnan(run(lambda program: cases.silu(program, gate_up * np.float32("nan")))[0]).all()
+
+
+# --- RoPE ---------------------------------------------------------------------------------------
+
+layers = st.fixed_dictionaries(
+    {
+        "kv_heads": st.sampled_from([1, 2]),
+        "width": st.sampled_from([16, 48, 64, 128]),
+        "halves": st.booleans(),
+        "dtype": st.sampled_from([np.float16, np.float32]),
+    }
+)
+positions = st.sampled_from([0, 1, 14, 15, 16, 62, 63, 64, 127, 130])
+batches = st.sampled_from([1, 2, 7, 33])
+
+
+def layer_of(draw, shape, rows, position):
+    """Return the attention of one layer, with random buffers and a filled cache."""
+    group, part = draw(st.sampled_from([1, 3, 8])), draw(st.sampled_from([4, 2, 1]))
+    rng = cases.rng_of(draw(seeds))
+    more = {"n_heads": group * shape["kv_heads"], "rotated": shape["width"] // part}
+    return cases.heads(rng, rows, position, **shape, **more)
+
+
+@given(st.data(), layers, positions, batches)
+def test_rope_rotates_pairs_and_appends_to_the_cache(run, data, shape, position, rows):
+    layer = layer_of(data.draw, shape, rows, position)
+    before = layer.qkv.copy().reshape(rows, -1, layer.width)
+    rotated = layer.cos.shape[1] * 2
+    pair = (slice(0, rotated // 2), slice(rotated // 2, rotated))
+    if not layer.halves:
+        pair = (slice(0, rotated, 2), slice(1, rotated, 2))
+    turning = layer.heads + layer.kv_heads  # of the heads in a row: q, then k, then v
+    here = slice(position, position + rows)
+    cos, sin = layer.cos[here, None], layer.sin[here, None]
+    (a, b), bounds = oracle.rotate(*(before[:, :turning, p] for p in pair), cos, sin)
+    old_keys, old_values = cases.lines(layer.k_cache).copy(), layer.v_cache.copy()
+
+    qkv, k_cache, v_cache = run(lambda program: cases.rope(program, layer, position))
+
+    after = qkv.reshape(rows, -1, layer.width)
+    oracle.assert_within(after[:, :turning, pair[0]], a, bounds[0])
+    oracle.assert_within(after[:, :turning, pair[1]], b, bounds[1])
+    same(after[..., rotated:], before[..., rotated:])
+    same(after[:, turning:], before[:, turning:])
+    keys = cases.lines(k_cache)
+    wide = after[:, layer.heads :].transpose(1, 0, 2).astype(k_cache.dtype)
+    same(keys[:, here], wide[: layer.kv_heads])
+    same(v_cache[:, here], wide[layer.kv_heads :])
+    keys[:, here], v_cache[:, here] = old_keys[:, here], old_values[:, here]
+    same(keys, old_keys)
+    same(v_cache, old_values)
+
+
+# --- Attention ----------------------------------------------------------------------------------
+
+
+def reference(layer, position):
+    """Return what attention must be and its bound, ``[rows, heads, width]`` each."""
+    rows, group = len(layer.qkv), layer.heads // layer.kv_heads
+    q = layer.qkv.reshape(rows, -1, layer.width)
+    keys = cases.lines(layer.k_cache)
+    pairs = [
+        oracle.attend(
+            q[row, head],
+            keys[head // group, : position + row + 1],
+            layer.v_cache[head // group, : position + row + 1],
+            layer.scale,
+        )
+        for row in range(rows)
+        for head in range(layer.heads)
+    ]
+    shape = (rows, layer.heads * layer.width)
+    return tuple(np.concatenate(part).reshape(shape) for part in zip(*pairs, strict=True))
+
+
+@given(st.data(), layers, positions, batches)
+def test_attention_lies_within_its_rounding(run, data, shape, position, rows):
+    layer = layer_of(data.draw, shape, rows, position)
+
+    (out,) = run(lambda program: cases.attend(program, layer, position))
+
+    oracle.assert_within(out, *reference(layer, position))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("position", [0, 15, 57, 63, 100])
+def test_attention_of_a_row_does_not_depend_on_its_batch(run, dtype, position):
+    shape = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
+    layer = cases.heads(cases.rng_of(position), 40, position, **shape, dtype=dtype)
+    qkv = layer.qkv.copy()
+    (together,) = run(lambda program: cases.attend(program, layer, position))
+
+    for row in (0, 1, 8, 31, 39):
+        layer.qkv[:1] = qkv[row]
+        one = cases.Heads(**{**fields(layer), "qkv": layer.qkv[:1]})
+        (alone,) = run(lambda program, one=one, row=row: cases.attend(program, one, position + row))
+        same(alone[0], together[row])
+
+
+def fields(layer):
+    return {name: getattr(layer, name) for name in layer.__slots__}
+
+
+def test_attention_does_not_see_the_future(run):
+    """Neither what other positions of the cache hold, nor NaN in those not yet written."""
+    shape = {"n_heads": 2, "kv_heads": 1, "width": 32, "rotated": 32, "halves": True}
+    layer = cases.heads(cases.rng_of("future"), 1, 20, **shape, dtype=np.float32)
+    (before,) = run(lambda program: cases.attend(program, layer, 20))
+    before = before.copy()
+    keys = cases.lines(layer.k_cache).copy()
+    keys[:, 21:] = np.nan
+    layer.k_cache[:] = cases.panels(keys)
+    layer.v_cache[:, 21:] = np.nan
+
+    (after,) = run(lambda program: cases.attend(program, layer, 20))
+
+    same(after, before)
+
+
+def test_scores_that_would_overflow_an_exponential_do_not(run):
+    """Scores of +-1e4 differ by more than e^88 spans: the softmax picks the largest."""
+    shape = {"n_heads": 1, "kv_heads": 1, "width": 16, "rotated": 16, "halves": True}
+    layer = cases.heads(cases.rng_of("large"), 1, 100, **shape, dtype=np.float32)
+    layer.qkv[:] = 0
+    layer.qkv[0, 0] = 1
+    keys = np.zeros((1, layer.v_cache.shape[1], 16), np.float32)
+    keys[0, :101, 0] = np.linspace(-4e4, 4e4, 101)[np.argsort(cases.rng_of(1).random(101))]
+    layer.k_cache[:] = cases.panels(keys)
+
+    (out,) = run(lambda program: cases.attend(program, layer, 100))
+
+    same(out[0], layer.v_cache[0, keys[0, :101, 0].argmax()])
+
+
+# --- Spread -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", (*cases.INTEGER, *cases.DENSE))
+def test_spread_is_the_transposed_product(run, fmt):
+    """In float64: 37 terms of rounding 2^-53 each, on values that float32 would have rounded."""
+    n, k = 37, 512
+    rng = cases.rng_of(fmt)
+    w = cases.weight(rng, fmt, n, k, np.array([0.01, -0.5, 1], np.float16))
+    if fmt in cases.DENSE:
+        w = cases.QTensor.quantize(rng.standard_normal((n, k)), fmt)
+    r = rng.standard_normal(n)
+    values = exact_values(w)
+
+    s, squares = run(lambda program: cases.spread(program, w, r))
+
+    size = abs(r) @ abs(values)
+    assert (abs(s - r @ values) <= 40 * 2.0**-53 * 3 * size).all()
+    least = ((r[:, None] * values) ** 2).reshape(n, -1, 256).sum(axis=(0, 2))
+    assert (squares >= least * (1 - 1e-12)).all()
+
+
+def exact_values(w):
+    """Return the values of *w* in float64, without the rounding of its offsets to float32."""
+    canonical = w.canonical()
+    if canonical.form == "f16":
+        return w.dequantize().astype(np.float64)
+    codes = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    values = codes * np.repeat(canonical.scales.astype(np.float64), canonical.group, axis=-1)
+    if canonical.offsets is not None:
+        values = values + np.repeat(canonical.offsets.astype(np.float64), canonical.group, axis=-1)
+    return values
