@@ -3,8 +3,9 @@
  *
  * Codes of 4 to 6 bits stay unsigned, since they fit int8, and sums start at minus sum(x) << shift;
  * 8-bit codes and those from a book become signed.
- * Why     the unit of work is eight rows by one block: it fits 32 registers without a spill, and its
- *         two independent sums hide the latency of the multiplications where cores work in order.
+ * Why     the unit of work is eight rows by one block: its codes stay in 16 registers for every row
+ *         of x, nothing is spilled, and two independent sums hide the latency of the
+ *         multiplications where cores work in order.
  */
 #ifndef NPURT_GEMV_NEON_H
 #define NPURT_GEMV_NEON_H
@@ -117,74 +118,86 @@ INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, 
     return product(halves(record + 32 + 16 * half), small(mins + ROWS * g + 8 * half));
 }
 
-/* y += x . W^T for one block of eight rows. */
-INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
-                      const npurt_splat xq[2], const npurt_block *x, float *y)
+/* Group g of a block for one row of x: two vectors of sums. */
+INLINE void one_group(npurt_format f, int g, int8x16_t q[2][8], npurt_eight scale,
+                      npurt_eight offset, const int8_t *codes, const npurt_block *x,
+                      float32x4_t sum[2])
 {
-    const int per_block = BLOCK / f.group, quads = f.group / 4;
+    const int quads = f.group / 4;
+    const npurt_splat xs = splat(codes + g * f.group, quads);
+    int32_t start = 0;
+    if (!is_signed(f) && f.shift >= 0) {
+        start = (f.group == 32 ? x->minus : x->minuses[g]) << f.shift;
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < 2; i++) {
+        const int32x4_t d = dot(room(f), quads, q[i] + g * quads, xs, vdupq_n_s32(start));
+        const float32x4_t both = vmulq_n_f32(scale.v[i], x->scale);
+        sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), both);
+        if (f.offset) {
+            const float sum_x = f.group == 32 ? x->sum : x->sums[g];
+            sum[i] = f.scale == SUPER ? vfmsq_n_f32(sum[i], offset.v[i], sum_x)
+                                      : vfmaq_n_f32(sum[i], offset.v[i], sum_x);
+        }
+    }
+}
+
+/* y[rows][..8] += x . W^T: block b of a record of eight rows of W. */
+INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
+                      const npurt_row *x, int rows, int64_t block, float *y)
+{
+    const int per_block = BLOCK / f.group;
     const uint8_t *codes = record + scale_bytes(f.scale, f.group, f.offset, blocks) +
                            code_bytes(f.bits) * (size_t) b + 32 * half;
     const int8x16_t book = vld1q_s8(npurt_books[f.book]);
+    npurt_eight scale[2], offset[2];
     int8x16_t q[2][8];
     codes_of(f, codes, book, q[0]);
     codes_of(f, codes + 16, book, q[1]);
-    float32x4_t sum[2] = {vld1q_f32(y), vld1q_f32(y + 4)};
 #pragma clang loop unroll(full)
     for (int g = 0; g < per_block; g++) {
         const int at = b * per_block + g;
-        const npurt_eight scale = scale_of(f, record, at, half);
-        int32_t start = 0;
-        if (!is_signed(f) && f.shift >= 0) {
-            start = (f.group == 32 ? x->minus : x->minuses[g]) << f.shift;
-        }
-#pragma clang loop unroll(full)
-        for (int i = 0; i < 2; i++) {
-            const int32x4_t d = dot(room(f), quads, q[i] + g * quads, xq[g], vdupq_n_s32(start));
-            const float32x4_t both = vmulq_n_f32(scale.v[i], x->scale);
-            sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), both);
-        }
-        if (f.offset) {
-            const npurt_eight offset = offset_of(f, record, blocks * per_block, at, half);
-            const float sum_x = f.group == 32 ? x->sum : x->sums[g];
-#pragma clang loop unroll(full)
-            for (int i = 0; i < 2; i++) {
-                sum[i] = f.scale == SUPER ? vfmsq_n_f32(sum[i], offset.v[i], sum_x)
-                                          : vfmaq_n_f32(sum[i], offset.v[i], sum_x);
-            }
-        }
+        scale[g] = scale_of(f, record, at, half);
+        offset[g] = f.offset ? offset_of(f, record, blocks * per_block, at, half) : scale[g];
     }
-    vst1q_f32(y, sum[0]);
-    vst1q_f32(y + 4, sum[1]);
+#pragma clang loop unroll(disable)
+    for (int r = 0; r < rows; r++, y += ROWS) {
+        float32x4_t sum[2] = {vld1q_f32(y), vld1q_f32(y + 4)};
+#pragma clang loop unroll(full)
+        for (int g = 0; g < per_block; g++) {
+            one_group(f, g, q, scale[g], offset[g], x[r].codes + block * BLOCK, x[r].blocks + block,
+                      sum);
+        }
+        vst1q_f32(y, sum[0]);
+        vst1q_f32(y + 4, sum[1]);
+    }
 }
 
-/* One panel times one row of x. */
-INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, float *y)
+/* One panel times `rows` rows of x. */
+INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, int rows, float *y)
 {
     const int64_t blocks = x->k / BLOCK;
-    memset(y, 0, ROWS * sizeof *y);
+    memset(y, 0, (size_t) (rows * ROWS) * sizeof *y);
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
         for (int b = 0; b < n; b++) {
-            const int8_t *codes = x->codes + (first + b) * BLOCK;
-            const npurt_splat xq[2] = {splat(codes, f.group / 4),
-                                       splat(codes + BLOCK - f.group, f.group / 4)};
 #pragma clang loop unroll(disable)
             for (int half = 0; half < 2; half++) {
-                one_block(f, at, n, b, half, xq, x->blocks + first + b, y + 8 * half);
+                one_block(f, at, n, b, half, x, rows, first + b, y + 8 * half);
             }
         }
         at += record_bytes(&f, n);
     }
 }
 
-/* A second row finds the panel in the cache. */
-INLINE void gemv(npurt_format f, const uint8_t *at, int panels, const npurt_row *x, int rows,
+INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, int rows,
                  float *y)
 {
-    for (int p = 0; p < panels; p++, at += panel_bytes(&f, x->k)) {
-#pragma clang loop unroll(disable)
-        for (int r = 0; r < rows; r++, y += ROWS) {
-            one_panel(f, at, x + r, y);
+    for (int p = 0; p < panels; p++, image += panel_bytes(&f, x->k), y += rows * ROWS) {
+        if (rows == 1) {
+            one_panel(f, image, x, 1, y);
+        } else {
+            one_panel(f, image, x, rows, y);
         }
     }
 }

@@ -1,6 +1,7 @@
-"""Memory for weight images and activations: page-aligned, in huge pages where the kernel allows.
+"""Memory for weight images and activations: page-aligned, zeroed, taken when first touched.
 
-Huge pages save page faults at load and a few percent of read bandwidth at decode.
+Weights lie in huge pages where the kernel allows: that saves page faults at load and a few percent
+of read bandwidth at decode.  Activations do not: a short prompt touches little of them.
 """
 
 import mmap
@@ -11,10 +12,10 @@ import numpy.typing as npt
 ALIGN = 64  # bytes: a cache line, and the widest vector
 
 
-def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
     """Return *nbytes* zeroed bytes (at least one) of anonymous memory, freed with the last view."""
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
 
@@ -23,7 +24,7 @@ class Arena:
     """One allocation handed out in aligned pieces: fewer, larger mappings get huge pages."""
 
     def __init__(self, nbytes: int) -> None:
-        self._memory = allocate(nbytes)
+        self._memory = allocate(nbytes, huge=True)
         self._used = 0
 
     @staticmethod
@@ -35,5 +36,5 @@ class Arena:
         """Return the next *nbytes* bytes; a fresh allocation when the arena is used up."""
         start, self._used = self._used, self._used + self.room(nbytes)
         if self._used > self._memory.nbytes:
-            return allocate(nbytes)
+            return allocate(nbytes, huge=True)
         return self._memory[start : start + nbytes]

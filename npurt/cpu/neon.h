@@ -57,6 +57,7 @@ INLINE npurt_splat splat(const int8_t *x, int quads)
         int32_t four;
         memcpy(&four, x + 4 * i, 4);
         s.v[i] = vreinterpretq_s8_s32(vdupq_n_s32(four));
+        __asm__("" : "+w"(s.v[i])); /* hides that its halves are equal, lest q be split */
     }
     return s;
 }

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -69,9 +69,12 @@ def assert_float_product(y, a, b):
 def assert_packed_product(y, x, tensor):
     """*y* is float32 ``x @ tensor.T`` as the format's kernels define it; x of any batch shape."""
     *batch, k = x.shape
+    assert (y.dtype, y.shape) == (np.float32, (*batch, tensor.shape[0]))
+    if not x.size:
+        assert not y.any()
+        return
     judge = oracle.dense_matmul if tensor.format.block == 1 else oracle.integer_matmul
     reference, bound, *_ = judge(x.reshape(-1, k).astype(np.float32), tensor)
-    assert (y.dtype, y.shape) == (np.float32, (*batch, tensor.shape[0]))
     oracle.assert_within(y.reshape(reference.shape), reference, bound)
 
 
@@ -163,6 +166,7 @@ def test_infinite_float64_is_infinite_float32():
 
 
 @pytest.mark.parametrize("fmt", ENCODABLE)
+@settings(max_examples=30)
 @given(seed=seeds, m=st.integers(0, 5), blocks=st.integers(0, 3), n=st.integers(0, 40))
 def test_a_packed_weight_of_every_format_multiplies_by_its_own_values(fmt, seed, m, blocks, n):
     k = blocks * max(BY_NAME[fmt].block, 7)
@@ -174,6 +178,7 @@ def test_a_packed_weight_of_every_format_multiplies_by_its_own_values(fmt, seed,
 
 
 @pytest.mark.parametrize("fmt", BY_NAME)
+@settings(max_examples=30)
 @given(seed=seeds, m=st.integers(1, 5), n=st.integers(1, 40))
 def test_a_transposed_qtensor_of_every_format_multiplies_without_packing_first(fmt, seed, m, n):
     rng = np.random.default_rng(seed)
@@ -354,8 +359,7 @@ def test_other_peoples_arrays_are_operands(wrap, dtype):
 
     np.testing.assert_array_equal(npurt.matmul(wrap(a), wrap(b)), npurt.matmul(a, b))
     if dtype == np.float32:
-        w = npurt.pack(wrap(np.ones((32, 2), dtype)), "q8_0")
-        np.testing.assert_array_equal(w.dequantize(), np.ones((32, 2)))
+        np.testing.assert_array_equal(npurt.pack(wrap(a), "f32").dequantize(), a)
 
 
 GOOD = np.ones((4, 4), np.float32)
@@ -422,8 +426,8 @@ def test_what_cannot_be_packed_is_refused():
         (LayoutError, (np.ones((33, 4)), "q8_0"), "pad K"),
         (LayoutError, (np.ones((2, 32, 4)), "q8_0"), "two"),
         (LayoutError, (np.ones(32), "q8_0"), "two"),
-        (LayoutError, (square, "q8_0"), r"w\.T"),
-        (LayoutError, (experts, "q8_0"), r"w\.T"),
+        (LayoutError, (square, "q8_0"), "w.T"),
+        (LayoutError, (experts, "q8_0"), "w.T"),
         (NumericsError, (np.full((32, 2), np.nan), "q8_0"), "NaN"),
         (NumericsError, (np.full((32, 2), 1e39), "f32"), "scale"),
         (NumericsError, (np.full((32, 2), 1e30), "q8_0"), "scale"),
