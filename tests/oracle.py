@@ -41,17 +41,23 @@ def assert_within(y, reference, bound):
 def integer_matmul(x, w):
     """Return ``x @ w.T`` of a quantised *w* as the kernels define it: x rounded to int8 per 32.
 
-    A group adds its scaled dot product to the sum in one rounding, having rounded the product of the
-    two scales; an offset likewise, having rounded the sum of the activations.  Each of
-    these terms is rounded once on its own and once with every addition from then on.  Dequantising
-    rounds each weight that has an offset once more, in the reference; one more pays for float64.
-
     Returns:
         The reference, its bound, and the sum of the absolute products, all ``[M, N]``: where that
         sum is beyond float32, the result is infinite or NaN.
     """
     codes, scales = quantize_activations(x)
-    m, k = x.shape
+    return product_of_codes(codes, scales, w)
+
+
+def product_of_codes(codes, scales, w):
+    """Return the same for activations given as int8 codes ``[M, K]`` and scales ``[M, K / 32]``.
+
+    A group adds its scaled dot product to the sum in one rounding, having rounded the product of the
+    two scales; an offset likewise, having rounded the sum of the activations.  Each of these terms is
+    rounded once on its own and once with every addition from then on.  Dequantising rounds each
+    weight that has an offset once more, in the reference; one more pays for float64.
+    """
+    m, k = codes.shape
     xs = (codes.reshape(m, -1, 32) * scales.astype(np.float64)[..., None]).reshape(m, k)
     ws = w.dequantize().astype(np.float64)
     canonical = w.canonical()
@@ -75,6 +81,21 @@ def dense_matmul(x, w):
     xs, ws = x.astype(np.float64), w.dequantize().astype(np.float64)
     k = x.shape[1]
     return xs @ ws.T, gamma(k) * (abs(xs) @ abs(ws).T) + TINY * k
+
+
+def fine_activations(codes, scales, fine_codes, fine_scales):
+    """Return what codes and fine codes stand for, and how far from the activation that may be.
+
+    A scale s and the inverse that codes are made with are each rounded once, so their product is
+    within gamma(2) of 1; that of the fine ones, a 254th and 254 times, within gamma(4).  Codes leave
+    over half of s and what 127 times those roundings make of it; the rest is rounded once, which is
+    130 u in fine scales.  A fine code is at most 127 and within half its scale of it.
+    Where 254 times the inverse overflows, fine codes may be zero, and half of s stays.
+    """
+    scales, fine_scales = (np.repeat(v.astype(np.float64), 32, -1) for v in (scales, fine_scales))
+    values = codes * scales + fine_codes * fine_scales
+    tiny = 127 * scales < 127 * 254 / np.finfo(np.float32).max
+    return values, np.where(tiny, 0.51 * scales, fine_scales * (0.5 + 127 * gamma(7))) + 254 * TINY
 
 
 def norm(x, weight, eps):
@@ -113,6 +134,26 @@ def rotate(a, b, cos, sin):
         gamma(2) * (abs(a * sin) + abs(b * cos)) + 3 * TINY,
     )
     return (first, second), bounds
+
+
+def spread(w, r):
+    """Return ``W^T r``, its bound, and the least that the squares of its terms add up to.
+
+    A term is the product of three float32 numbers, to which an offset may be added; the terms of 64
+    panels add up in float32, the rest in float64.  r is exact in float32.
+    """
+    canonical = w.canonical()
+    n, k = canonical.codes.shape
+    integers = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    values = integers * np.repeat(canonical.scales.astype(np.float64), canonical.group, -1)
+    size = abs(values)
+    if canonical.offsets is not None:
+        offsets = np.repeat(canonical.offsets.astype(np.float64), canonical.group, -1)
+        values, size = values + offsets, size + abs(offsets)
+    roundings = 3 + min(-(-n // 16), 64)
+    terms = abs(r) @ size
+    squares = ((r[:, None] * size) ** 2).sum(axis=0)
+    return r @ values, gamma(roundings) * terms + TINY * n * k, squares
 
 
 def attend(q, keys, values, scale):

@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed, 2 usage, 130 interrupted.
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,10 +30,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     args = parser().parse_args(argv)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what is not text becomes U+FFFD, or a "?"
+    debug = 0
     try:
+        debug = read(DEBUG, int)
         return int(args.run(args))
     except NpurtError as error:
-        if read(DEBUG, int):
+        if debug:
             raise
         print(f"npurt: {error}", file=sys.stderr)
         return 1

@@ -108,7 +108,10 @@ def compare(rows: list[dict[str, Any]], path: str) -> str:
     from npurt.errors import NpurtError
 
     try:
-        old = {(r["model"], r["test"]): r["tokens_per_second"] for r in json.loads(text_of(path))}
+        old = {
+            (r["model"], r["test"]): float(r["tokens_per_second"])
+            for r in json.loads(text_of(path))
+        }
     except (ValueError, TypeError, KeyError) as error:
         raise NpurtError(
             f"{path} does not hold rows of `npurt bench --json`",

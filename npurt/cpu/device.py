@@ -1,12 +1,13 @@
 """The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu import abi, layout
-from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input
+from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input, pointer
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
 from npurt.device import F32, Caps, Device, MatMul, Packed
@@ -18,6 +19,7 @@ from npurt.quant.types import BY_NAME
 F64 = npt.NDArray[np.float64]
 
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
+KEPT = 4  # programs of a packed weight, by number of rows
 MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
 
 
@@ -30,6 +32,29 @@ class CpuPacked(Packed):
         self.device = device
         self.tensor = tensor
         self.image = image
+        self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
+        self._lock = threading.Lock()
+
+    def multiply(self, x: F32, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*, at most `MAX_ROWS` rows; keep the program for next time."""
+        with self._lock:
+            if len(x) not in self._ready:
+                if len(self._ready) == KEPT:
+                    del self._ready[next(iter(self._ready))]
+                self._ready[len(x)] = self._program(len(x), out)
+            source, program = self._ready[len(x)]
+            source.values[:] = x
+            program.ops[len(program) - 1].u.matmul.y = pointer("float *", out)
+            program.run(len(x))
+            self.device.engine.settle()
+
+    def _program(self, rows: int, out: F32) -> tuple[Input, Program]:
+        source = Input(rows, self.k, quantised=self.image.integer)
+        program = Program(self.device.engine)
+        if self.image.integer:
+            program.quant(source)
+        program.matmul(source, [self.image], out)
+        return source, program
 
     @property
     def nbytes(self) -> int:
@@ -123,15 +148,8 @@ class CpuDevice(Device):
         """Write ``x @ w.T`` to *out*, in slices of `MAX_ROWS` rows."""
         assert isinstance(w, CpuPacked)
         for start in range(0, len(x), MAX_ROWS):
-            rows = min(MAX_ROWS, len(x) - start)
-            source = Input(rows, w.k, quantised=w.image.integer)
-            source.values[:] = x[start : start + rows]
-            program = Program(self.engine)
-            if w.image.integer:
-                program.quant(source)
-            program.matmul(source, [w.image], out[start : start + rows])
-            program.run(rows)
-            self.engine.settle()
+            rows = slice(start, start + MAX_ROWS)
+            w.multiply(x[rows], out[rows])
 
     def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
         """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`."""

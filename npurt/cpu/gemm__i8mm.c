@@ -6,7 +6,9 @@
  * Needs   Armv8.6 int8 matrix products (usmmla), and sdot.
  * Exact   equal bit for bit to every other gemm.
  * Why     usmmla does twice what sdot does, but wants eight columns of a row side by side: the tile
- *         is rearranged once for all rows, which pays from eight rows on.  Fewer go to sdot.
+ *         is rearranged once for all rows, which pays from eight rows on.  Fewer go to sdot.  Four
+ *         rows by sixteen by 32 columns, 2048 products, take 261 to 291 instructions, 150 to 170 of
+ *         them on vectors, where sdot takes 266 to 278 and 192 to 224; two thirds scale and add.
  */
 #include "kernels.h"
 #include <arm_neon.h>

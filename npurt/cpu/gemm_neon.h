@@ -1,8 +1,10 @@
 /*
  * A gemm on vectors of four rows by four columns, for the instructions of the file that includes it.
  *
- * Why     AT_ONCE rows of x share each vector of weights; eight rows of weights a pass leave their sums
- *         in registers all along a record.
+ * Why     AT_ONCE rows of x share each vector of weights, and eight rows of weights a pass leave their
+ *         sums in registers all along a record.  With sdot four rows by eight by 32 columns, 1024
+ *         products, take 133 to 139 instructions, 96 to 112 of them on vectors, without a spill;
+ *         without sdot half of that takes 173 to 223.
  */
 #ifndef NPURT_GEMM_NEON_H
 #define NPURT_GEMM_NEON_H

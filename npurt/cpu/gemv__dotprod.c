@@ -1,5 +1,5 @@
 /*
- * y[0..16*panels) = x[0..k) . W^T            int8 x 4/5/6/8-bit codes, one row of x
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
  *
  * As gemv__avx512vnni.c, with 4 rows a vector (gemv_neon.h).
  * Needs   Armv8.2 dot products (sdot).

@@ -5,7 +5,11 @@
  * 8-bit codes and those from a book become signed.
  * Why     the unit of work is eight rows by one block: its codes stay in 16 registers for every row
  *         of x, nothing is spilled, and two independent sums hide the latency of the
- *         multiplications where cores work in order.
+ *         multiplications where cores work in order.  Those 256 products take, in instructions of
+ *         clang 22 (of them on vectors), for the first row of x and for each further one:
+ *                      Q4_0            Q8_0            Q4_K            Q6_K
+ *           dotprod    67 (42), 44     68 (42), 41     90 (62), 40     124 (92), 48
+ *           neon      104 (65), 81    114 (74), 87    124 (82), 74     168 (123), 93
  */
 #ifndef NPURT_GEMV_NEON_H
 #define NPURT_GEMV_NEON_H

@@ -1,4 +1,4 @@
-"""Memory for weight images and activations: page-aligned, zeroed, taken when first touched.
+"""Memory for weight images and activations: zeroed, taken from the system when first touched.
 
 Weights lie in huge pages where the kernel allows: that saves page faults at load and a few percent
 of read bandwidth at decode.  Activations do not: a short prompt touches little of them.
@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGN = 64  # bytes: a cache line, and the widest vector
+SMALL = 1 << 18  # bytes below which a mapping of its own costs more than it saves
 
 
 def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
-    """Return *nbytes* zeroed bytes (at least one) of anonymous memory, freed with the last view."""
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Return at least *nbytes* zeroed bytes (at least one), freed with the last view."""
+    if nbytes < SMALL:
+        return np.zeros(max(nbytes, 1), np.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)

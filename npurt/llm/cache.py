@@ -73,11 +73,11 @@ class Cache:
         """Forget positions ``[keep, keep + drop)`` and move the later ones down by *drop*.
 
         The moved keys are rotated back by *drop* positions: row *drop* of the tables *cos* and
-        *sin* ``[positions, rotated / 2]``.
+        *sin* ``[positions, rotated / 2]``, over the factor that both have (row 0 of *cos*).
         """
         end = self.length
         pairs = cos.shape[1]
-        c, s = cos[drop].astype(np.float32), sin[drop].astype(np.float32)
+        c, s = cos[drop] / cos[0], sin[drop] / cos[0]
         for keys, values in zip(self.keys, self.values, strict=True):
             kv_heads, panels, width, _ = keys.shape
             lines = keys.transpose(0, 1, 3, 2).reshape(kv_heads, panels * 16, width)

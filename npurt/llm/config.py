@@ -12,6 +12,8 @@ from npurt.errors import ModelFormatError
 from npurt.llm.metadata import CONVERT_AGAIN, Metadata, optional, require
 
 WIDEST_HEAD = 256  # attend__vec.c
+WIDEST_PRODUCT = 1 << 18  # columns; two such share the scratch memory of work.h
+MOST_LAYERS = 1024  # the deepest models have some 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
     """
     arch = require(metadata, "general.architecture", str)
 
-    def number(name: str, default: int | None = None) -> int:
+    def number(name: str, default: int | None = None, most: int = 1 << 24) -> int:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), np.ndarray):
             raise _bad(f"{key} differs by layer, which npurt does not run")
@@ -66,7 +68,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
             if default is None
             else optional(metadata, key, int, default)
         )
-        if not 0 < value < 1 << 24:
+        if not 0 < value <= most:
             raise _bad(f"{key} = {value} is not a sensible count")
         return value
 
@@ -74,7 +76,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
     head_width = number("attention.key_length", max(width // heads, 1))
     config = Config(
         architecture=arch,
-        n_layers=number("block_count"),
+        n_layers=number("block_count", most=MOST_LAYERS),
         n_context=number("context_length"),
         width=width,
         n_ff=number("feed_forward_length"),
@@ -99,8 +101,6 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
     kind = optional(metadata, f"{prefix}.type", str, "linear" if factor != 1.0 else "none")
     if kind not in ("none", "linear", "yarn"):
         raise _bad(f"{prefix}.type = {kind!r} is not a rope scaling that npurt knows")
-    if not (math.isfinite(factor) and factor > 0):
-        raise _bad(f"{prefix}.factor = {factor} is not a positive number")
     scaling = Scaling(
         kind=kind,
         factor=factor,
@@ -111,6 +111,10 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
     )
     if kind == "yarn" and scaling.original_context < 1:
         raise _bad(f"{prefix}.original_context_length is missing, which yarn needs")
+    for name in ("factor", "attention_factor", "beta_fast", "beta_slow"):
+        value = getattr(scaling, name)
+        if not 1e-3 <= value <= 1e6:
+            raise _bad(f"the rope scaling's {name}, {value}, is not a sensible number")
     return scaling
 
 
@@ -126,7 +130,10 @@ def _check(config: Config, value_width: int) -> None:
         raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
     if not 0 < config.eps < 1:
         raise _bad(f"the norm's epsilon is {config.eps}")
-    if not (math.isfinite(config.rope_base) and config.rope_base > 0):
+    widest = max(config.n_vocab, config.n_ff, (config.n_heads + 2 * config.n_kv_heads) * width)
+    if widest > WIDEST_PRODUCT:
+        raise _bad(f"a product would have {widest} columns, more than {WIDEST_PRODUCT}")
+    if not (math.isfinite(config.rope_base) and config.rope_base > 1):
         raise _bad(f"the rotary base is {config.rope_base}")
     if not (math.isfinite(config.attention_scale) and config.attention_scale > 0):
         raise _bad(f"the attention scale is {config.attention_scale}")

@@ -69,7 +69,6 @@ class Generation:
         self._stops = tuple(stops)
         self._limit = max_tokens
         self._timing = Timing(prompt_tokens=len(prompt))
-        llm.timing = self._timing
 
     def __iter__(self) -> Iterator[str]:
         """Yield text as it becomes certain: whole characters that are no part of a stop text."""
@@ -93,11 +92,13 @@ class Generation:
     def _tokens(self) -> Iterator[int]:
         """Yield the sampled tokens, the end token left out."""
         llm, timing = self._llm, self._timing
+        llm.timing = timing
         if self._limit == 0:
             timing.finish = "length"
             return
         start = time.perf_counter()
         logits = llm.eval_last(self._reuse())
+        evaluated = llm.n_tokens
         history = list(self._prompt)
         while True:
             token = self._sampler.sample(logits, history)
@@ -114,10 +115,17 @@ class Generation:
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
                 return
-            if llm.n_tokens >= llm.n_ctx and not llm.context_shift:
+            if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
                 timing.finish = "context"
                 return
+            if llm.timing is not timing or llm.n_tokens != evaluated:
+                raise SettingError(
+                    "something else used the model while it was generating",
+                    remedy="finish or drop one generation before the next; for two at once, "
+                    "open the file twice",
+                )
             logits = llm.eval_last([token])
+            evaluated = llm.n_tokens
 
     def _reuse(self) -> list[int]:
         """Keep what the cache shares with the prompt; return what is left to evaluate."""

@@ -1,5 +1,6 @@
 """`Llama`: a GGUF file, loaded, and what one does with it."""
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,10 +102,10 @@ class Llama:
                 tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
                 self._build(strict)
             self.tokenizer = tokenizer.result()
+            self._check_vocabulary()
         except BaseException:
             self.close()
             raise
-        self._check_vocabulary()
         self._history: list[int] = []  # tokens in the cache
 
     # --- Loading --------------------------------------------------------------------------------
@@ -207,9 +208,15 @@ class Llama:
         self.rewind(0)
 
     def rewind(self, n_tokens: int) -> None:
-        """Keep only the first *n_tokens* tokens in the cache."""
+        """Keep only the first *n_tokens* tokens in the cache.
+
+        Raises:
+            LayoutError: *n_tokens* is negative.
+        """
+        if n_tokens < 0:
+            raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
+        del self._history[n_tokens:]
         self._cache.truncate(n_tokens)
-        del self._history[self._cache.length :]
 
     def _forward(self, ids: list[int], head: int, out: F32) -> None:
         """Append one batch; write the logits of rows from *head* on to *out*."""
@@ -220,7 +227,12 @@ class Llama:
         self._history += ids
 
     def _valid(self, ids: Sequence[int]) -> list[int]:
-        tokens = [int(i) for i in ids]
+        try:
+            tokens = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise LayoutError(
+                f"token ids are integers: {error}", remedy="pass ids from tokenize() of this model"
+            ) from error
         wrong = [i for i in tokens if not 0 <= i < self.config.n_vocab]
         if wrong:
             raise LayoutError(
@@ -229,9 +241,14 @@ class Llama:
             )
         return tokens
 
+    @property
+    def can_shift(self) -> bool:
+        """True when a full context makes room for one token more."""
+        return self.context_shift and self.n_ctx > 1
+
     def _make_room(self, count: int) -> None:
         full = self._cache.length + count > self.n_ctx
-        if self.context_shift and full and count <= self.n_ctx // 2:
+        if self.can_shift and full and count <= self.n_ctx // 2:
             keep = 1 if self.tokenizer.add_bos else 0
             drop = max(count, (self._cache.length - keep) // 2)
             self._cpu.engine.settle()
@@ -364,4 +381,3 @@ class Llama:
 
     def __repr__(self) -> str:
         return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
-

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, SettingError
 from npurt.llm.model import Llama
 from npurt.llm.progress import Progress
+
+SHORTEST = 8  # tokens of a chunk: fewer give no error of the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,23 @@ def surprisals(logits: F32, targets: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
 def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexity:
     """Measure *text* in chunks of ``llm.n_ctx`` tokens.
 
+    Args:
+        chunks: Use only the first so many.
+
     Raises:
         LayoutError: The text is shorter than one chunk.
+        SettingError: *chunks* is below 1.
     """
+    if chunks is not None and chunks < 1:
+        raise SettingError(f"{chunks} chunks cannot be measured", remedy="ask for at least 1")
     size = llm.n_ctx
     ids = llm.tokenize(text)
     count = len(ids) // size
     count = count if chunks is None else min(count, chunks)
-    if count < 1 or size < 4:
+    if count < 1 or size < SHORTEST:
         raise LayoutError(
             f"the text has {len(ids)} tokens, fewer than one chunk of {size}",
-            remedy="use a longer text, or a smaller context (-c)",
+            remedy=f"use a longer text, or another context (-c) of {SHORTEST} or more",
         )
     scores = []
     with Progress("perplexity", count, "chunk") as bar:
@@ -56,9 +64,9 @@ def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexit
             if llm.tokenizer.add_bos and llm.tokenizer.bos is not None:
                 chunk[0] = llm.tokenizer.bos
             llm.reset()
-            logits = llm.eval(chunk)
             half = size // 2
-            scores.append(surprisals(logits[half:-1], np.asarray(chunk[half + 1 :])))
+            llm.eval_last(chunk[:half])
+            scores.append(surprisals(llm.eval(chunk[half:-1]), np.asarray(chunk[half + 1 :])))
             bar.add(1)
     every = np.concatenate(scores)
     value = math.exp(every.mean())

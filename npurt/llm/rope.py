@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
+from npurt.errors import ModelFormatError
 from npurt.llm.config import Config, Scaling
+from npurt.llm.gguf import DAMAGED
 
 F64 = npt.NDArray[np.float64]
 
@@ -20,10 +22,15 @@ def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float
 
     Args:
         divisors: The tensor ``rope_freqs.weight`` ``[rotated / 2]`` of Llama 3's scaling.
+
+    Raises:
+        ModelFormatError: A divisor is not a positive number.
     """
     n = config.rotated
     base = config.rope_base ** (-np.arange(0, n, 2, dtype=np.float64) / n)
     if divisors is not None:
+        if not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise ModelFormatError("rope_freqs holds other than positive numbers", remedy=DAMAGED)
         base = base / divisors.astype(np.float64)
     scaling = config.scaling
     if scaling.kind == "linear":

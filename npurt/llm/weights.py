@@ -8,7 +8,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device
 from npurt.errors import ModelFormatError
 from npurt.llm.arch.decoder import Expected
-from npurt.llm.gguf import GGUF
+from npurt.llm.gguf import DAMAGED, GGUF
 from npurt.runtime.placement import Placed, place
 
 FLOATS = ("f32", "f16", "bf16")
@@ -52,12 +52,19 @@ def _some(names: list[str]) -> str:
 
 
 def vectors(file: GGUF) -> dict[str, F32]:
-    """Return the 1-D tensors, float32, by name without ``.weight``; biases keep ``.bias``."""
-    return {
-        name.removesuffix(".weight"): np.ascontiguousarray(file[name].dequantize())
-        for name, info in file.tensors.items()
-        if len(info.shape) == 1
-    }
+    """Return the 1-D tensors, float32, by name without ``.weight``; biases keep ``.bias``.
+
+    Raises:
+        ModelFormatError: One holds NaN or infinity.
+    """
+    found = {}
+    for name, info in file.tensors.items():
+        if len(info.shape) == 1:
+            values = np.ascontiguousarray(file[name].dequantize())
+            if not np.isfinite(values).all():
+                raise ModelFormatError(f"{name} holds NaN or infinity", remedy=DAMAGED)
+            found[name.removesuffix(".weight")] = values
+    return found
 
 
 def load(

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from npurt.cpu.device import CpuDevice
-from npurt.errors import SettingError
+from npurt.cpu.device import MAX_EXACT_K, CpuDevice
+from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.devices import open_device
 
@@ -41,9 +41,10 @@ def bench_matmul(
     with open_device(device, threads=threads) as opened:
         row: dict[str, Any] = {"device": opened.caps.name, "type": kind, "m": m, "k": k, "n": n}
         if kind == INTEGER:
-            if not isinstance(opened, CpuDevice):
-                raise SettingError(
-                    f"{opened.caps.name} has no exact int8 product here", remedy="use -dev cpu"
+            if not isinstance(opened, CpuDevice) or k > MAX_EXACT_K:
+                raise UnsupportedOp(
+                    f"{opened.caps.name} has no exact int8 product of K = {k}",
+                    remedy=f"use -dev cpu and K up to {MAX_EXACT_K}",
                 )
             a = rng.integers(-128, 128, (m, k)).astype(np.int8)
             b = rng.integers(-128, 128, (k, n)).astype(np.int8)
@@ -59,7 +60,8 @@ def bench_matmul(
             nbytes = packed.nbytes
             _, seconds = _time(lambda: opened.matmul(x, packed, out), repetitions)
             y = out
-    error = ((y - exact) ** 2).sum() / (exact**2).sum()
+    power = (exact**2).sum()
+    error = ((y - exact) ** 2).sum() / power if power else 0.0
     counts = {"macs": m * k * n, "packets": None, "bytes": nbytes}
     return row | counts | {"seconds": seconds, "nmse": float(error)}
 

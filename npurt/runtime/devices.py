@@ -34,7 +34,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     if name in ("auto", "cpu"):
         return CpuDevice(threads)
     kind = name.partition(":")[0]
-    if kind in KINDS:
+    if kind in KINDS[1:]:
         raise DeviceNotFound(
             f"device {name!r}: the {kind} backend is not part of this version",
             remedy="use device 'cpu'; the support matrix in README.md says what is there",

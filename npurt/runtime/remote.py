@@ -79,7 +79,7 @@ class RemoteStep:
 
     def _is_right(self, w: Placed, x: F32, out: F32) -> bool:
         if w.name not in self._secrets:
-            self._secrets[w.name] = secret_of(w.packed.tensor)
+            self._secrets[w.name] = secret_of(w.name, w.packed.tensor)
         return is_right(self._secrets[w.name], w.packed.device.multiplied(x, w.packed), out)
 
     def _replace(self, w: Placed, x: F32, out: F32) -> None:

@@ -6,13 +6,14 @@ costs N + K multiply-adds a row where the product took N * K.
 The bound.  Element n of y is a sum of G groups, each of which rounds at most four times (scale
 product, sum product, two fused multiply-adds); a float weight rounds once a column.  Each rounding
 is at most u = 2^-24 of a partial sum, and no partial sum exceeds a_n |x|, a_n being the norm of row
-n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are taken as independent and of mean zero,
-so by Hoeffding's inequality the error of r . y exceeds
+n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are taken as independent and of mean
+zero, so by Hoeffding's inequality the error of r . y exceeds
 
     LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
 
-with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  A wrong element is found when it is off by more
-than twice that over |r_n|, and |r_n| is at least 1.
+with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  A wrong element is found when it is off by
+more than twice that over |r_n|, and |r_n| is at least 1.  Squares below 2^-149 are lost to float32:
+so much for each weight is added to the sum.  Products below 2^-126 round worse than this says.
 Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis).
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.errors import SettingError
+from npurt.errors import NumericsError, SettingError
 from npurt.quant.tensor import QTensor
 from npurt.settings import VERIFY, read
 
@@ -34,6 +35,7 @@ F64 = npt.NDArray[np.float64]
 LAMBDA = 8.0
 UNIT = 2.0**-24
 SPREAD_ROUNDINGS = 2 * 64 + 2  # of each element of s, added up in float32 (check__vec.c)
+LEAST_SQUARE = 2.0**-149  # that float32 holds
 SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
 
 
@@ -72,14 +74,25 @@ def secret_vector(n: int) -> F64:
     return sizes.astype(np.float32).astype(np.float64)
 
 
-def make_secret(r: F64, s: F64, squares: float, k: int, group: int) -> Secret:
-    """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float."""
+def make_secret(name: str, r: F64, s: F64, squares: float, group: int) -> Secret:
+    """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float.
+
+    Raises:
+        NumericsError: The weight called *name* holds NaN or infinity.
+    """
+    if not np.isfinite(s).all():
+        raise NumericsError(
+            f"{name} holds NaN or infinity",
+            remedy="the file is damaged: download it again, or convert the model again",
+        )
+    n, k = len(r), len(s)
     roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 4 * k / group)
+    squares += n * k * LEAST_SQUARE
     return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
 
 
-def secret_of(tensor: QTensor) -> Secret:
-    """Make a secret from the tensor's own values, in slices of rows."""
+def secret_of(name: str, tensor: QTensor) -> Secret:
+    """Make a secret from the tensor's own values, in slices of rows; errors as `make_secret`."""
     n, k = tensor.shape
     r = secret_vector(n)
     s = np.zeros(k)
@@ -95,7 +108,7 @@ def secret_of(tensor: QTensor) -> Secret:
             most = abs(values - offsets) + abs(offsets)
         squares += float(((r[rows, None] * most) ** 2).sum())
     group = 1 if tensor.format.block == 1 else canonical.group
-    return make_secret(r, s, squares, k, group)
+    return make_secret(name, r, s, squares, group)
 
 
 def is_right(secret: Secret, x: F32, y: F32) -> bool:
@@ -108,10 +121,10 @@ def is_right(secret: Secret, x: F32, y: F32) -> bool:
 class Sampler:
     """Decides which products to check: all, none, or the first of each kind and then 1 %."""
 
-    def __init__(self, how: Mode) -> None:
+    def __init__(self, how: Mode, chance: random.Random | None = None) -> None:
         self.mode = how
         self._seen: set[object] = set()
-        self._random = random.Random()
+        self._random = chance or random.Random()
         self._skip = self._draw()
 
     def _draw(self) -> int:

@@ -46,11 +46,12 @@ def weight(rng, fmt, n, k, scales=SCALES):
 def activations(rng, m, k):
     """Return float32 ``[m, k]`` whose blocks of 32 are ordinary, saturated, zero, tiny or huge."""
     x = rng.standard_normal((m, k // 32, 32), dtype=np.float32)
-    kinds = rng.integers(0, 6, (m, k // 32))
+    kinds = rng.integers(0, 8, (m, k // 32))
     x[kinds == 1] = np.sign(x[kinds == 1]) * np.float32(2.5)  # every code is 127 or -127
     x[kinds == 2] = 0
-    x[kinds == 3] *= np.float32(1e-38)  # scales are subnormal, or the block vanishes
-    x[kinds == 4] *= np.float32(1e6)
+    x[kinds == 3] *= np.float32(1e-38)  # too small for a scale
+    x[kinds == 4] *= np.float32(1e-36)  # scales are subnormal
+    x[kinds == 5] *= np.float32(1e6)
     return x.reshape(m, k)
 
 
@@ -63,27 +64,33 @@ def packed(program, tensor):
     return image
 
 
-def matmul(program, tensor, x):
+def arrays(source):
+    """Return what quantising made of an input."""
+    coarse = [source.codes, source.blocks] if source.quantised else []
+    return coarse + ([source.fine_codes, source.fine_blocks] if source.fine else [])
+
+
+def matmul(program, tensor, x, *, fine=False):
     """Pack, quantise, multiply: return image, what quantising made, and the product."""
     m, k = x.shape
     program.rows = m
     image = packed(program, tensor)
-    source = Input(m, k, quantised=image.integer)
+    source = Input(m, k, quantised=image.integer, fine=fine)
     source.values[:] = x
     if image.integer:
         program.quant(source)
     y = empty(m, tensor.shape[0])
     program.matmul(source, [image], y)
-    return [image.data, *([source.codes, source.blocks] if image.integer else []), y]
+    return [image.data, *arrays(source), y]
 
 
-def quantise(program, x):
+def quantise(program, x, *, fine=False):
     """Quantise *x* ``[m, k]``: return codes and what is kept of each block."""
     program.rows = len(x)
-    out = Input(*x.shape, quantised=True)
+    out = Input(*x.shape, quantised=True, fine=fine)
     out.values[:] = x
     program.quant(out)
-    return [out.codes, out.blocks]
+    return arrays(out)
 
 
 def norm(program, x, gain, eps, add=None, head=0):
@@ -94,7 +101,7 @@ def norm(program, x, gain, eps, add=None, head=0):
     residual[:] = x
     out = Input(m - head, k, quantised=k % 32 == 0)
     program.norm(residual, gain, eps, out, add=add, from_head=head > 0)
-    return [residual, out.values, *([out.codes, out.blocks] if out.quantised else [])]
+    return [residual, out.values, *arrays(out)]
 
 
 def silu(program, gate_up):
@@ -103,7 +110,7 @@ def silu(program, gate_up):
     program.rows = m
     out = Input(m, twice // 2, quantised=twice % 64 == 0)
     program.silu(gate_up, out)
-    return [out.values, *([out.codes, out.blocks] if out.quantised else [])]
+    return [out.values, *arrays(out)]
 
 
 def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype):
@@ -179,12 +186,16 @@ def integers(program, a, b):
     return [image, y]
 
 
-def _matmul(fmt, n, k, m, scales=SCALES):
+def _matmul(fmt, n, k, m, scales=SCALES, *, fine=False):
     def case(program):
         rng = rng_of(fmt, n, k, m)
-        return matmul(program, weight(rng, fmt, n, k, scales), activations(rng, m, k))
+        return matmul(program, weight(rng, fmt, n, k, scales), activations(rng, m, k), fine=fine)
 
     return case
+
+
+def _quantise(fine):
+    return lambda program: quantise(program, activations(rng_of("q"), 9, 1024), fine=fine)
 
 
 def _attention(add, position, rows, **shape):
@@ -215,7 +226,8 @@ def _integers(m, k, n):
 def _spread(fmt, n, k):
     def case(program):
         rng = rng_of(fmt, n, k)
-        return spread(program, weight(rng, fmt, n, k), rng.standard_normal(n))
+        r = rng.standard_normal(n, dtype=np.float32).astype(np.float64)
+        return spread(program, weight(rng, fmt, n, k), r)
 
     return case
 
@@ -225,11 +237,13 @@ def every_case():
     cases = {}
     for fmt in (*INTEGER, *DENSE):
         block = find(fmt).block
-        shapes = [(16, 256, 1), (33, 512, 1), (48, 256, 8), (5, 768, 23), (70, 256, 50)]
+        shapes = [(33, 512, 1), (16, 256, 2), (5, 256, 4), (48, 256, 8), (5, 768, 23), (70, 256, 50)]
         if block <= 32:
             shapes += [(17, 32, 1), (20, 288, 3), (64, 96, 16)]
         for n, k, m in shapes:
             cases[f"matmul {fmt} n{n} k{k} m{m}"] = _matmul(fmt, n, k, m)
+        for m in (1, 2, 3):
+            cases[f"fine matmul {fmt} m{m}"] = _matmul(fmt, 20, 256, m, fine=block > 1)
         cases[f"matmul {fmt} any bytes"] = _matmul(fmt, 24, 512, 5, None)
         cases[f"spread {fmt}"] = _spread(fmt, 37, 512)
     shape = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
@@ -245,7 +259,8 @@ def every_case():
         cases[f"norm of the last rows k{k}"] = _floats(lambda p, r, x: norm(p, x, x[1], 0, None, 2),
                                                        4, k)  # fmt: skip
         cases[f"silu k{k}"] = _floats(lambda p, r, x: silu(p, 20 * x), 3, 2 * k)
-    cases["quantise"] = lambda program: quantise(program, activations(rng_of("q"), 9, 1024))
+    for fine in (False, True):
+        cases[f"quantise, fine {fine}"] = _quantise(fine)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
     return cases

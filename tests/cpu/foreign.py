@@ -57,6 +57,8 @@ class Recorded(Program):
         self.arrays.append(value.values)
         if value.quantised:
             self.arrays += [value.codes, value.blocks]
+        if value.fine:
+            self.arrays += [value.fine_codes, value.fine_blocks]
         super()._input(struct, value)
 
     def memory(self):
@@ -111,23 +113,24 @@ class Machine:
 
     def isas(self):
         """Return its kernel sets, best first: name -> (index, whether the machine runs it)."""
-        lines = [line.split() for line in self._run().splitlines()]
+        lines = [line.split() for line in self._run().stdout.splitlines()]
         return {name: (i, works == "1") for i, (name, works) in enumerate(lines)}
 
     def run_all(self, programs, folder):
-        """Run *programs*, with the results in their arrays."""
+        """Run *programs*, with the results in their arrays; return what the driver had to say."""
         data, results = folder / "programs", folder / "results"
         data.write_bytes(b"".join(program.encoded() for program in programs))
-        self._run(*(["--force"] if self.force else []), data, results)
+        done = self._run(*(["--force"] if self.force else []), data, results)
         out, at = results.read_bytes(), 0
         for program in programs:
             at = program.decode(out, at)
         assert at == len(out)
+        return done.stderr
 
     def _run(self, *args):
         done = subprocess.run([*self.command, *args], text=True, capture_output=True)
         assert done.returncode == 0, f"{self.command} ended with {done.returncode}: {done.stderr}"
-        return done.stdout
+        return done
 
 
 def compiled(target, folder, *sources):
@@ -145,8 +148,9 @@ def emulated(program, cpu):
     return Machine((qemu, "-cpu", cpu, str(program)))
 
 
-def same(a, b):
+def same(have, want, what=""):
     """Raise unless the arrays are equal bit for bit; NaNs are equal whatever their payload."""
-    np.testing.assert_array_equal(a, b)
-    if a.dtype.kind == "f":
-        np.testing.assert_array_equal(np.signbit(a) & ~np.isnan(a), np.signbit(b) & ~np.isnan(b))
+    np.testing.assert_array_equal(have, want, err_msg=what, strict=True)
+    if have.dtype.kind == "f":
+        signs = (np.signbit(a) & ~np.isnan(a) for a in (have, want))
+        np.testing.assert_array_equal(*signs, err_msg=f"{what}: signs")

@@ -14,8 +14,8 @@ from tests import oracle
 from tests.cpu import cases
 from tests.cpu.foreign import same
 
-ROWS_OF_X = (1, 2, 7, 8, 9, 16, 17, 48, 63, 64)  # of kernels: below, at and above each tile
-ROWS_OF_W = (1, 15, 16, 17, 31, 33, 63, 64, 65)  # panels of 16, four of them at once
+ROWS_OF_X = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 48, 63, 64)  # below, at and above each tile
+ROWS_OF_W = (1, 15, 16, 17, 31, 33, 63, 64, 65)  # panels of 16
 PLAIN = np.array([0.0123, -0.5, 1, 3e-3, -7e-2], np.float16)
 HUGEST = 1e38  # products whose sizes add up to more may overflow float32
 
@@ -28,11 +28,11 @@ def columns(fmt):
     return (256, 512, 768) if block == 256 else (32, 64, 96, 224, 256, 288, 544)
 
 
-def product(fmt, n, k, m, *, seed=0, scales=cases.SCALES):
+def product(fmt, n, k, m, *, seed=0, scales=cases.SCALES, fine=False):
     """Return the case of one matmul, and its operands."""
     rng = cases.rng_of(fmt, n, k, m, seed)
     w, x = cases.weight(rng, fmt, n, k, scales), cases.activations(rng, m, k)
-    return (lambda program: cases.matmul(program, w, x)), w, x
+    return (lambda program: cases.matmul(program, w, x, fine=fine)), w, x
 
 
 @given(st.data())
@@ -46,6 +46,7 @@ def test_every_kernel_set_equals_the_portable_one(run, scalar, data):
         data.draw(st.sampled_from(ROWS_OF_X)),
         seed=data.draw(st.integers(0, 2**32)),
         scales=data.draw(st.sampled_from([cases.SCALES, PLAIN, None])),
+        fine=data.draw(st.booleans()),
     )
 
     for have, want in zip(run(case), scalar(case), strict=True):
@@ -76,6 +77,22 @@ def test_products_lie_within_the_rounding_of_float32(run, fmt, data):
 
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
+@pytest.mark.parametrize("m", [1, 2, 3, 9])
+def test_fine_products_are_the_sum_of_two(run, fmt, m):
+    """That of the codes and that of the fine codes, added in float32: one more rounding."""
+    case, w, _ = product(fmt, 40, columns(fmt)[-1], m, scales=PLAIN, fine=True)
+
+    _, codes, blocks, fine_codes, fine_blocks, y = run(case)
+
+    coarse, fine = (
+        oracle.product_of_codes(c, b.view(np.float32)[:, ::8], w)
+        for c, b in ((codes, blocks), (fine_codes, fine_blocks))
+    )
+    reference, bound = coarse[0] + fine[0], coarse[1] + fine[1]
+    oracle.assert_within(y, reference, bound + oracle.gamma(1) * (abs(reference) + bound))
+
+
+@pytest.mark.parametrize("fmt", cases.INTEGER)
 @pytest.mark.parametrize("m", [1, 5])
 def test_products_are_exact_where_float32_holds_them(run, fmt, m):
     """With scales that are powers of two every term is an integer times one; the sum stays small.
@@ -101,7 +118,7 @@ def test_products_are_exact_where_float32_holds_them(run, fmt, m):
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("m", [1, 3, 9])
 def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
     """Sums of 16 bits, where kernels use them, have no room to spare: 127 against the largest."""
     rng = cases.rng_of(fmt)
@@ -127,9 +144,9 @@ def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt):
     case, w, x = product(fmt, 40, 512, 19, scales=PLAIN)
     together = run(case)[-1]
 
-    for row in (0, 7, 18):
-        alone = run(lambda program, row=row: cases.matmul(program, w, x[row : row + 1]))[-1]
-        same(alone[0], together[row])
+    for start, stop in ((0, 1), (7, 8), (18, 19), (3, 5), (4, 7), (8, 12), (9, 14)):
+        few = run(lambda program, part=x[start:stop]: cases.matmul(program, w, part))[-1]
+        same(few, together[start:stop])
 
 
 @pytest.mark.parametrize("fmt", cases.DENSE)

@@ -22,14 +22,20 @@ def assert_quantised(values, codes, blocks):
     """Codes and scales are those of the specification, and what is kept of a block follows."""
     want_codes, want_scales = quantize_activations(values)
     np.testing.assert_array_equal(codes, want_codes)
+    same(blocks.view(BLOCK)["scale"], want_scales)
+    assert_follows(codes, blocks)
+
+
+def assert_follows(codes, blocks):
+    """Sums and minuses are those of the codes."""
     blocks = blocks.view(BLOCK)
-    same(blocks["scale"], want_scales)
-    halves = want_codes.reshape(*want_scales.shape, 2, 16).sum(axis=-1, dtype=np.int32)
+    halves = codes.reshape(*blocks.shape, 2, 16).sum(axis=-1, dtype=np.int32)
     whole = halves.sum(axis=-1, dtype=np.int32)
     np.testing.assert_array_equal(blocks["minuses"], -halves)
     np.testing.assert_array_equal(blocks["minus"], -whole)
-    same(blocks["sum"], want_scales * whole.astype(np.float32))
-    same(blocks["sums"], want_scales[..., None] * halves.astype(np.float32))
+    with np.errstate(over="ignore"):
+        same(blocks["sum"], blocks["scale"] * whole.astype(np.float32))
+        same(blocks["sums"], blocks["scale"][..., None] * halves.astype(np.float32))
 
 
 # --- Quantising ---------------------------------------------------------------------------------
@@ -56,6 +62,19 @@ def test_halves_round_to_even(run):
     codes, _ = run(lambda program: cases.quantise(program, x))
 
     assert codes[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+def test_fine_codes_hold_what_codes_leave_over(run, values):
+    x = np.array([values], np.float32)
+
+    codes, blocks, fine_codes, fine_blocks = run(lambda p: cases.quantise(p, x, fine=True))
+
+    assert_quantised(x, codes, blocks)
+    assert_follows(fine_codes, fine_blocks)
+    scales, fine_scales = (b.view(BLOCK)["scale"] for b in (blocks, fine_blocks))
+    held, bound = oracle.fine_activations(codes, scales, fine_codes, fine_scales)
+    oracle.assert_within(x * (scales > 0), held, bound)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -277,32 +296,21 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
 # --- Spread -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", (*cases.INTEGER, *cases.DENSE))
-def test_spread_is_the_transposed_product(run, fmt):
-    """In float64: 37 terms of rounding 2^-53 each, on values that float32 would have rounded."""
-    n, k = 37, 512
+@pytest.mark.parametrize(
+    ("fmt", "n"), [(fmt, 37) for fmt in (*cases.INTEGER, *cases.DENSE)] + [("q4_k", 1050), ("f32", 1050)]
+)  # fmt: skip
+def test_spread_is_the_transposed_product(run, fmt, n):
+    """Of more panels than are added up in float32, too."""
+    k = 512
     rng = cases.rng_of(fmt)
     w = cases.weight(rng, fmt, n, k, np.array([0.01, -0.5, 1], np.float16))
     if fmt in cases.DENSE:
         w = cases.QTensor.quantize(rng.standard_normal((n, k)), fmt)
-    r = rng.standard_normal(n)
-    values = exact_values(w)
+    r = rng.standard_normal(n, dtype=np.float32).astype(np.float64)
+    reference, bound, least = oracle.spread(w, r)
 
     s, squares = run(lambda program: cases.spread(program, w, r))
 
-    size = abs(r) @ abs(values)
-    assert (abs(s - r @ values) <= 40 * 2.0**-53 * 3 * size).all()
-    least = ((r[:, None] * values) ** 2).reshape(n, -1, 256).sum(axis=(0, 2))
-    assert (squares >= least * (1 - 1e-12)).all()
-
-
-def exact_values(w):
-    """Return the values of *w* in float64, without the rounding of its offsets to float32."""
-    canonical = w.canonical()
-    if canonical.form == "f16":
-        return w.dequantize().astype(np.float64)
-    codes = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
-    values = codes * np.repeat(canonical.scales.astype(np.float64), canonical.group, axis=-1)
-    if canonical.offsets is not None:
-        values = values + np.repeat(canonical.offsets.astype(np.float64), canonical.group, axis=-1)
-    return values
+    oracle.assert_within(s, reference, bound)
+    records = least.reshape(-1, 256).sum(axis=1)
+    oracle.assert_within(squares, records, oracle.gamma(2 * 32 + 5 + 6) * records)

@@ -52,7 +52,8 @@ def test_an_image_holds_the_codes_scales_and_offsets_of_the_file(run, fmt, data)
 
     (image,) = run(lambda program: [cases.packed(program, w).data])
 
-    unpacked = layout.unpack(image, w.format.number, n, k)
+    with np.errstate(invalid="ignore"):  # an infinite scale times zero
+        unpacked = layout.unpack(image, w.format.number, n, k)
     np.testing.assert_array_equal(unpacked.codes, stored(w))
     same(unpacked.scales, canonical.scales)
     assert (unpacked.offsets is None) == (canonical.offsets is None)
@@ -68,7 +69,8 @@ def test_rows_past_the_last_are_zero(run, fmt):
 
     (image,) = run(lambda program: [cases.packed(program, w).data])
 
-    rest = layout.unpack(image, w.format.number, 32, k)
+    with np.errstate(invalid="ignore"):
+        rest = layout.unpack(image, w.format.number, 32, k)
     assert not rest.codes[n:].any()
     if fmt == "mxfp4":  # exponents of 0, so 2^-128
         assert (rest.scales[n:] == np.float32(2.0**-128)).all()

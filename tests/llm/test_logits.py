@@ -108,8 +108,11 @@ def test_that_noise_would_show_a_lost_bit():
 
 @pytest.mark.parametrize(("model", "kind"), FLOATS)
 def test_a_half_precision_cache_rounds_keys_and_values_and_nothing_else(model, kind):
-    """The reference rounds the same values.  Where ours differ by their own 1e-6 (FLOAT_NMSE), one
-    in some 500 falls on the other side of a step of 2^-10: 12 / 500 of the rounding's squares."""
+    """The reference rounds the same values, but for some.
+
+    Ours differ by 1e-6 before they are rounded to 11 bits, so that one in some 500 falls on the
+    other side of a step: that adds 12 / 500 of the rounding's squares.
+    """
     path, ids = tiny.path(model, kind), tiny.ids(model)
     rounded = reference.logits(path, ids, cache=np.float16)
 

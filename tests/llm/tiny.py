@@ -84,7 +84,9 @@ def with_tensor(file, name, values):
     """Return *file* with the float32 array *values* as tensor *name*, new or instead of the old."""
     rest = without_tensors(file, lambda other: other == name)
     tensor = raw.Tensor(name, values.shape[::-1], F32)
-    return with_data(rest, [*rest.tensors, tensor], [*contents(rest), values.astype("<f4").tobytes()])
+    return with_data(
+        rest, [*rest.tensors, tensor], [*contents(rest), values.astype("<f4").tobytes()]
+    )
 
 
 def write(file, folder, name="model.gguf"):

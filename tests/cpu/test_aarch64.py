@@ -1,0 +1,75 @@
+"""The aarch64 kernels, emulated: every op on three CPUs gives what this machine's kernels give.
+
+qemu-aarch64 runs driver.c with the kernels compiled in; what it left in memory is compared bit for
+bit with the portable kernels of this process.
+"""
+
+import pytest
+
+from tests.cpu import cases
+from tests.cpu.foreign import Foreign, Recorded, compiled, emulated, same
+
+# A CPU that has int8 matrix products, one that stops at dot products, one with neither.
+SETS = {
+    "max": ["i8mm", "dotprod", "neon", "scalar"],
+    "cortex-a76": ["dotprod", "neon", "scalar"],
+    "cortex-a53": ["neon", "scalar"],
+}
+CASES = cases.every_case()
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    """The driver for aarch64."""
+    return compiled("aarch64", tmp_path_factory.mktemp("aarch64"))
+
+
+@pytest.fixture(scope="session", params=SETS)
+def cpu(request, program):
+    """Each CPU: its name and the machine that is it."""
+    return request.param, emulated(program, request.param)
+
+
+@pytest.fixture(scope="session")
+def results(cpu, tmp_path_factory):
+    """What every case left behind, by kernel set and name, from one run of the emulator."""
+    _, machine = cpu
+    programs, arrays = [], {}
+    for isa, (index, works) in machine.isas().items():
+        for name, case in CASES.items():
+            if works:
+                programs.append(Recorded(Foreign(index)))
+                arrays[isa, name] = case(programs[-1])
+    machine.run_all(programs, tmp_path_factory.mktemp("results"))
+    return arrays
+
+
+def test_a_cpu_runs_the_kernel_sets_it_has_best_first(cpu):
+    name, machine = cpu
+
+    assert [isa for isa, (_, works) in machine.isas().items() if works] == SETS[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_leaves_what_the_portable_kernels_leave_here(results, scalar, name):
+    wanted = scalar(CASES[name])
+
+    for (isa, case), arrays in results.items():
+        if case == name:
+            for have, want in zip(arrays, wanted, strict=True):
+                same(have, want, isa)
+
+
+def test_threads_share_the_work_of_an_emulated_cpu(program, scalar, tmp_path):
+    """On three threads the same; this machine orders memory more strictly than a real one may."""
+    case = CASES["matmul q4_k n70 k256 m50"]
+    programs = [Recorded(Foreign(0)) for _ in range(4)]
+    arrays = [case(p) for p in programs]
+    for p in programs:
+        p.threads = 3
+
+    emulated(program, "max").run_all(programs, tmp_path)
+
+    for run in arrays:
+        for have, want in zip(run, scalar(case), strict=True):
+            same(have, want)

@@ -1,0 +1,39 @@
+"""No kernel reads or writes past the end of its arrays: each ends at a page nobody may touch."""
+
+import pytest
+
+from npurt import build
+from npurt.cpu import abi
+from tests.cpu import cases
+from tests.cpu.foreign import Foreign, Machine, Recorded, compiled, same
+
+CASES = cases.every_case()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The driver, compiled for this machine: driver.c says how it lays arrays out."""
+    return Machine((str(compiled(build.host(), tmp_path_factory.mktemp("native"))),))
+
+
+@pytest.mark.parametrize("isa", abi.isas())
+def test_every_case_stays_within_its_arrays(machine, scalar, isa, tmp_path):
+    index, _ = machine.isas()[isa]
+    programs = {name: Recorded(Foreign(index)) for name in CASES}
+    results = {name: CASES[name](program) for name, program in programs.items()}
+
+    machine.run_all(list(programs.values()), tmp_path)
+
+    for name, arrays in results.items():
+        for have, want in zip(arrays, scalar(CASES[name]), strict=True):
+            same(have, want, name)
+
+
+def test_a_read_past_the_end_is_caught(machine, tmp_path):
+    """So that the test above can fail: a row too many, and the driver dies."""
+    program = Recorded(Foreign(machine.isas()["scalar"][0]))
+    CASES["quantise, fine False"](program)
+    program.rows += 1
+
+    with pytest.raises(AssertionError, match="ended with -11"):
+        machine.run_all([program], tmp_path)

@@ -1,0 +1,206 @@
+"""The thread pool: equal results for any number of threads, neighbours, closing, forking."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from npurt import build
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Engine
+from npurt.errors import NpurtError, SettingError
+from npurt.quant.tensor import QTensor
+from tests.cpu import cases
+from tests.cpu.foreign import HERE, Recorded, same
+
+THREADS = (1, 2, 3, 4)  # more than some machines have CPUs
+
+
+@pytest.fixture(params=THREADS)
+def engine(request):
+    opened = Engine(request.param)
+    yield opened
+    opened.close()
+
+
+def layer(program):
+    """Add ops of every kind that divides among threads; return what they write."""
+    rng = cases.rng_of("layer")
+    m, k = 7, 512
+    x, gain = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal(k, dtype="f4")
+    written = cases.norm(program, x, gain, 1e-5)
+    written += cases.matmul(program, cases.weight(rng, "q4_k", 300, k), x, fine=True)
+    written += cases.silu(program, rng.standard_normal((m, 2 * k), dtype=np.float32))
+    heads = cases.heads(
+        rng, m, 40, n_heads=4, kv_heads=2, width=32, rotated=32, halves=True, dtype=np.float16
+    )
+    written += cases.rope(program, heads, 40)
+    written += cases.attend(program, heads, 40)
+    program.rows = m
+    return written
+
+
+def run_layer(engine):
+    """Run `layer` once with fresh memory; return what it wrote."""
+    program = Recorded(engine)
+    written = layer(program)
+    assert program.run(program.rows, program.position) == len(program)
+    engine.settle()
+    return written
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """What one thread writes."""
+    engine = Engine(1)
+    written = run_layer(engine)
+    engine.close()
+    return written
+
+
+def test_any_number_of_threads_gives_the_same_bits(engine, wanted):
+    for _ in range(30):
+        for have, want in zip(run_layer(engine), wanted, strict=True):
+            same(have, want)
+
+
+def test_a_program_run_again_gives_the_same_bits(engine):
+    """Without settling in between: a thread that is late by a run does no harm."""
+    rng = cases.rng_of("again")
+    w, x = cases.weight(rng, "q6_k", 500, 256), cases.activations(rng, 3, 256)
+    program = Recorded(engine)
+    *_, y = cases.matmul(program, w, x)
+    program.run(3)
+    first = y.copy()
+
+    for _ in range(300):
+        y[:] = np.nan
+        program.run(3)
+        same(y, first)
+
+
+def test_neighbours_that_take_the_cpus_change_nothing(engine, wanted):
+    """Threads are preempted in the middle of their work, and others do it again."""
+    burn = [sys.executable, "-c", "while True: pass"]
+    neighbours = [subprocess.Popen(burn) for _ in range(3)]
+    try:
+        for _ in range(20):
+            for have, want in zip(run_layer(engine), wanted, strict=True):
+                same(have, want)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
+def test_callers_in_many_threads_take_turns(engine, wanted):
+    wrong = []
+
+    def call():
+        for _ in range(5):
+            pairs = zip(run_layer(engine), wanted, strict=True)
+            wrong.extend(0 for have, want in pairs if not np.array_equal(have, want, equal_nan=True))
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_memory_may_be_freed_once_a_run_has_settled(threads, tmp_path):
+    program = tmp_path / "settled"
+    build.compile_executable(
+        [*build.library_sources(), HERE / "settled.c"], build.host(), program
+    )
+
+    done = subprocess.run([program, str(threads), "5000"])
+
+    assert done.returncode == 0
+
+
+def test_an_engine_settles_and_closes_as_often_as_asked():
+    engine = Engine(2)
+    run_layer(engine)
+
+    for _ in range(2):
+        engine.settle()
+    for _ in range(2):
+        engine.close()
+    engine.settle()
+
+
+def test_a_closed_device_says_so():
+    w = QTensor.quantize(np.ones((4, 32)), "q8_0")
+    device = CpuDevice(threads=2)
+    packed = device.pack(w)
+    device.close()
+
+    for use in (
+        lambda: device.pack(w),
+        lambda: device.matmul(np.ones((1, 32), np.float32), packed, np.empty((1, 4), np.float32)),
+        lambda: device.matmul_i8(np.ones((1, 4), np.int8), np.ones((4, 1), np.int8)),
+    ):
+        with pytest.raises(NpurtError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize("threads", [-1, 257])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(threads):
+    with pytest.raises(SettingError, match=f"{threads} threads"):
+        Engine(threads)
+
+
+def test_a_kernel_set_that_is_not_here_is_refused_with_those_that_are():
+    with pytest.raises(SettingError, match="'mmx'") as caught:
+        Engine(1, "mmx")
+
+    assert next(iter(abi.isas())) in caught.value.remedy
+
+
+FORKED = """
+import os, sys, threading, warnings
+import numpy as np
+from npurt.cpu.engine import Engine
+from npurt.errors import NpurtError
+from tests.cpu.test_pool import run_layer
+
+warnings.simplefilter("ignore")  # Python warns of forking with threads
+engine = Engine(3)
+wanted = run_layer(engine)
+busy = threading.Event()
+
+def keep_running():
+    while True:
+        run_layer(engine)
+        busy.set()
+
+if sys.argv[1] == "busy":
+    threading.Thread(target=keep_running, daemon=True).start()
+    busy.wait()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        try:
+            have = run_layer(engine)
+        except NpurtError:
+            os._exit(0)
+        os._exit(0 if all(map(np.array_equal, have, wanted)) else 1)
+    if os.waitpid(child, 0)[1]:
+        os._exit(1)
+os._exit(0 if all(map(np.array_equal, run_layer(engine), wanted)) else 2)
+"""
+
+
+@pytest.mark.parametrize("parent", ["idle", "busy"])
+def test_a_forked_child_runs_alone_or_is_told_why_not(parent):
+    """Also when another thread of the parent was in the middle of a run."""
+    done = subprocess.run([sys.executable, "-c", FORKED, parent], timeout=60)
+
+    assert done.returncode == 0

@@ -1,0 +1,91 @@
+"""A device that is not the CPU, though the CPU does its work: it can refuse, lie and count."""
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input
+from npurt.cpu.program import Program
+from npurt.device import Caps, Device, Packed
+from npurt.runtime.ledger import Ledger
+from npurt.runtime.placement import place
+from npurt.runtime.plan import Plan
+from npurt.runtime.verify import Mode, Sampler
+
+
+class FakePacked(Packed):
+    def __init__(self, device, inner):
+        self.device, self.inner, self.tensor = device, inner, inner.tensor
+
+    @property
+    def nbytes(self):
+        return self.inner.nbytes
+
+
+class FakeDevice(Device):
+    """Multiplies as the CPU does.
+
+    Args:
+        refuses: Says why not, or None, for a `MatMul`.
+        meddle: Called with the number of each product and its result, which it may change.
+    """
+
+    def __init__(self, cpu=None, *, refuses=lambda op: None, meddle=lambda index, y: None):
+        self.caps = Caps("fake", "the CPU in disguise", simulated=True)
+        self.cpu = cpu or CpuDevice(2)
+        self._refuses, self._meddle = refuses, meddle
+        self.products = 0
+
+    def why_not(self, op):
+        return self._refuses(op)
+
+    def pack(self, tensor):
+        return FakePacked(self, self.cpu.pack(tensor))
+
+    def matmul(self, x, w, out):
+        self.cpu.matmul(x, w.inner, out)
+        self._meddle(self.products, out)
+        self.products += 1
+
+    def multiplied(self, x, w):
+        return self.cpu.multiplied(x, w.inner)
+
+    def close(self):
+        self.cpu.close()
+
+
+class Products:
+    """A plan of one product, ready to run: ``y = x @ tensor.T``."""
+
+    def __init__(self, cpu, tensor, x, *, device=None, sampler=None, bias=None, fine=False):
+        self.ledger = Ledger("test")
+        self.plan = Plan(cpu, self.ledger, sampler or Sampler(Mode.ALWAYS))
+        self.placed = place([("the weight", tensor)], device or cpu, cpu)
+        self.placed[0].bias = bias
+        self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, fine=fine)
+        quantise(cpu, self.x, x)
+        self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
+        self.plan.matmul("product", self.x, self.placed, self.y)
+        self.plan.prepare()
+
+    def run(self, rows=None):
+        """Multiply the first *rows* rows; return a copy of the result."""
+        rows = len(self.y) if rows is None else rows
+        self.plan.run(rows, 0, 0, self.y)
+        return self.y[:rows].copy()
+
+    def counts(self):
+        """Return (calls, verified, failed) of all rows of the ledger."""
+        rows = self.ledger.report().rows
+        return tuple(
+            sum(getattr(row, name) for row in rows) for name in ("calls", "verified", "failed")
+        )
+
+
+def quantise(cpu, target, x):
+    """Put *x* into the `Input` *target*."""
+    target.values[:] = x
+    if target.quantised:
+        program = Program(cpu.engine)
+        program.quant(target)
+        program.run(len(x))
+        cpu.engine.settle()

@@ -1,0 +1,129 @@
+"""Device strings open what they name, and say why they cannot."""
+
+import pytest
+
+import npurt
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.errors import DeviceNotFound, NpurtError, SettingError
+from npurt.runtime.bench import bench_matmul
+from npurt.runtime.devices import KINDS, devices, open_device
+
+
+@pytest.mark.parametrize("name", ["cpu", "auto", None])
+def test_the_cpu_is_always_there(name):
+    with open_device(name, threads=1) as device:
+        assert isinstance(device, CpuDevice)
+        assert device.caps.name == "cpu"
+        assert device.caps.detail.endswith("1 threads")
+        assert not device.caps.simulated
+
+
+@pytest.mark.parametrize("name", ["hexagon", "hexagon:0", "hexagon:sim-v68", "rknpu:sim"])
+def test_a_device_that_this_version_cannot_drive_is_said_to_be_so(name):
+    with pytest.raises(DeviceNotFound, match="not part of this version") as caught:
+        open_device(name)
+    assert repr(name) in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "CPU", "cpu:0", "cuda:0", " cpu"])
+def test_what_is_no_device_name_is_refused_with_those_that_are(name):
+    with pytest.raises(DeviceNotFound) as caught:
+        open_device(name)
+    assert all(kind in caught.value.remedy for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", [None, "auto"])
+def test_the_environment_names_the_device_when_nobody_does(monkeypatch, name):
+    monkeypatch.setenv("NPURT_DEVICE", "rknpu:sim")
+
+    with pytest.raises(DeviceNotFound, match="rknpu:sim"):
+        open_device(name)
+    with open_device("cpu", threads=1):
+        pass
+
+
+def test_devices_are_listed_with_what_they_are_or_why_not():
+    rows = devices()
+
+    assert [row.device for row in rows] == list(KINDS)
+    assert rows[0].found
+    assert next(iter(abi.isas())) in rows[0].detail
+    for row in rows[1:]:
+        assert not row.found
+        assert "not part of this version" in row.detail
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NPURT_CPU_ISA", "nonsense"), ("NPURT_THREADS", "many"), ("NPURT_THREADS", "-1")],
+)
+def test_settings_that_break_a_device_are_its_reason(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+
+    (cpu, *_) = devices()
+
+    assert not cpu.found
+    assert value in cpu.detail
+
+
+def test_a_closed_device_says_so_and_closes_again():
+    device = open_device("cpu", threads=2)
+    packed = device.pack(npurt.QTensor.quantize([[1.0] * 32], "q8_0"))
+    device.close()
+    device.close()
+
+    x, y = (npurt.QTensor.quantize([[1.0] * 32], "f32").dequantize() for _ in range(2))
+    with pytest.raises(NpurtError, match="closed"):
+        device.matmul(x, packed, y)
+
+
+# --- bench_matmul() -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16"])
+def test_a_measured_product_is_off_by_int8_rounding_of_gaussian_activations(kind):
+    """Of 32 the largest is at 2.1 sigma on average: a step of 2.1 / 127.
+
+    Its square over 12 is 2.3e-5 of the activations' and so of the product's; f16 rounds only sums.
+    """
+    row = bench_matmul(4, 512, 96, kind, device="cpu", threads=2, repetitions=2)
+
+    assert (row["macs"], row["packets"], row["type"]) == (4 * 512 * 96, None, kind)
+    assert row["seconds"] > 0
+    assert row["bytes"] >= 512 * 96 / 2
+    if kind == "f16":
+        assert row["nmse"] < (512 * 2.0**-24) ** 2
+    else:
+        assert 1.5e-5 < row["nmse"] < 3.5e-5
+
+
+def test_a_measured_integer_product_is_exact():
+    row = bench_matmul(3, 131, 7, "i8", repetitions=1)
+
+    assert (row["macs"], row["nmse"], row["bytes"]) == (3 * 131 * 7, 0, 131 * 7)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "kind", "repetitions"),
+    [
+        (0, 32, 8, "q8_0", 1),
+        (1, -1, 8, "q8_0", 1),
+        (1, 32, 8, "q8_0", 0),
+        (1, 33, 8, "q8_0", 1),
+        (1, 32, 8, "q9_9", 1),
+        (1, 256, 8, "q2_k", 1),
+        (1, 131072, 1, "i8", 1),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(m, k, n, kind, repetitions):
+    with pytest.raises(NpurtError) as caught:
+        bench_matmul(m, k, n, kind, repetitions=repetitions)
+    assert caught.value.remedy
+
+
+def test_a_device_that_is_not_there_measures_nothing():
+    with pytest.raises(DeviceNotFound):
+        bench_matmul(1, 32, 8, "q8_0", device="hexagon")
+    with pytest.raises(SettingError):
+        bench_matmul(1, 32, 8, "q8_0", threads=-1)
