@@ -196,6 +196,21 @@ static int64_t result_size(const npurt_input *x, const npurt_piece *p, int64_t r
     return p->panels * (format_index(p->w->type) < 0 ? 1 : parts_of(x)) * rows * ROWS;
 }
 
+/* out = in + fine + bias, the last two where given */
+static void put_row(float *restrict out, const float *restrict in, const float *restrict fine,
+                    const float *restrict bias, int64_t width)
+{
+    for (int64_t c = 0; c < width; c++) {
+        out[c] = in[c];
+    }
+    for (int64_t c = 0; fine && c < width; c++) {
+        out[c] += fine[c];
+    }
+    for (int64_t c = 0; bias && c < width; c++) {
+        out[c] += bias[c];
+    }
+}
+
 /* Copies a piece's results to their columns, parts and bias added. */
 static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
 {
@@ -205,12 +220,9 @@ static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t ro
         const int64_t n = (p->first + i) * ROWS;
         const int64_t width = w->n - n < ROWS ? w->n - n : ROWS;
         for (int64_t r = 0; r < rows; r++) {
-            float *out = m->y + r * m->stride + w->column + n;
             const float *in = y + (i * parts * rows + r) * ROWS;
-            for (int64_t c = 0; c < width; c++) {
-                const float sum = parts == 2 ? in[c] + in[rows * ROWS + c] : in[c];
-                out[c] = w->bias ? sum + w->bias[n + c] : sum;
-            }
+            put_row(m->y + r * m->stride + w->column + n, in, parts == 2 ? in + rows * ROWS : NULL,
+                    w->bias ? w->bias + n : NULL, width);
         }
     }
 }
