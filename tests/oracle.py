@@ -1,10 +1,11 @@
 """What results must be, computed apart from the kernels, and how far from it they may lie.
 
-Every function returns a float64 reference and a bound on the error, derived here and nowhere tuned.
-u = 2^-24 is half an ulp of float32, relative; a result below the normal range is off by at most
-TINY = 2^-150 instead.  n roundings in a row make a relative error of at most n u / (1 - n u), called
-gamma(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1); sums of products
-are bounded by gamma times the sum of the absolute products (ibid., section 3.1), in any order.
+Every function returns a float64 reference and a bound on the error, derived here and nowhere
+tuned.  u = 2^-24 is half an ulp of float32, relative; a result below the normal range is off by at
+most TINY = 2^-150 instead.  n roundings in a row make a relative error of at most n u / (1 - n u),
+called gamma(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1); sums of
+products are bounded by gamma times the sum of the absolute products (ibid., section 3.1), in any
+order.
 """
 
 import numpy as np
@@ -14,9 +15,9 @@ from npurt.quant.activations import quantize_activations
 U = 2.0**-24
 TINY = 2.0**-150
 
-# exp16 of vec.h: the polynomial is off by 0.35^8 / 8! < 0.13 u, its last step rounds by u of a value
-# that is at least 0.7, the steps before by 0.35 of that each, the reduced argument by u |r| < 0.35 u:
-# together less than 4 u.  Below -87.3 it is 0, which is 2^-125.9 off.
+# exp16 of vec.h: the polynomial is off by 0.35^8 / 8! < 0.13 u; its last step rounds by u of a
+# value that is at least 0.7, the steps before by 0.35 of that each, the reduced argument by
+# u |r| < 0.35 u: together less than 4 u.  Below -87.3 it is 0, which is 2^-125.9 off.
 EXP = 4 * U
 EXP_FLUSHED = 2.0**-125
 
@@ -52,16 +53,18 @@ def integer_matmul(x, w):
 def product_of_codes(codes, scales, w):
     """Return the same for activations given as int8 codes ``[M, K]`` and scales ``[M, K / 32]``.
 
-    A group adds its scaled dot product to the sum in one rounding, having rounded the product of the
-    two scales; an offset likewise, having rounded the sum of the activations.  Each of these terms is
-    rounded once on its own and once with every addition from then on.  Dequantising rounds each
-    weight that has an offset once more, in the reference; one more pays for float64.
+    A group adds its scaled dot product to the sum in one rounding, having rounded the product of
+    the two scales; an offset likewise, having rounded the sum of the activations.  Each of these
+    terms is rounded once on its own and once with every addition from then on.  Dequantising rounds
+    each weight that has an offset once more, in the reference; one more pays for float64.
     """
     m, k = codes.shape
     xs = (codes.reshape(m, -1, 32) * scales.astype(np.float64)[..., None]).reshape(m, k)
     ws = w.dequantize().astype(np.float64)
     canonical = w.canonical()
-    integers = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    integers = (
+        canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    )
     spread = canonical.group
     size = abs(integers * np.repeat(canonical.scales.astype(np.float64), spread, -1))
     lost = 128 * 127 * k  # each code product, where the product of the scales is subnormal
@@ -87,9 +90,9 @@ def fine_activations(codes, scales, fine_codes, fine_scales):
     """Return what codes and fine codes stand for, and how far from the activation that may be.
 
     A scale s and the inverse that codes are made with are each rounded once, so their product is
-    within gamma(2) of 1; that of the fine ones, a 254th and 254 times, within gamma(4).  Codes leave
-    over half of s and what 127 times those roundings make of it; the rest is rounded once, which is
-    130 u in fine scales.  A fine code is at most 127 and within half its scale of it.
+    within gamma(2) of 1; that of the fine ones, a 254th and 254 times, within gamma(4).  Codes
+    leave over half of s and what 127 times those roundings make of it; the rest is rounded once,
+    which is 130 u in fine scales.  A fine code is at most 127 and within half its scale of it.
     Where 254 times the inverse overflows, fine codes may be zero, and half of s stays.
     """
     scales, fine_scales = (np.repeat(v.astype(np.float64), 32, -1) for v in (scales, fine_scales))
@@ -115,8 +118,8 @@ def norm(x, weight, eps):
 def silu(gate, up):
     """Return ``gate / (1 + e^-gate) * up``.
 
-    With t = e^-|gate| the kernel forms gate t / (1 + t) or gate / (1 + t): t counts at most one and a
-    half times, and there are four more roundings.
+    With t = e^-|gate| the kernel forms gate t / (1 + t) or gate / (1 + t): t counts at most one and
+    a half times, and there are four more roundings.
     """
     gate, up = gate.astype(np.float64), up.astype(np.float64)
     with np.errstate(over="ignore"):
@@ -144,7 +147,9 @@ def spread(w, r):
     """
     canonical = w.canonical()
     n, k = canonical.codes.shape
-    integers = canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    integers = (
+        canonical.codes if canonical.codebook is None else canonical.codebook[canonical.codes]
+    )
     values = integers * np.repeat(canonical.scales.astype(np.float64), canonical.group, -1)
     size = abs(values)
     if canonical.offsets is not None:
@@ -164,13 +169,13 @@ def attend(q, keys, values, scale):
         keys: ``[S, W]`` and *values* ``[S, W]``, as the cache holds them.
         scale: float32.
 
-    A score s_j is off by e_j = gamma(W + 1) sum |q scale k_j|.  The softmax runs online over B spans
-    of 64: the weight of position j is e^(s_j - m_1) e^(m_1 - m_2) ..., whose arguments are rounded
-    differences that add up to D_j = m - s_j, and whose factors are at most B exponentials and B
-    products.  So a weight is off by d_j = e_j + u D_j + (EXP + u) B, relative; what is flushed to
-    zero is below e^-87.  The numerator adds S products and is rescaled B times, the denominator adds
-    at most B + 8 in a row, and there is one quotient.  Both carry the errors of the weights.  All of
-    these are below 1 %, so that their products are within a factor of 1.02.
+    A score s_j is off by e_j = gamma(W + 1) sum |q scale k_j|.  The softmax runs online over B
+    spans of 64: the weight of position j is e^(s_j - m_1) e^(m_1 - m_2) ..., whose arguments are
+    rounded differences that add up to D_j = m - s_j, and whose factors are at most B exponentials
+    and B products.  So a weight is off by d_j = e_j + u D_j + (EXP + u) B, relative; what is
+    flushed to zero is below e^-87.  The numerator adds S products and is rescaled B times, the
+    denominator adds at most B + 8 in a row, and there is one quotient.  Both carry the errors of
+    the weights.  All of these are below 1 %, so that their products are within a factor of 1.02.
     """
     q, keys, values = (v.astype(np.float64) for v in (q, keys, values))
     scale = float(np.float32(scale))

@@ -4,6 +4,7 @@ A case is a function that adds ops to a program and returns the arrays they writ
 on nothing but the seed.
 """
 
+import itertools
 import zlib
 
 import numpy as np
@@ -20,6 +21,7 @@ DENSE = ("f32", "f16", "bf16")
 
 # What a float16 scale can be, and what makes kernels differ: signs, zero, subnormals, the ends.
 SCALES = np.array([0, 1, -1, 0.0123, -0.5, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 3.3e-3], np.float16)
+EXPONENTS = np.array([0, 1, 2, 100, 127, 130, 150], np.uint8)  # less 128; the first are subnormal
 
 
 def rng_of(*seed):
@@ -29,17 +31,16 @@ def rng_of(*seed):
 def weight(rng, fmt, n, k, scales=SCALES):
     """Return a tensor ``[n, k]`` of random codes whose float16 fields are drawn from *scales*.
 
-    None leaves those random bytes as well: NaN and infinity among them.
+    With None those are random bytes as well: NaN and infinity among them.
     """
     fmt = find(fmt)
     nbytes = n * fmt.row_bytes(k)
     tensor = QTensor.from_bytes(bytearray(rng.bytes(nbytes)), fmt, (n, k))
-    if scales is not None and fmt.dtype.names:
-        for name in {"d", "m", "dmin"} & set(fmt.dtype.names):
+    for name in fmt.dtype.names or ():
+        if scales is not None and name in ("d", "m", "dmin"):
             tensor.blocks[name] = rng.choice(scales, tensor.blocks.shape)
-    if scales is not None and "e" in (fmt.dtype.names or ()):
-        tensor.blocks["e"] = rng.choice(np.array([0, 1, 2, 100, 127, 130, 150], np.uint8),
-                                        tensor.blocks.shape)  # fmt: skip
+        if scales is not None and name == "e":
+            tensor.blocks[name] = rng.choice(EXPONENTS, tensor.blocks.shape)
     return tensor
 
 
@@ -208,8 +209,7 @@ def _attention(add, position, rows, **shape):
 
 def _floats(add, *shape):
     def case(program):
-        rng = rng_of(*shape)
-        return add(program, rng, (4 * rng.standard_normal(shape)).astype(np.float32))
+        return add(program, (4 * rng_of(*shape).standard_normal(shape)).astype(np.float32))
 
     return case
 
@@ -234,33 +234,38 @@ def _spread(fmt, n, k):
 
 def every_case():
     """Return name -> case: every op and every kernel, on shapes at and off each of their edges."""
-    cases = {}
-    for fmt in (*INTEGER, *DENSE):
-        block = find(fmt).block
-        shapes = [(33, 512, 1), (16, 256, 2), (5, 256, 4), (48, 256, 8), (5, 768, 23), (70, 256, 50)]
-        if block <= 32:
-            shapes += [(17, 32, 1), (20, 288, 3), (64, 96, 16)]
-        for n, k, m in shapes:
-            cases[f"matmul {fmt} n{n} k{k} m{m}"] = _matmul(fmt, n, k, m)
-        for m in (1, 2, 3):
-            cases[f"fine matmul {fmt} m{m}"] = _matmul(fmt, 20, 256, m, fine=block > 1)
-        cases[f"matmul {fmt} any bytes"] = _matmul(fmt, 24, 512, 5, None)
-        cases[f"spread {fmt}"] = _spread(fmt, 37, 512)
-    shape = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
-    other = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}
-    for dtype in (np.float16, np.float32):
-        for position, rows in ((0, 1), (15, 2), (60, 9), (130, 1)):
-            for add in (rope, attend):
-                for name, layer in (("grouped", shape), ("partial", other)):
-                    key = f"{add.__name__} {name} {dtype.__name__} at {position}, {rows} rows"
-                    cases[key] = _attention(add, position, rows, **layer, dtype=dtype)
+    cases = dict(_matmuls())
+    grouped = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
+    partial = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}
+    for position, rows in ((0, 1), (15, 2), (60, 9), (130, 1)):
+        for dtype, shape in itertools.product((np.float16, np.float32), (grouped, partial)):
+            kind = f"{dtype.__name__} heads of {shape['width']} at {position}, {rows} rows"
+            cases[f"rope {kind}"] = _attention(rope, position, rows, **shape, dtype=dtype)
+            cases[f"attend {kind}"] = _attention(attend, position, rows, **shape, dtype=dtype)
     for k in (32, 40, 288):
-        cases[f"norm k{k}"] = _floats(lambda p, r, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
-        cases[f"norm of the last rows k{k}"] = _floats(lambda p, r, x: norm(p, x, x[1], 0, None, 2),
-                                                       4, k)  # fmt: skip
-        cases[f"silu k{k}"] = _floats(lambda p, r, x: silu(p, 20 * x), 3, 2 * k)
-    for fine in (False, True):
-        cases[f"quantise, fine {fine}"] = _quantise(fine)
+        cases[f"norm k{k}"] = _floats(lambda p, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
+        cases[f"norm of the last k{k}"] = _floats(lambda p, x: norm(p, x, x[1], 0, None, 2), 4, k)
+        cases[f"silu k{k}"] = _floats(lambda p, x: silu(p, 20 * x), 3, 2 * k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
-    return cases
+    return cases | {"quantise": _quantise(False), "quantise finely": _quantise(True)}
+
+
+def _matmuls():
+    for fmt in (*INTEGER, *DENSE):
+        shapes = [
+            (33, 512, 1),
+            (16, 256, 2),
+            (5, 256, 4),
+            (48, 256, 8),
+            (5, 768, 23),
+            (70, 256, 50),
+        ]
+        if find(fmt).block <= 32:
+            shapes += [(17, 32, 1), (20, 288, 3), (64, 96, 16)]
+        for n, k, m in shapes:
+            yield f"matmul {fmt} n{n} k{k} m{m}", _matmul(fmt, n, k, m)
+        yield f"matmul {fmt} any bytes", _matmul(fmt, 24, 512, 5, None)
+        yield f"spread {fmt}", _spread(fmt, 37, 512)
+    for fmt, m in itertools.product(INTEGER, (1, 2, 3)):
+        yield f"fine matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, fine=True)

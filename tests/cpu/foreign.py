@@ -62,7 +62,7 @@ class Recorded(Program):
         super()._input(struct, value)
 
     def memory(self):
-        """Return the extents of the arrays, sorted; those that overlap or touch are one."""
+        """Return the extents of the arrays, sorted; those that overlap are one."""
         merged = []
         for low, high in sorted(map(extent, self.arrays)):
             if merged and low < merged[-1][1]:
@@ -81,11 +81,9 @@ class Recorded(Program):
             for index, (low, high) in enumerate(memory)
             if low <= word < high
         ]
+        header = (len(self), self.rows, self.position, self.head, self.threads)
         parts = [
-            struct.pack(
-                "<7q", len(self), self.rows, self.position, self.head, self.threads,
-                len(memory), len(pointers),
-            ),  # fmt: skip
+            struct.pack("<7q", *header, len(memory), len(pointers)),
             ops,
             *(struct.pack("<3q", *pointer) for pointer in pointers),
         ]

@@ -42,7 +42,9 @@ def test_the_longest_sum_of_the_largest_products_fits(device, value):
     np.testing.assert_array_equal(device.matmul_i8(a, b), exact(a, b))
 
 
-@pytest.mark.parametrize("view", [lambda b: b.T.copy().T, lambda b: b[::-1, ::-1], lambda b: b[::2]])
+@pytest.mark.parametrize(
+    "view", [lambda b: b.T.copy().T, lambda b: b[::-1, ::-1], lambda b: b[::2]]
+)
 def test_strides_do_not_matter(device, view):
     rng = cases.rng_of("strides")
     b = view(rng.integers(-128, 128, (20, 18), np.int8))

@@ -125,7 +125,7 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
     k = 256
     for byte in (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F):
         w = cases.weight(rng, fmt, 16, k, np.array([1], np.float16))
-        for field in {"qs", "ql", "qh", "hmask"} & set(w.blocks.dtype.names):
+        for field in set(w.blocks.dtype.names) & {"qs", "ql", "qh", "hmask"}:
             w.blocks[field] = np.uint8(byte).view(w.blocks.dtype[field].base)
         x = np.full((m, k), sign * 127, np.float32)
         x[:, 1::2] *= rng.choice([1, -1])
@@ -138,7 +138,7 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
         oracle.assert_within(y[fits], reference[fits], bound[fits])
 
 
-@pytest.mark.parametrize("fmt", (*cases.INTEGER, *cases.DENSE))
+@pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
 def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt):
     """One row goes to gemv and many to gemm: generation must not depend on how it was batched."""
     case, w, x = product(fmt, 40, 512, 19, scales=PLAIN)

@@ -14,6 +14,8 @@ from tests.cpu.foreign import same
 BLOCK = np.dtype([("scale", "f4"), ("sum", "f4"), ("minus", "i4"), ("unused", "i4"),
                   ("sums", "f4", 2), ("minuses", "i4", 2)])  # fmt: skip
 
+EVERY = (*cases.INTEGER, *cases.DENSE)
+
 widths = st.sampled_from([1, 15, 16, 17, 32, 40, 96, 288, 1056])
 seeds = st.integers(0, 2**32)
 
@@ -48,7 +50,9 @@ def test_quantising_is_what_the_specification_says(run, m, blocks, seed):
     assert_quantised(x, *run(lambda program: cases.quantise(program, x)))
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32)
+)
 def test_any_finite_block_quantises_as_specified(run, values):
     x = np.array([values], np.float32)
 
@@ -64,7 +68,9 @@ def test_halves_round_to_even(run):
     assert codes[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32)
+)
 def test_fine_codes_hold_what_codes_leave_over(run, values):
     x = np.array([values], np.float32)
 
@@ -297,8 +303,8 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "n"), [(fmt, 37) for fmt in (*cases.INTEGER, *cases.DENSE)] + [("q4_k", 1050), ("f32", 1050)]
-)  # fmt: skip
+    ("fmt", "n"), [*((fmt, 37) for fmt in EVERY), ("q4_k", 1050), ("f32", 1050)]
+)
 def test_spread_is_the_transposed_product(run, fmt, n):
     """Of more panels than are added up in float32, too."""
     k = 512

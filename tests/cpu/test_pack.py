@@ -32,7 +32,7 @@ SIZES = {
 
 
 def stored(w):
-    """Return the canonical codes of *w* as images hold them: unsigned, or places in the codebook."""
+    """Return the canonical codes of *w* as images hold them: unsigned, or places in a codebook."""
     canonical = w.canonical()
     if canonical.codebook is not None:
         return canonical.codes

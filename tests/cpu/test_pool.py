@@ -102,7 +102,9 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
     def call():
         for _ in range(5):
             pairs = zip(run_layer(engine), wanted, strict=True)
-            wrong.extend(0 for have, want in pairs if not np.array_equal(have, want, equal_nan=True))
+            wrong.extend(
+                0 for have, want in pairs if not np.array_equal(have, want, equal_nan=True)
+            )
 
     callers = [threading.Thread(target=call) for _ in range(4)]
     for caller in callers:

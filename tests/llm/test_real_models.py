@@ -66,7 +66,7 @@ def test_perplexity_is_llama_cpps(model):
 
 
 def test_a_model_answers_by_its_template(model):
-    name, llm, _ = model
+    _, llm, _ = model
     question = [{"role": "user", "content": "What is the capital of France? One word."}]
 
     answer = llm.chat(question, max_tokens=12, temperature=0)

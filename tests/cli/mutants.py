@@ -1,0 +1,68 @@
+"""Open damaged copies of a model and let them generate: one line for what became of each.
+
+    python mutants.py SOURCE FOLDER KIND SEED COUNT
+
+A process of its own, so that a crash is seen as one: then the lines end early.  It may use 3 GB and
+20 seconds a file, and dies beyond.
+"""
+
+import random
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import npurt
+
+MEMORY = 3 << 30
+SECONDS = 20
+HEADER = 16_000  # bytes: metadata and the table of tensors of the tiny models
+
+
+def truncated(data, chance):
+    """Cut off anywhere, the header as likely as the tensors."""
+    return data[: chance.randrange(HEADER if chance.random() < 0.5 else len(data))]
+
+
+def bytes_changed(data, chance):
+    """Change a few bytes, three times in four in the header."""
+    changed = bytearray(data)
+    end = HEADER if chance.random() < 0.75 else len(data)
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        changed[chance.randrange(end)] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+    return bytes(changed)
+
+
+def grown(data, chance):
+    """Move what follows some place by a few bytes."""
+    at = chance.randrange(HEADER)
+    return data[:at] + chance.randbytes(chance.choice([1, 4, 8, 32])) + data[at:]
+
+
+def fate(path):
+    """Return what becomes of one file."""
+    try:
+        with npurt.Llama(path, n_ctx=32, progress=False) as llm:
+            llm.generate([1, 2, 3], max_tokens=2, temperature=0)
+        return "ran"
+    except npurt.NpurtError as error:
+        return "refused" if error.remedy else "refused without a remedy"
+    except Exception:
+        return traceback.format_exc().replace("\n", " | ")
+
+
+def main():
+    source, folder, kind, seed, count = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    data = Path(source).read_bytes()
+    path = Path(folder) / f"{kind}.gguf"
+    for i in range(int(count)):
+        path.write_bytes(globals()[kind](data, random.Random(f"{seed} {i}")))
+        signal.alarm(SECONDS)
+        print(i, fate(path), flush=True)
+        path.unlink()  # its mapping may live on in an error's traceback: it is not written again
+
+
+if __name__ == "__main__":
+    main()
