@@ -44,6 +44,13 @@ def weight(rng, fmt, n, k, scales=SCALES):
     return tensor
 
 
+def fill(w, byte):
+    """Set every byte of codes of *w*."""
+    for name in w.blocks.dtype.names:
+        if name in ("qs", "ql", "qh", "hmask"):
+            w.blocks[name] = np.uint8(byte).view(w.blocks.dtype[name].base)
+
+
 def activations(rng, m, k):
     """Return float32 ``[m, k]`` whose blocks of 32 are ordinary, saturated, zero, tiny or huge."""
     x = rng.standard_normal((m, k // 32, 32), dtype=np.float32)
@@ -214,11 +221,23 @@ def _floats(add, *shape):
     return case
 
 
-def _integers(m, k, n):
+def _integers(m, k, n, highest=127):
     def case(program):
         rng = rng_of(m, k, n)
-        a = rng.integers(-128, 128, (m, k), np.int8)
-        return integers(program, a, rng.integers(-128, 128, (k, n), np.int8))
+        a = rng.integers(-128, highest, (m, k), np.int8, endpoint=True)
+        b = rng.integers(-128, highest, (k, n), np.int8, endpoint=True)
+        return integers(program, a, b)
+
+    return case
+
+
+def _saturated(fmt, m, byte):
+    """127 against the same code everywhere: sums of 16 bits have no room to spare."""
+
+    def case(program):
+        w = weight(rng_of(fmt), fmt, 16, 256, np.array([1], np.float16))
+        fill(w, byte)
+        return matmul(program, w, np.full((m, 256), 127, np.float32))
 
     return case
 
@@ -248,6 +267,7 @@ def every_case():
         cases[f"silu k{k}"] = _floats(lambda p, x: silu(p, 20 * x), 3, 2 * k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
+    cases["integers, all -128"] = _integers(5, 40, 16, highest=-128)
     return cases | {"quantise": _quantise(False), "quantise finely": _quantise(True)}
 
 
@@ -269,3 +289,5 @@ def _matmuls():
         yield f"spread {fmt}", _spread(fmt, 37, 512)
     for fmt, m in itertools.product(INTEGER, (1, 2, 3)):
         yield f"fine matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, fine=True)
+    for fmt, m, byte in itertools.product(INTEGER, (1, 9), (0x00, 0x80, 0xFF)):
+        yield f"matmul {fmt} m{m} of {byte:#04x}", _saturated(fmt, m, byte)

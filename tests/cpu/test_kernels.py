@@ -125,8 +125,7 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
     k = 256
     for byte in (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F):
         w = cases.weight(rng, fmt, 16, k, np.array([1], np.float16))
-        for field in set(w.blocks.dtype.names) & {"qs", "ql", "qh", "hmask"}:
-            w.blocks[field] = np.uint8(byte).view(w.blocks.dtype[field].base)
+        cases.fill(w, byte)
         x = np.full((m, k), sign * 127, np.float32)
         x[:, 1::2] *= rng.choice([1, -1])
         reference, bound, total = oracle.integer_matmul(x, w)
