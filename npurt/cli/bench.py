@@ -10,7 +10,11 @@ COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
 
 def add(verbs: Any) -> None:
     """Add the verb and its one sub-verb."""
-    parser = verbs.add_parser("bench", help="measure prefill, decode or one product")
+    parser = verbs.add_parser(
+        "bench",
+        help="measure prefill, decode or one product",
+        allow_abbrev=False,  # matmul's --n is no short form of --n-gen
+    )
     parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE")
     parser.add_argument("-p", "--n-prompt", type=_counts, default="512", metavar="N[,N]",
                         help="tokens of each prefill test; 0: none")  # fmt: skip

@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from npurt.cli import options
 from npurt.errors import ContextFull
 
 HELP = "/reset forgets the conversation, /report shows the ledger, /quit or Ctrl-D leaves."
+
+Messages = list[dict[str, str]]
 
 
 def add(verbs: Any) -> None:
@@ -21,55 +22,55 @@ def add(verbs: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def lines() -> Iterator[str]:
-    """Yield what the user types; Ctrl-C drops the line, Ctrl-D ends."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  gives input() editing and history
-    prompt = "> " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            yield input(prompt)
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            return
-
-
 def run(args: argparse.Namespace) -> int:
-    """Read, answer, remember; Ctrl-C stops the answer and not the program."""
+    """Read, answer, remember; Ctrl-C stops the answer, or drops the line, and not the program."""
     from npurt.llm.model import Llama
 
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() editing and history
     start = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(start)
     with Llama(args.model, **options.model(args)) as llm:
         print(f"{llm!r}\n{HELP}", file=sys.stderr)
-        for line in lines():
-            if line.strip() in ("/quit", "/exit"):
-                break
-            if line.strip() == "/reset":
-                messages = list(start)
-            elif line.strip() == "/report":
-                print(llm.report())
-            elif line.strip():
-                _answer(llm, messages, line, options.sampling(args))
+        while True:
+            try:
+                line = _line()
+                if line in ("/quit", "/exit"):
+                    break
+                if line == "/reset":
+                    messages = list(start)
+                elif line == "/report":
+                    print(llm.report())
+                elif line:
+                    messages = _answer(llm, messages, line, options.sampling(args))
+            except KeyboardInterrupt:
+                print()
         print(llm.report().line(), file=sys.stderr)
     return 0
 
 
-def _answer(llm: Any, messages: list[dict[str, str]], line: str, sampling: dict[str, Any]) -> None:
-    messages.append({"role": "user", "content": line})
+def _line() -> str:
+    """Return what the user types, stripped; ``/quit`` at the end of input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return "/quit"
+
+
+def _answer(llm: Any, messages: Messages, line: str, sampling: dict[str, Any]) -> Messages:
+    """Answer *line*; return the conversation with both, or as it was when there is no room."""
+    asked = [*messages, {"role": "user", "content": line}]
     pieces = []
     try:
-        for piece in llm.chat(messages, stream=True, **sampling):
+        for piece in llm.chat(asked, stream=True, **sampling):
             pieces.append(piece)
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except ContextFull as error:
-        messages.pop()
         print(f"{error}\n(or /reset)", file=sys.stderr)
-        return
+        return messages
     print()
     if llm.timing.finish == "context":
         print("[the context is full; /reset, or start with a larger -c]", file=sys.stderr)
-    messages.append({"role": "assistant", "content": "".join(pieces)})
+    return [*asked, {"role": "assistant", "content": "".join(pieces)}]

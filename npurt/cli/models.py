@@ -15,18 +15,25 @@ def add(verbs: Any) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="models to fetch; none: all")
     parser.add_argument("--folder", type=Path, help="where they are kept (NPURT_MODELS)")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the catalogue with what is already there, or fetch."""
+    """List the catalogue with what is already there, or fetch and print paths."""
     from npurt import models
 
     folder = args.folder or Path(read(MODELS, str))
     if args.action == "fetch":
+        paths = []
         for name in args.names or models.CATALOGUE:
-            print(models.fetch(name, folder))
+            paths.append(str(models.fetch(name, folder)))
+            if not args.json:
+                print(paths[-1])
+        if args.json:
+            print(json.dumps(paths))
         return 0
+    if args.names:
+        args.usage_error("only `fetch` takes names")
     rows = []
     for name, model in models.CATALOGUE.items():
         here = models.find(name, folder)

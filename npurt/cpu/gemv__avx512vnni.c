@@ -9,8 +9,8 @@
  *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y): every kernel does
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
- *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: on Zen 4 two
- *         or four at once halve what one core reads (31 to 14 GB/s), on Sapphire Rapids four win 10 %.
+ *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: with four panels
+ *         at once one core of Zen 4 read half as fast (bench/RESULTS.md).
  */
 #include "kernels.h"
 #include <immintrin.h>

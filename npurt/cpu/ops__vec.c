@@ -30,7 +30,8 @@ INLINE f32x32 put_codes(f32x32 v, float inverse, float scale, int8_t *codes, npu
  *
  * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
  * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it.
- * Fine codes hold the rest, at most half a scale: their own scale is a 254th.
+ * Fine codes hold the rest, at most half a scale: their own scale is a 254th.  They are zero where
+ * 254 times the factor overflows.
  */
 static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
@@ -49,7 +50,8 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
         }
         v = put_codes(v, inverse, scale, x->codes + at * BLOCK, x->blocks + at);
         if (x->fine_codes) {
-            put_codes(v, inverse * 254, scale / 254, x->fine_codes + at * BLOCK,
+            const float finer = inverse * 254;
+            put_codes(v, finer < INFINITY ? finer : 0, scale / 254, x->fine_codes + at * BLOCK,
                       x->fine_blocks + at);
         }
     }

@@ -30,7 +30,9 @@ def bytes_changed(data, chance):
     changed = bytearray(data)
     end = HEADER if chance.random() < 0.75 else len(data)
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
-        changed[chance.randrange(end)] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        changed[chance.randrange(end)] = chance.choice(
+            [0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)]
+        )
     return bytes(changed)
 
 
@@ -38,6 +40,17 @@ def grown(data, chance):
     """Move what follows some place by a few bytes."""
     at = chance.randrange(HEADER)
     return data[:at] + chance.randbytes(chance.choice([1, 4, 8, 32])) + data[at:]
+
+
+def swapped(data, chance):
+    """Exchange two stretches of the header."""
+    size = chance.choice([1, 4, 8, 64, 1000])
+    a, b = sorted(chance.sample(range(0, HEADER - size, 4), 2))
+    if b - a < size:
+        return data[:a] + data[b:]
+    return (
+        data[:a] + data[b : b + size] + data[a + size : b] + data[a : a + size] + data[b + size :]
+    )
 
 
 def fate(path):
@@ -48,7 +61,7 @@ def fate(path):
         return "ran"
     except npurt.NpurtError as error:
         return "refused" if error.remedy else "refused without a remedy"
-    except Exception:
+    except Exception:  # noqa: BLE001  what else it may be is the question
         return traceback.format_exc().replace("\n", " | ")
 
 
@@ -60,7 +73,8 @@ def main():
     for i in range(int(count)):
         path.write_bytes(globals()[kind](data, random.Random(f"{seed} {i}")))
         signal.alarm(SECONDS)
-        print(i, fate(path), flush=True)
+        sys.stdout.write(f"{i} {fate(path)}\n")
+        sys.stdout.flush()
         path.unlink()  # its mapping may live on in an error's traceback: it is not written again
 
 

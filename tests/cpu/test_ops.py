@@ -320,3 +320,15 @@ def test_spread_is_the_transposed_product(run, fmt, n):
     oracle.assert_within(s, reference, bound)
     records = least.reshape(-1, 256).sum(axis=1)
     oracle.assert_within(squares, records, oracle.gamma(2 * 32 + 5 + 6) * records)
+
+
+def test_spread_of_many_rows_is_added_up_in_float64(run):
+    """2^24 + 1 is 2^24 in float32: at most 63 ones are lost, not all of them."""
+    n = 16 * 200
+    w = cases.QTensor.quantize(np.ones((n, 256)), "f32")
+    r = np.ones(n)
+    r[0] = 2**24
+
+    s, _ = run(lambda program: cases.spread(program, w, r))
+
+    assert (abs(s - r.sum()) < 64).all()

@@ -19,8 +19,8 @@ PROMPTS = ("en_prose", "python_code")
 TEXT = (REAL / "ppl_text.txt").read_text()
 
 # llama-perplexity on ppl_text.txt, n_ctx 512, without flash attention, after so many chunks: the
-# lowest and the highest of its kernel sets (8.9881 with AMX, the others without).  They differ by up
-# to 0.23 % from each other: hence the 0.5 % below.  All 17 chunks of the larger two take minutes.
+# lowest and the highest of its kernel sets (8.9881 with AMX, the others without).  They differ from
+# each other by up to 0.23 %: hence the 0.5 % below.  All 17 chunks of the larger two take minutes.
 PERPLEXITY = {
     "smollm2-135m": (18, 8.9881, 9.0087),
     "qwen2.5-coder-0.5b": (5, 5.7630, 5.7630),

@@ -1,0 +1,46 @@
+"""The command line, called in this process or as one of its own."""
+
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from npurt.cli import main
+
+PROJECT = Path(__file__).resolve().parents[2]
+Result = namedtuple("Result", "code out err")
+
+
+def environment(**variables):
+    """Return this process's environment with the checkout on Python's path, and *variables*."""
+    return os.environ | {"PYTHONPATH": str(PROJECT), "TERM": "dumb"} | variables
+
+
+@pytest.fixture
+def npurt(capsys):
+    """Return a function that runs a command line here: ``npurt("devices", "--json")``."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse's way to say 2, or 0 after --help
+            code = stop.code
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+def spawn(*arguments, stdin="", program=("-m", "npurt"), **variables):
+    """Run ``python -m npurt`` with *arguments*, or another *program*, to its end."""
+    process = subprocess.run(
+        [sys.executable, *program, *(str(argument) for argument in arguments)],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        timeout=60,
+        env=environment(**variables),
+    )
+    return Result(process.returncode, process.stdout.decode(), process.stderr.decode())

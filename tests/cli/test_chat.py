@@ -1,0 +1,232 @@
+"""`npurt chat`: a conversation through a pipe, and on a terminal with its keys."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import npurt as library
+from tests.cli.conftest import environment, spawn
+from tests.llm import tiny
+
+MODEL = tiny.path("llama3", "q8_0")
+QUICK = ("-m", MODEL, "--temp", 0, "-n", 8)
+WAIT = 30  # seconds; nothing here takes one
+
+
+def answers(*questions, system=None):
+    """Return what the library answers to *questions*, one after another."""
+    messages = [{"role": "system", "content": system}] if system else []
+    with library.Llama(MODEL) as llm:
+        given = []
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            given.append(llm.chat(messages, temperature=0, max_tokens=8))
+            messages.append({"role": "assistant", "content": given[-1]})
+    return given
+
+
+# --- Through a pipe -------------------------------------------------------------------------------
+
+
+def test_each_line_is_answered_in_the_light_of_those_before():
+    result = spawn("chat", *QUICK, stdin="Hello\nAnd now?\n")
+
+    assert result.code == 0
+    assert result.out == "".join(f"{answer}\n" for answer in answers("Hello", "And now?"))
+    first, *_, last = result.err.splitlines()
+    assert first.startswith("Llama(llama3-q8_0.gguf")
+    assert last.startswith("offload: 100.0 % of MACs on cpu")
+
+
+def test_a_system_message_comes_first_and_survives_a_reset():
+    result = spawn("chat", *QUICK, "--system", "Be brief.", stdin="Hello\n/reset\nHello\n")
+
+    (answer,) = answers("Hello", system="Be brief.")
+    assert result.out == f"{answer}\n{answer}\n"
+    assert answer != answers("Hello")[0]
+
+
+def test_report_prints_the_ledger_and_quit_leaves():
+    result = spawn("chat", *QUICK, stdin="Hello\n\n   \n/report\n/quit\nnever read\n")
+
+    answer, *table = result.out.split("\n")
+    assert (result.code, answer) == (0, answers("Hello")[0])
+    assert table[0].split()[:2] == ["op", "device"]
+    assert table[-2].startswith("offload:")
+
+
+def test_nothing_to_say_is_no_error():
+    result = spawn("chat", *QUICK, stdin="")
+
+    assert (result.code, result.out) == (0, "")
+    assert "nothing ran" in result.err
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    result = spawn("chat", *QUICK, stdin=b"Hello \xff\n")
+
+    assert (result.code, result.out) == (0, answers("Hello \ufffd")[0] + "\n")
+
+
+def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on():
+    """What did not fit is no part of it."""
+    long = "word " * 100
+    result = spawn("chat", *QUICK, "-c", 256, stdin=f"Hello\n{long}\nHi\n/reset\nHello\n")
+
+    hello, hi = answers("Hello", "Hi")
+    assert (result.code, result.out) == (0, f"{hello}\n{hi}\n{hello}\n")
+    assert "do not fit" in result.err
+    assert "(or /reset)" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_an_answer_that_fills_the_context_says_so():
+    result = spawn("chat", "-m", MODEL, "--temp", 2, "-s", 3, "-c", 100, stdin="Hello\n")
+
+    assert result.code == 0
+    assert "the context is full" in result.err
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{{ raise_exception('only poems') }}", "only poems"), ("{{ messages[", "chat template")],
+)
+def test_what_the_template_refuses_is_an_error(tmp_path, template, said):
+    file = tiny.read(MODEL).with_key("tokenizer.chat_template", 8, template)
+    result = spawn("chat", "-m", tiny.write(file, tmp_path), stdin="Hello\n")
+
+    assert result.code == 1
+    assert said in result.err
+    assert "remedy" in result.err
+    assert "Traceback" not in result.err
+
+
+# --- On a terminal --------------------------------------------------------------------------------
+
+# Makes the pseudo-terminal the one whose keys send signals, then becomes the program.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; "
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'npurt', *sys.argv[1:]])"
+)
+
+
+class Terminal:
+    """A program on a pseudo-terminal, and what it has written there."""
+
+    def __init__(self, *arguments):
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            env=environment(),
+        )  # fmt: skip
+        os.close(slave)
+        self.screen = ""
+
+    def type(self, keys):
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, pattern):
+        """Return the match of *pattern* in what appears from now on, and forget up to its end."""
+        end = time.monotonic() + WAIT
+        while not (match := re.search(pattern, self.screen, re.DOTALL)):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.screen!r}"
+            assert self._read(), f"ended without {pattern!r}: {self.screen!r}"
+        self.screen = self.screen[match.end() :]
+        return match
+
+    def press_until(self, key, pattern):
+        """Press *key* until *pattern* appears: Python may miss a signal just before it waits."""
+        for _ in range(WAIT):
+            self.type(key)
+            for _ in range(4):
+                self._read()
+                if re.search(pattern, self.screen, re.DOTALL):
+                    return self.wait_for(pattern)
+        raise AssertionError(f"no {pattern!r} in {self.screen!r}")
+
+    def _read(self):
+        """Add to the screen; False at the end of the program."""
+        if not select.select([self._master], [], [], 0.5)[0]:
+            return True
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # EIO: the other side is closed
+            return False
+        self.screen += data.decode(errors="replace")
+        return bool(data)
+
+    def end(self):
+        """Read to the end and return the exit status."""
+        while self._read():
+            pass
+        return self._process.wait(timeout=WAIT)
+
+    def close(self):
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def open_terminal(*arguments):
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield open_terminal
+    for each in opened:
+        each.close()
+
+
+ENDLESS = ("-m", MODEL, "--temp", 0, "--context-shift", "-c", 256)
+PROMPT = r"> "
+
+
+def test_control_c_stops_the_answer_and_not_the_program(terminal):
+    chat = terminal("chat", *ENDLESS)
+    chat.wait_for(PROMPT)
+    for _ in range(2):
+        chat.type("Hello\n")
+        chat.wait_for(r"Hello\r\n.{40}")  # it has begun to answer, and would for ever
+        chat.type("\x03")
+        chat.wait_for(r"\[stopped\]\r\n" + PROMPT)
+    chat.type("/quit\n")
+
+    assert chat.end() == 0
+    assert "offload: 100.0 % of MACs on cpu" in chat.screen
+    assert "Traceback" not in chat.screen
+
+
+def test_control_c_at_the_prompt_drops_the_line_and_control_d_leaves(terminal):
+    chat = terminal("chat", *QUICK)
+    chat.wait_for(PROMPT)
+    chat.type("a line that nobody will answer")
+    chat.wait_for("nobody will answer")
+    chat.press_until("\x03", PROMPT)
+    chat.type("Hello\n")
+    chat.wait_for(re.escape(answers("Hello")[0]) + r"\r\n" + PROMPT)
+    chat.type("\x04")
+
+    assert chat.end() == 0
+    assert "Traceback" not in chat.screen
+
+
+def test_control_c_ends_other_verbs_quietly(terminal):
+    run = terminal("run", "-p", "Hello", *ENDLESS)
+    run.wait_for(r".{40}")
+    run.type("\x03")
+
+    assert run.end() == 130
+    assert "Traceback" not in run.screen

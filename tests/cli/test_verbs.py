@@ -1,0 +1,513 @@
+"""Every verb prints what one library call returned, and an error as what happened and a remedy."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import npurt as library
+from npurt.cli import VERBS
+from npurt.llm.perplexity import perplexity
+from npurt.runtime.devices import devices
+from tests.cli.conftest import PROJECT, environment, spawn
+from tests.llm import tiny
+
+MODEL = tiny.path("llama3", "q8_0")
+GREEDY = ("--temp", 0, "-n", 12)
+TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+LINE = (
+    r"prefill \d+ tokens, \d+\.\d tokens/s; decode \d+ tokens, \d+\.\d tokens/s; "
+    r"offload: 100\.0 % of MACs on cpu \(cpu: \w+, \d+ threads\); 0 fallbacks; "
+    r"verified \d+ of \d+ products, 0 wrong"
+)
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    """What the library says after TEXT."""
+    with library.Llama(MODEL) as llm:
+        return llm.generate(TEXT, temperature=0, max_tokens=12)
+
+
+def assert_failed(result, *said):
+    """The exit status is 1, the error is one line and a remedy, and there is no traceback."""
+    assert result.code == 1, result
+    assert result.out == ""
+    assert re.fullmatch(r"npurt: .*\n  remedy: .*\n", result.err, re.DOTALL), result.err
+    assert "Traceback" not in result.err
+    for words in said:
+        assert words in result.err
+
+
+def assert_usage(result, *said):
+    assert result.code == 2, result
+    assert result.out == ""
+    assert "usage: npurt" in result.err
+    for words in said:
+        assert words in result.err
+
+
+# --- run ------------------------------------------------------------------------------------------
+
+
+def test_run_streams_the_text_and_ends_with_the_account(npurt, greedy):
+    result = npurt("run", "-m", MODEL, "-p", TEXT, *GREEDY)
+
+    assert (result.code, result.out) == (0, greedy + "\n")
+    assert re.fullmatch(LINE, result.err.splitlines()[-1])
+
+
+def test_run_takes_a_prompt_from_a_file_and_reports(npurt, text_file, greedy):
+    result = npurt("run", "-m", MODEL, "-f", text_file, "--report", *GREEDY)
+
+    assert (result.code, result.out) == (0, greedy + "\n")
+    header, *_, report, line = result.err.splitlines()
+    assert header.split()[:2] == ["op", "device"]
+    assert line.endswith(report)
+
+
+def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
+    result = npurt("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
+    held = json.loads(result.out)
+
+    assert (result.code, result.err) == (0, "")
+    assert set(held) == {"text", "timing", "report"}
+    assert held["text"] == greedy
+    assert held["timing"]["generated_tokens"] == 12
+    assert held["timing"]["prefill_rate"] > 0
+    assert held["report"]["line"].startswith("offload: 100.0 % of MACs on cpu")
+
+
+def test_flags_reach_the_library(npurt, monkeypatch):
+    """Every flag of `run`, with a value that is not its default."""
+    said = {}
+
+    class Recorder(library.Llama):
+        def __init__(self, path, **options):
+            said.update(options, path=path)
+            super().__init__(path, **options)
+
+        def generate(self, prompt, **options):
+            said.update(options, prompt=prompt)
+            return super().generate(prompt, **options)
+
+    monkeypatch.setattr("npurt.llm.model.Llama", Recorder)
+    flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
+    sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
+    stops = "--stop x --stop yz"
+    result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {sampling} {stops}".split())
+
+    assert result.code == 0
+    assert said == {
+        "path": str(MODEL),
+        "prompt": "Hi",
+        "device": "cpu",
+        "n_threads": 1,
+        "n_ctx": 64,
+        "n_batch": 16,
+        "kv_type": "f32",
+        "verify": "always",
+        "strict": True,
+        "context_shift": True,
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.75,
+        "min_p": 0.125,
+        "repeat_penalty": 1.5,
+        "seed": 11,
+        "stop": ["x", "yz"],
+        "stream": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-m", "/nowhere.gguf", "-p", "x"), "/nowhere.gguf"),
+        (("-m", PROJECT, "-p", "x"), "not a regular file"),
+        (("-m", __file__, "-p", "x"), "not a GGUF file"),
+        (("-m", MODEL, "-f", "/nowhere.txt"), "/nowhere.txt"),
+        (("-m", MODEL, "-f", MODEL), "UTF-8"),
+        (("-m", MODEL, "-p", "x", "-n", -2), "max_tokens"),
+        (("-m", MODEL, "-p", "x", "--temp", -1), "temperature"),
+        (("-m", MODEL, "-p", "x", "--temp", "nan"), "temperature"),
+        (("-m", MODEL, "-p", "x", "--stop", ""), "stop"),
+        (("-m", MODEL, "-p", "x", "-c", -1), "context"),
+        (("-m", MODEL, "-p", "x", "-b", 513), "512"),
+        (("-m", MODEL, "-p", "x", "-t", -1), "threads"),
+        (("-m", MODEL, "-p", "x", "-dev", "hexagon"), "hexagon"),
+        (("-m", MODEL, "-p", "x", "-dev", "gpu"), "not a device name"),
+        (("-m", MODEL, "-p", "x " * 600), "do not fit"),
+        (("-m", tiny.path("qwen2", "q8_0"), "-p", ""), "empty"),
+        (("-m", MODEL, "-p", "\udcff"), "surrogate"),
+    ],
+)
+def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):
+    assert_failed(npurt("run", *arguments), said)
+
+
+# --- bench ----------------------------------------------------------------------------------------
+
+QUICK = ("-p", "8,16", "-n", 4, "-r", 2)
+
+
+def test_bench_gives_a_row_a_test_as_json(npurt):
+    result = npurt("bench", "-m", MODEL, *QUICK, "-d", 3, "-t", 1, "--json")
+    rows = json.loads(result.out)
+
+    assert result.code == 0
+    assert [row["test"] for row in rows] == ["pp8@d3", "pp16@d3", "tg4@d3"]
+    for row in rows:
+        assert row["model"] == MODEL.name
+        assert row["device"] == "cpu"
+        assert row["threads"] == 1
+        assert row["size"] == sum(t.n_bytes for t in tensors(MODEL))
+        assert row["parameters"] == sum(t.n_elements for t in tensors(MODEL))
+        assert len(row["samples"]) == 2
+        assert min(row["samples"]) <= row["tokens_per_second"] <= max(row["samples"])
+        assert row["deviation"] >= 0
+
+
+def tensors(path):
+    import gguf
+
+    return gguf.GGUFReader(path).tensors
+
+
+def test_bench_prints_a_table_of_every_model(npurt):
+    result = npurt(
+        "bench", "-m", MODEL, "-m", tiny.path("qwen2", "q8_0"), "-p", 8, "-n", 0, "-r", 1
+    )
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.out.splitlines()]
+
+    assert result.code == 0
+    assert lines[0] == ["model", "size", "params", "device", "threads", "test", "t/s", "+-"]
+    assert [(line[0], line[5]) for line in lines[2:]] == [
+        ("llama3-q8_0.gguf", "pp8"),
+        ("qwen2-q8_0.gguf", "pp8"),
+    ]
+    assert len({len(line) for line in result.out.splitlines()}) == 1
+
+
+def test_bench_reports_on_request(npurt):
+    result = npurt(
+        "bench", "-m", MODEL, "-p", 4, "-n", 0, "-r", 1, "--report", "--verify", "always"
+    )
+
+    assert "offload: 100.0 % of MACs on cpu" in result.err
+    assert "ffn_down" in result.err
+
+
+def test_bench_compares_with_an_earlier_run(npurt, tmp_path):
+    before = tmp_path / "before.json"
+    rows = [
+        {"model": MODEL.name, "test": "pp8", "tokens_per_second": 1.0},
+        {"model": MODEL.name, "test": "tg4", "tokens_per_second": 0.0},
+    ]
+    before.write_text(json.dumps(rows))
+
+    result = npurt("bench", "-m", MODEL, *QUICK, "--compare", before)
+
+    *_, pp8, pp16, tg4 = result.out.splitlines()
+    ratio = re.fullmatch(rf"{MODEL.name} pp8: 1\.00 -> (\d+\.\d\d), ratio (\d+\.\d\d\d)", pp8)
+    assert abs(float(ratio[1]) - float(ratio[2])) <= 0.01
+    assert pp16 == f"{MODEL.name} pp16: not in the file"
+    assert tg4 == f"{MODEL.name} tg4: not in the file"
+
+
+def test_bench_json_can_be_compared_with_itself(npurt, tmp_path):
+    before = tmp_path / "before.json"
+    before.write_text(npurt("bench", "-m", MODEL, *QUICK, "--json").out)
+
+    result = npurt("bench", "-m", MODEL, *QUICK, "--json", "--compare", before)
+
+    assert result.code == 0
+    assert len(json.loads(result.out)) == 3
+    assert result.err.count("ratio") == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "{}", "null", "3", '["a"]', "[[]]", '[{"model": "x"}]', "\udcff",
+     '[{"model": "x", "test": "pp8", "tokens_per_second": "fast"}]',
+     '[{"model": [], "test": "pp8", "tokens_per_second": 1}]'],
+)  # fmt: skip
+def test_bench_refuses_to_compare_with_anything_else(npurt, tmp_path, content):
+    path = tmp_path / "rows.json"
+    path.write_text(content, errors="surrogateescape")
+    command = ("bench", "-m", MODEL, "-p", 4, "-n", 0, "-r", 1, "--json", "--compare")
+    if content == "{}":  # an object without rows: nothing to compare with, and nothing wrong
+        assert npurt(*command, path).code == 0
+        return
+
+    result = npurt(*command, path)
+
+    assert result.code == 1
+    assert str(path) in result.err
+    assert "remedy" in result.err
+    assert npurt(*command, tmp_path / "nothing").code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-p", 0, "-n", 0), ("-r", 0), ("-d", -1), ("-b", 0), ("-m", "/nowhere")]
+)
+def test_bench_refuses_what_it_cannot_measure(npurt, arguments):
+    assert_failed(npurt("bench", "-m", MODEL, *QUICK, *arguments))
+
+
+# --- bench matmul ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["q4_0", "q4_1", "q8_0", "iq4_nl", "mxfp4", "q4_k", "q5_k", "q6_k", "i8"]
+)
+def test_bench_matmul_keeps_its_contract(npurt, kind):
+    """Scripts rely on these names; packets are null where a device does not count them."""
+    sizes = ("--m", 2, "--k", 512, "--n", 48)
+    result = npurt("bench", "matmul", *sizes, "--type", kind, "-dev", "cpu", "-r", 2, "--json")
+    row = json.loads(result.out)
+
+    assert result.code == 0
+    assert row["macs"] == 2 * 512 * 48
+    assert row["packets"] is None
+    assert row["seconds"] > 0
+    assert row["bytes"] >= 512 * 48 * 4.25 / 8
+    assert 0 <= row["nmse"] < 3.5e-5  # see test_devices
+    assert (row["nmse"] == 0) == (kind == "i8")
+
+
+def test_bench_matmul_prints_the_same_for_people(npurt):
+    result = npurt("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "-r", 1, "-t", 1)
+    lines = dict(line.split(None, 1) for line in result.out.splitlines())
+
+    assert (lines["macs"], lines["type"], lines["packets"]) == ("256", "q4_0", "None")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--m", 1, "--k", 33, "--n", 8),
+        ("--m", 0, "--k", 32, "--n", 8),
+        ("--m", 1, "--k", 32, "--n", 8, "--type", "q9"),
+        ("--m", 1, "--k", 256, "--n", 8, "--type", "q2_k"),
+        ("--m", 1, "--k", 32, "--n", 8, "-dev", "hexagon:sim"),
+        ("--m", 1, "--k", 131072, "--n", 1, "--type", "i8"),
+    ],
+)
+def test_bench_matmul_refuses_what_it_cannot_measure(npurt, arguments):
+    assert_failed(npurt("bench", "matmul", *arguments, "--json"))
+
+
+# --- perplexity -----------------------------------------------------------------------------------
+
+
+def test_perplexity_is_the_librarys(npurt, text_file):
+    with library.Llama(MODEL, n_ctx=64) as llm:
+        wanted = perplexity(llm, TEXT)
+    command = ("perplexity", "-m", MODEL, "-f", text_file, "-c", 64)
+
+    held = json.loads(npurt(*command, "--json").out)
+    text = npurt(*command).out
+    first = json.loads(npurt(*command, "--chunks", 1, "--json").out)
+
+    assert held == {
+        "perplexity": wanted.value,
+        "error": wanted.error,
+        "tokens": wanted.tokens,
+        "chunks": wanted.chunks,
+    }
+    assert wanted.chunks > 1
+    assert text == (
+        f"perplexity {wanted.value:.4f} +- {wanted.error:.4f} "
+        f"({wanted.tokens} tokens in {wanted.chunks} chunks of 64)\n"
+    )
+    assert (first["chunks"], first["tokens"]) == (1, 31)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "fewer than one chunk of 512"),
+        (("-c", 64, "--chunks", 0), "0 chunks"),
+        (("-c", 64, "--chunks", -1), "-1 chunks"),
+        (("-c", 7), "fewer than one chunk of 7"),
+        (("-c", 64, "-f", "/nowhere"), "/nowhere"),
+        (("-c", 64, "-f", MODEL), "UTF-8"),
+    ],
+)
+def test_perplexity_refuses_texts_that_it_cannot_measure(npurt, text_file, arguments, said):
+    assert_failed(npurt("perplexity", "-m", MODEL, "-f", text_file, *arguments), said)
+
+
+# --- devices and models ---------------------------------------------------------------------------
+
+
+def test_devices_are_listed_for_people_and_programs(npurt):
+    rows = devices()
+
+    assert json.loads(npurt("devices", "--json").out) == [
+        {"device": row.device, "found": row.found, "detail": row.detail} for row in rows
+    ]
+    lines = npurt("devices").out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [row.device, "yes" if row.found else "no"] for row in rows
+    ]
+
+
+def test_models_are_listed_with_what_is_there(npurt, tmp_path, monkeypatch):
+    rows = json.loads(npurt("models", "--folder", tmp_path, "--json").out)
+    monkeypatch.setenv("NPURT_MODELS", str(tmp_path))
+
+    assert {row["name"] for row in rows} == {
+        "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b",
+    }  # fmt: skip
+    assert all(row["path"] is None and row["file"].endswith(".gguf") for row in rows)
+    assert json.loads(npurt("models", "list", "--json").out) == rows
+    assert npurt("models").out.count("not fetched") == 3
+
+
+def test_a_model_that_is_there_is_not_fetched_again(npurt, real_model):
+    path = real_model("smollm2-135m")
+
+    for flags, out in ((), f"{path}\n"), (("--json",), json.dumps([str(path)]) + "\n"):
+        result = npurt("models", "fetch", "smollm2-135m", "--folder", path.parent, *flags)
+        assert (result.code, result.out) == (0, out)
+
+
+def test_a_model_that_nobody_knows_cannot_be_fetched(npurt, tmp_path):
+    assert_failed(npurt("models", "fetch", "gpt-5", "--folder", tmp_path), "gpt-5")
+
+
+def test_listing_takes_no_names(npurt):
+    assert_usage(npurt("models", "list", "smollm2-135m"))
+
+
+# --- Usage and settings ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("fly",),
+        ("run",),
+        ("run", "-m", MODEL),
+        ("run", "-p", "x"),
+        ("run", "-m", MODEL, "-p", "x", "-f", "y"),
+        ("run", "-m", MODEL, "-p", "x", "-n", "many"),
+        ("run", "-m", MODEL, "-p", "x", "--kv-type", "q4_0"),
+        ("run", "-m", MODEL, "-p", "x", "--fly"),
+        ("chat",),
+        ("bench",),
+        ("bench", "-m", MODEL, "-p", "a"),
+        ("bench", "-m", MODEL, "-p", "-3"),
+        ("bench", "-m", MODEL, "-p", "8,,9"),
+        ("bench", "matmul", "--m", 1, "--k", 32),
+        ("perplexity", "-m", MODEL),
+        ("models", "eat"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_status_2(npurt, arguments):
+    assert_usage(npurt(*arguments))
+
+
+def test_every_verb_has_help(npurt):
+    everything = npurt("--help").out
+    for verb in VERBS:
+        name = verb.__name__.rpartition(".")[2]
+        assert name in everything
+        result = npurt(name, "--help")
+        assert result.code == 0
+        assert result.out.startswith(f"usage: npurt {name}")
+
+
+def test_settings_that_hold_nonsense_are_errors_like_any_other(npurt, monkeypatch):
+    command = ("run", "-m", MODEL, "-p", "x", "-n", 1)
+    for variable, value in {
+        "NPURT_DEBUG": "loud",
+        "NPURT_VERIFY": "perhaps",
+        "NPURT_THREADS": "many",
+        "NPURT_CPU_ISA": "avx1024",
+        "NPURT_DEVICE": "abacus",
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            assert_failed(npurt(*command), value)
+
+
+# --- As a process of its own ----------------------------------------------------------------------
+
+
+def test_python_m_npurt_is_the_command(greedy):
+    result = spawn("run", "-m", MODEL, "-p", TEXT, *GREEDY)
+
+    assert (result.code, result.out) == (0, greedy + "\n")
+    assert re.fullmatch(LINE, result.err.splitlines()[-1])
+
+
+def test_exit_statuses_reach_the_shell():
+    assert spawn("devices").code == 0
+    assert_failed(spawn("run", "-m", "/nowhere", "-p", "x"))
+    assert_usage(spawn("fly"))
+
+
+def test_debugging_shows_the_traceback():
+    result = spawn("run", "-m", "/nowhere", "-p", "x", NPURT_DEBUG="1")
+
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert "remedy" in result.err
+
+
+def test_a_reader_that_goes_away_is_no_error_message():
+    command = [sys.executable, "-m", "npurt", "run", "-m", str(MODEL), "-p", "x", "--context-shift"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    process.stdout.read(1)
+    process.stdout.close()
+
+    assert process.wait(timeout=30) == 1
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_text_that_the_terminal_cannot_show_is_replaced():
+    result = spawn("run", "-m", MODEL, "-p", "x", "--temp", 3, "-s", 1, "-n", 60,
+                   PYTHONIOENCODING="ascii")  # fmt: skip
+
+    assert result.code == 0
+    assert "?" in result.out
+
+
+# --- The example ----------------------------------------------------------------------------------
+
+EXAMPLE = (str(PROJECT / "examples/generate.py"),)
+
+
+def test_the_example_echoes_the_prompt_and_ends_with_rates_and_offload(greedy):
+    result = spawn("-m", MODEL, "-p", TEXT, *GREEDY, program=EXAMPLE)
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(TEXT + greedy)
+    assert re.fullmatch(LINE, result.out.splitlines()[-1])
+
+
+def test_the_example_reports_and_says_what_went_wrong():
+    report = spawn("-m", MODEL, "-n", 2, "--report", program=EXAMPLE)
+    wrong = spawn("-m", "/nowhere", program=EXAMPLE)
+
+    assert "attn_qkv" in report.out
+    assert wrong.code == 1
+    assert "remedy" in wrong.err
+    assert "Traceback" not in wrong.err
