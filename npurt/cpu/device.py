@@ -1,6 +1,5 @@
 """The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -33,11 +32,10 @@ class CpuPacked(Packed):
         self.tensor = tensor
         self.image = image
         self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
-        self._lock = threading.Lock()
 
     def multiply(self, x: F32, out: F32) -> None:
         """Write ``x @ w.T`` to *out*, at most `MAX_ROWS` rows; keep the program for next time."""
-        with self._lock:
+        with self.device.engine.turn():
             if len(x) not in self._ready:
                 if len(self._ready) == KEPT:
                     del self._ready[next(iter(self._ready))]

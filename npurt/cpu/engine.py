@@ -4,7 +4,10 @@ An op is a C struct that says what to do with which memory; a `Program` is an ar
 once and run once per token or batch.  Everything a program points to is kept alive by it.
 """
 
+import contextlib
+import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,15 +73,20 @@ class Input:
 
 
 class Engine:
-    """The threads of one CPU device.  One run at a time: others wait their turn."""
+    """The threads of one CPU device.  One run at a time: others wait their turn.
+
+    After a fork the child has no threads but its own: it gets new ones when it first runs.
+    """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
-        here = topology()
+        self._here = topology()
         self.isa = abi.isa(isa)
         self.isa_name = next(name for name, i in abi.isas().items() if i == self.isa)
-        self.threads = threads_to_use(threads, here)
-        self._lock = threading.Lock()
-        cpus = here.cpus if here.pinned else ()
+        self.threads = threads_to_use(threads, self._here)
+        self._start()
+
+    def _start(self) -> None:
+        cpus = self._here.cpus if self._here.pinned else ()
         array = abi.ffi().new("int32_t[]", list(cpus))
         self._pool = abi.lib().npurt_pool_new(self.threads, array, len(cpus))
         if self._pool == abi.ffi().NULL:
@@ -86,13 +94,27 @@ class Engine:
                 f"no memory for a pool of {self.threads} threads",
                 remedy="close other programs, or ask for fewer threads with -t",
             )
+        self._lock = threading.RLock()
+        self._process = os.getpid()
 
-    def run(self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0) -> int:
-        """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[Any]:
+        """Keep other threads away from the pool, and yield it.
+
+        Raises:
+            NpurtError: The engine is closed.
+        """
+        if self._process != os.getpid() and self._pool is not None:
+            self._start()
         with self._lock:
             if self._pool is None:
                 raise NpurtError("the CPU device is closed", remedy="open it again")
-            done = int(abi.lib().npurt_run(self._pool, ops, count, rows, position, head))
+            yield self._pool
+
+    def run(self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0) -> int:
+        """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
+        with self.turn() as pool:
+            done = int(abi.lib().npurt_run(pool, ops, count, rows, position, head))
         if done < 0:
             raise DriverError(
                 f"no memory to run {count} ops",
@@ -104,13 +126,13 @@ class Engine:
 
     def settle(self) -> None:
         """Wait until no thread can touch the memory of a finished run any more."""
-        with self._lock:
-            if self._pool is not None:
-                abi.lib().npurt_pool_settle(self._pool)
+        if self._pool is not None:
+            with self.turn() as pool:
+                abi.lib().npurt_pool_settle(pool)
 
     def close(self) -> None:
         """Stop the threads.  A second call does nothing."""
-        with self._lock:
-            if self._pool is not None:
-                abi.lib().npurt_pool_free(self._pool)
+        if self._pool is not None:
+            with self.turn() as pool:
                 self._pool = None
+                abi.lib().npurt_pool_free(pool)

@@ -43,6 +43,7 @@ struct npurt_pool {
     int capacity; /* of shares */
     npurt_job job;
     _Atomic uint32_t run;           /* number of the current run; what sleepers wait on */
+    _Atomic uint32_t settled;       /* the run that nobody may join any more */
     _Atomic int asleep, stop, next; /* next: thread ids handed out */
     _Atomic int inside;             /* workers in a run */
     _Atomic int failed;             /* op whose result did not verify, or -1 */
@@ -204,7 +205,8 @@ static void *work(void *argument)
         atomic_fetch_add(&pool->inside, 1);
         w.run = run;
         w.job = pool->job;
-        if (atomic_load(&pool->run) == run && !atomic_load(&pool->stop)) {
+        atomic_thread_fence(memory_order_seq_cst); /* the job is whole if its run is not settled */
+        if (atomic_load(&pool->settled) != run && !atomic_load(&pool->stop)) {
             walk(&w);
         }
         atomic_fetch_sub(&pool->inside, 1);
@@ -245,8 +247,13 @@ npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count)
     return pool;
 }
 
+/*
+ * A worker counts itself in before it looks at `settled`, and this looks at the count after it has
+ * set `settled`: one of the two sees the other.
+ */
 void npurt_pool_settle(npurt_pool *pool)
 {
+    atomic_store(&pool->settled, atomic_load(&pool->run));
     while (pool->owner == getpid() && atomic_load(&pool->inside)) {
         sched_yield();
     }
@@ -296,6 +303,8 @@ int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t 
         return -1;
     }
     const uint32_t run = atomic_load(&pool->run) + 1;
+    atomic_store(&pool->settled, run - 1); /* before the job changes */
+    atomic_thread_fence(memory_order_seq_cst);
     npurt_walk w = {pool, {ops, count, rows, position, head}, run, pool->scratch[0]};
     for (int i = 0; i < count; i++) {
         npurt_share *s = &pool->shares[i];

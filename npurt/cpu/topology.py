@@ -31,11 +31,19 @@ class Topology:
         return max(1, min(len(self.cpus), self.limit))
 
 
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):  # not there, or its name holds what no name can
+        return None
+
+
 def _number(path: Path) -> float | None:
     try:
-        return float(path.read_text())
-    except (OSError, ValueError):
+        value = float(_text(path) or "")
+    except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def fast_cpus(allowed: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
@@ -53,33 +61,36 @@ def fast_cpus(allowed: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]
 def quota(root: Path = Path("/")) -> float:
     """Return the CPUs that this process's cgroups pay for; infinite when they set no limit."""
     best = math.inf
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return best
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root / "sys/fs/cgroup"
-        if controllers == "":
-            limits = [_v2(base / str(part).lstrip("/")) for part in (path, *Path(path).parents)]
-            best = min(best, *limits)
-        elif "cpu" in controllers.split(","):
-            best = min(best, _v1(base / "cpu" / path.lstrip("/")), _v1(base / "cpu"))
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        base, limit = root / "sys/fs/cgroup", _v2
+        if controllers:
+            base, limit = base / "cpu", _v1
+        if not controllers or "cpu" in controllers.split(","):
+            folders = (path, *map(str, Path(path).parents), "/")
+            best = min(best, *(limit(base / folder.lstrip("/")) for folder in folders))
     return best
 
 
 def _v2(folder: Path) -> float:
-    try:
-        limit, period = (folder / "cpu.max").read_text().split()
-        return math.inf if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        return math.inf
+    words = (_text(folder / "cpu.max") or "").split()
+    return _ratio(*words) if len(words) == 2 else math.inf
 
 
 def _v1(folder: Path) -> float:
-    limit = _number(folder / "cpu.cfs_quota_us")
-    period = _number(folder / "cpu.cfs_period_us")
-    return limit / period if limit and period and limit > 0 else math.inf
+    return _ratio(
+        _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
+    )
+
+
+def _ratio(limit: str, period: str) -> float:
+    """Return CPUs; infinite for "max", -1, 0 and what is no number."""
+    try:
+        cpus = int(limit) / int(period)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return math.inf
+    return cpus if cpus > 0 else math.inf
 
 
 def topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> Topology:
