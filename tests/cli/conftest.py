@@ -1,5 +1,6 @@
 """The command line, called in this process or as one of its own."""
 
+import io
 import os
 import subprocess
 import sys
@@ -20,11 +21,12 @@ def environment(**variables):
 
 
 @pytest.fixture
-def npurt(capsys):
+def npurt(capsys, monkeypatch):
     """Return a function that runs a command line here: ``npurt("devices", "--json")``."""
 
-    def run(*arguments):
+    def run(*arguments, stdin=b""):
         capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
         try:
             code = main([str(argument) for argument in arguments])
         except SystemExit as stop:  # argparse's way to say 2, or 0 after --help
@@ -34,11 +36,11 @@ def npurt(capsys):
     return run
 
 
-def spawn(*arguments, stdin="", program=("-m", "npurt"), **variables):
+def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
     """Run ``python -m npurt`` with *arguments*, or another *program*, to its end."""
     process = subprocess.run(
         [sys.executable, *program, *(str(argument) for argument in arguments)],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        input=stdin,
         capture_output=True,
         timeout=60,
         env=environment(**variables),

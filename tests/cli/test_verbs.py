@@ -445,6 +445,22 @@ def test_settings_that_hold_nonsense_are_errors_like_any_other(npurt, monkeypatc
             assert_failed(npurt(*command), value)
 
 
+def test_debugging_lets_errors_through(npurt, monkeypatch):
+    monkeypatch.setenv("NPURT_DEBUG", "1")
+
+    with pytest.raises(library.ModelFormatError, match="/nowhere"):
+        npurt("run", "-m", "/nowhere", "-p", "x")
+
+
+def test_control_c_is_status_130(npurt, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("npurt.llm.model.Llama", interrupted)
+
+    assert npurt("run", "-m", MODEL, "-p", "x") == (130, "", "")
+
+
 # --- As a process of its own ----------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from tests import oracle
 from tests.cpu import cases
+from tests.runtime.fake import FakeDevice
 
 ENCODABLE = [name for name in BY_NAME if name not in ("q2_k", "q3_k", "iq4_xs")]
 SCALES = np.array([0, 1, -0.5, 0.0123, 6e-8, 300], np.float16)  # products stay inside float32
@@ -438,6 +439,19 @@ def test_what_cannot_be_packed_is_refused():
         with pytest.raises(error) as caught:
             npurt.pack(*arguments)
         assert remedy in str(caught.value), arguments
+
+
+def test_another_device_multiplies_packed_weights_only(monkeypatch):
+    device = FakeDevice()
+    monkeypatch.setattr("npurt.runtime.matmul.shared", lambda name: device)
+    x, w = numbers(0, (3, 32)), npurt.pack(numbers(1, (32, 4)), "q8_0", device="fake")
+
+    assert w.device == "fake"
+    assert_packed_product(npurt.matmul(x, w), x, w.tensor)
+    for dtype in (np.int8, np.float32):
+        with pytest.raises(UnsupportedOp, match="fake") as caught:
+            npurt.matmul(GOOD.astype(dtype), GOOD.astype(dtype), device="fake")
+        assert caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "hexagon:0", "hexagon:sim-v68", "rknpu", "cpu:1"])

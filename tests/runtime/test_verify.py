@@ -148,6 +148,24 @@ def test_a_device_that_always_lies_in_one_weight_keeps_the_others(cpu):
     }
 
 
+def test_a_lie_that_the_cpu_repeats_is_an_error(cpu, monkeypatch):
+    rng = np.random.default_rng(0)
+    tensor, x = weight(rng, "q8_0", 8, 64), activations(rng, 1, 64)
+    device = FakeDevice(cpu, meddle=lambda index, y: flip(y, 3, 30))
+    products = Products(cpu, tensor, x, device=device)
+    good = cpu.pack
+
+    def damaged(tensor):
+        packed = good(tensor)
+        packed.image.data[:] ^= 0x15
+        return packed
+
+    monkeypatch.setattr(cpu, "pack", damaged)
+
+    with pytest.raises(VerificationFailed, match="wrong on fake and on the CPU"):
+        products.run()
+
+
 def test_without_verification_a_lie_goes_through(cpu):
     """So the tests above can fail: it is the check that mends, and nothing else."""
     rng = np.random.default_rng(0)
