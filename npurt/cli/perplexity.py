@@ -18,17 +18,18 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the perplexity and its error, running value by chunk on a terminal."""
+    """Print the perplexity and its error."""
     from npurt.llm.model import Llama
     from npurt.llm.perplexity import perplexity
 
     text = options.text_of(args.file)
     with Llama(args.model, **options.model(args)) as llm:
         result = perplexity(llm, text, chunks=args.chunks)
+        size = llm.n_ctx
     if args.json:
         print(json.dumps({"perplexity": result.value, "error": result.error,
                           "tokens": result.tokens, "chunks": result.chunks}))  # fmt: skip
     else:
         print(f"perplexity {result.value:.4f} +- {result.error:.4f} "
-              f"({result.tokens} tokens in {result.chunks} chunks of {args.ctx_size})")  # fmt: skip
+              f"({result.tokens} tokens in {result.chunks} chunks of {size})")  # fmt: skip
     return 0

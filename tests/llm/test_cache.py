@@ -95,7 +95,7 @@ def test_a_shift_moves_values_down_and_turns_keys_back(
     drop = min(drop, length - keep)
     cache, keys, values = filled(40, length, dtype)
     radians = 10000.0 ** (-np.arange(pairs) / pairs)
-    angles = np.outer(np.arange(40), radians)
+    angles = np.outer(np.arange(41), radians)
     tables = [(f(angles) * factor).astype(np.float32) for f in (np.cos, np.sin)]
 
     cache.shift(keep, drop, *tables, halves=halves)

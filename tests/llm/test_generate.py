@@ -273,9 +273,11 @@ def test_reset_and_rewind_forget(llm):
 
 
 def test_two_generations_at_once_are_refused_not_mixed(llm):
+    suspended = []  # has evaluated as many tokens as the other
     for other in (
         lambda: list(llm.generate(PROMPT[3:], max_tokens=2, stream=True)),
         lambda: list(llm.generate(PROMPT, max_tokens=3, stream=True)),
+        lambda: suspended.append(llm.generate([5] * 12, stream=True)) or next(suspended[0]),
         lambda: llm.eval([7]),
         llm.reset,
     ):

@@ -1,7 +1,9 @@
 """A progress bar is for people who wait at a terminal, and for nobody else."""
 
+import contextlib
 import io
-import sys
+import re
+import time
 
 import pytest
 
@@ -9,49 +11,35 @@ from npurt.llm import progress
 from npurt.llm.progress import Progress
 
 
-class Terminal(io.StringIO):
+class Screen(io.StringIO):
+    def __init__(self, *, terminal):
+        super().__init__()
+        self._terminal = terminal
+
     def isatty(self):
-        return True
+        return self._terminal
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """A terminal as standard error, on which bars appear at once."""
-    monkeypatch.setattr(progress, "PATIENCE", 0)
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    return sys.stderr
+def seen(monkeypatch, *, terminal=True, patience=0.0, shown=True, error=None):
+    """Return what someone sees of a bar that ends in *error*."""
+    monkeypatch.setattr(progress, "PATIENCE", patience)
+    with contextlib.redirect_stderr(Screen(terminal=terminal)) as screen:
+        try:
+            with Progress("load", 10, "B", shown=shown) as bar:
+                time.sleep(0.15)  # tqdm shows nothing new within 0.1 s
+                bar.add(5)
+                if error:
+                    raise error
+        except ZeroDivisionError:
+            assert error
+    return screen.getvalue()
 
 
-def work(**options):
-    with Progress("load", 10, "B", **options) as bar:
-        for _ in range(10):
-            bar.add(1)
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+def test_a_bar_is_shown_on_a_terminal_and_wiped_off_at_the_end(monkeypatch, error):
+    assert re.search(r"load: +50%.*\r +\r$", seen(monkeypatch, error=error))
 
 
-def test_a_bar_is_shown_on_a_terminal_and_wiped_off(terminal):
-    work()
-
-    assert "load" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r")
-
-
-def test_nobody_else_sees_one(terminal, monkeypatch):
-    work(shown=False)
-    assert terminal.getvalue() == ""
-
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    work()
-    assert sys.stderr.getvalue() == ""
-
-
-def test_what_takes_a_moment_shows_none(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 1000)
-    work()
-
-    assert terminal.getvalue() == ""
-
-
-def test_a_failure_ends_the_bar(terminal):
-    with pytest.raises(ZeroDivisionError), Progress("load", 10, "B"):
-        raise ZeroDivisionError
-    assert terminal.getvalue().endswith("\r")
+@pytest.mark.parametrize("others", [{"terminal": False}, {"shown": False}, {"patience": 1000.0}])
+def test_nobody_else_sees_one(monkeypatch, others):
+    assert seen(monkeypatch, **others) == ""

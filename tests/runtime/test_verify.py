@@ -200,6 +200,15 @@ def test_no_right_product_is_ever_called_wrong(cpu, fmt):
             assert products.counts() == (2, 2, 0), (size, kind, m, n, k, fine)
 
 
+@pytest.mark.parametrize("fmt", ["f32", "bf16"])
+def test_weights_whose_squares_float32_cannot_hold_are_right_too(cpu, fmt):
+    rng = np.random.default_rng(0)
+    for size, m in itertools.product([1e-20, 1e-24, 1e-30], [1, 5]):
+        products = Products(cpu, weight(rng, fmt, 40, 64, size), activations(rng, m, 64))
+        assert products.run().any()
+        assert products.counts() == (1, 1, 0)
+
+
 def test_a_row_of_zeros_is_right(cpu):
     for fmt in FORMATS:
         tensor = weight(np.random.default_rng(0), fmt, 20, 256)
