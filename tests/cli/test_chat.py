@@ -130,8 +130,10 @@ def test_what_the_template_refuses_is_an_error(npurt, tmp_path, template, said):
 # --- On a terminal --------------------------------------------------------------------------------
 
 # Makes the pseudo-terminal the one whose keys send signals, then becomes the program.
+# What runs in the background of a shell ignores Ctrl-C, and hands that down: undo it.
 TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; "
+    "import fcntl, os, signal, sys, termios; "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.executable, [sys.executable, '-m', 'npurt', *sys.argv[1:]])"
 )
