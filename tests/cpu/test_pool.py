@@ -94,7 +94,7 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
     engine = Engine(threads)
     program = Recorded(engine)
     outputs = chain_of_products(program, w, x, 60)
-    burn = [sys.executable, "-c", "while True: pass"]
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     neighbours = [subprocess.Popen(burn) for _ in range(2)]
     try:
         for _ in range(40):
@@ -143,16 +143,19 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
     assert wrong == []
 
 
-@pytest.fixture(scope="module")
-def settled(tmp_path_factory):
-    """The program that frees memory as soon as it may."""
-    sources = [*build.library_sources(), HERE / "settled.c"]
-    return build.compile_executable(sources, build.host(), tmp_path_factory.mktemp("c") / "settled")
+@pytest.fixture(scope="module", params=["in time", "late"])
+def runs(request, tmp_path_factory):
+    """The program of many runs, with the pool as it is and with one whose threads sleep at times."""
+    sources = [*build.library_sources(), HERE / "runs.c"]
+    if request.param == "late":
+        sources = [s for s in sources if s.name != "pool.c"] + [HERE / "late_pool.c"]
+    return build.compile_executable(sources, build.host(), tmp_path_factory.mktemp("c") / "runs")
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_memory_may_be_freed_once_a_run_has_settled(settled, threads):
-    assert subprocess.run([settled, str(threads), "3000"]).returncode == 0
+def test_memory_may_be_freed_once_a_run_has_settled(runs, threads):
+    """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
+    assert subprocess.run([runs, str(threads), "4000"], timeout=60).returncode == 0
 
 
 def test_an_engine_settles_and_closes_as_often_as_asked():

@@ -1,0 +1,92 @@
+/*
+ * Many runs of a pool, in memory that is new for each and freed as soon as npurt_pool_settle() says
+ * that it may: a thread that looks at it later ends this program with SIGSEGV.
+ *
+ *   runs THREADS RUNS
+ *
+ * A run is two products, y = W (W x), of integers small enough to be exact: an op that starts before
+ * the last is over, or a chunk committed twice or not at all, makes a wrong result: status 1.
+ */
+#define _GNU_SOURCE
+#include "npurt_cpu.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { N = 192, PANEL = 16 };
+
+/* What a run works on, but for W. */
+typedef struct {
+    npurt_op ops[2];
+    float x[N], once[N], twice[N];
+} memory;
+
+static float image[N / PANEL][N][PANEL]; /* of float32 weights: [panel][column][row] */
+
+static int weight(int row, int column)
+{
+    return (row * row + 5 * column) % 3 - 1;
+}
+
+static void multiply(const float *x, float *y)
+{
+    for (int n = 0; n < N; n++) {
+        y[n] = 0;
+        for (int k = 0; k < N; k++) {
+            y[n] += (float) weight(n, k) * x[k];
+        }
+    }
+}
+
+static void add(npurt_op *op, float *x, float *y)
+{
+    op->kind = NPURT_MATMUL;
+    op->isa = npurt_isa_count() - 1;
+    op->u.matmul.in.values = x;
+    op->u.matmul.in.k = N;
+    op->u.matmul.w[0].image = (uint8_t *) image;
+    op->u.matmul.w[0].n = op->u.matmul.w[0].k = N;
+    op->u.matmul.weights = 1;
+    op->u.matmul.y = y;
+    op->u.matmul.stride = N;
+}
+
+static void run_once(npurt_pool *pool, const float *x, const float *wanted)
+{
+    memory *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED) {
+        exit(2);
+    }
+    memcpy(m->x, x, sizeof m->x);
+    for (int i = 0; i < N; i++) {
+        m->once[i] = m->twice[i] = NAN;
+    }
+    add(&m->ops[0], m->x, m->once);
+    add(&m->ops[1], m->once, m->twice);
+    if (npurt_run(pool, m->ops, 2, 1, 0, 0) != 2 || memcmp(m->twice, wanted, sizeof m->twice)) {
+        exit(1);
+    }
+    npurt_pool_settle(pool);
+    munmap(m, sizeof *m);
+}
+
+int main(int argc, char **argv)
+{
+    static float x[N], once[N], wanted[N];
+    npurt_pool *pool = argc == 3 ? npurt_pool_new(atoi(argv[1]), NULL, 0) : NULL;
+    if (!pool) {
+        return 2;
+    }
+    for (int i = 0; i < N * N; i++) {
+        image[i / N / PANEL][i % N][i / N % PANEL] = (float) weight(i / N, i % N);
+        x[i % N] = (float) (i % 7 % 3 - 1);
+    }
+    multiply(x, once);
+    multiply(once, wanted);
+    for (int i = 0; i < atoi(argv[2]); i++) {
+        run_once(pool, x, wanted);
+    }
+    npurt_pool_free(pool);
+    return 0;
+}
