@@ -1,0 +1,69 @@
+/*
+ * The batch: what npurt asks of the DSP in one call, and the answer.  Little-endian; the same bytes
+ * go through FastRPC invoke and through dspqueue.  npurt/hexagon/messages.py has the same structs;
+ * tests/hexagon compares the two.
+ *
+ * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  Everything a batch reads or
+ * writes by fd alone is the skel's to invalidate and to clean (facts: FastRPC maintains caches only
+ * for buffers that are arguments).
+ */
+#ifndef NPURT_MSG_H
+#define NPURT_MSG_H
+
+#include <stdint.h>
+
+#define NPURT_PROTOCOL 1u
+#define NPURT_BATCH_MAGIC 0x4254504eu /* "NPTB" */
+#define NPURT_REPLY_MAGIC 0x5254504eu /* "NPTR" */
+#define NPURT_MAX_OPS 256u
+
+typedef struct {
+    int32_t fd;      /* of a mapped block */
+    uint32_t offset; /* bytes; a multiple of 128 */
+    uint32_t nbytes; /* the part the op may touch */
+    uint32_t stride; /* bytes from row to row; 0 for weights */
+} npurt_ref;
+
+enum { NPURT_OP_MATMUL = 1 };
+
+/* op.flags */
+#define NPURT_SAME_X 1u /* x is what the op before had: its quantised form is used again */
+
+typedef struct {
+    uint32_t kind;    /* NPURT_OP_* */
+    uint32_t flags;   /* NPURT_SAME_X */
+    uint32_t m, k, n; /* y[m, n] = x[m, k] @ w[n, k].T; k is the real one, a multiple of 32 */
+    uint32_t format;  /* of w: a row of dsp/formats.inc */
+    uint32_t group;   /* columns that share an activation scale: 32 or 128 */
+    uint32_t reserved;
+    npurt_ref x; /* float32 */
+    npurt_ref w; /* an image as in npurt/hexagon/layout.py */
+    npurt_ref y; /* float32 */
+} npurt_op;
+
+typedef struct {
+    uint32_t magic;    /* NPURT_BATCH_MAGIC */
+    uint32_t protocol; /* NPURT_PROTOCOL */
+    uint32_t sequence; /* comes back in the reply */
+    uint32_t count;    /* ops that follow */
+} npurt_batch;
+
+typedef struct {
+    uint32_t magic;    /* NPURT_REPLY_MAGIC */
+    uint32_t sequence; /* of the batch */
+    uint32_t status;   /* 0, or NPURT_E_* */
+    uint32_t done;     /* ops that are complete; the first failed op is the next one */
+    uint64_t pcycles;  /* processor cycles spent, 0 where the DSP does not tell */
+    uint64_t packets;  /* as counted by the machine, all threads; 0 where it does not count */
+} npurt_reply;
+
+enum {
+    NPURT_E_BATCH = 1,   /* magic, protocol, count or length is wrong */
+    NPURT_E_OP = 2,      /* unknown kind, format, flag or group */
+    NPURT_E_SHAPE = 3,   /* k not a multiple of 32, a size 0 or too large */
+    NPURT_E_MAP = 4,     /* fd not mapped, or a part outside the block, or misaligned */
+    NPURT_E_MEMORY = 5,  /* no room for the quantised activations */
+    NPURT_E_THREADS = 6, /* threads could not be started */
+};
+
+#endif
