@@ -5,6 +5,7 @@
     +-- DriverError                              an ioctl, FastRPC or host-library call failed
     |   +-- DeviceTimeout                        the job did not finish in time
     |   +-- DeviceLost                           the device was reset or the DSP process died
+    |   +-- DeviceFull                           no memory left that the device could use
     +-- UnsupportedOp     (NotImplementedError)  no kernel for this op, shape or dtype
     +-- NotOffloaded                             strict mode: an op would leave its planned device
     +-- VerificationFailed                       a result is wrong, and so was its recomputation
@@ -63,6 +64,10 @@ class DeviceTimeout(DriverError):
 
 class DeviceLost(DriverError):
     """The device was reset or the process on it died."""
+
+
+class DeviceFull(DriverError):
+    """There is no memory left that the device could use."""
 
 
 class UnsupportedOp(NpurtError, NotImplementedError):

@@ -1,0 +1,1 @@
+"""The Qualcomm Hexagon CDSP, through the system's libcdsprpc, with our own code on the DSP."""

@@ -1,0 +1,159 @@
+"""C declarations of libcdsprpc, for cffi in ABI mode.  Declarations only: no logic here.
+
+ABI mode because the library exists only on the target: nothing is linked at install time, so one
+wheel serves hosts, phones and boards.  ABI mode cannot check a struct against its header:
+tests/hexagon/test_abi.py has the sizes and offsets that the headers give on LP64.
+Source: qualcomm/fastrpc inc/remote.h, rpcmem.h, dspqueue.h, AEEStdErr.h (v1.0.5).
+"""
+
+import functools
+from enum import IntEnum, IntFlag
+from typing import Any
+
+from cffi import FFI
+
+CDEF = """
+typedef uint32_t remote_handle;
+typedef uint64_t remote_handle64;
+typedef struct { void *pv; size_t nLen; } remote_buf;
+typedef struct { int32_t fd; uint32_t offset; } remote_dma_handle;
+typedef union {
+    remote_buf buf; remote_handle h; remote_handle64 h64; remote_dma_handle dma;
+} remote_arg;
+
+int remote_handle64_open(const char *name, remote_handle64 *handle);
+int remote_handle64_invoke(remote_handle64 handle, uint32_t scalars, remote_arg *arguments);
+int remote_handle64_close(remote_handle64 handle);
+int remote_handle64_control(remote_handle64 handle, uint32_t request, void *data, uint32_t nbytes);
+int remote_handle_control(uint32_t request, void *data, uint32_t nbytes);
+int remote_session_control(uint32_t request, void *data, uint32_t nbytes);
+
+typedef struct { int domain, prio, stack_size; } remote_rpc_thread_params;
+typedef struct { int domain, enable; } remote_rpc_control_unsigned_module;
+typedef struct { int domain, process_type; } remote_process_type;
+typedef struct {
+    char *domain_name; uint32_t domain_name_len;
+    char *session_name; uint32_t session_name_len;
+    uint32_t effective_domain_id, session_id;
+} remote_rpc_reserve_new_session;
+typedef struct {
+    char *domain_name; uint32_t domain_name_len, session_id, effective_domain_id;
+} remote_rpc_effective_domain_id;
+typedef struct {
+    char *domain_name; uint32_t domain_name_len, session_id;
+    char *module_uri; uint32_t module_uri_len;
+    char *uri; uint32_t uri_len;
+} remote_rpc_get_uri;
+typedef struct { uint32_t enable, latency; } remote_rpc_control_latency;
+typedef struct { uint32_t domain, attribute_id, capability; } remote_dsp_capability;
+
+void *rpcmem_alloc(int heap, uint32_t flags, int nbytes);
+void *rpcmem_alloc2(int heap, uint32_t flags, size_t nbytes);
+void rpcmem_free(void *memory);
+int rpcmem_to_fd(void *memory);
+int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t nbytes, uint32_t flags);
+int fastrpc_munmap(int domain, int fd, void *address, size_t nbytes);
+
+typedef void *dspqueue_t;
+typedef void (*dspqueue_callback_t)(dspqueue_t queue, int error, void *context);
+typedef struct {
+    uint32_t fd, size, offset, flags;
+    union { void *ptr; uint64_t address; };
+} dspqueue_buffer;
+int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t response_bytes,
+                    dspqueue_callback_t packet, dspqueue_callback_t error, void *context,
+                    dspqueue_t *queue);
+int dspqueue_close(dspqueue_t queue);
+int dspqueue_export(dspqueue_t queue, uint64_t *id);
+int dspqueue_write(dspqueue_t queue, uint32_t flags, uint32_t buffers, dspqueue_buffer *buffer,
+                   uint32_t nbytes, const uint8_t *message, uint32_t timeout_us);
+int dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers, uint32_t *buffers,
+                  dspqueue_buffer *buffer, uint32_t max_bytes, uint32_t *nbytes, uint8_t *message,
+                  uint32_t timeout_us);
+"""
+
+SYMBOLS = (  # without these there is nothing to do
+    "remote_handle64_open",
+    "remote_handle64_invoke",
+    "remote_handle64_close",
+    "remote_session_control",
+    "rpcmem_alloc",
+    "rpcmem_free",
+    "rpcmem_to_fd",
+    "fastrpc_mmap",
+    "fastrpc_munmap",
+)
+DSPQUEUE = (
+    "dspqueue_create",
+    "dspqueue_close",
+    "dspqueue_export",
+    "dspqueue_write",
+    "dspqueue_read",
+)
+OPTIONAL = ("rpcmem_alloc2", "remote_handle_control", "remote_handle64_control", *DSPQUEUE)
+
+CDSP = {"cdsp": 3, "cdsp1": 4}  # domain ids of the compute DSPs
+
+
+class SessionRequest(IntEnum):
+    """Requests of remote_session_control.
+
+    FASTRPC_SESSION_CLOSE (7) is left out on purpose: it crashes while a handle is open.
+    """
+
+    THREAD_PARAMS = 1
+    UNSIGNED_MODULE = 2
+    PROCESS_TYPE = 10
+    RESERVE_NEW_SESSION = 13
+    GET_EFFECTIVE_DOMAIN_ID = 14
+    GET_URI = 15
+
+
+class HandleRequest(IntEnum):
+    """Requests of remote_handle_control and remote_handle64_control."""
+
+    LATENCY = 1
+    GET_DSP_INFO = 2
+
+
+class Attribute(IntEnum):
+    """What GET_DSP_INFO can be asked for."""
+
+    DOMAIN_SUPPORT = 0
+    UNSIGNED_PD_SUPPORT = 1
+    HVX_SUPPORT_128B = 3  # contexts
+    VTCM_PAGE = 4  # bytes
+    VTCM_COUNT = 5  # pages
+    ARCH_VER = 6  # low byte: the version in hex digits, 0x68 for v68
+    HMX_SUPPORT_DEPTH = 7
+    HMX_SUPPORT_SPATIAL = 8
+
+
+class MapFlag(IntEnum):
+    """Of fastrpc_mmap."""
+
+    FD = 2  # the DSP maps now, until munmap
+    FD_DELAYED = 3  # only known to the DSP's MMU; DSP code maps it by fd itself
+
+
+class BufferFlag(IntFlag):
+    """Of a dspqueue_buffer."""
+
+    FLUSH_SENDER = 0x10
+    INVALIDATE_SENDER = 0x20
+    FLUSH_RECIPIENT = 0x40
+    INVALIDATE_RECIPIENT = 0x80
+
+
+HEAP_SYSTEM = 25  # rpcmem heap; Linux ignores it
+CACHED = 1  # rpcmem flag
+PM_QOS = 1  # enable of remote_rpc_control_latency
+INVALID = (1 << 64) - 1  # (void *) -1, which rpcmem_alloc returns when mmap fails
+
+
+@functools.cache
+def ffi() -> Any:
+    """Parse `CDEF` once, on first use: importing npurt.hexagon costs nothing."""
+    parser = FFI()
+    parser.cdef(CDEF)
+    return parser
