@@ -1,0 +1,288 @@
+"""Interfaces and their methods: from Python values to the buffers of a call, and back.
+
+Nothing here knows the library that makes the call: a `Call` holds the scalars word and memoryviews
+in the order of FastRPC's argument array, and a binding makes that array from them.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from npurt.errors import LayoutError, NpurtError
+from npurt.hexagon.idl.types import (
+    COUNT,
+    Buffers,
+    Cells,
+    Dma,
+    DmaHandle,
+    Part,
+    Sequence,
+    Type,
+    pack_into,
+    padded,
+    place,
+)
+
+FIRST = 2  # 0 and 1 are open and close, of every interface; source: inc/remote.idl
+ESCAPE = (
+    31  # ids from here on lie in the first word of the first buffer, and this is in the scalars
+)
+MOST_BUFFERS = 254  # of each direction, in one call
+MOST_HANDLES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter: *mode* is "in", "rout" or "inrout"."""
+
+    name: str
+    mode: str
+    type: Type
+
+    @property
+    def goes_in(self) -> bool:
+        """Whether the caller gives a value."""
+        return self.mode != "rout"
+
+    @property
+    def comes_out(self) -> bool:
+        """Whether a value comes back."""
+        return self.mode != "in" and not isinstance(self.type, Dma)
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether `Method.pack` has an argument for it: a value, room, or both."""
+        return self.goes_in or not self.type.fixed or isinstance(self.type, Dma)
+
+    def sent(self) -> list[Part]:
+        """Return what it has in the block that goes to the DSP."""
+        parts = [self.type.given] if self.goes_in else []
+        return parts + ([self.type.room] if self.comes_out else [])
+
+
+class Method:
+    """One method.  *id* counts from 2 in the order of the interface."""
+
+    def __init__(self, name: str, number: int, params: tuple[Param, ...]) -> None:
+        self.name = name
+        self.id = number
+        self.params = params
+        self.escaped = number >= ESCAPE
+        head = [COUNT] if self.escaped else []
+        parts = [p.sent() for p in params]
+        self.sent_offsets, self.sent = place(head + [part for ps in parts for part in ps])
+        self.answer_offsets, self.answer = place(p.type.answer for p in params if p.comes_out)
+        self.sent_struct = struct.Struct(f"<{padded(self.sent).format}")
+        self.answer_struct = struct.Struct(f"<{padded(self.answer).format}")
+
+    def scalars(self, inputs: int, outputs: int, handles_in: int, handles_out: int) -> int:
+        """Return the word that names the method and counts its arguments."""
+        counts = inputs << 16 | outputs << 8 | handles_in << 4 | handles_out
+        return min(self.id, ESCAPE) << 24 | counts
+
+    def pack(self, *args: Any) -> "Call":
+        """Return a call with these arguments, ready to be made any number of times.
+
+        Args:
+            *args: In the order of the interface: the value of each ``in`` parameter, the room of
+                each ``rout`` sequence, string, or struct with such members, a pair of both for
+                ``inrout`` ones, a `DmaHandle` for handles.  A ``rout`` number has no argument.
+
+        Raises:
+            LayoutError: Arguments are missing or superfluous, of the wrong type or too large.
+        """
+        return Call(self, args)
+
+
+class Call:
+    """One call of a method.  Its buffers stay the same ones for as long as it lives.
+
+    Attributes:
+        scalars: The word for remote_handle64_invoke.
+        inputs: Buffers that go to the DSP, in order; may be read-only.
+        outputs: Buffers that come back, in order.
+        handles_in: Handles, in order.
+        handles_out: Handles, in order.
+    """
+
+    def __init__(self, method: Method, args: tuple[Any, ...]) -> None:
+        passed = [p for p in method.params if p.is_passed]
+        if len(args) != len(passed):
+            raise LayoutError(
+                f"{method.name} takes {len(passed)} arguments, and {len(args)} were given",
+                remedy=f"pass {', '.join(p.name for p in passed) or 'none'}",
+            )
+        self.method = method
+        self._rooms: dict[str, Any] = {}
+        self._places: dict[str, slice] = {}
+        self._cells: Cells = [method.id] if method.escaped else []
+        self._block = bytearray(method.sent_struct.size)
+        self._answer = bytearray(method.answer_struct.size)
+        inputs: Buffers = [memoryview(self._block)] if self._block else []
+        outputs: Buffers = [memoryview(self._answer)] if self._answer else []
+        handles: dict[str, list[DmaHandle]] = {"in": [], "rout": []}
+        for param, arg in zip(passed, args, strict=True):
+            self._add(param, arg, inputs, outputs, handles)
+        self._write()
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.handles_in = tuple(handles["in"])
+        self.handles_out = tuple(handles["rout"])
+        self._check_counts()
+        self.scalars = method.scalars(
+            len(inputs), len(outputs), len(self.handles_in), len(self.handles_out)
+        )
+
+    def _add(
+        self,
+        param: Param,
+        arg: Any,
+        inputs: Buffers,
+        outputs: Buffers,
+        handles: Mapping[str, list[DmaHandle]],
+    ) -> None:
+        where = f"{self.method.name}: {param.name}"
+        if isinstance(param.type, Dma):
+            handles[param.mode].append(param.type.handle(arg, where))
+            return
+        value = room = arg
+        if param.mode == "inrout" and not param.type.fixed:
+            value, room = _pair(arg, where)
+        if param.goes_in:
+            start = len(self._cells)
+            self._cells += param.type.give(value, where, inputs)
+            if param.type.fixed:
+                self._places[param.name] = slice(start, len(self._cells))
+        if param.comes_out and not param.type.fixed:
+            count = param.type.reserve(room, where, inputs, outputs)
+            if param.mode == "inrout" and count < self._cells[-1:]:
+                raise LayoutError(
+                    f"{where}: {self._cells[-1]} elements go in, and there is room for {count[0]}",
+                    remedy="give at least as much room as there are elements",
+                )
+            self._cells += count
+            self._rooms[param.name] = room
+
+    def _check_counts(self) -> None:
+        buffers = max(len(self.inputs), len(self.outputs))
+        handles = max(len(self.handles_in), len(self.handles_out))
+        if buffers > MOST_BUFFERS or handles > MOST_HANDLES:
+            raise LayoutError(
+                f"{self.method.name}: {buffers} buffers and {handles} handles in one direction; "
+                f"FastRPC takes {MOST_BUFFERS} and {MOST_HANDLES}",
+                remedy="pass fewer elements in one call",
+            )
+
+    def _write(self) -> None:
+        """Write the plain values to the first buffer."""
+        try:
+            self.method.sent_struct.pack_into(self._block, 0, *self._cells)
+        except (struct.error, TypeError, OverflowError):
+            self._blame()
+            raise
+
+    def _blame(self) -> None:
+        """Raise LayoutError for the first parameter whose value is no number or too large."""
+        for param in self.method.params:
+            if param.name in self._places:
+                packer = struct.Struct(f"<{param.type.given.format}")
+                cells = self._cells[self._places[param.name]]
+                where = f"{self.method.name}: {param.name}"
+                pack_into(packer, bytearray(packer.size), 0, cells, where)
+
+    def repack(self, **values: Any) -> None:
+        """Give ``in`` parameters of fixed size other values, in place: no buffer moves.
+
+        The data of sequences is changed by writing to the buffer that was passed.
+
+        Raises:
+            LayoutError: No such parameter, or its size is not fixed, or a value does not fit.
+        """
+        before = list(self._cells)
+        for name, value in values.items():
+            if name not in self._places:
+                raise LayoutError(
+                    f"{self.method.name}: {name} is not a parameter of fixed size that goes in",
+                    remedy=f"repack {', '.join(self._places) or 'nothing'}; pack() the rest anew",
+                )
+            param = next(p for p in self.method.params if p.name == name)
+            where = f"{self.method.name}: {name}"
+            self._cells[self._places[name]] = param.type.give(value, where, [])
+        try:
+            self._write()
+        except LayoutError:
+            self._cells = before
+            self._write()
+            raise
+
+    def unpack(self) -> tuple[Any, ...]:
+        """Return what came back: the value of each ``rout`` and ``inrout`` parameter.
+
+        Numbers of a sequence are a memoryview of the call's own buffer: copy what must outlive the
+        next call.
+        """
+        cells: Iterator[Any] = iter(self.method.answer_struct.unpack(self._answer))
+        outputs = iter(self.outputs[1:] if self._answer else self.outputs)
+        return tuple(
+            p.type.take(self._rooms.get(p.name), cells, outputs)
+            for p in self.method.params
+            if p.comes_out
+        )
+
+
+def _pair(arg: Any, where: str) -> tuple[Any, Any]:
+    if not isinstance(arg, tuple) or len(arg) != 2:
+        raise LayoutError(
+            f"{where} goes in and comes out", remedy="pass the pair (value, room for the result)"
+        )
+    return arg
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """All that one IDL file declares."""
+
+    name: str
+    methods: tuple[Method, ...]
+    types: Mapping[str, Type] = field(default_factory=dict)  # declared ones, in order, by C name
+    constants: Mapping[str, Any] = field(default_factory=dict)  # by C name
+    version: str = ""  # IDL_VERSION: up to three numbers with dots
+
+    @property
+    def uri(self) -> str:
+        """What to open, up to the domain."""
+        version = f"&_idlver={self.version}" if self.version else ""
+        name = self.name
+        return f"file:///lib{name}_skel.so?{name}_skel_handle_invoke&_modver=1.0{version}"
+
+    def method(self, name: str) -> Method:
+        """Return the method called *name*.
+
+        Raises:
+            NpurtError: There is none.
+        """
+        for method in self.methods:
+            if method.name == name:
+                return method
+        names = ", ".join(m.name for m in self.methods)
+        raise NpurtError(
+            f"interface {self.name} has no method {name!r}", remedy=f"it has {names or 'none'}"
+        )
+
+
+def refusal(params: tuple[Param, ...]) -> str | None:
+    """Return what must be otherwise for these parameters to make a call, or None."""
+    fixed_in = sum(not p.type.fixed for p in params if p.goes_in) + 1
+    fixed_out = sum(not p.type.fixed for p in params if p.comes_out) + 1
+    if max(fixed_in, fixed_out) > MOST_BUFFERS:
+        return f"at most {MOST_BUFFERS - 1} sequences and strings in one direction"
+    for mode in ("in", "rout"):
+        if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MOST_HANDLES:
+            return f"at most {MOST_HANDLES} dmahandles in one direction"
+    for param in params:
+        sequence = isinstance(param.type, Sequence) and param.type.nesting == 1
+        simple = sequence or (param.type.fixed and not isinstance(param.type, Dma))
+        if param.mode == "inrout" and not simple:  # nor does qaic: Pack.hs, skelCopyIR
+            return "only types of fixed size, sequences of such and strings can be inrout"
+    return None

@@ -1,0 +1,363 @@
+"""From the text of an IDL file to its `Interface`.
+
+The grammar, after qualcomm/QAIC, less what FastRPC interfaces do without:
+
+    file      = { include | declare } interface { include } .
+    include   = "#include" ( "AEEStdDef.idl" | "remote.idl" ) .       read over: nothing is opened
+    interface = "interface" NAME ":" "remote_handle64" "{" { declare | method } "}" ";" .
+    declare   = ( const | typedef | enum | struct ) ";" .
+    const     = "const" ( scalar | "string" | NAME ) NAME "=" [ "-" ] literal .
+    literal   = INTEGER | FLOAT | TEXT | CHARACTER | NAME
+    typedef   = "typedef" type NAME .
+    enum      = "enum" NAME "{" NAME { "," NAME } [ "," ] "}" .
+    struct    = "struct" NAME "{" { type NAME [ "[" literal "]" ] ";" } "}" .
+    method    = ( "AEEResult" | "long" ) NAME "(" [ param { "," param } ] ")" ";" .
+    param     = ( "in" | "rout" | "inrout" ) type NAME .
+    type      = scalar | "string" | "dmahandle" | "sequence" "<" type ">" | NAME .
+    scalar    = [ "u" ] "int" ( "8" | "16" | "32" | "64" ) [ "_t" ] | "char" | "octet" | "boolean"
+              | "wchar" | [ "unsigned" ] ( "short" | "long" | "long" "long" ) | "float" | "double" .
+
+Names are declared before they are used.
+"""
+
+import struct
+from typing import Any, NoReturn
+
+from npurt.hexagon.idl.lexer import Source, Token
+from npurt.hexagon.idl.method import FIRST, Interface, Method, Param, refusal
+from npurt.hexagon.idl.types import (
+    SCALARS,
+    Array,
+    Dma,
+    Enum,
+    Scalar,
+    Sequence,
+    String,
+    Struct,
+    Type,
+)
+
+READ_OVER = ("AEEStdDef.idl", "remote.idl")
+MODES = ("in", "rout", "inrout")
+MOST_DEPTH = 32  # of types in types: values are walked by recursion
+MOST_SIZE = 1 << 16  # bytes of a type of fixed size; larger data is a sequence
+C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline int
+register restrict return signed sizeof static struct switch true typedef union void volatile while"""
+IDL_WORDS = """AEEResult boolean char const dmahandle double error float in inrout interface long
+module native octet rout sequence short string unsigned wchar wstring"""
+RESERVED = frozenset(f"{C_WORDS} {IDL_WORDS}".split()) | SCALARS.keys()
+
+
+class Parser:
+    """Reads one file, once."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.tokens = source.tokens()
+        self.at = 0
+        self.scope = ""  # what C names of declarations begin with
+        self.types: dict[str, Type] = {}  # by name in the file
+        self.constants: dict[str, Any] = {}  # by name in the file
+        self.c_types: dict[str, Type] = {}
+        self.c_constants: dict[str, Any] = {}
+        self.taken: set[str] = set()
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> Token:
+        """The next token."""
+        return self.tokens[self.at]
+
+    def expected(self, what: str) -> NoReturn:
+        """Raise for the next token."""
+        found = self.token.text
+        found = found if len(found) < 40 else f"{found[:36]} ..."
+        self.source.refuse(self.token.offset, f"expected {what}, found {found}")
+
+    def advance(self) -> Token:
+        """Return the next token and go on."""
+        token = self.token
+        if token.kind != "end":
+            self.at += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Go on if the next token is *text*."""
+        found = self.token.text == text and self.token.kind in ("name", "mark")
+        if found:
+            self.at += 1
+        return found
+
+    def expect(self, text: str) -> None:
+        """Go on, or raise if the next token is not *text*."""
+        if not self.accept(text):
+            self.expected(repr(text))
+
+    def new_name(self, what: str, taken: set[str]) -> Token:
+        """Return a name that is not taken yet, and take it."""
+        token = self.token
+        if token.kind != "name" or token.text in RESERVED:
+            self.expected(what)
+        if token.text in taken:
+            self.source.refuse(
+                token.offset, f"expected {what} that is new, found {token.text} again"
+            )
+        taken.add(token.text)
+        return self.advance()
+
+    def take(self, taken: set[str], offset: int, *names: str) -> None:
+        """Take names that C needs besides."""
+        for name in names:
+            if name in taken:
+                self.source.refuse(offset, f"expected no other {name}: C has it for this one")
+            taken.add(name)
+
+    # --- declarations ------------------------------------------------------------------------
+
+    def file(self) -> Interface:
+        """Read the whole file."""
+        while not self.accept("interface"):
+            if not self.include() and not self.declare():
+                self.expected("a declaration or an interface")
+        interface = self.interface()
+        while self.include():
+            pass
+        if self.token.kind != "end":
+            self.expected("the end of the file: one interface each")
+        return interface
+
+    def include(self) -> bool:
+        """Read over an include of the names that every interface knows."""
+        token = self.token
+        if token.kind != "include":
+            return False
+        if not token.text.rstrip('">').endswith(tuple(f"{c}{n}" for c in '"<' for n in READ_OVER)):
+            self.expected(f"#include of {' or '.join(READ_OVER)}")
+        self.advance()
+        return True
+
+    def interface(self) -> Interface:
+        """Read what follows the word interface."""
+        name = self.new_name("the name of the interface", self.taken).text
+        self.expect(":")
+        self.expect("remote_handle64")
+        self.expect("{")
+        self.scope = f"{name}_"
+        methods: list[Method] = []
+        while not self.accept("}"):
+            if not self.declare():
+                methods.append(self.method(FIRST + len(methods)))
+        self.expect(";")
+        return Interface(name, tuple(methods), self.c_types, self.c_constants, self.version())
+
+    def version(self) -> str:
+        """Return IDL_VERSION, which has up to three numbers of up to three digits."""
+        text = self.constants.get("IDL_VERSION", "")
+        if text:
+            parts = str(text).split(".")
+            if len(parts) > 3 or not all(p.isascii() and p.isdigit() and len(p) < 4 for p in parts):
+                offset = self.source.text.index("IDL_VERSION")
+                self.source.refuse(offset, f'expected IDL_VERSION like "1.2.3", found "{text}"')
+        return str(text)
+
+    def declare(self) -> bool:
+        """Read one declaration, if that is what comes next."""
+        readers = {
+            "const": self.const,
+            "typedef": self.typedef,
+            "enum": self.enum,
+            "struct": self.struct,
+        }
+        reader = readers.get(self.token.text)
+        if reader is None:
+            return False
+        self.advance()
+        reader()
+        self.expect(";")
+        return True
+
+    def const(self) -> None:
+        """Read a constant."""
+        kind = self.type()
+        if not isinstance(kind, Scalar | String):
+            self.expected("a number type or string before the name of the constant")
+        name = self.new_name("the name of the constant", self.taken).text
+        self.expect("=")
+        offset = self.token.offset
+        value = self.literal()
+        if not _is_of(kind, value):
+            self.source.refuse(offset, f"expected a value of the type of {name}, found {value!r}")
+        self.constants[name] = self.c_constants[self.scope + name] = value
+
+    def literal(self) -> Any:
+        """Read a value."""
+        negative = self.accept("-")
+        value = self.constants.get(self.token.text, self.token.value())
+        if value is None or (negative and isinstance(value, str)):
+            self.expected("a number, a text, or a constant declared before")
+        self.advance()
+        return -value if negative else value
+
+    def typedef(self) -> None:
+        """Read another name for a type."""
+        offset = self.token.offset
+        kind = self.type()
+        name = self.new_name("the name of the type", self.taken).text
+        if isinstance(kind, Sequence) and not isinstance(kind, String) and not kind.c:
+            kind = Sequence(self.scope + name, kind.element)
+        self.add_type(name, kind, offset)
+
+    def enum(self) -> None:
+        """Read an enumeration."""
+        offset = self.token.offset
+        name = self.new_name("the name of the enum", self.taken).text
+        self.expect("{")
+        members = [self.new_name("the name of a member", self.taken).text]
+        while self.accept(",") and self.token.text != "}":
+            members.append(self.new_name("the name of a member", self.taken).text)
+        self.expect("}")
+        self.add_type(name, Enum(self.scope + name, tuple(members)), offset)
+
+    def struct(self) -> None:
+        """Read a struct."""
+        offset = self.token.offset
+        name = self.new_name("the name of the struct", self.taken).text
+        self.expect("{")
+        members: dict[str, Type] = {}
+        taken: set[str] = set()
+        while not members or self.token.text != "}":
+            at = self.token.offset
+            kind = self.type()
+            member = self.new_name("the name of the member", taken).text
+            if self.accept("["):
+                kind = self.array(kind)
+            if isinstance(kind, Dma) or kind.nesting > 1:
+                self.source.refuse(
+                    at, "expected numbers, structs, strings or sequences of fixed size as member"
+                )
+            if isinstance(kind, Sequence):
+                self.take(taken, at, f"{member}Len")  # C has the length beside the data
+            self.expect(";")
+            members[member] = kind
+        self.expect("}")
+        self.add_type(name, Struct(self.scope + name, members), offset)
+
+    def array(self, element: Type) -> Array:
+        """Read the length of an array."""
+        offset = self.token.offset
+        length = self.literal()
+        if not isinstance(length, int) or not 0 < length <= MOST_SIZE:
+            self.source.refuse(offset, f"expected a length from 1 to {MOST_SIZE}, found {length}")
+        if not element.fixed or isinstance(element, Dma):
+            self.source.refuse(offset, "expected a type of fixed size before the length")
+        self.expect("]")
+        return Array(element, length)
+
+    def add_type(self, name: str, kind: Type, offset: int) -> None:
+        """Declare a type, if it is of a reasonable size."""
+        if kind.depth > MOST_DEPTH or max(kind.given.size, kind.answer.size) > MOST_SIZE:
+            self.source.refuse(
+                offset, f"expected at most {MOST_DEPTH} types in types and {MOST_SIZE} bytes"
+            )
+        self.types[name] = self.c_types[self.scope + name] = kind
+
+    # --- types and methods -------------------------------------------------------------------
+
+    def type(self) -> Type:
+        """Read a type."""
+        token = self.advance()
+        if token.kind != "name":
+            self.at -= token.kind != "end"
+            self.expected("a type")
+        if token.text == "sequence":
+            return self.sequence()
+        if token.text == "string":
+            return String()
+        if token.text == "dmahandle":
+            return Dma()
+        unsigned = token.text == "unsigned"
+        word = self.advance().text if unsigned else token.text
+        if word == "long" and self.accept("long"):
+            word = "int64"
+        if unsigned and word not in ("short", "long", "int64"):
+            self.at -= 1
+            self.expected("short or long")
+        if unsigned:
+            return SCALARS[{"short": "uint16", "long": "uint32", "int64": "uint64"}[word]]
+        kind = SCALARS.get(word.removesuffix("_t")) or self.types.get(word)
+        if kind is None:
+            self.at -= 1
+            self.expected("a type, built in or declared before")
+        return kind
+
+    def sequence(self) -> Sequence:
+        """Read what follows the word sequence."""
+        self.expect("<")
+        offset = self.token.offset
+        if self.token.text == "sequence":
+            self.expected("the name of a type: a sequence in a sequence needs a typedef")
+        element = self.type()
+        if isinstance(element, Dma) or element.nesting > 1:
+            self.source.refuse(
+                offset, "expected no dmahandle, and no third sequence, in a sequence"
+            )
+        self.expect(">")
+        return Sequence("", element)
+
+    def method(self, number: int) -> Method:
+        """Read a method."""
+        if not self.accept("AEEResult"):
+            if self.token.text != "long":
+                self.expected("AEEResult, long, a declaration or '}'")
+            self.advance()
+        offset = self.token.offset
+        name = self.new_name("the name of the method", self.taken).text
+        if name in ("open", "close", "skel_handle_invoke"):
+            self.source.refuse(offset, f"expected another name: every interface has {name}")
+        self.expect("(")
+        params: list[Param] = []
+        taken = {"h"}  # the handle comes first
+        while not self.accept(")"):
+            if params:
+                self.expect(",")
+            params.append(self.param(taken))
+        self.expect(";")
+        reason = refusal(tuple(params))
+        if reason:
+            self.source.refuse(offset, f"expected parameters that make a call: {reason}")
+        return Method(name, number, tuple(params))
+
+    def param(self, taken: set[str]) -> Param:
+        """Read a parameter."""
+        if self.token.text not in MODES:
+            self.expected("in, rout or inrout")
+        mode = self.advance().text
+        offset = self.token.offset
+        kind = self.type()
+        name = self.new_name("the name of the parameter", taken).text
+        if isinstance(kind, Sequence):
+            self.take(taken, offset, f"{name}Len")
+        if isinstance(kind, Dma):
+            self.take(taken, offset, f"{name}Offset", f"{name}Len")
+        return Param(name, mode, kind)
+
+
+def _is_of(kind: Type, value: Any) -> bool:
+    """Whether a constant has a value of its type."""
+    if isinstance(kind, String) or isinstance(value, str):
+        return isinstance(kind, String) and isinstance(value, str)
+    try:
+        struct.pack(f"<{kind.given.format}", value)
+    except (struct.error, OverflowError):
+        return False
+    return True
+
+
+def parse(text: str, name: str = "<idl>") -> Interface:
+    """Return the interface that *text* declares; *name* stands for the file in messages.
+
+    Raises:
+        NpurtError: The text is not of the grammar, or not a possible interface.
+    """
+    return Parser(Source(text, name)).file()

@@ -1,0 +1,428 @@
+"""The types of an interface: their bytes on the wire, and their Python values.
+
+A parameter shows on the wire in up to three places: in the block of plain bytes that goes to the
+DSP, in the block that comes back, and in buffers of its own.  What is of fixed size lies in a block
+as C would lay it out; of a sequence or string, the block holds the number of elements (for what
+comes back: how many there is room for), and the data is a buffer.  A sequence whose elements are
+themselves not of fixed size has one more buffer, with the blocks of all elements back to back.
+
+Everything is little-endian.  Source: the layout that qualcomm/QAIC computes in
+src/Language/Slim/Alignment.hs and Serialize.hs, checked with calls captured from its stubs.
+"""
+
+import abc
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any, NamedTuple
+
+from npurt.errors import LayoutError
+
+Buffers = list[memoryview]
+Cells = list[Any]  # the plain values of a block, in order: what `struct` packs
+
+
+class Part(NamedTuple):
+    """Bytes of a block: *format* is how `struct` spells them, padding included."""
+
+    format: str
+    size: int
+    align: int
+
+
+NOTHING = Part("", 0, 1)
+COUNT = Part("I", 4, 4)
+
+
+def place(parts: Iterable[Part]) -> tuple[list[int], Part]:
+    """Lay parts out one after the other, each aligned; return their offsets and the whole.
+
+    The whole ends where the last part ends: `padded` rounds it up.
+    """
+    offsets = []
+    text, end, align = "", 0, 1
+    for part in parts:
+        gap = -end % part.align
+        offsets.append(end + gap)
+        text += f"{gap}x{part.format}" if gap else part.format
+        end += gap + part.size
+        align = max(align, part.align)
+    return offsets, Part(text, end, align)
+
+
+def padded(part: Part) -> Part:
+    """Return *part* with bytes added until its size is a multiple of its alignment."""
+    gap = -part.size % part.align
+    return Part(f"{part.format}{gap}x" if gap else part.format, part.size + gap, part.align)
+
+
+def wrong(where: str, value: object, needed: str) -> LayoutError:
+    """Return the error for a value that does not fit its place."""
+    text = repr(value)
+    return LayoutError(
+        f"{where}: {text if len(text) < 60 else text[:56] + ' ...'} is not {needed}",
+        remedy=f"pass {needed}",
+    )
+
+
+class Type(abc.ABC):
+    """One type of the interface."""
+
+    given: Part  # in the block that goes to the DSP, for `in`
+    room: Part  # in the same block, for `rout`
+    answer: Part  # in the block that comes back, for `rout`
+    depth: int = 1  # of types in types
+    nesting: int = 0  # of buffers: 1 for a sequence of numbers, 2 for a sequence of those
+
+    @property
+    def fixed(self) -> bool:
+        """Whether values have one size and need no buffer."""
+        return self.room is NOTHING
+
+    @abc.abstractmethod
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the cells of *value*, and append its buffers to *inputs*.
+
+        Raises:
+            LayoutError: *value* is not of this type; the message begins with *where*.
+        """
+
+    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+        """Return the cells that say how much room there is; append what they need to the lists."""
+        return []
+
+    @abc.abstractmethod
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return the value that came back; *room* is what `reserve` was given."""
+
+
+class Scalar(Type):
+    """A number.  *code* is its letter in `struct` and in memoryview formats."""
+
+    def __init__(self, c: str, code: str) -> None:
+        size = struct.calcsize(f"<{code}")
+        self.c = c
+        self.given = self.answer = Part(code, size, size)
+        self.room = NOTHING
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """A number is its own cell; `struct` looks at the range."""
+        return [value]
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return the number."""
+        return next(cells)
+
+
+class Enum(Scalar):
+    """Names for 0, 1, 2, ...; a value is the number or the name, and comes back as the number."""
+
+    def __init__(self, c: str, members: tuple[str, ...]) -> None:
+        super().__init__(c, "I")
+        self.members = members
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the number."""
+        if value in self.members:
+            return [self.members.index(value)]
+        if value not in range(len(self.members)):
+            raise wrong(where, value, f"one of {', '.join(self.members)}")
+        return [value]
+
+
+class Array(Type):
+    """So many of a fixed type, as a member of a struct; a value is a sequence or bytes."""
+
+    def __init__(self, element: Type, length: int) -> None:
+        part = element.given
+        text = f"{length}{part.format}" if isinstance(element, Scalar) else part.format * length
+        self.element = element
+        self.length = length
+        self.given = self.answer = Part(text, part.size * length, part.align)
+        self.room = NOTHING
+        self.depth = element.depth + 1
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the cells of every element."""
+        try:
+            values = list(value)
+        except TypeError:
+            values = []
+        if len(values) != self.length:
+            raise wrong(where, value, f"a sequence of {self.length}")
+        cells = []
+        for i, element in enumerate(values):
+            cells += self.element.give(element, f"{where}[{i}]", inputs)
+        return cells
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return a list."""
+        return [self.element.take(None, cells, outputs) for _ in range(self.length)]
+
+
+class Struct(Type):
+    """Named members; a value is a mapping with all of them, and comes back as a dict."""
+
+    def __init__(self, c: str, members: Mapping[str, Type]) -> None:
+        types = list(members.values())
+        self.c = c
+        self.members = dict(members)
+        self.given = padded(place(t.given for t in types)[1])
+        self.answer = padded(place(t.answer for t in types)[1])
+        room = padded(place(t.room for t in types)[1])
+        self.room = room if room.size else NOTHING
+        self.depth = max(t.depth for t in types) + 1
+        self.nesting = max(t.nesting for t in types)
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the cells of every member."""
+        if not isinstance(value, Mapping) or value.keys() != self.members.keys():
+            raise wrong(where, value, f"a mapping with {', '.join(self.members)}")
+        cells = []
+        for name, member in self.members.items():
+            cells += member.give(value[name], f"{where}.{name}", inputs)
+        return cells
+
+    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+        """*room* maps the names of the members that need some."""
+        need = {name: member for name, member in self.members.items() if not member.fixed}
+        if need and (not isinstance(room, Mapping) or room.keys() != need.keys()):
+            raise wrong(where, room, f"a mapping with the room for {', '.join(need)}")
+        cells = []
+        for name, member in need.items():
+            cells += member.reserve(room[name], f"{where}.{name}", inputs, outputs)
+        return cells
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return a dict."""
+        rooms = room or {}
+        return {
+            name: member.take(rooms.get(name), cells, outputs)
+            for name, member in self.members.items()
+        }
+
+
+class Sequence(Type):
+    """Any number of one type.
+
+    In, a value is a buffer of the data, which is used where it is, or an iterable.  Out, the room
+    is a number of elements, or a writable buffer that is used where it is.  Numbers come back as a
+    memoryview of them, not copied; structs as a list.  If the elements are not of fixed size,
+    values and room are sequences of theirs.
+    """
+
+    def __init__(self, c: str, element: Type) -> None:
+        self.c = c  # of the C struct of data and length
+        self.element = element
+        self.given = self.room = COUNT
+        self.answer = NOTHING
+        self.depth = element.depth + 1
+        self.nesting = element.nesting + 1
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the count."""
+        if not self.element.fixed:
+            return self._each(
+                value, where, inputs, lambda v, at: self.element.give(v, at, inputs),
+                self.element.given,
+            )  # fmt: skip
+        data = self._view(value, where)
+        if data is None:
+            data = memoryview(self._packed(value, where))
+        inputs.append(data)
+        return [data.nbytes // self.element.given.size]
+
+    def _each(
+        self,
+        values: Any,
+        where: str,
+        inputs: Buffers,
+        cells: Callable[[Any, str], Cells],
+        part: Part,
+    ) -> Cells:
+        """Append the buffer with the blocks of all elements, then what *cells* appends for each."""
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Ordered):
+            raise wrong(where, values, "a list with an entry for each element")
+        packer = struct.Struct(f"<{part.format}")
+        blocks = bytearray(part.size * len(values))
+        inputs.append(memoryview(blocks))
+        for i, value in enumerate(values):
+            at = f"{where}[{i}]"
+            pack_into(packer, blocks, i * part.size, cells(value, at), at)
+        return [len(values)]
+
+    def _packed(self, values: Any, where: str) -> bytearray:
+        """Return the elements as bytes."""
+        try:
+            elements = list(values)
+        except TypeError:
+            raise wrong(where, values, "a sequence or a buffer") from None
+        cells = []
+        for i, value in enumerate(elements):
+            cells += self.element.give(value, f"{where}[{i}]", [])
+        part = self.element.given
+        packer = struct.Struct("<" + repeated(self.element, len(elements)))
+        data = bytearray(part.size * len(elements))
+        pack_into(packer, data, 0, cells, where)
+        return data
+
+    def _view(self, value: Any, where: str, *, writable: bool = False) -> memoryview | None:
+        """Return the bytes of a buffer of elements, None for what is no buffer.
+
+        Plain bytes are taken for elements of any type; a buffer of another type is refused.
+        """
+        try:
+            view = memoryview(value)
+        except TypeError:
+            return None
+        part = self.element.given
+        if not view.c_contiguous or view.nbytes % part.size or (writable and view.readonly):
+            need = "writable, " if writable else ""
+            raise wrong(where, value, f"{need}contiguous and whole elements of {part.size} bytes")
+        if not _holds(view, self.element):
+            raise wrong(where, value, f"a buffer of {part.format!r} or of plain bytes")
+        return view.cast("B")
+
+    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+        """Return the count there is room for."""
+        if not self.element.fixed:
+            return self._reserve_each(room, where, inputs, outputs)
+        size = self.element.given.size
+        data = self._view(room, where, writable=True)
+        if data is None:
+            if isinstance(room, bool) or not isinstance(room, int) or not 0 <= room < 1 << 31:
+                raise wrong(where, room, "a number of elements, or a writable buffer")
+            data = memoryview(bytearray(room * size))
+        outputs.append(data)
+        return [data.nbytes // size]
+
+    def _reserve_each(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+        size = self.element.answer.size
+        if size and isinstance(room, Ordered):
+            outputs.append(memoryview(bytearray(size * len(room))))
+        return self._each(
+            room, where, inputs,
+            lambda r, at: self.element.reserve(r, at, inputs, outputs), self.element.room,
+        )  # fmt: skip
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return a memoryview of numbers, or a list."""
+        element = self.element
+        if isinstance(element, Scalar):
+            code: Any = element.given.format
+            return next(outputs).cast(code)
+        if element.fixed:
+            rows = struct.iter_unpack(f"<{element.given.format}", next(outputs))
+            return [element.take(None, iter(row), outputs) for row in rows]
+        rows = iter([()] * len(room))
+        if element.answer.size:
+            rows = struct.iter_unpack(f"<{element.answer.format}", next(outputs))
+        return [element.take(r, iter(row), outputs) for r, row in zip(room, rows, strict=True)]
+
+
+class String(Sequence):
+    """Text that ends with a NUL; a value is str (as UTF-8) or bytes, and comes back as str.
+
+    The room is in bytes, with the NUL.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("", CHAR)
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Return the count, the NUL included."""
+        text = value.encode() if isinstance(value, str) else value
+        if not isinstance(text, bytes | bytearray) or 0 in text:
+            raise wrong(where, value, "text without a NUL")
+        inputs.append(memoryview(bytearray(text + b"\0")))
+        return [len(text) + 1]
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Return the text up to the first NUL; the last byte counts as one."""
+        text = bytes(next(outputs))[:-1].partition(b"\0")[0]
+        return text.decode(errors="replace")
+
+
+class DmaHandle(NamedTuple):
+    """Shared memory by its file descriptor; offset and length in bytes."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+class Dma(Type):
+    """A `DmaHandle`, `in` or `rout`: either way the caller gives it, and no byte is in a block."""
+
+    given = room = answer = NOTHING
+
+    def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
+        """Nothing goes into the block."""
+        return []
+
+    def handle(self, value: Any, where: str) -> DmaHandle:
+        """Return *value* as a handle."""
+        try:
+            handle = DmaHandle(*value)
+            struct.pack("<iII", *handle)
+        except (TypeError, struct.error):
+            raise wrong(where, value, "(fd, offset, length)") from None
+        return handle
+
+    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+        """Nothing comes back."""
+        return None
+
+
+def repeated(element: Type, count: int) -> str:
+    """Return the format of *count* elements in a row."""
+    text = element.given.format
+    return f"{count}{text}" if isinstance(element, Scalar) else text * count
+
+
+def pack_into(
+    packer: struct.Struct, data: bytearray, offset: int, cells: Cells, where: str
+) -> None:
+    """Write cells to a block.
+
+    Raises:
+        LayoutError: A cell is not a number, or too large; the message begins with *where*.
+    """
+    try:
+        packer.pack_into(data, offset, *cells)
+    except (struct.error, TypeError, OverflowError) as error:
+        raise LayoutError(
+            f"{where}: {error}", remedy="pass numbers that the type in the interface can hold"
+        ) from error
+
+
+def _holds(view: memoryview, element: Type) -> bool:
+    """Whether *view* is of plain bytes, or of what *element* is."""
+    code = view.format.lstrip("@=<")
+    if code in ("B", "b", "c") or not isinstance(element, Scalar):
+        return view.itemsize in (1, element.given.size)
+    kinds = ("bhilqn", "BHILQN", "fd", "?")
+    kind = next((k for k in kinds if element.given.format in k), "")
+    return view.itemsize == element.given.size and code in kind
+
+
+BOOL = Scalar("bool", "?")
+CHAR = Scalar("char", "B")
+SCALARS = {
+    "int8": Scalar("int8_t", "b"),
+    "uint8": Scalar("uint8_t", "B"),
+    "int16": Scalar("int16_t", "h"),
+    "uint16": Scalar("uint16_t", "H"),
+    "int32": Scalar("int32_t", "i"),
+    "uint32": Scalar("uint32_t", "I"),
+    "int64": Scalar("int64_t", "q"),
+    "uint64": Scalar("uint64_t", "Q"),
+    "float": Scalar("float", "f"),
+    "double": Scalar("double", "d"),
+    "boolean": BOOL,
+    "char": CHAR,
+    "octet": Scalar("uint8_t", "B"),
+    "wchar": Scalar("uint16_t", "H"),
+    "short": Scalar("int16_t", "h"),
+    "long": Scalar("int32_t", "i"),
+}
