@@ -1,0 +1,76 @@
+/*
+ * The HVX kernels: what the executor calls.
+ *
+ *   y[m][n] = x[m][k] . w[n][k]
+ *
+ * x is quantised once (npurt_quantise, rows shared out between threads), then multiplied by tiles
+ * of 32 rows of w (npurt_multiply, tiles shared out between threads).  No kernel allocates, locks,
+ * logs or looks at the clock; what it needs beyond its arguments is on the stack, below 16 KB.
+ *
+ * Everything is integer arithmetic, on float32 bit patterns too, so all builds give the same bits:
+ * those of tests/hexagon/model.py.
+ */
+#ifndef NPURT_KERNELS_H
+#define NPURT_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NPURT_VECTOR 128u /* bytes; what every pointer below is aligned to unless it says so */
+#define NPURT_TILE 32u    /* rows of w that are multiplied together: columns of y */
+#define NPURT_STEP 64u    /* columns of w in one step of a kernel; k is padded to it with zeros */
+#define NPURT_PANEL 4u    /* rows of x that are multiplied together */
+#define NPURT_MAX_K 65536u
+
+/* A row of dsp/formats.inc. */
+typedef struct npurt_format npurt_format;
+
+/* The format of that number, or NULL. */
+const npurt_format *npurt_find_format(uint32_t number);
+
+/* Least Hexagon version, 68 for v68. */
+uint32_t npurt_format_arch(const npurt_format *format);
+
+/* Bytes of a tile of w; an image is its tiles one after another, ceil(n / NPURT_TILE) of them. */
+size_t npurt_tile_bytes(const npurt_format *format, uint32_t k);
+
+/*
+ * 1 where the format takes activations of this grouping: 32 or 128 columns to a scale, but for i8,
+ * whose activations have one scale a row: group 0.
+ */
+int npurt_takes_group(const npurt_format *format, uint32_t group);
+
+/* Bytes of m quantised rows, and of what npurt_quantise needs beside them (for each thread). */
+size_t npurt_activation_bytes(uint32_t m, uint32_t k);
+size_t npurt_quantise_scratch(uint32_t k);
+
+typedef struct {
+    const float *x;    /* [m][k] */
+    size_t x_stride;   /* bytes from row to row, a multiple of 128 */
+    uint32_t m, k;     /* k a multiple of 32, at most NPURT_MAX_K */
+    uint32_t group;    /* 32, 128, or 0: the whole row */
+    void *activations; /* npurt_activation_bytes(m, k); one form for all formats of that grouping */
+} npurt_quantisation;
+
+/*
+ * Quantise rows first..last-1; first is a multiple of NPURT_PANEL, last too or m.
+ * Returns 0, or 1 when a row holds NaN or infinity: the rows are then not to be used.
+ */
+int npurt_quantise(const npurt_quantisation *q, uint32_t first, uint32_t last, void *scratch);
+
+typedef struct {
+    const npurt_format *format;
+    const void *activations; /* that npurt_quantise made of m rows of k */
+    float *y;                /* [m][n], aligned to 4 */
+    size_t y_stride;         /* bytes from row to row, a multiple of 4 */
+    uint32_t m, k, n;
+} npurt_product;
+
+/*
+ * Compute columns 32 * first .. 32 * last - 1 of y, all m rows; of the last tile only what n has.
+ * `tiles` is tile `first`, wherever it is (DDR or VTCM), the others after it.  Each panel of rows
+ * goes over all of the tiles, so tiles of one call should fit the cache or VTCM.
+ */
+void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last);
+
+#endif
