@@ -10,7 +10,7 @@
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
  *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: with four panels
- *         at once one core of Zen 4 read half as fast (bench/RESULTS.md).
+ *         at once one core of Zen 4 read half as fast (docs/decisions/003).
  */
 #include "kernels.h"
 #include <immintrin.h>
