@@ -5,7 +5,9 @@ PYTHON ?= python3
 PROMPT ?= Once upon a time, a very small computer
 
 BIN := .venv/bin
-C_FILES = $(shell find $(wildcard npurt dsp sim tests) -name '*.[ch]')
+C_FILES = $(shell find $(wildcard npurt dsp idl sim tests) -name '*.[ch]')
+BUILT_FROM = $(shell find npurt/cpu npurt/build*.py $(wildcard dsp idl sim npurt/hexagon/idl) \
+	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
 .PHONY: help demo test models wheels lint clean
 
@@ -47,6 +49,7 @@ lint: .venv/dev
 
 clean:
 	rm -rf .venv/installed .venv/dev build dist npurt/cpu/*.so
+	rm -rf npurt/hexagon/skel npurt/hexagon/sim npurt/rknpu/sim
 	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard npurt tests examples bench sim) -name __pycache__ -prune -exec rm -rf {} +
 
@@ -61,7 +64,7 @@ clean:
 	@touch $@
 
 # Installed in place, so that a change to a Python file needs no new install.
-.venv/installed: .venv/made pyproject.toml $(wildcard npurt/cpu/*.[ch] npurt/cpu/*.inc)
+.venv/installed: .venv/made pyproject.toml $(BUILT_FROM)
 	$(BIN)/pip install --editable .
 	@touch $@
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import npurt
-from npurt import build
+from npurt import build, build_host, build_zig
 from tests import elf
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -63,13 +63,14 @@ def test_the_name_of_a_source_grants_its_instruction_sets_and_no_more(
     target, name, granted, tmp_path
 ):
     source = tmp_path / name
-    units = build.units([source], target)
+    units = build_host.units([source], target)
     assert len(units) == len(granted)
     for unit, features in zip(units, granted, strict=True):
         tests = [f"{'!' * (f in features)}defined {f}" for f in sorted(FEATURES)]
         source.write_text(f"#if {' || '.join(tests)}\n#error\n#endif\n")
 
-        build._compile(unit, f"{target}-linux-gnu.{build.GLIBC}", tmp_path / "k.o", ())
+        job = build_host.job(unit, f"{target}-linux-gnu.{build.GLIBC}", (), ())
+        build_zig.compile_c(job, tmp_path / "k.o")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_vec_source_is_compiled_once_for_each_level(target, levels, tmp_path):
 
 def test_a_suffix_that_is_no_instruction_set_is_refused():
     with pytest.raises(build.BuildError, match=r"k__avx3\.c.*'avx3'"):
-        build.units([Path("k__avx3.c")], "x86_64")
+        build_host.units([Path("k__avx3.c")], "x86_64")
 
 
 @pytest.mark.parametrize("target", build.TARGETS)
@@ -113,6 +114,42 @@ def test_floating_point_is_as_written(target, tmp_path):
     assert run_c(tmp_path, target, {"main__i8mm.c": main, "main__avx2.c": main}) == "0 1"
 
 
+def test_what_was_made_is_made_again_when_it_or_what_it_is_made_from_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
+    source, out = tmp_path / "k.c", tmp_path / "k.so"
+    source.write_text("int a;")
+    out.write_bytes(b"made of a")
+
+    def stamp(settings="here"):
+        return build_zig.Stamp("k", [source], settings)
+
+    assert stamp().made() is None
+    stamp().record([out])
+    assert stamp().made() == [out]
+    assert stamp("there").made() is None
+    out.write_bytes(b"damaged")
+    assert stamp().made() is None
+    out.write_bytes(b"made of a")
+    assert stamp().made() == [out]
+    out.unlink()
+    assert stamp().made() is None
+    out.write_bytes(b"made of a")
+    source.write_text("int b;")
+    assert stamp().made() is None
+    source.write_text("int a;")
+    assert stamp().made() == [out]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '["key"]', "\0", '[1, {"a": 2}]'])
+def test_a_stamp_that_is_no_stamp_is_none(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
+    stamp = build_zig.Stamp("k", [], "")
+    stamp.record([])
+    (tmp_path / "build/stamps/k.json").write_text(text)
+
+    assert stamp.made() is None
+
+
 def test_defines_reach_the_compiler(tmp_path):
     main = '#include <stdio.h>\nint main(void) { printf("%d %d", ONE, TWO); }'
 
@@ -121,7 +158,7 @@ def test_defines_reach_the_compiler(tmp_path):
 
 def test_a_source_is_called_by_its_path_in_the_project(tmp_path, monkeypatch):
     """So no path of the machine that builds gets into the library."""
-    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
     main = "#include <stdio.h>\nint main(void) { puts(__FILE__); }"
 
     assert run_c(tmp_path, "aarch64", {"main.c": main}) == "main.c\n"
@@ -142,7 +179,7 @@ def test_a_source_that_does_not_compile_leaves_the_old_library_and_nothing_else(
 def test_an_unchanged_source_is_not_compiled_again_and_a_changed_header_is_seen(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
     source, header, out = tmp_path / "k.c", tmp_path / "k.h", tmp_path / "lib.so"
     source.write_text('#include "k.h"\n__attribute__((visibility("default"))) int k = K;')
 
@@ -186,14 +223,13 @@ def test_the_command_makes_a_program_of_the_kernels_and_a_file(tmp_path):
 
 
 def test_an_editable_install_builds_in_place(tmp_path, monkeypatch):
-    library = tmp_path / "libnpurt_cpu.so"
-    monkeypatch.setattr(build, "LIBRARY", library)
+    monkeypatch.setattr(build, "PACKAGE", tmp_path)
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
     build_data = {"force_include": {}}
 
     build.BuildHook(str(PROJECT), {}, None, None, "", "wheel").initialize("editable", build_data)
 
-    assert elf.read(library).machine == "aarch64"
+    assert elf.read(tmp_path / "cpu/libnpurt_cpu.so").machine == "aarch64"
     assert build_data == {
         "force_include": {},
         "pure_python": False,
@@ -247,17 +283,28 @@ def target_of(wheel):
     return wheel.stem.partition("manylinux_2_28_")[2]
 
 
-def test_a_wheel_made_in_another_folder_is_equal_to_the_byte(wheel, tmp_path):
-    """Nothing is left of the folder, the time, or what was built there before."""
-    project = tmp_path / "elsewhere"
-    project.mkdir()
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """What a checkout holds, in another folder, with nothing built."""
+    project = tmp_path_factory.mktemp("elsewhere")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(PROJECT / name, project)
-    shutil.copytree(
-        PROJECT / "npurt", project / "npurt", ignore=shutil.ignore_patterns("*.so", "__pycache__")
-    )
+    sources = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard", "npurt", "dsp", "idl", "sim"],
+        cwd=PROJECT,
+        check=True,
+        text=True,
+        capture_output=True,
+    ).stdout.split("\0")
+    for name in filter(None, sources):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / name, project / name)
+    return project
 
-    again = make_wheel(project, target_of(wheel), tmp_path / "dist")
+
+def test_a_wheel_made_in_another_folder_is_equal_to_the_byte(wheel, elsewhere, tmp_path):
+    """Nothing is left of the folder, the time, or what was built there before."""
+    again = make_wheel(elsewhere, target_of(wheel), tmp_path / "dist")
 
     assert again.name == wheel.name
     assert again.read_bytes() == wheel.read_bytes()
@@ -268,18 +315,43 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel):
     python = {
         str(path.relative_to(PROJECT))
         for path in (PROJECT / "npurt").rglob("*.py")
-        if path != PROJECT / "npurt/build.py"
+        if not path.match("npurt/build*.py")
+    }
+    built = {
+        str(path.relative_to(PROJECT / "build" / target_of(wheel)))
+        for path in build.make(PROJECT / "build" / target_of(wheel) / "npurt", target_of(wheel))
     }
 
     assert wheel.name == f"npurt-{npurt.__version__}-py3-none-manylinux_2_28_{target_of(wheel)}.whl"
-    assert {name for name in names if name.startswith("npurt/")} == python | {
+    assert "npurt/cpu/libnpurt_cpu.so" in built
+    assert {name for name in names if name.startswith("npurt/")} == python | built | {
         "npurt/py.typed",
-        "npurt/cpu/libnpurt_cpu.so",
+        "npurt/cpu/formats.inc",
+        "npurt/cpu/npurt_cpu.h",
     }
     assert {name.partition("/")[0] for name in names} == {
         "npurt",
         f"npurt-{npurt.__version__}.dist-info",
     }
+
+
+def test_what_a_wheel_holds_is_enough_to_multiply(tmp_path_factory):
+    """Unpacked anywhere, without the checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    made = make_wheel(PROJECT, build.host(), tmp_path_factory.mktemp("dist"))
+    zipfile.ZipFile(made).extractall(folder)
+    code = "import npurt, numpy; print(npurt.__file__); npurt.matmul(*numpy.eye(32)[None][[0, 0]])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        check=False,
+        text=True,
+        capture_output=True,
+    )
+
+    assert (done.stdout.strip(), done.stderr) == (str(folder / "npurt/__init__.py"), "")
 
 
 def test_the_library_needs_nothing_newer_than_glibc_2_28(library, wheel):

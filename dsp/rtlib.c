@@ -1,0 +1,169 @@
+/*
+ * What clang calls by itself when it compiles for the Hexagon.  There is no libc and no compiler
+ * runtime for an open Hexagon compiler, and a skel must not need a library.
+ *
+ * Names and arguments: LLVM, lib/Target/Hexagon/HexagonISelLowering.cpp (libcalls) and
+ * HexagonSelectionDAGInfo.cpp (memcpy).  Plain loops: no kernel calls any of these per element.
+ * Weak, so that a test program may bring its own; hidden, so that nobody else's is taken in a PD.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+/* no_builtin: or a loop that copies would be compiled into a call of itself. */
+#define RTLIB __attribute__((weak, visibility("hidden"), no_builtin))
+
+RTLIB void *memcpy(void *restrict to, const void *restrict from, size_t n);
+RTLIB void *memmove(void *to, const void *from, size_t n);
+RTLIB void *memset(void *to, int value, size_t n);
+RTLIB int memcmp(const void *a, const void *b, size_t n);
+RTLIB void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
+                                                                  const void *restrict from,
+                                                                  size_t n);
+RTLIB uint64_t __hexagon_udivdi3(uint64_t a, uint64_t b);
+RTLIB uint64_t __hexagon_umoddi3(uint64_t a, uint64_t b);
+RTLIB int64_t __hexagon_divdi3(int64_t a, int64_t b);
+RTLIB int64_t __hexagon_moddi3(int64_t a, int64_t b);
+RTLIB uint32_t __hexagon_udivsi3(uint32_t a, uint32_t b);
+RTLIB uint32_t __hexagon_umodsi3(uint32_t a, uint32_t b);
+RTLIB int32_t __hexagon_divsi3(int32_t a, int32_t b);
+RTLIB int32_t __hexagon_modsi3(int32_t a, int32_t b);
+
+/* Both aligned alike, so that after a few bytes both may be read as words. */
+static int alike(const void *a, const void *b)
+{
+    return (((uintptr_t) a ^ (uintptr_t) b) & 7) == 0;
+}
+
+/* The type of eight bytes that may alias any other. */
+typedef uint64_t __attribute__((may_alias)) word;
+
+void *memcpy(void *restrict to, const void *restrict from, size_t n)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    if (alike(to, from)) {
+        for (; n && ((uintptr_t) out & 7); n--) {
+            *out++ = *in++;
+        }
+        for (; n >= 8; n -= 8, out += 8, in += 8) {
+            *(word *) out = *(const word *) in;
+        }
+    }
+    while (n--) {
+        *out++ = *in++;
+    }
+    return to;
+}
+
+void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
+                                                            const void *restrict from, size_t n)
+{
+    return memcpy(to, from, n);
+}
+
+void *memmove(void *to, const void *from, size_t n)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    if ((uintptr_t) out - (uintptr_t) in >= n) {
+        for (size_t i = 0; i < n; i++) {
+            out[i] = in[i];
+        }
+        return to;
+    }
+    while (n--) {
+        out[n] = in[n];
+    }
+    return to;
+}
+
+void *memset(void *to, int value, size_t n)
+{
+    uint8_t *out = to;
+    for (; n && ((uintptr_t) out & 7); n--) {
+        *out++ = (uint8_t) value;
+    }
+    for (; n >= 8; n -= 8, out += 8) {
+        *(word *) out = 0x0101010101010101ull * (uint8_t) value;
+    }
+    while (n--) {
+        *out++ = (uint8_t) value;
+    }
+    return to;
+}
+
+int memcmp(const void *a, const void *b, size_t n)
+{
+    const uint8_t *x = a, *y = b;
+    for (size_t i = 0; i < n; i++) {
+        if (x[i] != y[i]) {
+            return x[i] - y[i];
+        }
+    }
+    return 0;
+}
+
+/* Long division, a bit at a time; by zero the quotient is all ones. */
+static uint64_t divide(uint64_t a, uint64_t b, uint64_t *rest)
+{
+    uint64_t quotient = 0, left = 0;
+    for (int bit = a ? 63 - __builtin_clzll(a) : -1; bit >= 0; bit--) {
+        left = left << 1 | (a >> bit & 1);
+        if (left >= b) {
+            left -= b;
+            quotient |= 1ull << bit;
+        }
+    }
+    *rest = left;
+    return b ? quotient : ~0ull;
+}
+
+uint64_t __hexagon_udivdi3(uint64_t a, uint64_t b)
+{
+    uint64_t rest;
+    return divide(a, b, &rest);
+}
+
+uint64_t __hexagon_umoddi3(uint64_t a, uint64_t b)
+{
+    uint64_t rest;
+    divide(a, b, &rest);
+    return rest;
+}
+
+static uint64_t magnitude(int64_t a)
+{
+    return a < 0 ? -(uint64_t) a : (uint64_t) a;
+}
+
+int64_t __hexagon_divdi3(int64_t a, int64_t b)
+{
+    uint64_t quotient = __hexagon_udivdi3(magnitude(a), magnitude(b));
+    return (int64_t) ((a < 0) != (b < 0) ? -quotient : quotient);
+}
+
+int64_t __hexagon_moddi3(int64_t a, int64_t b)
+{
+    uint64_t rest = __hexagon_umoddi3(magnitude(a), magnitude(b));
+    return (int64_t) (a < 0 ? -rest : rest);
+}
+
+uint32_t __hexagon_udivsi3(uint32_t a, uint32_t b)
+{
+    return (uint32_t) __hexagon_udivdi3(a, b);
+}
+
+uint32_t __hexagon_umodsi3(uint32_t a, uint32_t b)
+{
+    return (uint32_t) __hexagon_umoddi3(a, b);
+}
+
+int32_t __hexagon_divsi3(int32_t a, int32_t b)
+{
+    return (int32_t) __hexagon_divdi3(a, b);
+}
+
+int32_t __hexagon_modsi3(int32_t a, int32_t b)
+{
+    return (int32_t) __hexagon_moddi3(a, b);
+}

@@ -1,0 +1,172 @@
+"""Compile C for the machine that runs Python: the CPU kernels, the simulators, test programs.
+
+Part of `npurt/build.py`: not installed.  The name of a source file says how it is compiled:
+`name.c` and `name__scalar.c` with the flags of any machine of the architecture, `name__ISA.c` with
+those of that instruction set and only where it exists, `name__vec.c` once for each vector level
+with NPURT_LEVEL defined as the level's name.  What a library exports is marked in its source:
+everything else is hidden.
+"""
+
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
+
+CPU = ROOT / "npurt/cpu"
+
+GLIBC = "2.28"  # of manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04 and newer
+
+# zig spells features with _ and wants a CPU first: -mcpu=CPU+FEATURE+FEATURE.
+_AVX2 = "x86_64+avx2+fma+f16c"
+_AVX512 = f"{_AVX2}+avx512f+avx512bw+avx512dq+avx512vl"
+_FP16 = "generic+v8_2a+fullfp16"
+BASELINE = {"x86_64": "x86_64", "aarch64": "generic"}
+ISAS = {
+    "x86_64": {
+        "avx2": _AVX2,
+        "avx512vnni": f"{_AVX512}+avx512vnni",
+        "amxint8": f"{_AVX512}+avx512vnni+amx_tile+amx_int8",
+    },
+    "aarch64": {
+        "neon": "generic",
+        "dotprod": f"{_FP16}+dotprod",
+        "i8mm": f"{_FP16}+dotprod+i8mm",
+    },
+}
+LEVELS = {
+    "x86_64": {"base": "x86_64", "avx2": _AVX2, "avx512": _AVX512},
+    "aarch64": {"base": "generic", "fp16": _FP16},
+}
+TARGETS = tuple(BASELINE)
+
+COMPILE = (
+    *STRICT,
+    "-O3", "-Xclang", "-O3",  # zig turns -O3 into -O2 and -DNDEBUG
+    "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer",
+    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity stay
+)  # fmt: skip
+LINK = ("-s", "-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run of the compiler: a source, the CPU it may assume and its vector level."""
+
+    source: Path
+    mcpu: str
+    level: str = ""
+
+
+def host() -> str:
+    """Return the architecture to build for.
+
+    That is this machine's, or what _PYTHON_HOST_PLATFORM says (linux-aarch64): the variable by
+    which Python's build tools are told of a cross build.
+    """
+    platform = sysconfig.get_platform()
+    target = platform.removeprefix("linux-")
+    if target not in TARGETS:
+        raise BuildError(
+            f"npurt runs on linux-{' and linux-'.join(TARGETS)}, and this is {platform}\n"
+            "  remedy: build on such a machine, or set _PYTHON_HOST_PLATFORM to cross-build a wheel"
+        )
+    return target
+
+
+def units(sources: Iterable[Path], target: str) -> list[Unit]:
+    """Return what to compile for *target*, in the order of *sources*, by the naming rule."""
+    return [unit for source in sources for unit in _units_of(source, target)]
+
+
+def _units_of(source: Path, target: str) -> list[Unit]:
+    suffix = source.stem.partition("__")[2]
+    if suffix in ("", "scalar"):
+        return [Unit(source, BASELINE[target])]
+    if suffix == "vec":
+        return [Unit(source, mcpu, level) for level, mcpu in LEVELS[target].items()]
+    if not any(suffix in isas for isas in ISAS.values()):
+        raise BuildError(
+            f"{source.name}: nothing is known of the instruction set {suffix!r}\n"
+            "  remedy: rename the file, or add a row to ISAS in npurt/build_host.py"
+        )
+    mcpu = ISAS[target].get(suffix)
+    return [Unit(source, mcpu)] if mcpu else []
+
+
+def library_sources() -> list[Path]:
+    """Return the C sources of the CPU kernels, sorted: they link in one order everywhere."""
+    return sorted(CPU.glob("*.c"))
+
+
+def build_library(
+    target: str,
+    out: Path,
+    *,
+    defines: Sequence[str] = (),
+    sources: Sequence[Path] | None = None,
+    includes: Sequence[Path] = (CPU,),
+) -> Path:
+    """Compile and link the shared library of *target* ("x86_64", "aarch64") into *out*.
+
+    Args:
+        target: Architecture; the library needs glibc 2.28 or newer and exports what is marked.
+        out: File to make or replace, whole or not at all; its name is the SONAME.
+        defines: Macros, "NAME" or "NAME=VALUE".
+        sources: C files, those of npurt/cpu when None.
+        includes: Folders of headers.
+
+    Raises:
+        BuildError: The compiler is missing or refuses; its words are in the message.
+    """
+    sources = library_sources() if sources is None else sources
+    link = ("-shared", "-Wl,-z,defs", f"-Wl,-soname,{out.name}")
+    return _build(sources, target, f"{target}-linux-gnu.{GLIBC}", link, out, defines, includes)
+
+
+def compile_executable(
+    sources: Sequence[Path],
+    target: str,
+    out: Path,
+    *,
+    defines: Sequence[str] = (),
+    includes: Sequence[Path] = (CPU,),
+    static: bool = True,
+) -> Path:
+    """Compile C files, by the same naming rule, into a program.
+
+    With `library_sources()` among *sources* it holds the kernels.  A *static* one needs no libc:
+    so it runs under `qemu-aarch64` on a machine without any aarch64 library.  One that is not can
+    open shared libraries.  Other arguments and errors as in `build_library`.
+    """
+    triple = f"{target}-linux-musl" if static else f"{target}-linux-gnu.{GLIBC}"
+    return _build(sources, target, triple, ("-static",) * static, out, defines, includes)
+
+
+def job(unit: Unit, triple: str, defines: Sequence[str], includes: Sequence[Path]) -> Job:
+    """Return the run of the compiler that makes the object of *unit*."""
+    level = (f"NPURT_LEVEL={unit.level}",) if unit.level else ()
+    flags = (
+        *("-target", triple, f"-mcpu={unit.mcpu}", *COMPILE),
+        *(f"-D{define}" for define in (*level, *defines)),
+        *(f"-I{folder}" for folder in includes),
+    )
+    return Job(unit.source, flags)
+
+
+def _build(
+    sources: Sequence[Path],
+    target: str,
+    triple: str,
+    link: Sequence[str],
+    out: Path,
+    defines: Sequence[str],
+    includes: Sequence[Path],
+) -> Path:
+    jobs = [job(unit, triple, defines, includes) for unit in units(sources, target)]
+    with tempfile.TemporaryDirectory() as folder, whole(out) as partial:
+        made = objects(jobs, Path(folder))
+        zig("cc", "-target", triple, *link, "-o", partial, *made, *LINK)
+    return out
