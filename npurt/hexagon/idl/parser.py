@@ -20,6 +20,7 @@ The grammar, after qualcomm/QAIC, less what FastRPC interfaces do without:
 Names are declared before they are used.
 """
 
+import math
 import struct
 from typing import Any, NoReturn
 
@@ -40,9 +41,10 @@ from npurt.hexagon.idl.types import (
 READ_OVER = ("AEEStdDef.idl", "remote.idl")
 MODES = ("in", "rout", "inrout")
 MOST_DEPTH = 32  # of types in types: values are walked by recursion
-MOST_SIZE = 1 << 16  # bytes of a type of fixed size; larger data is a sequence
-C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline int
-register restrict return signed sizeof static struct switch true typedef union void volatile while"""
+MOST_SIZE = 1 << 12  # bytes of a type of fixed size: it lies on a stack of 16 KiB on the DSP
+C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline
+int register restrict return signed sizeof static struct switch true typedef union void volatile
+while"""
 IDL_WORDS = """AEEResult boolean char const dmahandle double error float in inrout interface long
 module native octet rout sequence short string unsigned wchar wstring"""
 RESERVED = frozenset(f"{C_WORDS} {IDL_WORDS}".split()) | SCALARS.keys()
@@ -351,7 +353,7 @@ def _is_of(kind: Type, value: Any) -> bool:
         struct.pack(f"<{kind.given.format}", value)
     except (struct.error, OverflowError):
         return False
-    return True
+    return math.isfinite(value)
 
 
 def parse(text: str, name: str = "<idl>") -> Interface:

@@ -212,7 +212,7 @@ class Sequence(Type):
     """
 
     def __init__(self, c: str, element: Type) -> None:
-        self.c = c  # of the C struct of data and length
+        self.c = c  # the C struct of data and length, if it has a name
         self.element = element
         self.given = self.room = COUNT
         self.answer = NOTHING
@@ -327,7 +327,7 @@ class String(Sequence):
     """
 
     def __init__(self) -> None:
-        super().__init__("", CHAR)
+        super().__init__("_cstring1_t", CHAR)
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
         """Return the count, the NUL included."""
@@ -406,7 +406,6 @@ def _holds(view: memoryview, element: Type) -> bool:
     return view.itemsize == element.given.size and code in kind
 
 
-BOOL = Scalar("bool", "?")
 CHAR = Scalar("char", "B")
 SCALARS = {
     "int8": Scalar("int8_t", "b"),
@@ -419,7 +418,7 @@ SCALARS = {
     "uint64": Scalar("uint64_t", "Q"),
     "float": Scalar("float", "f"),
     "double": Scalar("double", "d"),
-    "boolean": BOOL,
+    "boolean": Scalar("uint8_t", "?"),
     "char": CHAR,
     "octet": Scalar("uint8_t", "B"),
     "wchar": Scalar("uint16_t", "H"),

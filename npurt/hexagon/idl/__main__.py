@@ -1,0 +1,74 @@
+"""`python -m npurt.hexagon.idl FILE.idl`: check an interface, list it, or write its C."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from npurt.errors import NpurtError
+from npurt.hexagon.idl import Interface, load
+from npurt.hexagon.idl.header import header, prototype
+from npurt.hexagon.idl.skel import skel
+
+
+def rows(interface: Interface) -> list[dict[str, object]]:
+    """Return what a binding needs to know of each method."""
+    return [
+        {
+            "id": m.id,
+            "name": m.name,
+            "prototype": prototype(interface.name, m),
+            "sent": m.sent.size,
+            "answer": m.answer.size,
+            "params": [{"name": p.name, "mode": p.mode} for p in m.params],
+        }
+        for m in interface.methods
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; exit status 0 done, 1 failed, 2 usage."""
+    parser = argparse.ArgumentParser(prog="npurt.hexagon.idl", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE.idl")
+    parser.add_argument("--c", type=Path, metavar="DIR", help="write NAME.h and NAME_skel.c there")
+    parser.add_argument("--json", action="store_true", help="list the interface as one object")
+    args = parser.parse_args(argv)
+    out = sys.stdout
+    try:
+        interface = load(args.file)
+        if args.c:
+            write(interface, args.c)
+    except NpurtError as error:
+        sys.stderr.write(f"idl: {error}\n")
+        return 1
+    if args.json:
+        table = {"name": interface.name, "version": interface.version, "uri": interface.uri}
+        out.write(json.dumps(table | {"methods": rows(interface)}) + "\n")
+    elif not args.c:
+        out.write(f"{interface.uri}\n")
+        out.writelines(f"{row['id']:3}  {row['prototype']}\n" for row in rows(interface))
+    return 0
+
+
+def write(interface: Interface, folder: Path) -> tuple[Path, Path]:
+    """Write the C of *interface* to *folder*; return the header and the skel.
+
+    Raises:
+        NpurtError: They cannot be written.
+    """
+    texts = {f"{interface.name}.h": header(interface), f"{interface.name}_skel.c": skel(interface)}
+    paths = [folder / name for name in texts]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts.values(), strict=True):
+            partial = path.with_name(f"{path.name}.part")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+    except OSError as error:
+        raise NpurtError(f"cannot write to {folder}: {error}", remedy="choose another") from error
+    return paths[0], paths[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
