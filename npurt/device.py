@@ -5,6 +5,7 @@ it really multiplied, so that its results can be verified.
 """
 
 import abc
+import math
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from npurt.quant.tensor import QTensor
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+UNIT = 2.0**-24  # half an ulp of float32, relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,33 @@ class Packed(abc.ABC):
     @abc.abstractmethod
     def nbytes(self) -> int:
         """Bytes on the device, read once for each product with one row."""
+
+    def multiplied(self, rows: slice) -> F32:
+        """Return *rows* ``[n, K']`` of what the device really multiplies by.
+
+        A device that rounds scales or codes, or rotates K, says so here; its `Device.multiplied`
+        has the same K'.  These are the tensor's own values.
+        """
+        return self.tensor[rows].dequantize()
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error ``[n]`` of results of *rows*, per unit of the norm of x.
+
+        Of the rounding that comes after the rounding of operands: verification lets pass what is
+        within eight of these.  Here: float32 roundings of every group's product and sum, four a
+        group, independent of each other, of partial sums that do not exceed the norm of the row's
+        scaled codes plus offsets.
+        """
+        canonical = self.tensor[rows].canonical()
+        values = canonical.dequantize().astype(np.float64)
+        most = abs(values)
+        if canonical.offsets is not None:
+            offsets = np.repeat(canonical.offsets.astype(np.float64), canonical.group, axis=1)
+            most = abs(values - offsets) + abs(offsets)
+        group = 1 if self.tensor.format.block == 1 else canonical.group
+        roundings = self.k if group == 1 else 4 * self.k / group
+        bound: F64 = UNIT * math.sqrt(roundings + 2) * np.sqrt((most**2).sum(axis=1))
+        return bound
 
 
 class Device(abc.ABC):

@@ -79,13 +79,14 @@ class RemoteStep:
 
     def _is_right(self, w: Placed, x: F32, out: F32) -> bool:
         if w.name not in self._secrets:
-            self._secrets[w.name] = secret_of(w.name, w.packed.tensor)
+            self._secrets[w.name] = secret_of(w.name, w.packed)
         return is_right(self._secrets[w.name], w.packed.device.multiplied(x, w.packed), out)
 
     def _replace(self, w: Placed, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""
         wrong = w.device
         w.packed = self._cpu.pack(w.packed.tensor)
+        del self._secrets[w.name]  # that of what the device multiplied by
         w.reason = f"{wrong} computed a wrong product with it"
         self._cpu.matmul(x, w.packed, out)
         if not self._is_right(w, x, out):

@@ -23,17 +23,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device import F32, F64, UNIT, Packed
 from npurt.errors import NumericsError, SettingError
-from npurt.quant.tensor import QTensor
 from npurt.settings import VERIFY, read
 
-F64 = npt.NDArray[np.float64]
-
 LAMBDA = 8.0
-UNIT = 2.0**-24
 SPREAD_ROUNDINGS = 2 * 64 + 2  # of each element of s, added up in float32 (check__vec.c)
 LEAST_SQUARE = 2.0**-149  # that float32 holds
 SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
@@ -80,35 +75,35 @@ def make_secret(name: str, r: F64, s: F64, squares: float, group: int) -> Secret
     Raises:
         NumericsError: The weight called *name* holds NaN or infinity.
     """
-    if not np.isfinite(s).all():
-        raise NumericsError(
-            f"{name} holds NaN or infinity",
-            remedy="the file is damaged: download it again, or convert the model again",
-        )
+    _require_finite(name, s)
     n, k = len(r), len(s)
     roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 4 * k / group)
     squares += n * k * LEAST_SQUARE
     return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
 
 
-def secret_of(name: str, tensor: QTensor) -> Secret:
-    """Make a secret from the tensor's own values, in slices of rows; errors as `make_secret`."""
-    n, k = tensor.shape
-    r = secret_vector(n)
-    s = np.zeros(k)
+def secret_of(name: str, packed: Packed) -> Secret:
+    """Make a secret from what a device multiplies by, in slices of rows; raises `make_secret`'s."""
+    r = secret_vector(packed.n)
+    s: F64 | None = None
     squares = 0.0
-    canonical = tensor.canonical()
-    for start in range(0, n, 1024):
+    for start in range(0, packed.n, 1024):
         rows = slice(start, start + 1024)
-        values = tensor[rows].dequantize().astype(np.float64)
-        s += r[rows] @ values
-        most = abs(values)
-        if canonical.offsets is not None:
-            offsets = np.repeat(canonical.offsets[rows].astype(np.float64), canonical.group, axis=1)
-            most = abs(values - offsets) + abs(offsets)
-        squares += float(((r[rows, None] * most) ** 2).sum())
-    group = 1 if tensor.format.block == 1 else canonical.group
-    return make_secret(name, r, s, squares, group)
+        part = r[rows] @ packed.multiplied(rows).astype(np.float64)
+        s = part if s is None else s + part
+        squares += float(((r[rows] * packed.error(rows)) ** 2).sum())
+    assert s is not None, "a packed weight has rows"
+    _require_finite(name, s)
+    squares += packed.n * len(s) * LEAST_SQUARE * UNIT**2
+    return Secret(r, s, LAMBDA * math.sqrt(squares))
+
+
+def _require_finite(name: str, s: F64) -> None:
+    if not np.isfinite(s).all():
+        raise NumericsError(
+            f"{name} holds NaN or infinity",
+            remedy="the file is damaged: download it again, or convert the model again",
+        )
 
 
 def is_right(secret: Secret, x: F32, y: F32) -> bool:
