@@ -6,6 +6,7 @@ it really multiplied, so that its results can be verified.
 
 import abc
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -98,8 +99,12 @@ class Device(abc.ABC):
         """Return None when the device can run *op*, else a sentence saying what rules it out."""
 
     @abc.abstractmethod
-    def pack(self, tensor: QTensor) -> Packed:
-        """Lay out a 2-D *tensor* ``[N, K]`` for this device; its codes do not change.
+    def pack(self, tensor: QTensor, *, fine: bool = False) -> Packed:
+        """Lay out a 2-D *tensor* ``[N, K]`` for this device.
+
+        Args:
+            fine: Its products want activations of 16 bits (docs/decisions/006).  A device that
+                has one precision for all ignores it.
 
         Raises:
             UnsupportedOp: `why_not` has a reason against its format.
@@ -109,9 +114,14 @@ class Device(abc.ABC):
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
         """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order."""
 
+    def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+        """`matmul` of one x with several weights: in one call to the device where it can."""
+        for w, out in zip(weights, outs, strict=True):
+            self.matmul(x, w, out)
+
     @abc.abstractmethod
     def multiplied(self, x: F32, w: Packed) -> F32:
-        """Return the activations ``[M, K]`` that `matmul` really multiplies: x after rounding."""
+        """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
 
     @abc.abstractmethod
     def close(self) -> None:

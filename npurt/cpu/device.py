@@ -103,7 +103,7 @@ class CpuDevice(Device):
             return f"N is more than {MAX_COLUMNS}"
         return None
 
-    def pack(self, tensor: QTensor) -> CpuPacked:
+    def pack(self, tensor: QTensor, *, fine: bool = False) -> CpuPacked:
         """Lay out one weight ``[N, K]``."""
         return self.pack_all([tensor])[0]
 

@@ -4,7 +4,7 @@ Today's rule is short: the device that was asked for, unless it says why not; th
 ledger has the reason.  In strict mode that is an error.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from npurt.cpu.device import CpuDevice
@@ -35,11 +35,13 @@ def place(
     cpu: CpuDevice,
     *,
     strict: bool = False,
+    fine: Container[str] = (),
     done: Callable[[int], None] = lambda index: None,
 ) -> list[Placed]:
     """Pack each named weight ``[N, K]`` for *device*, or for *cpu* where that refuses.
 
     Args:
+        fine: Names of weights whose products want activations of 16 bits.
         done: Called with the index of each weight once it is packed.
 
     Raises:
@@ -63,9 +65,9 @@ def place(
             strict=True,
         )
     )
-    for i, (_, tensor) in enumerate(tensors):
+    for i, (name, tensor) in enumerate(tensors):
         if i not in packed:
-            packed[i] = device.pack(tensor)
+            packed[i] = device.pack(tensor, fine=name in fine)
             done(i)
     return [
         Placed(name, packed[i], device.caps.name, reasons[i]) for i, (name, _) in enumerate(tensors)

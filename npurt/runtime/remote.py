@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -43,22 +44,39 @@ class RemoteStep:
         """
         del position
         x = self._x.values[: rows - head if self._head else rows]
-        column = 0
-        for w in self._weights:
-            out = np.empty((len(x), w.packed.n), dtype=np.float32)
-            self._multiply(w, x, out)
+        ends = list(accumulate(w.packed.n for w in self._weights))
+        views = [
+            self._y[: len(x), end - w.packed.n : end]
+            for w, end in zip(self._weights, ends, strict=True)
+        ]
+        outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
+        self._multiply(x, outs)
+        for w, view, out in zip(self._weights, views, outs, strict=True):
+            self._account(w, x, out)
+            if out is not view:
+                view[:] = out
             if w.bias is not None:
-                out += w.bias
-            self._y[: len(x), column : column + w.packed.n] = out
-            column += w.packed.n
+                np.add(view, w.bias, out=view)
 
-    def _multiply(self, w: Placed, x: F32, out: F32) -> None:
-        row = self._ledger.row(
+    def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
+        """Have each device do what is its, in one call."""
+        for device in dict.fromkeys(w.packed.device for w in self._weights):
+            mine = [i for i, w in enumerate(self._weights) if w.packed.device is device]
+            start = time.perf_counter()
+            device.matmuls(x, [self._weights[i].packed for i in mine], [outs[i] for i in mine])
+            seconds = time.perf_counter() - start
+            macs = sum(self._weights[i].packed.n * self._weights[i].packed.k for i in mine)
+            for i in mine:
+                w = self._weights[i]
+                self._row(w).seconds += seconds * w.packed.n * w.packed.k / macs
+
+    def _row(self, w: Placed) -> Row:
+        return self._ledger.row(
             Row(self._label, w.name, (w.packed.n, w.packed.k), w.planned, w.device, w.reason)
         )
-        start = time.perf_counter()
-        w.packed.device.matmul(x, w.packed, out)
-        row.seconds += time.perf_counter() - start
+
+    def _account(self, w: Placed, x: F32, out: F32) -> None:
+        row = self._row(w)
         row.calls += 1
         row.rows += len(x)
         row.macs += out.size * w.packed.k

@@ -38,7 +38,7 @@ class FakeDevice(Device):
     def why_not(self, op):
         return self._refuses(op)
 
-    def pack(self, tensor):
+    def pack(self, tensor, *, fine=False):
         return FakePacked(self, self.cpu.pack(tensor))
 
     def matmul(self, x, w, out):
