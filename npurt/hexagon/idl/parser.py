@@ -45,7 +45,7 @@ MOST_SIZE = 1 << 12  # bytes of a type of fixed size: it lies on a stack of 16 K
 C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline
 int register restrict return signed sizeof static struct switch true typedef union void volatile
 while"""
-IDL_WORDS = """AEEResult boolean char const dmahandle double error float in inrout interface long
+IDL_WORDS = """AEEResult boolean char const dmahandle double float in inrout interface long
 module native octet rout sequence short string unsigned wchar wstring"""
 RESERVED = frozenset(f"{C_WORDS} {IDL_WORDS}".split()) | SCALARS.keys()
 

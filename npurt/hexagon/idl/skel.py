@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from npurt.hexagon.idl.header import c_type
 from npurt.hexagon.idl.method import ESCAPE, Interface, Method, Param
-from npurt.hexagon.idl.types import Dma, Scalar, Sequence, String, Struct, Type, place
+from npurt.hexagon.idl.types import COUNT, Dma, Scalar, Sequence, String, Struct, Type, place
 
 # Codes are AEEStdErr.h's as the DSP side returns them, 0x80000400 higher.
 SUPPORT = """\
@@ -62,9 +62,9 @@ HELPER void *take(walk *w, queue *q, uint64_t count, size_t size, size_t align)
         return NULL;
     }}
     const remote_buf buf = (q->next++)->buf;
-    if (buf.nLen / size < count || (count && !buf.pv))
+    if (buf.nLen < count * size || (count && !buf.pv))
         fail(w, AEE_EBADPARM);
-    else if ((uintptr_t) buf.pv % align)
+    else if ((uintptr_t) buf.pv & (align - 1))
         fail(w, AEE_EBADMEMALIGN);
     return w->error ? NULL : buf.pv;
 }}
@@ -108,7 +108,7 @@ HELPER int elements(walk *w, const queue *q, const uint8_t *at, size_t size)
     const int n = count_at(w, at);
     if (n > q->end - q->next)
         fail(w, AEE_EBADPARM);
-    else if ((size_t) n > MOST_STACK / size)
+    else if ((uint64_t) n * size > MOST_STACK)
         fail(w, AEE_ENOMEMORY);
     return w->error ? 0 : n;
 }}
@@ -271,16 +271,14 @@ class _Body:
         self.handles = {"in": 0, "rout": 0}
 
     def blocks(self, method: Method) -> None:
-        """Take the blocks of plain bytes."""
-        for block, name, queue, const in (
-            (method.sent, "sent", "in", "const "),
-            (method.answer, "answer", "out", ""),
-        ):
-            if block.size:
-                self.before.append(
-                    f"    {const}uint8_t *{name} = "
-                    f"take(w, &w->{queue}, 1, {block.size}, 1);"  # copied, so at any address
-                )
+        """Take the blocks of plain bytes, which are copied: they may lie anywhere."""
+        if method.sent.size:
+            only_id = method.sent.size == COUNT.size * method.escaped
+            sent = "" if only_id else "const uint8_t *sent = "
+            self.before.append(f"    {sent}take(w, &w->in, 1, {method.sent.size}, 1);")
+        if method.answer.size:
+            size = method.answer.size
+            self.before.append(f"    uint8_t *answer = take(w, &w->out, 1, {size}, 1);")
         self.before += ["    if (w->error)", "        return w->error;"]
 
     def param(self, v: str, param: Param, sent: Iterator[int], answers: Iterator[int]) -> None:
@@ -361,12 +359,14 @@ class _Body:
         ]
         data = f"{v}[i].data" if isinstance(element, Sequence) else f"{v}[i]"
         fill = self.give if param.goes_in else self.reserve
+        first = len(self.before)
         fill(data, element, f"{v}Sent + i * {part.size}", 0)
-        self.before.append("    }")
+        self.before[first:] = [*(f"    {line}" for line in self.before[first:]), "    }"]
         if param.comes_out and element.answer.size:
             self.after.append(f"    for (int i = 0; i < {v}Len; i++) {{")
+            first = len(self.after)
             self.answer(data, element, f"{v}Answer + i * {element.answer.size}", 0)
-            self.after.append("    }")
+            self.after[first:] = [*(f"    {line}" for line in self.after[first:]), "    }"]
         self.arguments += [v, f"{v}Len"]
 
     def give(self, v: str, kind: Type, block: str, offset: int) -> None:

@@ -1,0 +1,456 @@
+"""The generated skel, compiled for this machine: right calls arrive, wrong ones are refused."""
+
+import json
+import random
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npurt.hexagon import idl
+from npurt.hexagon.idl.types import Array, Enum, Sequence, String, Struct
+from tests.hexagon.idl import host
+
+BADPARM, UNSUPPORTED, MEMALIGN, NOMEMORY = 0x8000040E, 0x80000414, 0x80000455, 0x80000402
+VERSION_MISMATCH = 0x80000594
+TEXT = st.text(max_size=20).filter(lambda s: "\0" not in s and "\ud800" not in s)
+
+
+@pytest.fixture(scope="session")
+def t():
+    return idl.load(host.FOLDER / "wire.idl")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    return host.build(tmp_path_factory.mktemp("skel"))
+
+
+@pytest.fixture(scope="session")
+def lib(library):
+    return host.ffi.dlopen(str(library))
+
+
+# --- values of any type, and what must come back ----------------------------------------------
+
+
+def numbers(code):
+    if code == "?":
+        return st.booleans()
+    if code in "fd":
+        return st.floats(width=32 if code == "f" else 64, allow_nan=False)
+    bits = 8 * struct.calcsize(f"<{code}")
+    low = 0 if code.isupper() else -(1 << bits - 1)
+    return st.integers(low, low + (1 << bits) - 1)
+
+
+def values(kind):
+    """Return a strategy of values of a type, as lists, dicts and plain numbers."""
+    if isinstance(kind, Enum):
+        return st.integers(0, len(kind.members) - 1)
+    if isinstance(kind, String):
+        return TEXT
+    if isinstance(kind, Sequence):
+        return st.lists(values(kind.element), max_size=4)
+    if isinstance(kind, Struct):
+        return st.fixed_dictionaries({n: values(m) for n, m in kind.members.items()})
+    if isinstance(kind, Array):
+        return st.lists(values(kind.element), min_size=kind.length, max_size=kind.length)
+    return numbers(kind.given.format)
+
+
+def room_for(kind, value):
+    """Return the room that *value* needs."""
+    if isinstance(kind, String):
+        return len(value.encode()) + 1
+    if isinstance(kind, Sequence):
+        return [room_for(kind.element, v) for v in value] if kind.nesting > 1 else len(value)
+    if isinstance(kind, Struct):
+        return {n: room_for(m, value[n]) for n, m in kind.members.items() if not m.fixed}
+    return None
+
+
+def plain(value):
+    """Return *value* with lists for memoryviews."""
+    if isinstance(value, memoryview):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {n: plain(v) for n, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list) else value
+
+
+ECHOES = [m.name for m in idl.load(host.FOLDER / "wire.idl").methods if m.name[:5] == "echo_"]
+
+
+@pytest.mark.parametrize("name", ECHOES)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_what_goes_in_comes_back(name, t, lib, data):
+    """Every type, in and rout: the C implementation copies its arguments to its results."""
+    method = t.method(name)
+    sent = {p.name: data.draw(values(p.type)) for p in method.params if p.goes_in}
+    sources = iter([sent[p.name] for p in method.params if p.mode == "in"])
+    args, back = [], []
+    for p in method.params:
+        if p.mode == "in":
+            args.append(sent[p.name])
+        elif p.mode == "inrout":
+            args.append(sent[p.name])
+            back.append(sent[p.name])
+        else:
+            back.append(next(sources))
+            args += [] if p.type.fixed else [room_for(p.type, back[-1])]
+
+    call = method.pack(*args)
+    code = host.invoke(lib, call)
+
+    assert code == 0
+    got = [plain(value) for value in call.unpack()]
+    if name == "echo_outer":  # the last of y is one more, as uint16
+        back[1] = back[1] | {"y": [*back[1]["y"][:-1], (back[1]["y"][-1] + 1) % 65536]}
+    assert got == back
+
+
+def test_numbers_arrive_as_c_has_them(t, lib):
+    call = t.method("prims").pack(-3, 0x1000, -2, 2.5, 0.75, True)
+
+    assert host.invoke(lib, call, handle=1) == 0
+    #                   h     b        c           f * 16    g * 1024
+    expected = 1 ^ 0x1000 ^ (2**64 - 2) ^ 40 ^ 768
+    assert call.unpack() == (253, expected, False)
+
+
+def test_inrout_starts_from_what_goes_in(t, lib):
+    call = t.method("io").pack(0xFFFFFFFF, 40)
+
+    assert host.invoke(lib, call) == 0
+    assert call.unpack() == (0, 42)
+
+
+def test_sequences_have_their_room(t, lib):
+    floats = np.array([1.5, -2], np.float32)
+    call = t.method("seqs").pack([1, 2, 3], 5, (floats, 3), 100)
+
+    assert host.invoke(lib, call) == 0
+    b, c = call.unpack()
+    assert b.tolist() == [101, 102, 103, 100, 100]
+    assert c.tolist() == [3, -4, 0]
+
+
+def test_strings_end_where_there_is_no_more_room(t, lib):
+    call = t.method("strs").pack("hello", 4, ("ab", 8))
+
+    assert host.invoke(lib, call) == 0
+    assert call.unpack() == ("hel", "AB")
+
+
+def test_structs_and_enums_arrive_as_c_has_them(t, lib):
+    call = t.method("structs").pack(
+        {"a": -1, "b": 2, "c": 3}, {"a": 4, "b": 5, "c": 6}, {"head": b"\x09\x00\x00", "tail": 70}
+    )
+    enums = t.method("enums").pack("GREEN")
+
+    assert host.invoke(lib, call) == 0
+    assert call.unpack() == ({"a": -1, "b": 72, "c": 12}, {"a": 4, "b": 5, "c": -6})
+    assert host.invoke(lib, enums) == 0
+    assert enums.unpack() == (2,)
+
+
+def test_strings_in_a_sequence_end_with_a_nul(t, lib):
+    call = t.method("seqstr").pack(["one", "three", ""])
+
+    assert host.invoke(lib, call) == ord("o") + ord("t")
+
+
+def test_handles_arrive_with_the_length_that_the_runtime_knows(t, lib):
+    dma = t.method("dma").pack((9, 16, 36864))
+    both = t.method("handles").pack((3, 5, 12288), idl.DmaHandle(6, 7, 24576))
+
+    assert host.invoke(lib, dma) == 0
+    assert dma.unpack() == (9 + 16 + 36864,)
+    assert host.invoke(lib, t.method("dmas").pack((7, 0, 64), (8, 4, 64))) == 0
+    assert host.invoke(lib, both) == 0
+    assert both.unpack() == (3 << 40 | 5 << 24 | 6 << 8 | 7,)
+
+
+def test_an_error_comes_back_and_no_result_does(t, lib):
+    call = t.method("fails").pack(-5, 99)
+
+    assert host.invoke(lib, call) == 2**32 - 5
+    assert call.unpack() == (0, 0)  # not the 1 and 2 that the implementation set
+
+
+def test_the_handle_is_what_open_gave(t, lib):
+    assert host.invoke(lib, t.method("none").pack(), handle=77) == 77
+
+
+def test_a_call_is_made_again_with_other_numbers(t, lib):
+    call = t.method("big").pack(1, 2, 3, 4)
+    first = [host.ffi.from_buffer(buf) for buf in call.inputs]
+
+    call.repack(a=10, d=40)
+
+    assert host.invoke(lib, call) == 10 + 4 + 9 + 160
+    assert [host.ffi.from_buffer(buf) for buf in call.inputs] == first  # the same memory
+
+
+# --- open and close ----------------------------------------------------------------------------
+
+
+def open_skel(lib, uri):
+    """Open as the DSP's runtime does; return the code and the handle."""
+    text = host.ffi.new("char[]", uri)
+    sent = host.ffi.new("uint32_t *", len(uri) + 1)
+    args = host.ffi.new("remote_arg[3]")
+    args[0].buf.pv, args[0].buf.nLen = sent, 4
+    args[1].buf.pv, args[1].buf.nLen = text, len(uri) + 1
+    return lib.t_skel_handle_invoke(0, 0x00020001, args) & 0xFFFFFFFF, args[2].h64
+
+
+def test_open_gives_the_handle_and_close_takes_it(t, lib):
+    uri = t.uri.encode() + b"&_dom=cdsp"
+    code, handle = open_skel(lib, uri)
+    args = host.ffi.new("remote_arg[1]")
+    args[0].h64 = handle
+
+    assert (code, handle) == (0, 0x1122334455667788 + len(uri))
+    assert lib.t_skel_handle_invoke(0, 0x01000010, args) == 0
+    args[0].h64 = 5
+    assert lib.t_skel_handle_invoke(0, 0x01000010, args) == 7
+
+
+@pytest.mark.parametrize("version", [b"1.2.3", b"1.2.2", b"1.2", b"1", b"0.999.999", b"1.2.3&_x=y"])
+def test_a_stub_as_old_as_the_skel_or_older_may_open(lib, version):
+    assert open_skel(lib, b"file:///a?b&_idlver=" + version)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b"", b"&_idlver=", b"&_idlver=1.2.4", b"&_idlver=1.3", b"&_idlver=2", b"&_idlver=1.2.3.0",
+     b"&_idlver=x", b"&_idlver=1.2.0003", b"&_idlver=-1", b"&_idl", b"&_idlver=1.2.3x"],
+)  # fmt: skip
+def test_a_newer_stub_or_one_without_a_version_may_not(lib, tail):
+    assert open_skel(lib, b"file:///a?b" + tail)[0] == VERSION_MISMATCH
+
+
+# --- wrong calls -------------------------------------------------------------------------------
+
+
+def fenced(library, calls):
+    """Make calls in a process of its own, with untouchable pages around every buffer."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hexagon.idl.host", library],
+        input=json.dumps(calls),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    last = done.stderr.strip().rpartition("\n")[2]
+    assert done.returncode == 0, f"signal {-done.returncode} at {calls[int(last)]}"
+    return json.loads(done.stdout)
+
+
+def raw(call):
+    handles = [h.fd for h in call.handles_in + call.handles_out]
+    ins, outs = [b.hex() for b in call.inputs], [len(b) for b in call.outputs]
+    return call.scalars, ins, outs, handles
+
+
+def arguments(kind, rng):
+    if isinstance(kind, String):
+        return "x" * rng.randrange(1, 9)
+    if isinstance(kind, Sequence):
+        return [arguments(kind.element, rng) for _ in range(rng.randrange(1, 4))]
+    if isinstance(kind, Struct):
+        return {n: arguments(m, rng) for n, m in kind.members.items()}
+    if isinstance(kind, Array):
+        return [arguments(kind.element, rng) for _ in range(kind.length)]
+    return 1
+
+
+def good_call(method, rng):
+    args = []
+    for p in method.params:
+        if p.is_passed and hasattr(p.type, "handle"):
+            args.append((3, 0, 4))
+        elif p.is_passed:
+            value = arguments(p.type, rng)
+            both = p.mode == "inrout" and not p.type.fixed
+            room = room_for(p.type, value)
+            args.append((value, room) if both else value if p.goes_in else room)
+    return raw(method.pack(*args))
+
+
+def test_right_calls_touch_nothing_outside_of_their_buffers(t, library):
+    rng = random.Random(0)
+    calls = [good_call(m, rng) for m in t.methods for _ in range(5)]
+
+    codes = fenced(library, calls)
+
+    refused = {BADPARM, UNSUPPORTED, NOMEMORY}
+    assert not refused & set(codes)
+    # A buffer of 8-byte elements that ends at a page lies aligned: none is refused for that.
+    assert MEMALIGN not in codes
+
+
+def test_calls_with_a_buffer_less_or_more_are_refused(t, library):
+    rng = random.Random(1)
+    calls = []
+    for method in t.methods:
+        scalars, ins, outs, handles = good_call(method, rng)
+        calls.append((scalars + (1 << 16), [*ins, ""], outs, handles))
+        calls.append((scalars + (1 << 8), ins, [*outs, 0], handles))
+        if ins:
+            calls.append((scalars - (1 << 16), ins[:-1], outs, handles))
+        if outs:
+            calls.append((scalars - (1 << 8), ins, outs[:-1], handles))
+        calls.append((scalars ^ 0x20, ins, outs, [*handles, 1, 2, 3]))
+        calls.append((scalars ^ 0x02, ins, outs, [*handles, 1, 2, 3]))
+
+    assert set(fenced(library, calls)) == {BADPARM}
+
+
+def test_calls_with_a_short_buffer_are_refused(t, library):
+    rng = random.Random(2)
+    calls = []
+    for method in t.methods:
+        scalars, ins, outs, handles = good_call(method, rng)
+        exact = [method.sent.size] + [len(i) // 2 for i in ins[1:]]
+        for i, data in enumerate(ins):
+            short = data[: 2 * (exact[i] - 1)]
+            calls.append((scalars, [*ins[:i], short, *ins[i + 1 :]], outs, handles))
+        exact = [method.answer.size or (outs or [0])[0], *outs[1:]]
+        for i in range(len(outs)):
+            calls.append((scalars, ins, [*outs[:i], exact[i] - 1, *outs[i + 1 :]], handles))
+
+    assert set(fenced(library, calls)) <= {BADPARM, MEMALIGN}  # a short one may lie misaligned
+
+
+def test_blocks_may_be_as_short_as_what_they_hold(t, library):
+    """The stub rounds them up; the skel needs no more than the last value."""
+    scalars, (block, *ins), (_, *outs), handles = good_call(t.method("prims"), random.Random(3))
+    assert len(block) == 2 * 40
+
+    codes = fenced(library, [(scalars, [block[: 2 * 33], *ins], [17, *outs], handles)])
+
+    assert codes == [0]
+
+
+def test_counts_that_lie_are_refused(t, library):
+    """Each word of each block in turn: 0xffffffff, 2^31, and one more than is there."""
+    calls = []
+    for name in ("seqs", "strs", "cplx", "seqstruct", "seqseq", "seqstr", "echo_pages"):
+        scalars, ins, outs, handles = good_call(t.method(name), random.Random(4))
+        heads = 3 if name in ("seqseq", "seqstr", "echo_pages") else 1
+        for i in range(min(heads, len(ins))):
+            data = bytes.fromhex(ins[i])
+            for at in range(0, len(data) - 3, 4):
+                (count,) = struct.unpack_from("<I", data, at)
+                for lie in (0xFFFFFFFF, 1 << 31, 0x7FFFFFFF, count + 1):
+                    word = struct.pack("<I", lie)
+                    bad = data[:at] + word + data[at + 4 :]
+                    calls.append((scalars, [*ins[:i], bad.hex(), *ins[i + 1 :]], outs, handles))
+
+    codes = fenced(library, calls)
+
+    assert len(calls) > 100
+    assert sum(code in (BADPARM, NOMEMORY) for code in codes) > len(codes) / 2
+    # The others changed a plain number, or padding: the call is a right one.
+
+
+def test_text_without_its_nul_is_refused(t, library):
+    scalars, ins, outs, handles = raw(t.method("strs").pack("hey", 16, ("ab", 8)))
+    calls = [
+        (scalars, [ins[0], "68657979", ins[2]], outs, handles),
+        (scalars, [ins[0], ins[1], "616262"], outs, handles),
+    ]
+    scalars, ins, outs, handles = raw(t.method("seqstr").pack(["one", "three"]))
+    calls.append((scalars, [*ins[:2], "6f6e6565", ins[3]], outs, handles))
+    scalars, ins, outs, handles = raw(t.method("seqstr").pack(["a"]))
+    calls.append((scalars, [ins[0], "00000000", ""], outs, handles))  # not even the NUL
+
+    assert fenced(library, calls) == [BADPARM] * 4
+
+
+def test_inrout_without_room_for_what_comes_in_is_refused(t, library):
+    scalars, ins, _, handles = raw(t.method("strs").pack("hey", 16, ("abcd", 8)))
+    head = struct.pack("<4I", 4, 16, 5, 4).hex()
+
+    assert fenced(library, [(scalars, [head, *ins[1:]], [16, 4], handles)]) == [BADPARM]
+
+
+def test_more_elements_than_the_stack_holds_are_refused(t, library):
+    scalars, ins, outs, handles = raw(t.method("echo_pages").pack([], []))
+    pages = 8192 // 96 + 1  # sizeof(t_page) here
+    block = bytearray.fromhex(ins[0])
+    struct.pack_into("<I", block, 4, pages)  # after the id
+    calls = [(scalars + (pages << 16), [block.hex(), *ins[1:], *[""] * pages], outs, handles)]
+
+    assert fenced(library, calls) == [NOMEMORY]
+
+
+def test_a_misaligned_buffer_of_wide_elements_is_refused(lib, t):
+    memory = bytearray(8 * 4 + 1)
+    offset = int(int(host.ffi.cast("uintptr_t", host.ffi.from_buffer(memory))) % 8 == 0)
+    call = t.method("echo_uint64").pack(memoryview(memory)[offset : offset + 32], 1, 4)
+
+    assert host.invoke(lib, call) == MEMALIGN
+
+
+@pytest.mark.parametrize("number", [42, 100, 0xFFFFFFFF, 30, 0, 1])
+def test_a_method_that_there_is_not_is_unsupported(library, number):
+    """Also by the long way: ids below 31 are not there."""
+    block = struct.pack("<I", number).hex()
+
+    assert fenced(library, [(0x1F010000, [block], [], [])]) == [UNSUPPORTED]
+
+
+def test_a_call_by_the_long_way_needs_its_id(library):
+    assert fenced(library, [(0x1F010000, ["1f0000"], [], []), (0x1F000000, [], [], [])]) == [
+        BADPARM,
+        BADPARM,
+    ]
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**32))
+def test_random_damage_never_leaves_the_buffers(t, library, seed):
+    rng = random.Random(seed)
+    calls = []
+    for method in rng.choices(t.methods, k=150):
+        scalars, ins, outs, handles = good_call(method, rng)
+        ins = [bytearray.fromhex(i) for i in ins]
+        for _ in range(rng.randrange(1, 4)):
+            if ins and rng.random() < 0.7:
+                data = rng.choice(ins)
+                if data:
+                    data[rng.randrange(len(data))] = rng.choice([0, 1, 127, 128, 255])
+                    del data[rng.randrange(1, len(data) + 1) :]
+            elif outs:
+                outs[rng.randrange(len(outs))] = rng.randrange(0, 40)
+        calls.append((scalars, [i.hex() for i in ins], outs, handles))
+
+    assert len(fenced(library, calls)) == 150
+
+
+def test_the_skel_needs_no_library_on_the_dsp(t, library, tmp_path):
+    """Linked for Hexagon v68 with nothing but what implements the interface."""
+    zig = [sys.executable, "-m", "ziglang"]
+    target = ["-target", "hexagon-freestanding", "-mcpu=hexagonv68", "-fno-sanitize=all"]
+    flags = ["-std=c11", "-O2", "-ffreestanding", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c"]
+    skel, obj = library.parent / "t_skel.c", tmp_path / "skel.o"
+    names = ["t_open", "t_close", "adsp_mmap_fd_getinfo", *(f"t_{m.name}" for m in t.methods)]
+    link = [*zig, "ld.lld", "-shared", "-z", "defs", obj, "-o", tmp_path / "skel.so"]
+
+    subprocess.run([*zig, "cc", *target, *flags, skel, "-o", obj], check=True, timeout=120)
+    linked = subprocess.run([*link, *(f"--defsym={n}=0" for n in names)], timeout=120)
+    missing = subprocess.run(
+        [*link, *(f"--defsym={n}=0" for n in names[1:])], capture_output=True, timeout=120
+    )
+
+    assert linked.returncode == 0
+    assert missing.returncode != 0
