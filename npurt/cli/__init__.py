@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npurt.cli import bench, chat, devices, models, perplexity, run
+from npurt.cli import bench, chat, devices, models, perplexity, regcmd, run
 from npurt.errors import NpurtError
 from npurt.settings import DEBUG, read
 
-VERBS = (run, chat, bench, perplexity, devices, models)
+VERBS = (run, chat, bench, perplexity, devices, models, regcmd)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,82 @@
+"""`npurt regcmd`: read any RK3588 NPU program, and write that of one product."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import NpurtError
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("regcmd", help="RK3588 NPU programs: read one, or write one")
+    kinds = parser.add_subparsers(required=True, metavar="WHAT")
+
+    reader = kinds.add_parser("decode", help="name what each word of a program writes")
+    reader.add_argument("file", type=Path, help="little-endian 64-bit words, or JSON hexadecimal")
+    reader.set_defaults(run=decode)
+
+    writer = kinds.add_parser("matmul", help="print the program of one product C = A x B^T")
+    for letter, meaning in (("m", "rows of A and C"), ("k", "of the sums"), ("n", "rows of B")):
+        writer.add_argument(f"--{letter}", type=int, required=True, help=meaning)
+    writer.add_argument("--dtype", choices=("int8", "fp16"), default="int8", help="default: int8")
+    writer.add_argument("--layout", choices=("row", "native-w", "native-h"),
+                        default="row", help="of A and C; default: row")  # fmt: skip
+    for letter, meaning in (("a", "A"), ("w", "the packed B"), ("c", "C")):
+        writer.add_argument(f"--{letter}", type=_address, required=True, metavar="ADDR",
+                            help=f"NPU address of {meaning}")  # fmt: skip
+    writer.add_argument("--profile", choices=("full", "short"), default="full",
+                        help="with DPU_RDMA (both drivers) or without; default: full")  # fmt: skip
+    writer.set_defaults(run=matmul)
+
+    for command in (reader, writer):
+        command.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _address(text: str) -> int:
+    return int(text, 0)
+
+
+def decode(args: argparse.Namespace) -> int:
+    """List the words of a file."""
+    from npurt.rknpu import regcmd
+
+    try:
+        data = args.file.read_bytes()
+    except OSError as error:
+        raise NpurtError(
+            f"cannot read {args.file}: {error.strerror}", remedy="check the path"
+        ) from error
+    return _print(regcmd.parse(data), args, {})
+
+
+def matmul(args: argparse.Namespace) -> int:
+    """Print the program of one task."""
+    from npurt.rknpu import program
+    from npurt.rknpu.forms import FORMS
+    from npurt.rknpu.layout import Layout
+    from npurt.rknpu.lower import Profile
+    from npurt.rknpu.task import Task
+
+    m, k, n = args.m, args.k, args.n
+    task = Task(FORMS[args.dtype], Layout(args.layout), m, k, n, rows=m, columns=k)
+    words = program.single(task, args.a, args.w, args.c, Profile(args.profile))
+    named = ("m", "k", "n", "dtype", "layout", "profile")
+    return _print(words, args, {name: getattr(args, name) for name in named})
+
+
+def _print(words: list[int], args: argparse.Namespace, about: dict[str, Any]) -> int:
+    from npurt.rknpu import regcmd
+
+    lines = [regcmd.describe(word) for word in words]
+    if args.json:
+        listing = [
+            {"register": x.name, "value": x.value, "fields": x.fields, "reserved": x.reserved}
+            for x in lines
+        ]
+        print(json.dumps(about | {"words": [f"{w:#018x}" for w in words], "listing": listing}))
+    else:
+        for i, line in enumerate(lines):
+            print(f"{i:5}  {line}")
+    return 0

@@ -1,0 +1,82 @@
+"""The number formats of the MAC array, one row each.
+
+Sources: facts of mtx512/rk3588-npu (int8, fp16), gregordinary/rocket-userspace (int4, bf16, tf32)
+and happyme531/rknpu2_matmul_open (all), whose programs ran on silicon.  Precision codes: Mesa
+registers.xml.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from npurt.errors import UnsupportedOp
+
+# [M] registers.xml, precision of CNA, CORE and DPU
+INT8, INT16, FP16, BF16, INT32, FP32, INT4, TF32 = range(8)
+
+MAX_K = 16384  # [M] DATAIN_CHANNEL_REAL has 14 bits; CBUF is tighter for most
+ATOM = 16  # bytes: the unit in which features are read and results written
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """What a task multiplies and what it writes."""
+
+    name: str
+    code: int  # precision of CNA and CORE
+    bits: int  # of an input element
+    group: int  # output channels that the MAC array computes at once
+    k_step: int  # K is padded with zeros to a multiple of this
+    k_max: int  # of one task: more could overflow the result
+    out: str  # numpy type of a result
+    out_bytes: int
+    out_code: int  # precision that the DPU writes
+    dpu_code: int  # precision that the DPU takes from CORE
+
+    @property
+    def surfaces(self) -> int:
+        """16-byte surfaces of the result that one group gives: SIZE_E + 1."""
+        return self.group * self.out_bytes // ATOM
+
+    @property
+    def n_step(self) -> int:
+        """N is padded to a multiple of this."""
+        return max(self.group, 32)
+
+    @property
+    def atom(self) -> int:
+        """Input elements in 16 bytes."""
+        return ATOM * 8 // self.bits
+
+    @property
+    def out_atom(self) -> int:
+        """Results in 16 bytes."""
+        return ATOM // self.out_bytes
+
+    def in_bytes(self, elements: int) -> int:
+        """Bytes of that many input elements, a multiple of two."""
+        return elements * self.bits // 8
+
+
+# int4 sums saturate at int16: 8 * 8 * 480 is the largest multiple of 32 that cannot [happyme531].
+FORMS = MappingProxyType({form.name: form for form in (
+    #    name         code  bits group step  K max  result     bytes code   dpu
+    Form("int8",      INT8,  8,  32,  32,  MAX_K, "int32",   4, INT32, INT8),
+    Form("int8-fp32", INT8,  8,  32,  32,  MAX_K, "float32", 4, FP32,  INT8),
+    Form("fp16",      FP16, 16,  16,  32,  MAX_K, "float32", 4, FP32,  FP16),
+    Form("fp16-fp16", FP16, 16,  16,  32,  MAX_K, "float16", 2, FP16,  FP16),
+    Form("int4",      INT4,  4,  64,  32,    480, "int16",   2, INT16, INT4),
+    Form("tf32",      TF32, 32,  16,  16,   4096, "float32", 4, FP32,  FP32),
+)})  # fmt: skip
+
+
+def form(name: str) -> Form:
+    """Return the form called *name*.
+
+    Raises:
+        UnsupportedOp: There is none.
+    """
+    if name not in FORMS:
+        raise UnsupportedOp(
+            f"the RK3588 NPU has no number format {name!r}", remedy=f"use one of {', '.join(FORMS)}"
+        )
+    return FORMS[name]

@@ -1,0 +1,36 @@
+"""The fixtures of the RK3588 tests, and the tasks that Hypothesis makes up."""
+
+import json
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from npurt.rknpu.forms import FORMS
+from npurt.rknpu.layout import Layout
+from npurt.rknpu.task import Task
+
+DATA = Path(__file__).resolve().parents[1] / "data/rknpu"
+
+A, B, C = 0x100_0000, 0x200_0000, 0x300_0000  # addresses of the foreign programs
+
+
+def load(name):
+    return json.loads((DATA / name).read_text())
+
+
+def whole(form, layout, m, k, n):
+    """A task whose A and C are no larger than itself."""
+    return Task(FORMS[form], Layout(layout), m, k, n, rows=m, columns=k)
+
+
+@st.composite
+def tasks(draw, forms=tuple(FORMS), layouts=tuple(Layout)):
+    """Tasks that fit, in every form and layout, some of them parts of larger matrices."""
+    form = FORMS[draw(st.sampled_from(forms))]
+    layout = draw(st.sampled_from(layouts))
+    panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)
+    m = panel * draw(st.integers(1, 64 // panel))
+    k = form.k_step * draw(st.integers(1, 12))
+    n = form.group * draw(st.integers(1, 5))
+    rows = m if layout is Layout.NATIVE_H else m + panel * draw(st.integers(0, 3))
+    return Task(form, layout, m, k, n, rows, k + form.k_step * draw(st.integers(0, 2)))
