@@ -43,6 +43,18 @@ def read(setting: Setting, kind: type[T]) -> T:
         ) from None
 
 
+def prepend_dsp_path(folder: str) -> None:
+    """Make the DSP look for its code in *folder* first, then where the user wants it to.
+
+    FastRPC reads DSP_LIBRARY_PATH, and ADSP_LIBRARY_PATH where that is not set; items are separated
+    by ";" only.  Both are set, before a session is opened.
+    """
+    users = os.environ.get("DSP_LIBRARY_PATH") or os.environ.get("ADSP_LIBRARY_PATH") or ""
+    folders = [folder, *(item for item in users.split(";") if item and item != folder)]
+    for name in ("DSP_LIBRARY_PATH", "ADSP_LIBRARY_PATH"):
+        os.environ[name] = ";".join(folders)
+
+
 DEBUG = Setting("NPURT_DEBUG", 0, "1 devices, kernels and tracebacks, 2 ops, 3 driver calls")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
@@ -50,5 +62,17 @@ CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the bes
 CPU_LIBRARY = Setting("NPURT_CPU_LIBRARY", "", "path of another build of the CPU kernel library")
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
 MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
+FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
+DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
 
-SETTINGS = (DEBUG, DEVICE, THREADS, CPU_ISA, CPU_LIBRARY, VERIFY, MODELS)
+SETTINGS = (
+    DEBUG,
+    DEVICE,
+    THREADS,
+    CPU_ISA,
+    CPU_LIBRARY,
+    VERIFY,
+    MODELS,
+    FASTRPC_LIBRARY,
+    DEADLINE,
+)

@@ -1,0 +1,17 @@
+"""What our code on the DSP can be asked: idl/npurt.idl, compiled when it is first needed."""
+
+import functools
+from pathlib import Path
+
+from npurt.hexagon.idl import Interface, load
+
+_PLACES = (  # in a wheel, in a checkout
+    Path(__file__).with_name("npurt.idl"),
+    Path(__file__).parents[2] / "idl/npurt.idl",
+)
+
+
+@functools.cache
+def interface() -> Interface:
+    """Return the interface ``npurt``."""
+    return load(next((path for path in _PLACES if path.exists()), _PLACES[0]))

@@ -1,0 +1,137 @@
+"""The FastRPC library of this process: found, opened once, every return code looked at.
+
+A process can have one such library: each sets an environment variable when it is loaded, and a
+second one ends the process at its first open.
+Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-org/llama.cpp#27677.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import DeviceNotFound
+from npurt.hexagon import abi, codes
+from npurt.settings import FASTRPC_LIBRARY, read
+
+CANDIDATES = (
+    "libcdsprpc.so.1",  # what runtime packages install; the bare .so is for developers
+    "libcdsprpc.so",
+    "/vendor/lib64/libcdsprpc.so",  # Android
+)
+SIMULATOR = Path(__file__).with_name("sim") / "libcdsprpc_sim.so"
+_FASTRPC = re.compile(r"lib[acs]dsprpc(_sim)?\.so[.\d]*$")
+
+
+class Library:
+    """An opened FastRPC library.
+
+    Attributes:
+        path: The file.
+        c: Its functions, for what must be fast; their codes are then the caller's to look at.
+        features: The names of `abi.OPTIONAL` that it has.
+        simulated: True for npurt's simulator.
+    """
+
+    def __init__(self, path: str, functions: Any) -> None:
+        self.path = path
+        self.c = functions
+        self.features = frozenset(name for name in abi.OPTIONAL if hasattr(functions, name))
+        self.simulated = Path(path).name == SIMULATOR.name
+
+    @property
+    def has_dspqueue(self) -> bool:
+        """Whether every function of dspqueue that npurt calls is there."""
+        return self.features.issuperset(abi.DSPQUEUE)
+
+    def call(self, name: str, *arguments: Any) -> tuple[int, int]:
+        """Call *name*; return its code, unsigned, and the errno it left."""
+        code = getattr(self.c, name)(*arguments)
+        return code & 0xFFFF_FFFF, abi.ffi().errno
+
+    def check(self, name: str, *arguments: Any, about: str = "") -> None:
+        """Call *name*, for which there is only success.
+
+        Raises:
+            NpurtError: It returned another code; see `codes.failed`.
+        """
+        code, errno = self.call(name, *arguments)
+        if code:
+            raise codes.failed(name, code, errno, about)
+
+    def __repr__(self) -> str:
+        return f"Library({self.path!r})"
+
+
+def find(path: str | os.PathLike[str] | None = None) -> Library:
+    """Return the library at *path*, or that of `NPURT_FASTRPC_LIBRARY`, or the system's.
+
+    Raises:
+        DeviceNotFound: There is none that can be used.  The message lists every path and why.
+    """
+    path = path or read(FASTRPC_LIBRARY, str)
+    return load((os.fspath(path),) if path else CANDIDATES)
+
+
+def load(candidates: Sequence[str]) -> Library:
+    """Return the first candidate that opens and has every symbol in `abi.SYMBOLS`.
+
+    Raises:
+        DeviceNotFound: There is none, or another FastRPC library is in this process.
+    """
+    tried = []
+    for candidate in candidates:
+        _refuse_second(candidate)
+        try:
+            functions = abi.ffi().dlopen(candidate)
+        except OSError as error:
+            tried.append(f"{candidate}: {error}")
+            continue
+        missing = [name for name in abi.SYMBOLS if not hasattr(functions, name)]
+        if not missing:
+            return _library(_file(candidate))
+        tried.append(f"{candidate}: has no {', '.join(missing)}")
+    raise DeviceNotFound(
+        "cannot load the FastRPC library; tried\n    " + "\n    ".join(tried),
+        remedy="install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
+        f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'",
+    )
+
+
+@functools.cache
+def _library(path: str) -> Library:
+    """Return the one `Library` of a file: what is known of its sessions must not be split."""
+    return Library(path, abi.ffi().dlopen(path))
+
+
+def loaded() -> list[str]:
+    """Return the files of FastRPC libraries that are mapped into this process, sorted."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
+    return sorted(path for path in paths if _FASTRPC.search(path))
+
+
+def _file(candidate: str) -> str:
+    """Return the file that dlopen() chose for *candidate*."""
+    if os.sep in candidate:
+        return os.path.realpath(candidate)
+    return next((path for path in loaded() if _is_same(path, candidate)), candidate)
+
+
+def _is_same(path: str, candidate: str) -> bool:
+    if os.sep in candidate:
+        return path == os.path.realpath(candidate)
+    return Path(path).name.startswith(candidate)
+
+
+def _refuse_second(candidate: str) -> None:
+    """Raise when loading *candidate* would make two FastRPC libraries."""
+    others = [path for path in loaded() if not _is_same(path, candidate)]
+    if others and _FASTRPC.search(candidate):
+        raise DeviceNotFound(
+            f"this process has {others[0]} loaded, and {candidate} would be a second FastRPC "
+            "library: the two would end the process",
+            remedy="use the other device in a process of its own",
+        )

@@ -1,0 +1,130 @@
+"""Memory that CPU and DSP share: blocks of rpcmem, and parts of them.
+
+A block lives as long as anybody can reach it: numpy arrays of it keep it, and so does the session
+that has it mapped.  So nothing is freed that the DSP or Python may still touch.
+Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and running it.
+"""
+
+import errno
+import fcntl
+import mmap
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import DeviceFull, LayoutError
+from npurt.hexagon import abi
+from npurt.hexagon.lib import Library
+
+U8 = npt.NDArray[np.uint8]
+
+ALIGN = 128  # bytes: an HVX vector; offsets of tensors are multiples of it
+LARGEST = (1 << 31) - mmap.PAGESIZE  # the library keeps sizes in an int, and loses what is beyond
+
+_SYNC = 0x4008_6200  # DMA_BUF_IOCTL_SYNC; source: include/uapi/linux/dma-buf.h
+_READ, _WRITE, _END = 1, 2, 4  # of its flags
+
+
+class Block:
+    """Shared memory: `array`, the bytes, and `fd`, by which the DSP knows it."""
+
+    def __init__(self, array: U8, fd: int) -> None:
+        self.array = array
+        self.fd = fd
+        self._coherent = False  # once the kernel said that there is nothing to synchronise
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return int(self.array.nbytes)
+
+    def begin(self, *, write: bool) -> None:
+        """Let the CPU read what the DSP wrote, or write what it will read, until `end`."""
+        self._sync(_WRITE if write else _READ)
+
+    def end(self, *, write: bool) -> None:
+        """Let the DSP have it again."""
+        self._sync((_WRITE if write else _READ) | _END)
+
+    def _sync(self, flags: int) -> None:
+        while not self._coherent:
+            try:
+                fcntl.ioctl(self.fd, _SYNC, struct.pack("Q", flags))
+            except OSError as error:
+                if error.errno not in (errno.EINTR, errno.EAGAIN):
+                    self._coherent = True  # a memfd, as in the simulator: nothing lies between
+            else:
+                return
+
+
+def allocate(library: Library, nbytes: int) -> Block:
+    """Take *nbytes* of rpcmem, rounded up to pages; its content is arbitrary.
+
+    Raises:
+        DeviceFull: There is not so much.
+        LayoutError: *nbytes* is not from 1 to 2 GiB less a page.
+    """
+    if not 1 <= nbytes <= LARGEST:
+        raise LayoutError(
+            f"a shared block of {nbytes} bytes cannot be had",
+            remedy=f"use 1 to {LARGEST} bytes for each block",
+        )
+    ffi = abi.ffi()
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    name = "rpcmem_alloc2" if "rpcmem_alloc2" in library.features else "rpcmem_alloc"
+    memory = getattr(library.c, name)(abi.HEAP_SYSTEM, abi.CACHED, size)
+    address = int(ffi.cast("uintptr_t", memory))
+    if address in (0, abi.INVALID):
+        raise _none_left(name, size, address)
+    owned = ffi.gc(memory, library.c.rpcmem_free)
+    fd = int(library.c.rpcmem_to_fd(memory))
+    if fd < 0:
+        raise _none_left("rpcmem_to_fd", size, fd)
+    return Block(np.frombuffer(ffi.buffer(owned, size), np.uint8), fd)
+
+
+def _none_left(call: str, nbytes: int, answer: int) -> DeviceFull:
+    return DeviceFull(
+        f"{call} of {nbytes} bytes gave {answer:#x}: there is no such memory to share with the DSP",
+        remedy="close other programs, use a smaller model, and check that /dev/dma_heap/system can "
+        "be opened: see `npurt doctor`",
+        call=call,
+        code=answer & 0xFFFF_FFFF,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a block, as messages name it."""
+
+    block: Block
+    offset: int
+    nbytes: int
+
+    @property
+    def array(self) -> U8:
+        """Its bytes."""
+        return self.block.array[self.offset : self.offset + self.nbytes]
+
+
+def aligned(nbytes: int) -> int:
+    """Return *nbytes* rounded up to `ALIGN`."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+class Filling:
+    """A block that is handed out from the front."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._used = 0
+
+    def take(self, nbytes: int) -> Slice | None:
+        """Return the next *nbytes* bytes, aligned, or None when they do not fit."""
+        if self._used + nbytes > self.block.nbytes:
+            return None
+        part = Slice(self.block, self._used, nbytes)
+        self._used += aligned(nbytes)
+        return part

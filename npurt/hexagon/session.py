@@ -1,0 +1,257 @@
+"""A session: our code on the DSP, in a process of its own there, and the memory mapped into it."""
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
+
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError
+from npurt.hexagon import abi, codes, skel
+from npurt.hexagon.abi import HandleRequest, MapFlag
+from npurt.hexagon.caller import Caller
+from npurt.hexagon.control import Capabilities, Place, capabilities, places
+from npurt.hexagon.handle import Handle, Invocation, State
+from npurt.hexagon.interface import interface
+from npurt.hexagon.lib import Library
+from npurt.hexagon.rpcmem import Block
+
+T = TypeVar("T")
+
+PROTOCOL = 1  # NPURT_PROTOCOL of idl/npurt_msg.h
+NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
+OPENING_SECONDS = 30  # the kernel itself gives up after 10
+CLOSING_SECONDS = 10
+LATENCY_US = 100  # that the CPU may take to wake up for an answer
+
+
+class Info(NamedTuple):
+    """What our code says of itself and of the DSP; info_t of idl/npurt.idl."""
+
+    protocol: int
+    arch: int
+    threads: int
+    hvx_units: int
+    vtcm_bytes: int
+    power: int
+    max_maps: int
+    reserved: int
+    build: int
+
+
+class _Owned:
+    """What a session holds, and how it is let go: memory, handle, thread, number."""
+
+    def __init__(self, library: Library, place: Place, caller: Caller) -> None:
+        self.library = library
+        self.place = place
+        self.caller = caller
+        self.handle: Handle | None = None
+        self.blocks: dict[int, Block] = {}  # mapped, by fd
+        self.queues: list[Callable[[], None]] = []  # what closes them
+        self._process = os.getpid()
+        self._released = False
+
+    def release(self) -> None:
+        """Let go of everything, in order, on the session's thread, as soon as that is free."""
+        if self._process == os.getpid() and not self._released:  # a fork has no such thread
+            self._released = True
+            self.caller.close(self._close, CLOSING_SECONDS)
+
+    def _close(self) -> None:
+        for close_queue in self.queues:
+            close_queue()
+        for fd in list(self.blocks):
+            with contextlib.suppress(DriverError):
+                self.unmap(fd)
+        if self.handle:
+            self.handle.close()
+        self.blocks.clear()
+        places(self.library).give_back(self.place)
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a method of our code; return what came back."""
+        assert self.handle
+        call = interface().method(name).pack(*arguments)
+        self.handle.invoke(Invocation(call))
+        return call.unpack()
+
+    def map(self, block: Block) -> None:
+        """Show *block* to the DSP, or leave no trace."""
+        address = abi.ffi().cast("void *", block.array.ctypes.data)
+        area = self.place.effective, block.fd, address
+        self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
+        try:
+            self.call("map", block.fd, block.nbytes)
+        except BaseException:
+            self.library.call("fastrpc_munmap", *area, block.nbytes)
+            raise
+        self.blocks[block.fd] = block
+
+    def unmap(self, fd: int) -> None:
+        """Take a block from the DSP: first from our code there, which knows it by number."""
+        block = self.blocks.pop(fd)
+        address = abi.ffi().cast("void *", block.array.ctypes.data)
+        try:
+            if self.handle and self.handle.state is State.OPEN:
+                self.call("unmap", fd)
+        finally:
+            self.library.call("fastrpc_munmap", self.place.effective, fd, address, block.nbytes)
+
+
+class Session:
+    """An open session.  Close it, or let it go: it is closed with its last reference, or at exit.
+
+    Attributes:
+        library: The FastRPC library.
+        place: DSP and number of the session.
+        capabilities: What the DSP said before.
+        info: What our code said after.
+    """
+
+    def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
+        self.library = owned.library
+        self.place = owned.place
+        self.capabilities = told
+        self._owned = owned
+        self._deadline = deadline
+        self._finalizer = weakref.finalize(self, owned.release)
+        self.info = self._greet()
+
+    @classmethod
+    def open(
+        cls, library: Library, domain: str = "cdsp", session: int | None = None, *, deadline: float
+    ) -> Self:
+        """Start our code in a session of its own; if a step fails, those before it are undone.
+
+        Args:
+            library: The FastRPC library.
+            domain: Which DSP, a key of `abi.CDSP`.
+            session: Its number, 0 to 3; None takes one that is free.
+            deadline: Seconds that each later call may take.
+
+        Raises:
+            DeviceNotFound: There is no such DSP or session, or npurt has no code for it.
+            DriverError: It cannot be opened; the message says why.
+        """
+        place = places(library).take(domain, session)
+        owned = _Owned(library, place, Caller(f"{domain} session {place.session}"))
+        try:
+            told = owned.caller.run(
+                partial(capabilities, library, domain), OPENING_SECONDS, "GET_DSP_INFO"
+            )
+            owned.caller.run(partial(_start, owned, told.arch), OPENING_SECONDS, codes.OPEN)
+            return cls(owned, told, deadline)
+        except BaseException:
+            owned.release()
+            raise
+
+    def _greet(self) -> Info:
+        """Make sure that calls arrive, and that our code is of this version."""
+        nonce = secrets.randbits(64)
+        (answer,) = self.call("echo", nonce)
+        if answer != nonce ^ NONCE_MASK:
+            raise DeviceLost(
+                f"{self.place.domain}: an echo of {nonce:#x} came back as {answer:#x}: calls do "
+                "not arrive",
+                remedy=codes.DOCTOR,
+                call=codes.INVOKE,
+                code=0,
+            )
+        (info,) = self.call("info")
+        known = Info(**info)
+        if known.protocol != PROTOCOL:
+            raise DriverError(
+                f"the skel speaks protocol {known.protocol}, npurt {PROTOCOL}",
+                remedy="reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
+                call="info",
+                code=known.protocol,
+            )
+        return known
+
+    @property
+    def alive(self) -> bool:
+        """False once calls are refused."""
+        handle = self._owned.handle
+        return handle is not None and handle.state is State.OPEN
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a method of our code with its arguments; return what came back.
+
+        Raises:
+            DeviceLost: The DSP process is gone.
+            DeviceTimeout: It did not answer in time: the session is dead.
+            DriverError: The method failed.
+        """
+        return self.run(partial(self._owned.call, name, *arguments), name)
+
+    def prepare(self, invocation: Invocation) -> Callable[[], None]:
+        """Return a function that makes the call; errors as in `call`."""
+        assert self._owned.handle
+        work = partial(self._owned.handle.invoke, invocation)
+        return partial(self.run, work, invocation.call.method.name)
+
+    def run(self, work: Callable[[], T], what: str) -> T:
+        """Do *work* on the session's thread; a timeout is the session's death."""
+        try:
+            return self._owned.caller.run(work, self._deadline, what)
+        except DeviceTimeout as error:
+            if self._owned.handle:
+                self._owned.handle.die(error.what)
+            raise
+
+    def settle(self) -> None:
+        """Wait for a call that was interrupted.
+
+        Raises:
+            DeviceTimeout: It did not come back: the session is dead.
+        """
+        self._owned.caller.settle(self._deadline)
+
+    def map(self, block: Block) -> None:
+        """Show *block* to the DSP until `unmap` or the end of the session, which keeps it alive.
+
+        Raises:
+            DeviceFull: The session has no room for it.
+            DeviceLost: The DSP process is gone.
+        """
+        try:
+            self.run(partial(self._owned.map, block), "map")
+        except (DeviceLost, DeviceTimeout):
+            raise
+        except DriverError as error:
+            self.call("echo", 0)  # when the DSP is gone this says so
+            raise DeviceFull(
+                f"the session cannot map {block.nbytes} bytes more: {error.what}",
+                remedy="use a smaller model or context",
+                call=error.call,
+                code=error.code,
+            ) from error
+
+    def unmap(self, block: Block) -> None:
+        """Take *block* from the DSP."""
+        self.run(partial(self._owned.unmap, block.fd), "unmap")
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of all blocks that are mapped."""
+        return sum(block.nbytes for block in self._owned.blocks.values())
+
+    def close(self) -> None:
+        """Release everything.  A second call does nothing."""
+        self._finalizer()
+
+
+def _start(owned: _Owned, arch: int | None) -> None:
+    """Load our code; on the session's thread."""
+    code = skel.choose(arch)
+    skel.publish(code)
+    sessions = places(owned.library)
+    sessions.allow_unsigned(owned.place)
+    owned.handle = Handle(owned.library, sessions.uri(owned.place, skel.module(code)))
+    owned.handle.open()
+    if "remote_handle64_control" in owned.library.features:
+        wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])
+        owned.handle.control(HandleRequest.LATENCY, wish)  # a wish: no matter what comes back

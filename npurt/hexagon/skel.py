@@ -1,0 +1,77 @@
+"""Our code for the DSP: which file fits which DSP, and putting it where the DSP looks.
+
+The DSP asks the CPU for the file by name, and FastRPC looks it up in the folders of
+DSP_LIBRARY_PATH.  A private copy per process keeps out whatever else is in the user's folders, and
+survives an upgrade of npurt under a running program.
+"""
+
+import atexit
+import functools
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from npurt.errors import DeviceNotFound
+from npurt.settings import prepend_dsp_path
+
+FOLDER = Path(__file__).with_name("skel")
+ENTRY = "npurt_skel_handle_invoke"
+_NAME = re.compile(r"libnpurt_skel_v(\d+)\.so")
+
+
+def available(folder: Path | None = None) -> dict[int, Path]:
+    """Return the skels in *folder*, oldest DSP first: 68 -> .../libnpurt_skel_v68.so."""
+    folder = folder or FOLDER
+    names = {path: _NAME.fullmatch(path.name) for path in folder.glob("*.so")}
+    return dict(sorted((int(m[1]), path) for path, m in names.items() if m))
+
+
+def choose(arch: int | None, folder: Path | None = None) -> Path:
+    """Return the skel for a DSP of version *arch*: of that, or else the nearest older.
+
+    A DSP that does not tell its version (None) gets the oldest skel: newer DSPs run it too.
+
+    Raises:
+        DeviceNotFound: There is none.
+    """
+    skels = available(folder)
+    if not skels:
+        raise DeviceNotFound(
+            f"npurt's code for the DSP is not in {folder or FOLDER}",
+            remedy="reinstall npurt; in a checkout run `python npurt/build.py`, which compiles it",
+        )
+    oldest = next(iter(skels))
+    fitting = [version for version in skels if version <= (arch or oldest)]
+    if not fitting:
+        raise DeviceNotFound(
+            f"this DSP is a v{arch}, and npurt has code for v{oldest} and newer",
+            remedy="use device 'cpu'",
+        )
+    return skels[fitting[-1]]
+
+
+def module(skel: Path) -> str:
+    """Return what names *skel* and its entry point to the DSP, without the session."""
+    return f"file:///{skel.name}?{ENTRY}&_modver=1.0"
+
+
+def publish(skel: Path) -> None:
+    """Copy *skel* to where the DSP finds it by name, before what else is there."""
+    target = _private() / skel.name
+    if not target.exists():
+        shutil.copyfile(skel, target)
+
+
+def _private() -> Path:
+    """Return this process's own folder, at the head of the DSP's search path."""
+    return _folder(os.getpid())
+
+
+@functools.cache
+def _folder(process: int) -> Path:
+    folder = tempfile.mkdtemp(prefix=f"npurt-{process}-")  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepend_dsp_path(folder)
+    return Path(folder)

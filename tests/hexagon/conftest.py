@@ -1,0 +1,22 @@
+"""Fixtures: the FastRPC library that does as it is told."""
+
+import pytest
+
+from npurt.hexagon import control, skel
+from tests.hexagon.fake import Fake, compile_fake
+
+
+@pytest.fixture(scope="session")
+def compiled_fake(tmp_path_factory):
+    return Fake(compile_fake(tmp_path_factory.mktemp("fake")))
+
+
+@pytest.fixture
+def fake(compiled_fake, tmp_path, monkeypatch):
+    """The fake library, doing nothing odd, with a skel to load."""
+    compiled_fake.reset()
+    control.places.cache_clear()
+    (tmp_path / "libnpurt_skel_v68.so").write_bytes(b"not looked at")
+    monkeypatch.setattr(skel, "FOLDER", tmp_path)
+    yield compiled_fake
+    compiled_fake.reset()

@@ -1,0 +1,49 @@
+"""`fake_rpc.c`, compiled and loaded, and the switches of it."""
+
+from npurt.build_host import build_library, host
+from npurt.build_zig import ROOT
+from npurt.hexagon.lib import load
+
+SOURCE = ROOT / "tests/hexagon/fake_rpc.c"
+CONTROLS = """
+void fake_reset(void);
+void fake_answer(const char *call, int code, int error, int times);
+void fake_delay(const char *call, long ms);
+int fake_count(const char *call);
+const char *fake_opened(void);
+"""
+
+
+def compile_fake(folder, *, defines=(), name="libfake_rpc.so"):
+    return build_library(host(), folder / name, defines=defines, sources=[SOURCE])
+
+
+class Fake:
+    """The library and what tests tell it."""
+
+    def __init__(self, path):
+        from cffi import FFI
+
+        ffi = FFI()
+        ffi.cdef(CONTROLS)
+        self.path = path
+        self._ffi = ffi
+        self._c = ffi.dlopen(str(path))
+        self.library = load([str(path)])
+
+    def answer(self, call, code, errno=0, times=1):
+        signed = code - (1 << 32) if code >> 31 else code
+        self._c.fake_answer(call.encode(), signed, errno, times)
+
+    def delay(self, call, seconds):
+        self._c.fake_delay(call.encode(), int(seconds * 1000))
+
+    def count(self, call):
+        return self._c.fake_count(call.encode())
+
+    @property
+    def opened(self):
+        return self._ffi.string(self._c.fake_opened()).decode()
+
+    def reset(self):
+        self._c.fake_reset()

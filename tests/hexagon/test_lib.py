@@ -1,0 +1,280 @@
+"""The library is looked for where it may be, opened once, and every code it returns is seen."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from npurt.errors import DeviceNotFound, DriverError
+from npurt.hexagon import abi, codes, control, lib, skel
+from npurt.hexagon.control import Place, capabilities, places
+from npurt.hexagon.lib import CANDIDATES, find, load
+from tests.hexagon.fake import compile_fake
+
+
+def in_a_process(code, **environ):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+# --- Finding --------------------------------------------------------------------------------------
+
+
+def test_the_first_library_that_opens_and_is_whole_is_taken(fake, tmp_path):
+    nothing = tmp_path / "absent.so"
+
+    library = load([str(nothing), str(fake.path)])
+
+    assert library.path == str(fake.path)
+    assert library.features == {
+        "rpcmem_alloc2",
+        "remote_handle_control",
+        "remote_handle64_control",
+    }
+    assert not library.has_dspqueue
+    assert not library.simulated
+
+
+def test_the_same_file_is_one_library_however_often_it_is_asked_for(fake):
+    link = fake.path.with_name("another-name.so")
+    link.unlink(missing_ok=True)
+    link.symlink_to(fake.path)
+
+    assert load([str(link)]) is fake.library
+
+
+def test_when_there_is_none_every_path_is_named_with_its_reason(tmp_path):
+    nothing, other = tmp_path / "absent.so", tmp_path / "libc-or-so.so"
+    shutil.copy(abi_less_library(), other)
+
+    with pytest.raises(DeviceNotFound) as caught:
+        load([str(nothing), str(other)])
+
+    assert f"{nothing}: " in caught.value.what
+    assert f"{other}: has no remote_handle64_open, " in caught.value.what
+    assert "hexagon:sim" in caught.value.remedy
+
+
+def abi_less_library():
+    """Some library that is here anyway and is not FastRPC's."""
+    from npurt.cpu.abi import LIBRARY
+
+    return LIBRARY
+
+
+def test_candidates_are_the_runtime_name_then_the_developers_then_androids():
+    assert CANDIDATES == ("libcdsprpc.so.1", "libcdsprpc.so", "/vendor/lib64/libcdsprpc.so")
+
+
+def test_the_setting_names_the_only_candidate(fake, monkeypatch, tmp_path):
+    monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(fake.path))
+    assert find() is fake.library
+
+    monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(tmp_path / "absent.so"))
+    with pytest.raises(DeviceNotFound) as caught:
+        find()
+    assert str(tmp_path / "absent.so") in caught.value.what
+    assert "libcdsprpc.so.1" not in caught.value.what
+    assert find(fake.path) is fake.library  # an argument goes before the setting
+
+
+def test_a_second_fastrpc_library_is_refused_before_it_is_loaded(fake, tmp_path):
+    """Two would end the process: here the second's constructor would."""
+    first, second = (shutil.copy(fake.path, tmp_path / f"lib{n}dsprpc.so.1") for n in "ca")
+    code = f"""
+from npurt.errors import DeviceNotFound
+from npurt.hexagon.lib import load, loaded
+assert loaded() == []
+load([{str(first)!r}])
+assert loaded() == [{str(first)!r}]
+load([{str(first)!r}])
+try:
+    load([{str(second)!r}])
+except DeviceNotFound as error:
+    print(error.what)
+assert loaded() == [{str(first)!r}]
+"""
+    done = in_a_process(code)
+
+    assert done.returncode == 0, done.stderr
+    assert str(first) in done.stdout
+    assert str(second) in done.stdout
+
+
+# --- Codes ----------------------------------------------------------------------------------------
+
+
+def test_a_code_comes_back_unsigned_with_its_errno(fake):
+    fake.answer("munmap", 0x80000406, errno.EPERM)
+
+    assert fake.library.call("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1) == (0x80000406, errno.EPERM)
+    assert fake.library.call("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1)[0] == 0
+
+
+def test_a_code_that_is_not_success_is_an_error_with_what_it_was_for(fake):
+    fake.answer("munmap", 0x48, errno.EINVAL)
+
+    with pytest.raises(DriverError, match="fastrpc_munmap of block 7 failed with 0x48") as caught:
+        fake.library.check("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1, about="block 7")
+    assert (caught.value.call, caught.value.code) == ("fastrpc_munmap", 0x48)
+
+
+# --- Capabilities ---------------------------------------------------------------------------------
+
+
+def test_a_dsp_says_what_it_is(fake):
+    told = capabilities(fake.library)
+
+    assert told == control.Capabilities(
+        arch=68, hvx_contexts=4, vtcm_bytes=8 << 20, unsigned=True, hmx=False
+    )
+
+
+@pytest.mark.parametrize("code", [0x72, 0xFFFFFFFF, 0x14])
+def test_a_dsp_that_does_not_say_is_taken_as_unknown(fake, code):
+    fake.answer("info", code, errno.EPERM, times=-1)
+
+    assert capabilities(fake.library) == control.Capabilities()
+
+
+def test_a_library_too_old_to_ask_says_nothing_either(tmp_path):
+    old = load([str(compile_fake(tmp_path, defines=["OLD"], name="libold_rpc.so"))])
+
+    assert old.features == frozenset()
+    assert capabilities(old) == control.Capabilities()
+
+
+# --- Sessions -------------------------------------------------------------------------------------
+
+
+def test_sessions_are_handed_out_once_each_and_used_again(fake):
+    sessions = places(fake.library)
+    first = [sessions.take() for _ in range(4)]
+
+    assert first == [Place("cdsp", n, 3 + 8 * n) for n in range(4)]
+    sessions.give_back(first[2])
+    assert sessions.take() is first[2]
+    assert fake.count("session13") == 3  # a reservation cannot be undone: none is wasted
+    with pytest.raises(DeviceNotFound, match="session"):
+        sessions.take()
+
+
+def test_a_session_asked_for_by_number_is_that_one_or_none(fake):
+    sessions = places(fake.library)
+
+    assert sessions.take(session=2).effective == 19
+    with pytest.raises(DeviceNotFound, match="session 2 of the cdsp is in use"):
+        sessions.take(session=2)
+    assert sessions.take().session == 0
+    assert sessions.take().session == 1
+    with pytest.raises(DeviceNotFound):
+        sessions.take(session=4)
+
+
+@pytest.mark.parametrize("code", [0x14, 0xFFFFFFFF])
+def test_an_old_library_has_session_0_under_a_uri_put_together_by_hand(fake, code):
+    for request in (13, 14, 15):
+        fake.answer(f"session{request}", code, times=-1)
+    sessions = places(fake.library)
+    place = sessions.take()
+
+    assert place == Place("cdsp", 0, 3)
+    assert sessions.uri(place, "file:///a.so?b") == "file:///a.so?b&_dom=cdsp"
+    with pytest.raises(DeviceNotFound, match="no further session") as caught:
+        sessions.take()
+    assert "session 0" in caught.value.remedy
+
+
+def test_the_library_writes_the_uri_where_it_can(fake):
+    sessions = places(fake.library)
+
+    uri = sessions.uri(sessions.take(session=1), "file:///a.so?b&_modver=1.0")
+
+    assert uri == "file:///a.so?b&_modver=1.0&_dom=cdsp&_session=1"
+
+
+def test_a_signed_process_that_is_there_already_is_said_to_be_the_reason(fake):
+    fake.answer("session2", 5)
+    sessions = places(fake.library)
+
+    with pytest.raises(DriverError, match="signed"):
+        sessions.allow_unsigned(sessions.take())
+
+
+# --- The skel -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def skels(tmp_path):
+    for version in (73, 68, 81):
+        (tmp_path / f"libnpurt_skel_v{version}.so").write_text(f"v{version}")
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "libother_v60.so").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arch", "chosen"), [(68, 68), (69, 68), (73, 73), (79, 73), (81, 81), (99, 81), (None, 68)]
+)
+def test_the_skel_is_that_of_the_dsp_or_the_nearest_older(skels, arch, chosen):
+    assert skel.choose(arch, skels).name == f"libnpurt_skel_v{chosen}.so"
+
+
+def test_a_dsp_older_than_every_skel_is_refused(skels, tmp_path_factory):
+    with pytest.raises(DeviceNotFound, match=r"v66.*v68"):
+        skel.choose(66, skels)
+    with pytest.raises(DeviceNotFound, match="is not in") as caught:
+        skel.choose(68, tmp_path_factory.mktemp("empty"))
+    assert "build.py" in caught.value.remedy
+
+
+def test_the_uri_names_file_and_entry_point(skels):
+    uri = skel.module(skel.choose(73, skels))
+
+    assert uri == "file:///libnpurt_skel_v73.so?npurt_skel_handle_invoke&_modver=1.0"
+
+
+@pytest.mark.parametrize(
+    ("users", "kept"),
+    [
+        ({}, []),
+        ({"DSP_LIBRARY_PATH": "/a;/b"}, ["/a", "/b"]),
+        ({"ADSP_LIBRARY_PATH": "/c"}, ["/c"]),
+        ({"DSP_LIBRARY_PATH": "/a", "ADSP_LIBRARY_PATH": "/c"}, ["/a"]),
+    ],
+)
+def test_a_private_copy_of_the_skel_comes_first_and_goes_with_the_process(skels, users, kept):
+    code = f"""
+import os
+from pathlib import Path
+from npurt.hexagon import skel
+skel.publish(skel.choose(73, Path({str(skels)!r})))
+skel.publish(skel.choose(68, Path({str(skels)!r})))
+skel.publish(skel.choose(68, Path({str(skels)!r})))
+paths = os.environ["DSP_LIBRARY_PATH"].split(";")
+assert os.environ["ADSP_LIBRARY_PATH"].split(";") == paths
+own = Path(paths[0])
+assert sorted(p.read_text() for p in own.iterdir()) == ["v68", "v73"]
+assert own.stat().st_mode & 0o777 == 0o700
+print(*paths, sep="\\n")
+"""
+    clean = dict.fromkeys(("DSP_LIBRARY_PATH", "ADSP_LIBRARY_PATH"), "")
+    done = in_a_process(code, **{**clean, **users})
+
+    assert done.returncode == 0, done.stderr
+    own, *rest = done.stdout.split()
+    assert rest == kept
+    assert not os.path.exists(own)
+
+
+def test_names_of_calls_are_those_of_the_library():
+    assert {codes.OPEN, codes.INVOKE} <= set(abi.SYMBOLS)
+    assert lib.SIMULATOR.name == "libcdsprpc_sim.so"
