@@ -1,0 +1,186 @@
+"""How a weight is rounded for the RK3588 NPU, whose exact int8 products have no block scales.
+
+A result is ``sum_k x[k] w[n, k]`` of int8 codes with one scale a row of x and one a row of w.  One
+outlier then costs a whole row its precision, so K is rotated first: by random signs and by a
+Walsh-Hadamard matrix in blocks of 64 columns, which spreads an outlier over its block and cancels
+in the product, ``(x S H) (w S H).T = 64 x w.T``.  Activations whose rounding shows are rounded
+twice, the second pass taking what the first leaves; both are rows of the same task, so the weights
+are read once.  K may be cut into groups with scales of their own.  What int8 cannot hold stays
+float16.
+
+The relative errors are mean squares: of ``w`` computed from its scales (rounding to a step is off
+by a twelfth of its square on average), of x as measured on three language models: docs/rk3588.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.errors import NumericsError
+from npurt.quant.tensor import QTensor
+from npurt.rknpu.host import I8, round_rows
+
+BLOCK = 64  # columns of a rotation; larger ones gain little
+STEP = 32  # K of a task is a multiple of this
+SLICE = 1024  # rows of w that are float32 at a time
+
+# Budgets of relative error, weights and activations together.
+BUDGET = 3e-4
+FINE_BUDGET = 1.2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to round a product."""
+
+    name: str
+    task: str  # number format of the NPU's tasks
+    passes: int  # of int8 over the activations
+    group: int  # columns of K with scales of their own; 0 for all
+    rotated: bool
+    x_error: float  # relative mean square error that rounding x gives results
+
+
+# The errors of x: worst of the products of SmolLM2-135M and Qwen2.5-0.5B and 1.5B, each the mean
+# over 350 tokens of text; two passes are 254 times finer.
+SCHEMES = (
+    Scheme("int8", "int8", 1, 0, True, 1.2e-4),
+    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / 254**2),
+    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / 254**2),
+    Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
+)
+PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen; for comparison
+BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some columns of a weight, rounded.
+
+    Attributes:
+        columns: Which.
+        block: Columns of a rotation, 1 for none.
+        signs: int8 ``[Kp]`` or None.
+        codes: ``[N, Kp]``, int8 or float16, Kp a multiple of 32.
+        scales: float32 ``[N]``: ``x @ w.T`` is the product of the codes times this, times x's.
+    """
+
+    columns: slice
+    block: int
+    signs: I8 | None
+    codes: npt.NDArray[Any]
+    scales: F32
+
+    def values(self, rows: slice) -> F32:
+        """Return what is multiplied, in the rotated basis: ``[rows, Kp]``."""
+        scaled: F32 = self.codes[rows].astype(np.float32) * self.scales[rows, None]
+        return scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A weight ``[N, K]`` rounded by a scheme."""
+
+    scheme: Scheme
+    parts: tuple[Part, ...]
+    w_error: float  # relative mean square error of the weights
+
+    @property
+    def error(self) -> float:
+        """Relative mean square error of results to expect."""
+        return self.w_error + self.scheme.x_error
+
+
+def signs_of(kp: int) -> I8:
+    """Return the signs for *kp* columns: the same for every weight, so that x is rotated once."""
+    return np.random.default_rng(kp).choice(np.array([-1, 1], np.int8), kp)
+
+
+def block_of(kp: int) -> int:
+    """Return the largest block that divides *kp*, at most `BLOCK`."""
+    return min(BLOCK, kp & -kp)
+
+
+def cuts(k: int, group: int) -> list[slice]:
+    """Return the parts of K: of *group* columns, or as few as may be when that is 0."""
+    step = group or k
+    return [slice(start, min(start + step, k)) for start in range(0, k, step)]
+
+
+def round_weight(tensor: QTensor, scheme: Scheme) -> Rounded:
+    """Round a weight ``[N, K]`` by *scheme*.
+
+    Raises:
+        NumericsError: It holds NaN or infinity, or does not fit in float16.
+    """
+    n, k = tensor.shape
+    parts = [_empty(n, columns, scheme) for columns in cuts(k, scheme.group)]
+    energy = lost = 0.0
+    for start in range(0, n, SLICE):
+        rows = slice(start, start + SLICE)
+        values = tensor[rows].dequantize()
+        energy += float((values.astype(np.float64) ** 2).sum())
+        for part in parts:
+            lost += _round_slice(part, rows, np.ascontiguousarray(values[:, part.columns]))
+    return Rounded(scheme, tuple(parts), lost / energy if energy else 0.0)
+
+
+def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
+    kp = -(-(columns.stop - columns.start) // STEP) * STEP
+    rotated = scheme.rotated
+    return Part(
+        columns=columns,
+        block=block_of(kp) if rotated else 1,
+        signs=signs_of(kp) if rotated else None,
+        codes=np.zeros((n, kp), np.int8 if scheme.task == "int8" else np.float16),
+        scales=np.ones(n, np.float32),
+    )
+
+
+def _round_slice(part: Part, rows: slice, values: F32) -> float:
+    """Round some rows into *part*; return the sum of squares that is lost."""
+    codes, scales = part.codes[rows], part.scales[rows]
+    if codes.dtype == np.int8:
+        round_rows(values, codes, scales, signs=part.signs, block=part.block, passes=1)
+        scales /= part.block
+        # Steps of scale * block in a basis whose vectors have length sqrt(block).
+        steps = float((scales.astype(np.float64) ** 2).sum())
+        return steps * part.block * int(codes.shape[1]) / 12
+    with np.errstate(over="ignore"):
+        codes[:, : values.shape[1]] = values
+    if not np.isfinite(codes).all():
+        raise NumericsError(
+            "a weight is NaN, infinite, or above 65504, the largest float16",
+            remedy="use the CPU for this file, or check it: no known model has such weights",
+        )
+    return float(((codes[:, : values.shape[1]] - values.astype(np.float64)) ** 2).sum())
+
+
+def choose(tensor: QTensor, *, fine: bool) -> Iterator[Rounded]:
+    """Yield roundings of *tensor*, cheapest first; the first within its budget is the one to take.
+
+    Args:
+        fine: Take nothing that rounds x to 8 bits, and half the budget.
+    """
+    for scheme in SCHEMES:
+        if not (fine and scheme.x_error > FINE_BUDGET / 2):
+            yield round_weight(tensor, scheme)
+
+
+def best(tensor: QTensor, *, fine: bool) -> Rounded:
+    """Return the cheapest rounding of *tensor* within its budget, else the most exact.
+
+    Raises:
+        NumericsError: As `round_weight`.
+    """
+    budget = FINE_BUDGET if fine else BUDGET
+    tried = []
+    for rounded in choose(tensor, fine=fine):
+        if rounded.error <= budget:
+            return rounded
+        tried.append(rounded)
+    return min(tried, key=lambda rounded: rounded.error)

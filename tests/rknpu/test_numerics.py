@@ -1,0 +1,190 @@
+"""Rounding for the NPU: the C code against the same arithmetic in numpy, and what it promises."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt.errors import NumericsError
+from npurt.quant.tensor import QTensor
+from npurt.rknpu import numerics
+from npurt.rknpu.host import rescale, round_rows
+
+
+def hadamard(n):
+    """Sylvester's matrix, whose entries are 1 and -1."""
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+def rotated(x, signs, block):
+    """What the rotation means, in float64."""
+    z = (x * signs).reshape(len(x), -1, block) @ hadamard(block)
+    return z.reshape(len(x), -1)
+
+
+def rounded(x, kp, *, signs=None, block=1, passes=1):
+    codes = np.full((passes * len(x), kp), 99, np.int8)
+    scales = np.full(len(x), np.nan, np.float32)
+    round_rows(x, codes, scales, signs=signs, block=block, passes=passes)
+    return codes, scales
+
+
+def rows(m, k, seed=0, spread=1.0):
+    rng = np.random.default_rng(seed)
+    size = np.exp(spread * rng.standard_normal(k))
+    return (rng.standard_normal((m, k)) * size).astype(np.float32)
+
+
+@given(
+    m=st.integers(1, 5),
+    k=st.integers(1, 200),
+    seed=st.integers(0, 99),
+    spread=st.floats(0, 4),
+    exponent=st.integers(-30, 30),
+)
+def test_codes_without_rotation_are_those_of_the_formula(m, k, seed, spread, exponent):
+    x = rows(m, k, seed, spread) * np.float32(2.0**exponent)
+    kp = -(-k // 32) * 32
+
+    codes, scales = rounded(x, kp, passes=2)
+
+    amax = abs(x).max(axis=1)
+    scaled = x * (np.float32(127) / amax)[:, None]
+    high = np.rint(scaled)
+    np.testing.assert_array_equal(scales, amax / np.float32(127))
+    np.testing.assert_array_equal(codes[:m, :k], high)
+    np.testing.assert_array_equal(codes[m:, :k], np.rint((scaled - high) * np.float32(254)))
+    assert not codes[:, k:].any()
+
+
+@given(seed=st.integers(0, 99), blocks=st.integers(1, 5), block=st.sampled_from([1, 2, 32, 64]))
+def test_a_rotation_is_signs_and_a_hadamard_matrix(seed, blocks, block):
+    k = blocks * 64
+    x = rows(3, k, seed)
+    signs = numerics.signs_of(k)
+
+    codes, scales = rounded(x, k, signs=signs, block=block, passes=2)
+
+    z = rotated(x.astype(np.float64), signs, block)
+    got = (codes[:3] + codes[3:] / 254.0) * scales[:, None]
+    # half a step of the second pass, and six float32 additions of at most the row's largest
+    assert (abs(got - z) <= (0.5 / 254 / 127 + 7 * 2.0**-24) * abs(z).max(1, keepdims=True)).all()
+
+
+def test_signs_and_transform_cancel_in_a_product():
+    k = 192
+    x, w, signs = rows(4, k), rows(6, k, 1), numerics.signs_of(k)
+
+    z = rotated(x, signs, 64) @ rotated(w, signs, 64).T / 64
+
+    np.testing.assert_allclose(z, x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-9)
+
+
+def test_a_known_transform():
+    """Rows of an identity become rows of Sylvester's matrix: 64 codes of one size."""
+    codes, scales = rounded(np.eye(64, dtype=np.float32) * 3, 64, signs=None, block=64)
+
+    np.testing.assert_array_equal(codes, 127 * hadamard(64))
+    np.testing.assert_array_equal(scales, np.float32(3) / np.float32(127))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_refused_by_its_number(bad):
+    x = rows(3, 64)
+    x[1, 63] = bad
+
+    with pytest.raises(NumericsError, match="row 1"):
+        rounded(x, 64, signs=numerics.signs_of(64), block=64)
+
+
+def test_a_sum_that_overflows_is_refused():
+    with pytest.raises(NumericsError):
+        rounded(np.full((1, 64), 3e38, np.float32), 64, block=64)
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-38])
+def test_rows_too_small_for_a_scale_are_zero(tiny):
+    codes, scales = rounded(np.full((2, 32), tiny, np.float32), 32, passes=2)
+
+    assert not codes.any()
+    assert not scales.any()
+
+
+@given(
+    m=st.integers(1, 4),
+    n=st.integers(1, 70),
+    passes=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+    add=st.booleans(),
+)
+def test_sums_get_their_scales(m, n, passes, seed, add):
+    rng = np.random.default_rng(seed)
+    sums = rng.integers(-(2**31), 2**31, (passes * m, 96)).astype(np.int32)
+    scales, w = rng.random(m, np.float32), rng.random(n, np.float32)
+    before = rng.random((m, n), np.float32)
+    wide = np.full((m, n + 3), np.float32(7))
+    wide[:, :n] = before
+
+    rescale(sums, scales, w, wide[:, :n], passes=passes, add=add)
+
+    exact = sums[:m, :n].astype(np.float64)
+    if passes == 2:
+        exact = exact + sums[m:, :n] / 254.0
+    result = (exact * scales[:, None].astype(np.float64) * w.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(wide[:, :n], before + result if add else result)
+    assert (wide[:, n:] == 7).all()
+
+
+@pytest.mark.parametrize("name", numerics.BY_NAME)
+@pytest.mark.parametrize(("n", "k"), [(40, 96), (33, 32), (7, 1152), (64, 640)])
+def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
+    """The estimate is a mean over many roundings: within a fifth for a few thousand of them."""
+    scheme = numerics.BY_NAME[name]
+    tensor = QTensor.quantize(rows(n, k, 3, 0.5), "f32")
+    exact = tensor.dequantize().astype(np.float64)
+
+    weight = numerics.round_weight(tensor, scheme)
+
+    lost = 0.0
+    for part in weight.parts:
+        kp = part.codes.shape[1]
+        padded = np.zeros((n, kp))
+        padded[:, : part.columns.stop - part.columns.start] = exact[:, part.columns]
+        if part.signs is not None:
+            padded = rotated(padded, part.signs, part.block)
+        # x is rotated too, by a matrix of norm sqrt(block): so the weight's scale is 1 / block
+        got = part.values(slice(None)).astype(np.float64) * part.block
+        lost += ((got - padded) ** 2).sum() / part.block
+    assert lost / (exact**2).sum() == pytest.approx(weight.w_error, rel=0.2, abs=1e-12)
+    covered = [i for part in weight.parts for i in range(k)[part.columns]]
+    assert covered == list(range(k))
+
+
+def test_fine_products_never_round_activations_to_8_bits():
+    tensor = QTensor.quantize(rows(64, 256, 1, 0.3), "q4_0")
+
+    assert numerics.best(tensor, fine=False).scheme.name == "int8"
+    assert numerics.best(tensor, fine=True).scheme.passes == 2
+
+
+def test_a_weight_that_int8_cannot_hold_stays_in_half_precision():
+    """Every block of 64 has a size of its own, over six orders: one scale a row is not enough."""
+    sizes = np.repeat(10.0 ** np.arange(-4, 4), 64).astype(np.float32)
+    w = rows(16, 512, 2, 0) * sizes
+    w[:, 448:] *= np.where(np.arange(64) == 0, 1e-7, 0)  # the largest block is almost empty
+    tensor = QTensor.quantize(w, "f16")
+
+    budget = numerics.BUDGET
+    chosen = numerics.best(tensor, fine=False)
+
+    assert chosen.error <= budget or chosen.scheme.name == "fp16"
+
+
+def test_a_weight_above_half_precision_is_refused():
+    tensor = QTensor.quantize(np.full((1, 32), 1e6), "f32")
+
+    with pytest.raises(NumericsError, match="65504"):
+        numerics.round_weight(tensor, numerics.BY_NAME["fp16"])
