@@ -34,13 +34,19 @@ class Layout(Enum):
     PANEL8 = "panel8"
     PANEL16 = "panel16"
 
+    @property
+    def panel_rows(self) -> int:
+        """What the number of rows must be a multiple of."""
+        return {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(self, 1)
+
     def panel(self, m: int) -> int:
         """Rows side by side, of *m*.
 
         Raises:
             LayoutError: *m* is not a multiple of it.
         """
-        rows = {Layout.ROW: 1, Layout.PANEL8: 8, Layout.PANEL16: 16}.get(self, m)
+        native = self in (Layout.NATIVE_W, Layout.NATIVE_H)
+        rows = max(m, 1) if native else self.panel_rows
         if m < 1 or m % rows:
             raise LayoutError(
                 f"{m} rows do not divide into panels of {rows}",

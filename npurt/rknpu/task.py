@@ -106,6 +106,19 @@ class Task:
         notch = (self.n // self.form.out_atom - 1) * panel
         return Results(panel, self.m // panel, notch, panel, panel * surfaces)
 
+    def offset_in_a(self, m: int, k: int) -> int:
+        """Bytes from the start of A to the part of it that starts at row *m* and column *k*."""
+        if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
+            return m * ATOM + self.form.in_bytes(k) * self.rows
+        panel = self.layout.panel_rows
+        return m * self.form.in_bytes(self.columns) + self.form.in_bytes(k) * panel
+
+    def offset_in_c(self, m: int) -> int:
+        """Bytes from the start of C to the part of it that starts at row *m*."""
+        if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
+            return m * ATOM
+        return m * self.n * self.form.out_bytes
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the image of B."""

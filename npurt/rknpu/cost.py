@@ -1,0 +1,67 @@
+"""Time of a plan by the published cost model: an estimate, not a measurement.
+
+Within about 20 % of the figures that peers published for this chip (happyme531, gregordinary,
+RockNPU, rk-llama.cpp); npurt itself was never timed on one.
+"""
+
+from dataclasses import dataclass
+
+from npurt.rknpu.forms import Form
+from npurt.rknpu.plan import Plan, Tile
+
+CLOCK_HZ = 1e9  # [HW] the vendor's governor; stock rocket leaves 200 MHz
+EFFICIENCY = 0.88  # [HW] best seen of the MAC array's peak
+CORE_BYTES_S = 11.1e9  # [HW] one core reading
+ALL_BYTES_S = 27.5e9  # [HW] three cores on LPDDR5; LPDDR4X boards less
+BUS_BYTES = 16  # a clock
+SUBMIT_S = {"rknpu": 33e-6, "rocket": 52e-6}  # [HW] for each job
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Model figures of one product."""
+
+    seconds: float
+    macs: int  # of the padded product
+    feature_bytes: int
+    weight_bytes: int
+    result_bytes: int
+    tasks: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes between memory and the NPU."""
+        return self.feature_bytes + self.weight_bytes + self.result_bytes
+
+
+def mac_rate(form: Form) -> int:
+    """Products that a core adds up in a clock."""
+    return form.group * (16 if form.bits == 32 else 32)
+
+
+def estimate(plan: Plan, *, chained: bool, submit_s: float = 0.0) -> Estimate:
+    """Estimate *plan*; tasks that are *chained* overlap their transfers with computing."""
+    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / len(plan.tiles))
+    cores = [
+        sum(_seconds(tile, bandwidth, chained and len(tiles) > 1) for tile in tiles)
+        for tiles in plan.tiles
+    ]
+    every = [tile for tiles in plan.tiles for tile in tiles]
+    macs = sum(tile.task.m * tile.task.k * tile.task.n for tile in every)
+    features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
+    return Estimate(max(cores) + submit_s, macs, features, weights, results, len(every))
+
+
+def _bytes(tile: Tile) -> tuple[int, int, int]:
+    task = tile.task
+    features = task.m * task.form.in_bytes(task.k)
+    return features, task.weight_bytes, task.m * task.n * task.form.out_bytes
+
+
+def _seconds(tile: Tile, bandwidth: float, chained: bool) -> float:
+    task = tile.task
+    mac = task.m * task.k * task.n / mac_rate(task.form) / (EFFICIENCY * CLOCK_HZ)
+    features, weights, results = (size / bandwidth for size in _bytes(tile))
+    if chained:
+        return max(mac, features + weights + results)
+    return features + max(mac, weights) + results
