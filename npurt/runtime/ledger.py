@@ -141,12 +141,17 @@ class Ledger:
     device: str
     notes: list[str] = field(default_factory=list)
     _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
+    _remarks: list[Callable[[], str]] = field(default_factory=list)
     _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
 
     def row(self, row: Row) -> Row:
         """Return the row for what *row* describes: the one already there, or *row* itself."""
         key = (row.op, row.tensor, row.shape, row.planned, row.actual, row.reason)
         return self._rows.setdefault(key, row)
+
+    def remark(self, sentence: Callable[[], str]) -> None:
+        """Ask for *sentence* at each report."""
+        self._remarks.append(sentence)
 
     def follow(self, source: Callable[[], Iterable[Row]]) -> None:
         """Ask *source* for its rows at each report."""
@@ -157,4 +162,5 @@ class Ledger:
         rows = list(self._rows.values())
         for source in self._sources:
             rows += source()
-        return Report(tuple(rows), self.device, tuple(self.notes))
+        notes = [*self.notes, *(remark() for remark in self._remarks)]
+        return Report(tuple(rows), self.device, tuple(notes))

@@ -1,5 +1,6 @@
 """Products on another device than the host, verified and accounted for."""
 
+import functools
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,6 +14,7 @@ from npurt.errors import VerificationFailed
 from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
+from npurt.runtime.shortlist import Shortlist
 from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
 
 
@@ -24,10 +26,15 @@ class RemoteStep:
         self._ledger = ledger
         self._sampler = sampler
         self._secrets: dict[str, Secret] = {}
+        self._shortlists: dict[str, Shortlist] = {}
 
     def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
-        """Say what to multiply; *head* leaves the first rows of a run out."""
+        """Say what to multiply; *head* leaves the first rows of a run out, and makes logits."""
         self._label, self._x, self._weights, self._y, self._head = label, x, weights, y, head
+        self._shortlists = {}
+        for w in weights if head else ():
+            self._shortlists[w.name] = Shortlist(w.packed.tensor, w.bias)
+            self._ledger.remark(functools.partial(self._shortlists[w.name].note, w.device))
 
     def prepare(self) -> None:
         """Secrets are made when a product is first checked."""
@@ -57,6 +64,8 @@ class RemoteStep:
                 view[:] = out
             if w.bias is not None:
                 np.add(view, w.bias, out=view)
+            if w.name in self._shortlists and w.packed.device is not self._cpu:
+                self._shortlists[w.name].rescore(x, view)
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
         """Have each device do what is its, in one call."""

@@ -56,7 +56,9 @@ class FakeDevice(Device):
 class Products:
     """A plan of one product, ready to run: ``y = x @ tensor.T``."""
 
-    def __init__(self, cpu, tensor, x, *, device=None, sampler=None, bias=None, fine=False):
+    def __init__(
+        self, cpu, tensor, x, *, device=None, sampler=None, bias=None, fine=False, head=False
+    ):
         self.ledger = Ledger("test")
         self.plan = Plan(cpu, self.ledger, sampler or Sampler(Mode.ALWAYS))
         self.placed = place([("the weight", tensor)], device or cpu, cpu)
@@ -64,7 +66,7 @@ class Products:
         self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, fine=fine)
         quantise(cpu, self.x, x)
         self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
-        self.plan.matmul("product", self.x, self.placed, self.y)
+        self.plan.matmul("product", self.x, self.placed, self.y, head=head)
         self.plan.prepare()
 
     def run(self, rows=None):
