@@ -9,8 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* no_builtin: or a loop that copies would be compiled into a call of itself. */
-#define RTLIB __attribute__((weak, visibility("hidden"), no_builtin))
+#define RTLIB __attribute__((weak, visibility("hidden")))
+
+/* Or a loop that copies would be compiled into a call of itself. */
+#define LOOP __attribute__((no_builtin))
 
 RTLIB void *memcpy(void *restrict to, const void *restrict from, size_t n);
 RTLIB void *memmove(void *to, const void *from, size_t n);
@@ -37,7 +39,7 @@ static int alike(const void *a, const void *b)
 /* The type of eight bytes that may alias any other. */
 typedef uint64_t __attribute__((may_alias)) word;
 
-void *memcpy(void *restrict to, const void *restrict from, size_t n)
+LOOP void *memcpy(void *restrict to, const void *restrict from, size_t n)
 {
     uint8_t *out = to;
     const uint8_t *in = from;
@@ -61,7 +63,7 @@ void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
     return memcpy(to, from, n);
 }
 
-void *memmove(void *to, const void *from, size_t n)
+LOOP void *memmove(void *to, const void *from, size_t n)
 {
     uint8_t *out = to;
     const uint8_t *in = from;
@@ -77,7 +79,7 @@ void *memmove(void *to, const void *from, size_t n)
     return to;
 }
 
-void *memset(void *to, int value, size_t n)
+LOOP void *memset(void *to, int value, size_t n)
 {
     uint8_t *out = to;
     for (; n && ((uintptr_t) out & 7); n--) {

@@ -21,22 +21,23 @@ typedef struct {
     int32_t fd;      /* of a mapped block */
     uint32_t offset; /* bytes; a multiple of 128 */
     uint32_t nbytes; /* the part the op may touch */
-    uint32_t stride; /* bytes from row to row; 0 for weights */
+    uint32_t stride; /* bytes from row to row: of x a multiple of 128, of y of 4; 0 for weights */
 } npurt_ref;
 
 enum { NPURT_OP_MATMUL = 1 };
 
 /* op.flags */
 #define NPURT_SAME_X 1u /* x is what the op before had: its quantised form is used again */
+#define NPURT_NEW_W 2u  /* the host wrote w since the DSP last read it, or mapped it */
 
 typedef struct {
     uint32_t kind;    /* NPURT_OP_* */
-    uint32_t flags;   /* NPURT_SAME_X */
+    uint32_t flags;   /* NPURT_SAME_X, NPURT_NEW_W */
     uint32_t m, k, n; /* y[m, n] = x[m, k] @ w[n, k].T; k is the real one, a multiple of 32 */
     uint32_t format;  /* of w: a row of dsp/formats.inc */
-    uint32_t group;   /* columns that share an activation scale: 32 or 128 */
+    uint32_t group;   /* columns that share an activation scale: 32, 128, or 0: all (i8) */
     uint32_t reserved;
-    npurt_ref x; /* float32 */
+    npurt_ref x; /* float32, may be y of an earlier op */
     npurt_ref w; /* an image as in npurt/hexagon/layout.py */
     npurt_ref y; /* float32 */
 } npurt_op;
@@ -50,11 +51,10 @@ typedef struct {
 
 typedef struct {
     uint32_t magic;    /* NPURT_REPLY_MAGIC */
-    uint32_t sequence; /* of the batch */
+    uint32_t sequence; /* of the batch; 0 when it could not be read */
     uint32_t status;   /* 0, or NPURT_E_* */
     uint32_t done;     /* ops that are complete; the first failed op is the next one */
     uint64_t pcycles;  /* processor cycles spent, 0 where the DSP does not tell */
-    uint64_t packets;  /* as counted by the machine, all threads; 0 where it does not count */
 } npurt_reply;
 
 enum {
@@ -64,6 +64,7 @@ enum {
     NPURT_E_MAP = 4,     /* fd not mapped, or a part outside the block, or misaligned */
     NPURT_E_MEMORY = 5,  /* no room for the quantised activations */
     NPURT_E_THREADS = 6, /* threads could not be started */
+    NPURT_E_VALUE = 7,   /* x holds NaN or infinity */
 };
 
 #endif

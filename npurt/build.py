@@ -4,8 +4,8 @@ Runs by hand (`python npurt/build.py --help`), from tests, and from hatchling, w
 `BuildHook`.  Needs nothing but Python and the `ziglang` package, pinned in pyproject.toml, and is
 not installed itself.  What is up to date is not built again, by content of sources and flags.
 
-Made are the CPU kernels, the host's part of the RK3588 backend, the skels that run on the Hexagon with their manifest, and the simulators
-of both NPUs: `PRODUCTS`.
+Made are the CPU kernels, the host's part of the RK3588 backend, the skels that run on the Hexagon
+with their manifest, and the simulators of both NPUs: `PRODUCTS`.
 """
 
 import argparse
@@ -83,8 +83,8 @@ def _inputs(folder: str) -> list[Path]:
 
 def _skel_inputs() -> list[Path]:
     """As `skel_inputs`, or nothing while a part of what makes a skel is missing."""
-    parts = (ROOT / "dsp/skel.c", ROOT / "dsp/skel.ld", IDL_COMPILER / "__main__.py")
-    return skel_inputs() if all(part.exists() for part in parts) else []
+    there = (IDL_COMPILER / "__main__.py").exists() and _sources("dsp/kernels")
+    return skel_inputs() if there else []
 
 
 def _simulator(folder: str, out: str) -> Product:
@@ -136,16 +136,27 @@ def make(package: Path, target: str, names: Sequence[str] = ()) -> list[Path]:
         BuildError: The compiler is missing or refuses; its words are in the message.
     """
     made: list[Path] = []
+    errors: list[BuildError] = []
     for product in PRODUCTS:
-        inputs = product.inputs()
-        if not inputs or (names and product.name not in names):
-            continue
-        stamp = Stamp(f"{product.name}-{target}", [*inputs, *_files("idl"), *rtlib()], str(package))
-        fresh = stamp.made()
-        if fresh is None:
-            fresh = list(product.make(package, target))
-            stamp.record(fresh)
-        made += fresh
+        if not names or product.name in names:
+            try:
+                made += _make(product, package, target)
+            except BuildError as error:
+                errors.append(error)  # what does not depend on it is still made
+    if errors:
+        raise BuildError("\n".join(map(str, errors)))
+    return made
+
+
+def _make(product: Product, package: Path, target: str) -> list[Path]:
+    inputs = product.inputs()
+    if not inputs:
+        return []
+    stamp = Stamp(f"{product.name}-{target}", [*inputs, *_files("idl"), *rtlib()], str(package))
+    made = stamp.made()
+    if made is None:
+        made = list(product.make(package, target))
+        stamp.record(made)
     return made
 
 

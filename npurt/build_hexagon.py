@@ -127,7 +127,7 @@ def skel_inputs() -> list[Path]:
 def generate(folder: Path) -> list[Path]:
     """Compile idl/npurt.idl into *folder*, and write npurt_build.h; return the C sources made."""
     module = ".".join(IDL_COMPILER.relative_to(ROOT).parts)
-    command = [sys.executable, "-m", module, str(IDL / "npurt.idl"), "--out", str(folder)]
+    command = [sys.executable, "-m", module, str(IDL / "npurt.idl"), "--c", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

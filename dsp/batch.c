@@ -1,0 +1,109 @@
+/* Reading a batch: nothing is believed, every number is compared with what is mapped. */
+#include "batch.h"
+
+enum { ALIGNMENT = NPURT_VECTOR, K_STEP = 32, MOST_COLUMNS = 1 << 24 };
+
+/* Where the first `nbytes` bytes of a part are, which must have as many; NULL. */
+static char *locate(const npurt_ref *ref, uint64_t nbytes, const maps *maps)
+{
+    if (ref->offset % ALIGNMENT || nbytes > ref->nbytes) {
+        return NULL;
+    }
+    return maps_find(maps, ref->fd, ref->offset, nbytes);
+}
+
+static uint32_t check_kind(const npurt_op *op, const npurt_format *format, int first)
+{
+    if (op->kind != NPURT_OP_MATMUL || op->flags & ~(NPURT_SAME_X | NPURT_NEW_W) || op->reserved) {
+        return NPURT_E_OP;
+    }
+    if (!format || npurt_format_arch(format) > __HVX_ARCH__ ||
+        !npurt_takes_group(format, op->group)) {
+        return NPURT_E_OP;
+    }
+    return first && op->flags & NPURT_SAME_X ? NPURT_E_OP : 0;
+}
+
+static uint32_t check_shape(const npurt_op *op)
+{
+    uint64_t x_row = (uint64_t) op->k * sizeof(float), y_row = (uint64_t) op->n * sizeof(float);
+    if (op->m == 0 || op->n == 0 || op->n > MOST_COLUMNS || op->k == 0 || op->k % K_STEP ||
+        op->k > NPURT_MAX_K) {
+        return NPURT_E_SHAPE;
+    }
+    if (op->x.stride < x_row || op->x.stride % ALIGNMENT || op->y.stride < y_row ||
+        op->y.stride % sizeof(float) || op->w.stride) {
+        return NPURT_E_SHAPE;
+    }
+    return 0;
+}
+
+/* Whether the quantised rows that the op before left are those that this op needs. */
+static int same_x(const batch_op *op, const batch_op *before)
+{
+    return op->x.x == before->x.x && op->x.x_stride == before->x.x_stride &&
+           op->x.m == before->x.m && op->x.k == before->x.k && op->x.group == before->x.group;
+}
+
+static uint32_t read_op(batch_op *out, const npurt_op *op, const batch_op *before, const maps *maps)
+{
+    const npurt_format *format = npurt_find_format(op->format);
+    uint32_t status = check_kind(op, format, before == NULL);
+    status = status ? status : check_shape(op);
+    if (status) {
+        return status;
+    }
+    out->flags = op->flags;
+    out->tile_bytes = npurt_tile_bytes(format, op->k);
+    out->tiles_count = (op->n + NPURT_TILE - 1) / NPURT_TILE;
+    out->tiles = locate(&op->w, (uint64_t) out->tile_bytes * out->tiles_count, maps);
+    uint64_t x_bytes = batch_extent(op->m, op->x.stride, (uint64_t) op->k * sizeof(float));
+    uint64_t y_bytes = batch_extent(op->m, op->y.stride, (uint64_t) op->n * sizeof(float));
+    out->x = (npurt_quantisation){
+        .x = (const float *) locate(&op->x, x_bytes, maps),
+        .x_stride = op->x.stride,
+        .m = op->m,
+        .k = op->k,
+        .group = op->group,
+    };
+    out->y = (npurt_product){
+        .format = format,
+        .y = (float *) locate(&op->y, y_bytes, maps),
+        .y_stride = op->y.stride,
+        .m = op->m,
+        .k = op->k,
+        .n = op->n,
+    };
+    if (!out->tiles || !out->x.x || !out->y.y) {
+        return NPURT_E_MAP;
+    }
+    return op->flags & NPURT_SAME_X && !same_x(out, before) ? NPURT_E_OP : 0;
+}
+
+void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps *maps)
+{
+    npurt_batch head = {0};
+    batch->count = 0;
+    batch->sequence = 0;
+    batch->status = NPURT_E_BATCH;
+    if (nbytes < sizeof head) {
+        return;
+    }
+    __builtin_memcpy(&head, bytes, sizeof head);
+    if (head.magic != NPURT_BATCH_MAGIC) {
+        return;
+    }
+    batch->sequence = head.sequence;
+    if (head.protocol != NPURT_PROTOCOL || head.count > NPURT_MAX_OPS ||
+        nbytes != sizeof head + head.count * sizeof(npurt_op)) {
+        return;
+    }
+    batch->status = 0;
+    while (batch->count < head.count && !batch->status) {
+        npurt_op op; /* a copy: the host could change it after it was checked */
+        uint32_t i = batch->count;
+        __builtin_memcpy(&op, bytes + sizeof head + i * sizeof op, sizeof op);
+        batch->status = read_op(&batch->op[i], &op, i ? &batch->op[i - 1] : NULL, maps);
+        batch->count += batch->status == 0;
+    }
+}

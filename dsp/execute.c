@@ -1,0 +1,250 @@
+/*
+ * Running a batch.  All threads walk through the ops together: for each, they share out the rows
+ * of x to quantise, wait for each other, and share out the tiles of w.
+ *
+ * Caches: the DSP's know nothing of what the host writes, and the host nothing of what is in them.
+ * What a batch reads is invalidated before its first op; what it writes goes to memory after its
+ * last, and leaves the caches.  So between batches they hold no line that the host may change, but
+ * of weights, which change rarely: the op says so (NPURT_NEW_W).
+ */
+#include "execute.h"
+#include "cache.h"
+#include "hap.h"
+#include "timer.h"
+#include <hexagon_protos.h>
+#include <hexagon_types.h>
+
+enum {
+    SHARE = 128 << 10, /* bytes of L2 that one thread counts on */
+    TILES_AT_ONCE = 4, /* what the kernels for few rows take together */
+};
+
+typedef struct {
+    workspace *work;
+    pool *pool;
+    const vtcm *vtcm;
+    uint32_t done;   /* ops that are complete; thread 0 counts */
+    uint32_t failed; /* a row of x is not finite */
+} run;
+
+/* A part of some work: [first, last). */
+typedef struct {
+    uint32_t first, last;
+} range;
+
+/* What thread `thread` of `threads` does of `count` things, in multiples of `unit`. */
+static range share(uint32_t count, uint32_t unit, uint32_t thread, uint32_t threads)
+{
+    uint32_t units = (count + unit - 1) / unit;
+    uint32_t first = (uint32_t) ((uint64_t) units * thread / threads) * unit;
+    uint32_t last = (uint32_t) ((uint64_t) units * (thread + 1) / threads) * unit;
+    return (range){first, last < count ? last : count};
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* --- memory ------------------------------------------------------------------------------------ */
+
+/* Memory aligned to a vector: malloc of a PD aligns to 8 and is known to be there, memalign is not.
+ * The address that malloc gave is kept before it. */
+static void *allocate(size_t nbytes)
+{
+    char *whole = nbytes < INT32_MAX ? malloc(nbytes + NPURT_VECTOR + sizeof(void *)) : NULL;
+    if (!whole) {
+        return NULL;
+    }
+    uintptr_t at = (uintptr_t) whole + sizeof(void *) + NPURT_VECTOR - 1;
+    void **aligned = (void **) (at - at % NPURT_VECTOR);
+    aligned[-1] = whole;
+    return aligned;
+}
+
+static void release(void *aligned)
+{
+    if (aligned) {
+        free(((void **) aligned)[-1]);
+    }
+}
+
+/* Have at least `wanted` bytes; what was in them is lost.  0 when there is no such memory. */
+static int grow(void **memory, size_t *nbytes, size_t wanted)
+{
+    if (*nbytes >= wanted) {
+        return 1;
+    }
+    release(*memory);
+    *memory = allocate(wanted);
+    *nbytes = *memory ? wanted : 0;
+    return *memory != NULL;
+}
+
+void workspace_free(workspace *work)
+{
+    release(work->activations);
+    release(work->scratch);
+    work->activations = work->scratch = NULL;
+    work->activations_bytes = work->scratch_bytes = 0;
+}
+
+/* Bytes of one thread's part of the scratch memory. */
+static size_t scratch_part(uint32_t k)
+{
+    size_t nbytes = npurt_quantise_scratch(k);
+    return (nbytes + NPURT_VECTOR - 1) & ~(size_t) (NPURT_VECTOR - 1);
+}
+
+/* Have memory for every op; the first that there is none for ends the batch. */
+static void reserve(workspace *work, uint32_t threads)
+{
+    batch *batch = &work->batch;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const npurt_quantisation *x = &batch->op[i].x;
+        if (!grow(&work->activations, &work->activations_bytes,
+                  npurt_activation_bytes(x->m, x->k)) ||
+            !grow(&work->scratch, &work->scratch_bytes, threads * scratch_part(x->k))) {
+            batch->count = i;
+            batch->status = NPURT_E_MEMORY;
+        }
+    }
+}
+
+/* --- caches ------------------------------------------------------------------------------------ */
+
+static void before_batch(const batch *batch)
+{
+    for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
+        const npurt_quantisation *x = &op->x;
+        if (!(op->flags & NPURT_SAME_X)) {
+            uint64_t nbytes = batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float));
+            cache_take(x->x, nbytes);
+        }
+        if (op->flags & NPURT_NEW_W) {
+            cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
+        }
+    }
+}
+
+static void after_batch(const batch *batch)
+{
+    for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
+        const npurt_product *y = &op->y;
+        uint64_t nbytes = batch_extent(y->m, y->y_stride, (uint64_t) y->n * sizeof(float));
+        cache_give(y->y, nbytes);
+    }
+}
+
+/* Have the hardware bring the start of what comes next into L2; it may ignore this. */
+static void fetch_ahead(const char *address, size_t nbytes)
+{
+    uint64_t lines = (nbytes < SHARE ? nbytes : SHARE) / CACHE_LINE;
+    uint64_t stride = CACHE_LINE, width = CACHE_LINE;
+    Q6_l2fetch_AP((void *) address, (int64_t) (stride << 32 | width << 16 | lines));
+}
+
+/* --- one thread's part of an op ------------------------------------------------------------------ */
+
+static void quantise(run *run, const batch_op *op, uint32_t thread)
+{
+    workspace *work = run->work;
+    npurt_quantisation x = op->x;
+    x.activations = work->activations;
+    char *scratch = (char *) work->scratch + thread * scratch_part(x.k);
+    range rows = share(x.m, NPURT_PANEL, thread, run->pool->threads);
+    if (rows.first < rows.last && npurt_quantise(&x, rows.first, rows.last, scratch)) {
+        __atomic_store_n(&run->failed, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+static void copy_vectors(char *to, const char *from, size_t nbytes)
+{
+    const HVX_Vector *in = (const HVX_Vector *) from;
+    HVX_Vector *out = (HVX_Vector *) to;
+    for (size_t i = 0; i < nbytes / NPURT_VECTOR; i++) {
+        out[i] = in[i];
+    }
+}
+
+/* How many tiles to give the kernels at a time: what `nbytes` hold, a multiple of what they take
+ * together if that is possible, at least `least`. */
+static uint32_t step_of(const batch_op *op, uint32_t nbytes, uint32_t least)
+{
+    uint32_t fit = (uint32_t) (nbytes / op->tile_bytes);
+    fit = fit > TILES_AT_ONCE ? fit / TILES_AT_ONCE * TILES_AT_ONCE : fit;
+    return fit > least ? fit : least;
+}
+
+/*
+ * Multiply by this thread's tiles, some at a time: as many as stay in L2 while every panel of rows
+ * goes over them; in VTCM, when there is some and they are read more than once.
+ */
+static void multiply(run *run, const batch_op *op, uint32_t thread)
+{
+    npurt_product y = op->y;
+    y.activations = run->work->activations;
+    uint32_t threads = run->pool->threads;
+    range tiles = share(op->tiles_count, TILES_AT_ONCE, thread, threads);
+    uint32_t slot_bytes = run->vtcm->nbytes / threads / NPURT_VECTOR * NPURT_VECTOR;
+    char *slot = run->vtcm->address + thread * slot_bytes;
+    int many_rows = y.m > NPURT_PANEL;
+    int copied = many_rows && op->tile_bytes <= slot_bytes;
+    uint32_t step = step_of(op, copied ? slot_bytes : SHARE, many_rows ? 1 : TILES_AT_ONCE);
+    for (uint32_t first = tiles.first; first < tiles.last; first += step) {
+        uint32_t last = least(first + step, tiles.last);
+        const char *at = op->tiles + first * op->tile_bytes;
+        size_t nbytes = (last - first) * op->tile_bytes;
+        if (copied) {
+            copy_vectors(slot, at, nbytes);
+        }
+        fetch_ahead(at + nbytes, (least(last + step, tiles.last) - last) * op->tile_bytes);
+        npurt_multiply(&y, copied ? slot : at, first, last);
+    }
+}
+
+static void run_batch(void *context, uint32_t thread)
+{
+    run *run = context;
+    const batch *batch = &run->work->batch;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const batch_op *op = &batch->op[i];
+        if (!(op->flags & NPURT_SAME_X)) {
+            if (i) {
+                pool_barrier(run->pool); /* nobody still reads the activations, or writes this x */
+            }
+            quantise(run, op, thread);
+            pool_barrier(run->pool);
+        }
+        if (__atomic_load_n(&run->failed, __ATOMIC_SEQ_CST)) {
+            return;
+        }
+        multiply(run, op, thread);
+        if (thread == 0) {
+            run->done = i + 1;
+        }
+    }
+}
+
+void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply)
+{
+    run run = {.work = work, .pool = pool, .vtcm = vtcm};
+    uint64_t start = timer_cycles();
+    if (pool->threads == 0) {
+        work->batch.count = 0;
+        work->batch.status = NPURT_E_THREADS;
+    }
+    reserve(work, pool->threads);
+    if (work->batch.count) {
+        before_batch(&work->batch);
+        pool_run(pool, run_batch, &run);
+        after_batch(&work->batch);
+    }
+    *reply = (npurt_reply){
+        .magic = NPURT_REPLY_MAGIC,
+        .sequence = work->batch.sequence,
+        .status = run.failed ? NPURT_E_VALUE : work->batch.status,
+        .done = run.done,
+        .pcycles = timer_cycles() - start,
+    };
+}

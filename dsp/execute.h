@@ -1,0 +1,23 @@
+/* Running a batch. */
+#ifndef NPURT_EXECUTE_H
+#define NPURT_EXECUTE_H
+
+#include "batch.h"
+#include "pool.h"
+#include "vtcm.h"
+
+/* What stays between batches: memory that grows as ops need it, and the batch that runs. */
+typedef struct {
+    void *activations; /* aligned to 128, as are those below */
+    size_t activations_bytes;
+    void *scratch; /* one part for each thread */
+    size_t scratch_bytes;
+    batch batch;
+} workspace;
+
+void workspace_free(workspace *work);
+
+/* Run work->batch on all threads, and write the reply. */
+void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply);
+
+#endif

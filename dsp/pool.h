@@ -1,0 +1,48 @@
+/* Threads that do one piece of work together. */
+#ifndef NPURT_POOL_H
+#define NPURT_POOL_H
+
+#include "qurt.h"
+#include <stddef.h>
+
+enum {
+    POOL_MAX = 8,          /* threads: the most HVX contexts of any DSP so far (v81) */
+    POOL_STACK = 32 << 10, /* bytes; kernels may use 16 KiB of them */
+};
+
+typedef struct pool pool;
+
+/* What every thread is called with; *thread* counts from 0. */
+typedef void (*pool_work)(void *context, uint32_t thread);
+
+typedef struct {
+    pool *pool;
+    uint32_t index;
+    qurt_thread_t id;
+} pool_member;
+
+struct pool {
+    uint32_t threads; /* that run */
+    uint32_t calls;   /* futex: work is given when it changes */
+    uint32_t working; /* futex: threads that have not finished the work yet */
+    uint32_t waiting; /* threads that have not reached the barrier yet */
+    uint32_t rounds;  /* futex: the barrier opens when it changes */
+    pool_work work;   /* NULL: end */
+    void *context;
+    void *stacks;
+    pool_member member[POOL_MAX];
+};
+
+/* Start up to *threads* threads; how many there are is then in pool->threads, perhaps 0. */
+void pool_start(pool *pool, uint32_t threads);
+
+/* Have all threads do the work, and return when the last has.  One caller at a time. */
+void pool_run(pool *pool, pool_work work, void *context);
+
+/* Within work: return when all threads have called it. */
+void pool_barrier(pool *pool);
+
+/* End the threads.  A second call does nothing. */
+void pool_stop(pool *pool);
+
+#endif

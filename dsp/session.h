@@ -1,0 +1,29 @@
+/* What an open handle holds. */
+#ifndef NPURT_SESSION_H
+#define NPURT_SESSION_H
+
+#include "dspqueue.h"
+#include "execute.h"
+#include "lock.h"
+
+typedef struct {
+    lock lock; /* of everything below but the queue: one call at a time */
+    maps maps;
+    pool pool;
+    vtcm vtcm;
+    workspace work;
+    int power; /* 1: the vote for clocks was accepted */
+    dspqueue_t queue;
+    uint8_t message[sizeof(npurt_batch) + NPURT_MAX_OPS * sizeof(npurt_op)]; /* from the queue */
+} session;
+
+/* Run a batch of bytes that nothing is known of. */
+void session_execute(session *session, const uint8_t *batch, uint32_t nbytes, npurt_reply *reply);
+
+/* Serve batches that arrive by a queue of the host from now on; 0, or a DSP_E_ code. */
+int queue_open(session *session, uint64_t id);
+
+/* Stop serving.  A second call does nothing. */
+int queue_close(session *session);
+
+#endif

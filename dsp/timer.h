@@ -1,0 +1,18 @@
+/* The processor's own counters. */
+#ifndef NPURT_TIMER_H
+#define NPURT_TIMER_H
+
+#include <stdint.h>
+
+/*
+ * Cycles since the processor started: control registers 15:14, UPCYCLE.  It stands at 0 in
+ * emulators.  Source: Hexagon V68 Programmer's Reference Manual, "Control registers".
+ */
+static inline uint64_t timer_cycles(void)
+{
+    uint64_t cycles;
+    __asm__ volatile("%0 = c15:14" : "=r"(cycles));
+    return cycles;
+}
+
+#endif

@@ -1,0 +1,45 @@
+/*
+ * VTCM through the compute resource manager.
+ *
+ * Only the functions that the oldest firmware with a manager has, and each may be missing: the
+ * newer attr_init_v2 is known to be refused by some loaders.  No waiting: who else holds it, holds
+ * it for long (and public reports have acquire hang with a time limit).
+ */
+#include "vtcm.h"
+#include "hap.h"
+
+static int has_manager(void)
+{
+    return compute_resource_attr_init && compute_resource_attr_set_vtcm_param &&
+           compute_resource_acquire && compute_resource_attr_get_vtcm_ptr &&
+           compute_resource_release;
+}
+
+void vtcm_acquire(vtcm *vtcm, uint32_t nbytes)
+{
+    compute_res_attr_t attr = {{0}};
+    if (!has_manager() || compute_resource_attr_init(&attr) ||
+        compute_resource_attr_set_vtcm_param(&attr, nbytes, 0)) {
+        return;
+    }
+    vtcm->context = compute_resource_acquire(&attr, 0);
+    if (vtcm->context == 0) {
+        return;
+    }
+    vtcm->address = compute_resource_attr_get_vtcm_ptr(&attr);
+    if (vtcm->address == NULL || (uintptr_t) vtcm->address % 128) {
+        vtcm_release(vtcm);
+        return;
+    }
+    vtcm->nbytes = nbytes;
+}
+
+void vtcm_release(vtcm *vtcm)
+{
+    if (vtcm->context) {
+        compute_resource_release(vtcm->context);
+    }
+    vtcm->context = 0;
+    vtcm->address = NULL;
+    vtcm->nbytes = 0;
+}

@@ -1,0 +1,16 @@
+/* Memory beside the vector units, when the DSP grants some. */
+#ifndef NPURT_VTCM_H
+#define NPURT_VTCM_H
+
+#include <stdint.h>
+
+typedef struct {
+    char *address; /* aligned to 128; NULL when there is none */
+    uint32_t nbytes;
+    unsigned context;
+} vtcm;
+
+void vtcm_acquire(vtcm *vtcm, uint32_t nbytes);
+void vtcm_release(vtcm *vtcm);
+
+#endif
