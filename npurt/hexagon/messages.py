@@ -1,0 +1,131 @@
+"""The batch and its reply as bytes: the structs of idl/npurt_msg.h, in numpy.
+
+Pure: touches no library.  A request is made once for a step that is done many times, its fields
+are views of its bytes.  tests/hexagon/test_messages.py compares the two languages.
+"""
+
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, NumericsError
+from npurt.hexagon.rpcmem import U8
+
+PROTOCOL = 1
+BATCH_MAGIC = 0x4254_504E  # "NPTB"
+REPLY_MAGIC = 0x5254_504E  # "NPTR"
+MAX_OPS = 256
+ALIGNMENT = 128  # bytes, of offsets and of the stride of x
+
+
+def _words(*names: str) -> list[tuple[str, Any]]:
+    return [(name, "<u4") for name in names]
+
+
+REF = np.dtype([("fd", "<i4"), *_words("offset", "nbytes", "stride")])
+_REFS = [("x", REF), ("w", REF), ("y", REF)]
+OP = np.dtype([*_words("kind", "flags", "m", "k", "n", "format", "group", "reserved"), *_REFS])
+BATCH = np.dtype(_words("magic", "protocol", "sequence", "count"))
+REPLY = np.dtype([*_words("magic", "sequence", "status", "done"), ("pcycles", "<u8")])
+
+
+class Kind(IntEnum):
+    """What an op does."""
+
+    MATMUL = 1
+
+
+class Flag(IntFlag):
+    """What an op may rely on, or may not."""
+
+    SAME_X = 1
+    NEW_W = 2
+
+
+class Status(IntEnum):
+    """Why a batch stopped."""
+
+    BATCH = 1
+    OP = 2
+    SHAPE = 3
+    MAP = 4
+    MEMORY = 5
+    THREADS = 6
+    VALUE = 7
+
+
+_MEANING = {
+    Status.BATCH: "the batch is damaged or of another version",
+    Status.OP: "it has an unknown kind, format, flag or group",
+    Status.SHAPE: "one of its sizes or strides is not allowed",
+    Status.MAP: "a part of memory that it names is not mapped, or misaligned",
+    Status.MEMORY: "the DSP has no memory for its quantised activations",
+    Status.THREADS: "the DSP could not start threads",
+    Status.VALUE: "its activations hold NaN or infinity",
+}
+
+
+class Request:
+    """A batch of *count* ops: its bytes, and its parts as views of them.
+
+    Attributes:
+        data: What is sent.
+        head: The first struct, of `BATCH`.
+        ops: The ops, of `OP`.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.data = np.zeros(BATCH.itemsize + count * OP.itemsize, np.uint8)
+        self.head = self.data[: BATCH.itemsize].view(BATCH)[0]
+        self.ops: npt.NDArray[np.void] = self.data[BATCH.itemsize :].view(OP)
+        self.head["magic"], self.head["protocol"] = BATCH_MAGIC, PROTOCOL
+        self.head["count"] = count
+        self.ops["kind"] = Kind.MATMUL
+
+    def next(self) -> None:
+        """Give it another number, so that its reply is known from older ones."""
+        self.head["sequence"] = (int(self.head["sequence"]) + 1) % (1 << 32)
+
+
+def reply() -> U8:
+    """Return room for a reply."""
+    return np.zeros(REPLY.itemsize, np.uint8)
+
+
+def check(request: Request, answer: U8) -> int:
+    """Return the DSP cycles that *request* took, 0 where they are not known.
+
+    Raises:
+        DeviceLost: *answer* is not the reply to *request*: the call did not arrive.
+        DeviceFull: The DSP has no memory left.
+        NumericsError: There is a NaN or an infinity in the activations.
+        DriverError: The DSP refused an op.
+    """
+    read: Any = answer.view(REPLY)[0]
+    if (read["magic"], read["sequence"]) != (REPLY_MAGIC, request.head["sequence"]):
+        raise DeviceLost(
+            f"the reply is not that of batch {request.head['sequence']}: "
+            f"magic {read['magic']:#x}, batch {read['sequence']}",
+            remedy="nothing, if the session is opened again and goes on",
+            call="execute",
+            code=0,
+        )
+    if read["status"]:
+        raise _refusal(int(read["status"]), int(read["done"]), int(request.head["count"]))
+    return int(read["pcycles"])
+
+
+def _refusal(status: int, done: int, count: int) -> NpurtError:
+    if status not in list(Status):
+        meaning = f"status {status}, which this version of npurt does not know"
+    else:
+        meaning = _MEANING[Status(status)]
+    what = f"the DSP stopped at op {done + 1} of {count}: {meaning}"
+    if status == Status.VALUE:
+        return NumericsError(what, remedy="check the model file with device 'cpu'")
+    error, remedy = DriverError, "reinstall npurt; if that does not help, report it"
+    if status in (Status.MEMORY, Status.THREADS):
+        error, remedy = DeviceFull, "use a shorter prompt, or smaller batches"
+    return error(what, remedy=remedy, call="execute", code=status)
