@@ -25,9 +25,7 @@ from npurt.hexagon.idl.types import (
 )
 
 FIRST = 2  # 0 and 1 are open and close, of every interface; source: inc/remote.idl
-ESCAPE = (
-    31  # ids from here on lie in the first word of the first buffer, and this is in the scalars
-)
+ESCAPE = 31  # in the scalars: the id, 31 or more, is the first word of the first buffer
 MOST_BUFFERS = 254  # of each direction, in one call
 MOST_HANDLES = 15
 
@@ -115,7 +113,7 @@ class Call:
             )
         self.method = method
         self._rooms: dict[str, Any] = {}
-        self._places: dict[str, slice] = {}
+        self._spans: dict[str, slice] = {}  # of the cells of each parameter
         self._cells: Cells = [method.id] if method.escaped else []
         self._block = bytearray(method.sent_struct.size)
         self._answer = bytearray(method.answer_struct.size)
@@ -146,14 +144,12 @@ class Call:
         if isinstance(param.type, Dma):
             handles[param.mode].append(param.type.handle(arg, where))
             return
+        start = len(self._cells)
         value = room = arg
         if param.mode == "inrout" and not param.type.fixed:
             value, room = _pair(arg, where)
         if param.goes_in:
-            start = len(self._cells)
             self._cells += param.type.give(value, where, inputs)
-            if param.type.fixed:
-                self._places[param.name] = slice(start, len(self._cells))
         if param.comes_out and not param.type.fixed:
             count = param.type.reserve(room, where, inputs, outputs)
             if param.mode == "inrout" and count < self._cells[-1:]:
@@ -163,6 +159,7 @@ class Call:
                 )
             self._cells += count
             self._rooms[param.name] = room
+        self._spans[param.name] = slice(start, len(self._cells))
 
     def _check_counts(self) -> None:
         buffers = max(len(self.inputs), len(self.outputs))
@@ -185,9 +182,9 @@ class Call:
     def _blame(self) -> None:
         """Raise LayoutError for the first parameter whose value is no number or too large."""
         for param in self.method.params:
-            if param.name in self._places:
-                packer = struct.Struct(f"<{param.type.given.format}")
-                cells = self._cells[self._places[param.name]]
+            if param.name in self._spans:
+                packer = struct.Struct("<" + "".join(part.format for part in param.sent()))
+                cells = self._cells[self._spans[param.name]]
                 where = f"{self.method.name}: {param.name}"
                 pack_into(packer, bytearray(packer.size), 0, cells, where)
 
@@ -199,16 +196,17 @@ class Call:
         Raises:
             LayoutError: No such parameter, or its size is not fixed, or a value does not fit.
         """
-        before = list(self._cells)
+        params = {p.name: p for p in self.method.params if p.goes_in and p.type.fixed}
+        cells = list(self._cells)
         for name, value in values.items():
-            if name not in self._places:
-                raise LayoutError(
-                    f"{self.method.name}: {name} is not a parameter of fixed size that goes in",
-                    remedy=f"repack {', '.join(self._places) or 'nothing'}; pack() the rest anew",
-                )
-            param = next(p for p in self.method.params if p.name == name)
             where = f"{self.method.name}: {name}"
-            self._cells[self._places[name]] = param.type.give(value, where, [])
+            if name not in params or name not in self._spans:
+                raise LayoutError(
+                    f"{where} is not a parameter of fixed size that goes in",
+                    remedy=f"repack {', '.join(params) or 'nothing'}; pack() the rest anew",
+                )
+            cells[self._spans[name]] = params[name].type.give(value, where, [])
+        before, self._cells = self._cells, cells
         try:
             self._write()
         except LayoutError:

@@ -102,13 +102,11 @@ HELPER void *in_place(walk *w, const void *from, int n, void *to, int room, size
     return to;
 }}
 
-/* How many elements; each has a buffer at least, and there is a limit to the stack. */
-HELPER int elements(walk *w, const queue *q, const uint8_t *at, size_t size)
+/* How many elements of an array on the stack. */
+HELPER int elements(walk *w, const uint8_t *at, size_t size)
 {{
     const int n = count_at(w, at);
-    if (n > q->end - q->next)
-        fail(w, AEE_EBADPARM);
-    else if ((uint64_t) n * size > MOST_STACK)
+    if ((uint64_t) n * size > MOST_STACK)
         fail(w, AEE_ENOMEMORY);
     return w->error ? 0 : n;
 }}
@@ -343,9 +341,8 @@ class _Body:
         """Unpack a sequence of sequences, strings or structs with such."""
         element, c = kind.element, c_type(kind.element)
         part = element.given if param.goes_in else element.room
-        queue = "in" if param.goes_in else "out"
         self.before += [
-            f"    const int {v}Len = elements(w, &w->{queue}, sent + {counts}, sizeof({c}));",
+            f"    const int {v}Len = elements(w, sent + {counts}, sizeof({c}));",
             f"    const uint8_t *{v}Sent = take(w, &w->in, {v}Len, {part.size}, 1);",
         ]
         if param.comes_out and element.answer.size:
