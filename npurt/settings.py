@@ -5,6 +5,7 @@ Values are read when asked for, never at import.  ``FOO=0`` and ``FOO=`` switch 
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 
 from npurt.errors import SettingError
@@ -55,6 +56,15 @@ def prepend_dsp_path(folder: str) -> None:
         os.environ[name] = ";".join(folders)
 
 
+def cache_folder() -> Path:
+    """Return where npurt keeps what it measured of this machine: `NPURT_CACHE`, or XDG's place."""
+    chosen = read(CACHE, str)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "npurt"
+
+
 DEBUG = Setting("NPURT_DEBUG", 0, "1 devices, kernels and tracebacks, 2 ops, 3 driver calls")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
@@ -64,6 +74,15 @@ VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or 
 MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
 DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
+HEXAGON_TRANSPORT = Setting(
+    "NPURT_HEXAGON_TRANSPORT", "invoke", "how calls get to the Hexagon: invoke or dspqueue"
+)
+HEXAGON_WORKER = Setting(
+    "NPURT_HEXAGON_WORKER",
+    0,
+    "1: let another process call the Hexagon, one that can be killed when it hangs",
+)
+CACHE = Setting("NPURT_CACHE", "", "folder for what npurt measured of this machine")
 
 SETTINGS = (
     DEBUG,
@@ -75,4 +94,7 @@ SETTINGS = (
     MODELS,
     FASTRPC_LIBRARY,
     DEADLINE,
+    HEXAGON_TRANSPORT,
+    HEXAGON_WORKER,
+    CACHE,
 )

@@ -80,8 +80,7 @@ class Handle:
             DeviceLost: The DSP process is gone: the handle is dead.
             DriverError: The call failed.
         """
-        if self.state is not State.OPEN or self._process != os.getpid():
-            self._require(State.OPEN, codes.INVOKE)
+        self.require_open(codes.INVOKE)
         code = self._invoke(self._number, invocation.scalars, invocation.arguments)
         if code:
             name = invocation.call.method.name
@@ -90,9 +89,14 @@ class Handle:
                 self.die(error.what)
             raise error
 
+    def require_open(self, call: str) -> None:
+        """Raise unless *call* may be made: `DeviceLost` when the handle is dead."""
+        if self.state is not State.OPEN or self._process != os.getpid():
+            self._require(State.OPEN, call)
+
     def control(self, request: int, data: Any) -> tuple[int, int]:
         """Make a control request with a struct; return code and errno."""
-        self._require(State.OPEN, "remote_handle64_control")
+        self.require_open("remote_handle64_control")
         size = abi.ffi().sizeof(data[0])
         return self._library.call("remote_handle64_control", self._number, request, data, size)
 

@@ -28,11 +28,22 @@ _READ, _WRITE, _END = 1, 2, 4  # of its flags
 
 
 class Block:
-    """Shared memory: `array`, the bytes, and `fd`, by which the DSP knows it."""
+    """Shared memory.
 
-    def __init__(self, array: U8, fd: int) -> None:
+    Attributes:
+        array: The bytes.
+        fd: The number by which the DSP knows it.
+
+    Args:
+        array: See above.
+        fd: See above.
+        here: Its file descriptor in this process, when that is another number.
+    """
+
+    def __init__(self, array: U8, fd: int, here: int | None = None) -> None:
         self.array = array
         self.fd = fd
+        self._here = fd if here is None else here
         self._coherent = False  # once the kernel said that there is nothing to synchronise
 
     @property
@@ -51,7 +62,7 @@ class Block:
     def _sync(self, flags: int) -> None:
         while not self._coherent:
             try:
-                fcntl.ioctl(self.fd, _SYNC, struct.pack("Q", flags))
+                fcntl.ioctl(self._here, _SYNC, struct.pack("Q", flags))
             except OSError as error:
                 if error.errno not in (errno.EINTR, errno.EAGAIN):
                     self._coherent = True  # a memfd, as in the simulator: nothing lies between

@@ -6,9 +6,9 @@ import secrets
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
 from npurt.hexagon import abi, codes, skel
 from npurt.hexagon.abi import HandleRequest, MapFlag
 from npurt.hexagon.caller import Caller
@@ -16,7 +16,8 @@ from npurt.hexagon.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.handle import Handle, Invocation, State
 from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import Library
-from npurt.hexagon.rpcmem import Block
+from npurt.hexagon.rpcmem import U8, Block, allocate
+from npurt.hexagon.transport import Info, Transport
 
 T = TypeVar("T")
 
@@ -25,20 +26,6 @@ NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
 OPENING_SECONDS = 30  # the kernel itself gives up after 10
 CLOSING_SECONDS = 10
 LATENCY_US = 100  # that the CPU may take to wake up for an answer
-
-
-class Info(NamedTuple):
-    """What our code says of itself and of the DSP; info_t of idl/npurt.idl."""
-
-    protocol: int
-    arch: int
-    threads: int
-    hvx_units: int
-    vtcm_bytes: int
-    power: int
-    max_maps: int
-    reserved: int
-    build: int
 
 
 class _Owned:
@@ -50,7 +37,7 @@ class _Owned:
         self.caller = caller
         self.handle: Handle | None = None
         self.blocks: dict[int, Block] = {}  # mapped, by fd
-        self.queues: list[Callable[[], None]] = []  # what closes them
+        self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
         self._process = os.getpid()
         self._released = False
 
@@ -61,8 +48,9 @@ class _Owned:
             self.caller.close(self._close, CLOSING_SECONDS)
 
     def _close(self) -> None:
-        for close_queue in self.queues:
-            close_queue()
+        for work in reversed(self.first):
+            with contextlib.suppress(NpurtError):
+                work()
         for fd in list(self.blocks):
             with contextlib.suppress(DriverError):
                 self.unmap(fd)
@@ -101,22 +89,27 @@ class _Owned:
             self.library.call("fastrpc_munmap", self.place.effective, fd, address, block.nbytes)
 
 
-class Session:
-    """An open session.  Close it, or let it go: it is closed with its last reference, or at exit.
+class Session(Transport):
+    """An open session, and the default transport: one FastRPC invoke for each batch.
+
+    Close it, or let it go: it is closed with its last reference, or at exit.
 
     Attributes:
         library: The FastRPC library.
         place: DSP and number of the session.
         capabilities: What the DSP said before.
         info: What our code said after.
+        deadline: Seconds that a call may take.
     """
+
+    name = "invoke"
 
     def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
         self.library = owned.library
         self.place = owned.place
         self.capabilities = told
         self._owned = owned
-        self._deadline = deadline
+        self.deadline = deadline
         self._finalizer = weakref.finalize(self, owned.release)
         self.info = self._greet()
 
@@ -187,19 +180,19 @@ class Session:
         """
         return self.run(partial(self._owned.call, name, *arguments), name)
 
-    def prepare(self, invocation: Invocation) -> Callable[[], None]:
-        """Return a function that makes the call; errors as in `call`."""
+    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+        """Return a function that makes the call `execute`; errors as in `call`."""
         assert self._owned.handle
-        work = partial(self._owned.handle.invoke, invocation)
-        return partial(self.run, work, invocation.call.method.name)
+        call = interface().method("execute").pack(request.data, reply.data)
+        work = partial(self._owned.handle.invoke, Invocation(call))
+        return partial(self.run, work, "execute")
 
     def run(self, work: Callable[[], T], what: str) -> T:
         """Do *work* on the session's thread; a timeout is the session's death."""
         try:
-            return self._owned.caller.run(work, self._deadline, what)
+            return self._owned.caller.run(work, self.deadline, what)
         except DeviceTimeout as error:
-            if self._owned.handle:
-                self._owned.handle.die(error.what)
+            self.die(error.what)
             raise
 
     def settle(self) -> None:
@@ -208,7 +201,27 @@ class Session:
         Raises:
             DeviceTimeout: It did not come back: the session is dead.
         """
-        self._owned.caller.settle(self._deadline)
+        self._owned.caller.settle(self.deadline)
+
+    def require_open(self, call: str) -> None:
+        """Raise unless *call* may be made; see `Handle.require_open`."""
+        assert self._owned.handle
+        self._owned.handle.require_open(call)
+
+    def die(self, why: str) -> None:
+        """Let no call through any more."""
+        if self._owned.handle:
+            self._owned.handle.die(why)
+
+    def before_closing(self, work: Callable[[], Any]) -> None:
+        """Have *work* done first when the session closes, on its thread; errors do not matter."""
+        self._owned.first.append(work)
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return shared memory that is mapped; see `rpcmem.allocate` and `map`."""
+        block = allocate(self.library, nbytes)
+        self.map(block)
+        return block
 
     def map(self, block: Block) -> None:
         """Show *block* to the DSP until `unmap` or the end of the session, which keeps it alive.

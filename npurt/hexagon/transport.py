@@ -1,0 +1,60 @@
+"""How a batch gets to the DSP and its reply back: one small interface, several ways.
+
+`Session` is the default way, one FastRPC invoke for each batch; `dspqueue` and `worker` are others.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import NamedTuple
+
+from npurt.hexagon.rpcmem import U8, Block
+
+
+class Info(NamedTuple):
+    """What our code says of itself and of the DSP; info_t of idl/npurt.idl."""
+
+    protocol: int
+    arch: int
+    threads: int
+    hvx_units: int
+    vtcm_bytes: int
+    power: int
+    max_maps: int
+    reserved: int
+    build: int
+
+
+class Transport(abc.ABC):
+    """A session on the DSP, and memory shared with it.
+
+    Attributes:
+        name: "invoke", "dspqueue" or "worker".
+        info: What our code on the DSP says of itself.
+    """
+
+    name: str
+    info: Info
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> Block:
+        """Return shared memory that the DSP has mapped; it lives until `close`.
+
+        Raises:
+            DeviceFull: There is not so much, here or on the DSP.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+        """Return a function that sends *request* as it stands then, and fills *reply*.
+
+        It raises DeviceLost when the DSP process is gone, DeviceTimeout when it does not answer in
+        time, and DriverError when it refuses.
+        """
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Wait until nothing is in flight that an interrupted call (Ctrl-C) left behind."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release session and memory.  A second call does nothing."""

@@ -1,0 +1,275 @@
+"""A session in a process of its own, which can be killed when the DSP does not answer.
+
+Parent and worker share a socket of packets.  A packet from the parent is a letter and what belongs
+to it; the answer is "+" and a result, or "-" and an error as JSON.  Blocks are allocated by the
+worker, where their numbers count, and come to the parent as file descriptors.
+
+    o {"library", "domain", "session", "transport", "deadline"}    -> info, as JSON
+    a nbytes, in decimal                                           -> [number, nbytes], and the fd
+    x batch                                                        -> reply
+
+The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npurt import errors
+from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
+from npurt.hexagon import codes, messages
+from npurt.hexagon.rpcmem import U8, Block
+from npurt.hexagon.session import OPENING_SECONDS
+from npurt.hexagon.transport import Info, Transport
+
+MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
+_START = """
+import sys
+sys.path[:] = {path!r}
+from npurt.hexagon.worker import main
+main({fd}, {life})
+"""
+
+
+class Worker(Transport):
+    """The parent's end.
+
+    Args:
+        library: File of the FastRPC library.
+        domain: See `Session.open`.
+        session: See `Session.open`.
+        transport: How the worker itself calls: "invoke" or "dspqueue".
+        deadline: Seconds that each call may take; then the worker is killed.
+        opening: Seconds that opening may take.
+
+    Raises:
+        NpurtError: As `Session.open`.
+    """
+
+    name = "worker"
+
+    def __init__(
+        self,
+        library: str,
+        domain: str = "cdsp",
+        session: int | None = None,
+        *,
+        transport: str = "invoke",
+        deadline: float,
+        opening: float = 2 * OPENING_SECONDS,
+    ) -> None:
+        self._deadline = deadline
+        self._owed = False  # an answer, after an interrupted call
+        self._end, self._process, life = _spawn()
+        self._finalizer = weakref.finalize(self, _reap, self._end, self._process, life)
+        wish = {
+            "library": library,
+            "domain": domain,
+            "session": session,
+            "transport": transport,
+            "deadline": deadline,
+        }
+        try:
+            self.info = Info(**json.loads(self._ask(b"o" + json.dumps(wish).encode(), opening)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return memory that the worker has allocated and mapped; see `Transport.allocate`."""
+        fds: list[int] = []
+        number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
+        array = np.frombuffer(mmap.mmap(fds[0], size), np.uint8)
+        block = Block(array, number, here=fds[0])
+        weakref.finalize(block, os.close, fds[0])
+        return block
+
+    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+        """Return a function that has the worker send *request*; see `Transport.prepare`."""
+        return partial(self._exchange, request, reply)
+
+    def _exchange(self, request: U8, reply: U8) -> None:
+        answer = self._ask(b"x" + request.tobytes(), self._deadline)
+        reply[:] = np.frombuffer(answer, np.uint8)
+
+    def settle(self) -> None:
+        """Take the answer to a call that was interrupted."""
+        if self._owed:
+            self._receive(self._deadline, None)
+
+    def close(self) -> None:
+        """Tell the worker to end, and kill it if it does not.  A second call does nothing."""
+        self._finalizer()
+
+    def _ask(self, packet: bytes, seconds: float, fds: list[int] | None = None) -> bytes:
+        """Send a packet, return the answer; descriptors that come with it go to *fds*."""
+        if not self._finalizer.alive:
+            raise NpurtError("the worker is closed", remedy="open the device again")
+        self.settle()
+        self._owed = True
+        try:
+            self._end.settimeout(seconds)
+            self._end.send(packet)
+        except OSError as error:
+            raise self._lost(error) from error
+        return self._receive(seconds, fds)
+
+    def _receive(self, seconds: float, fds: list[int] | None) -> bytes:
+        try:
+            self._end.settimeout(seconds)
+            answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+        except TimeoutError as error:
+            raise self._late(seconds) from error
+        except OSError as error:
+            raise self._lost(error) from error
+        self._owed = False
+        if fds is not None:
+            fds += passed
+        if not answer:
+            raise self._lost(None)
+        if answer[:1] == b"-":
+            raise self._retold(json.loads(answer[1:]))
+        return answer[1:]
+
+    def _late(self, seconds: float) -> DeviceTimeout:
+        self.close()
+        return DeviceTimeout(
+            f"the worker for the Hexagon did not answer within {seconds:g} s and was killed",
+            remedy=codes.decode(0x0C).remedy,
+            call=codes.INVOKE,
+            code=0x0C,
+        )
+
+    def _lost(self, error: OSError | None) -> DeviceLost:
+        self.close()
+        return DeviceLost(
+            f"the worker for the Hexagon ended ({error or self._process.returncode})",
+            remedy=codes.REOPEN,
+            call=codes.INVOKE,
+            code=0x27,
+        )
+
+    def _retold(self, told: dict[str, Any]) -> NpurtError:
+        """Return the worker's error; after a lost or late DSP the worker is of no use."""
+        kind = getattr(errors, told.pop("kind"))
+        error = kind(told.pop("what"), **told)
+        assert isinstance(error, NpurtError)
+        if isinstance(error, DeviceLost | DeviceTimeout):
+            self.close()
+        return error
+
+
+def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
+    """Start a worker; return the parent's socket, the process, and the pipe it lives by."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    watched, life = os.pipe()
+    code = _START.format(path=sys.path, fd=its.fileno(), life=watched)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(its.fileno(), watched),
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C on the terminal is the parent's
+        )
+    except BaseException:
+        mine.close()
+        os.close(life)
+        raise
+    finally:
+        its.close()
+        os.close(watched)
+    return mine, process, life
+
+
+def _reap(end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
+    """End a worker: by closing its socket, then, when it takes long, by force."""
+    end.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    os.close(life)
+    process.kill()
+    process.wait()
+
+
+# --- The worker's end ----------------------------------------------------------------------------
+
+
+def main(fd: int, life: int) -> None:
+    """Serve one parent until it closes the socket *fd*; end at once when the pipe *life* closes."""
+    threading.Thread(target=_follow, args=(life,), daemon=True).start()
+    with socket.socket(fileno=fd) as end:
+        server = _Server(end)
+        try:
+            while packet := end.recv(MOST_BYTES):
+                server.serve(packet)
+        finally:
+            server.close()
+
+
+def _follow(life: int) -> None:
+    os.read(life, 1)
+    os._exit(1)
+
+
+class _Server:
+    """One session, and the answers to what is asked of it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._transport: Transport | None = None
+        self._exchanges: dict[int, tuple[U8, U8, Callable[[], None]]] = {}  # by size of the batch
+
+    def serve(self, packet: bytes) -> None:
+        """Answer one packet."""
+        work = {b"o": self._open, b"a": self._allocate, b"x": self._exchange}[packet[:1]]
+        try:
+            work(packet[1:])
+        except NpurtError as error:
+            told = {"kind": type(error).__name__, **vars(error)}
+            self._end.send(b"-" + json.dumps(told).encode())
+
+    def close(self) -> None:
+        """Close the session."""
+        if self._transport:
+            self._transport.close()
+
+    def _open(self, wish: bytes) -> None:
+        from npurt.hexagon.connect import connect  # which may make workers itself
+
+        self._transport = connect(**json.loads(wish), worker=False)
+        self._end.send(b"+" + json.dumps(self._transport.info._asdict()).encode())
+
+    def _allocate(self, nbytes: bytes) -> None:
+        assert self._transport
+        block = self._transport.allocate(int(nbytes))
+        answer = json.dumps([block.fd, block.nbytes]).encode()
+        socket.send_fds(self._end, [b"+" + answer], [block.fd])
+
+    def _exchange(self, batch: bytes) -> None:
+        request, reply, send = self._exchanges.get(len(batch)) or self._prepare(len(batch))
+        request[:] = np.frombuffer(batch, np.uint8)
+        reply[:] = 0
+        send()
+        self._end.send(b"+" + reply.tobytes())
+
+    def _prepare(self, nbytes: int) -> tuple[U8, U8, Callable[[], None]]:
+        assert self._transport
+        request, reply = np.zeros(nbytes, np.uint8), messages.reply()
+        self._exchanges[nbytes] = request, reply, self._transport.prepare(request, reply)
+        return self._exchanges[nbytes]
