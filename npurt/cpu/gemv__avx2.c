@@ -1,5 +1,5 @@
 /*
- * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, few rows
  *
  * As gemv__avx512vnni.c, with 8 rows a vector and two vectors a panel.
  * Needs   AVX2, FMA, F16C.
@@ -124,7 +124,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const
 {
     const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / f.group;
-    __m256 y[GEMV_ROWS][2] = {0};
+    __m256 y[4][2] = {0};
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
         const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
@@ -166,8 +166,11 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
         if (rows == 1) {
             one_panel(f, image, book, x, 1, y);
-        } else {
-            one_panel(f, image, book, x, rows, y);
+            continue;
+        }
+        for (int row = 0; row < rows; row += 4) {
+            const int some = rows - row < 4 ? rows - row : 4;
+            one_panel(f, image, book, x + row, some, y + row * ROWS);
         }
     }
 }

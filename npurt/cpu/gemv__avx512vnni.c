@@ -1,5 +1,5 @@
 /*
- * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, few rows
  *
  * x       codes, scales and sums of each row, as `quantise` leaves them.
  * W       image of panels (layout.h), read as one stream and fetched 4 KiB ahead.
@@ -159,7 +159,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
-    __m512 y[GEMV_ROWS];
+    __m512 y[5];
 #pragma clang loop unroll(full)
     for (int r = 0; r < rows; r++) {
         y[r] = _mm512_setzero_ps();
@@ -186,6 +186,28 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
     }
 }
 
+/* With as many sums in registers as there are rows, at most five. */
+INLINE void some_rows(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
+                      float *out)
+{
+    switch (rows) {
+    case 1:
+        one_panel(f, at, book, x, 1, out);
+        break;
+    case 2:
+        one_panel(f, at, book, x, 2, out);
+        break;
+    case 3:
+        one_panel(f, at, book, x, 3, out);
+        break;
+    case 4:
+        one_panel(f, at, book, x, 4, out);
+        break;
+    default:
+        one_panel(f, at, book, x, 5, out);
+    }
+}
+
 INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_row *x, int rows,
                  float *y)
 {
@@ -193,15 +215,10 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        if (rows == 4) {
-            one_panel(f, image, book, x, 4, y);
-            continue;
-        }
-        if (rows >= 2) {
-            one_panel(f, image, book, x, 2, y);
-        }
-        if (rows % 2) {
-            one_panel(f, image, book, x + rows - 1, 1, y + (rows - 1) * ROWS);
+        for (int row = 0; row < rows;) { /* the panel stays in the nearest cache meanwhile */
+            const int left = rows - row, some = left % 5 == 0 || left > 8 ? 5 : left > 4 ? 4 : left;
+            some_rows(f, image, book, x + row, some, y + row * ROWS);
+            row += some;
         }
     }
 }

@@ -23,7 +23,7 @@ typedef struct {
     int blocks, group, shift, offset;
 } npurt_tile;
 
-enum { GEMV_ROWS = 4 };
+enum { GEMV_ROWS = 16 };
 
 /* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
 typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,
