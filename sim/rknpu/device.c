@@ -1,0 +1,440 @@
+/*
+ * Open files, what every DRM driver answers, and mappings.
+ *
+ * A descriptor is a real one, of a memory file: dup, fork, select and close work as on any file,
+ * and mmap(2) of it gives the pages of a buffer.  Which of our files it is tells its inode.
+ */
+#include "sim.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out. */
+static const uint64_t FIRST_OFFSET = 0x100000000;
+static const uint64_t IOVA_END = 0x100000000; /* the registers hold 32 bits of an address */
+
+static struct file *files;
+static uint64_t last_id;
+static bool dead[DRIVERS];
+static struct space rknpu_space; /* one domain for the whole device; rocket has one a file */
+
+static const char *const NAMES[DRIVERS] = {"rocket", "rknpu"};
+static const char *const DATES[DRIVERS] = {"0", "20240828"};
+static const char *const DESCRIPTIONS[DRIVERS] = {"rocket DRM", "RKNPU driver"};
+
+/* fstat is also a function of this library: this is the kernel's. */
+static bool identity(int fd, struct stat *st)
+{
+    return !syscall(SYS_fstat, fd, st);
+}
+
+static struct file *find(int fd)
+{
+    struct stat st;
+    if (!files || !identity(fd, &st)) {
+        return NULL;
+    }
+    for (struct file *file = files; file; file = file->next) {
+        if (file->ino == st.st_ino && file->dev == st.st_dev) {
+            return file;
+        }
+    }
+    return NULL;
+}
+
+/* --- open and close ------------------------------------------------------------------------ */
+
+static int new_descriptor(int flags)
+{
+    const unsigned cloexec = flags & O_CLOEXEC ? MFD_CLOEXEC : 0;
+    const int fd = memfd_create("rknpu-sim", cloexec | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        return -errno;
+    }
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK); /* nobody takes pages away under a running task */
+    return fd;
+}
+
+static struct file *new_file(int fd, enum driver driver)
+{
+    struct stat st;
+    struct file *file = calloc(1, sizeof(*file));
+    if (!file || !identity(fd, &st)) {
+        free(file);
+        return NULL;
+    }
+    file->dev = st.st_dev;
+    file->ino = st.st_ino;
+    file->driver = driver;
+    file->next_offset = FIRST_OFFSET;
+    file->home = -1;
+    file->id = ++last_id;
+    file->space = driver == ROCKET ? &file->own : &rknpu_space;
+    if (driver == ROCKET) {
+        space_init(&file->own, settings.iova_base, IOVA_END - PAGE, false);
+    } else if (!rknpu_space.high) {
+        space_init(&rknpu_space, PAGE, IOVA_END - PAGE, true);
+    }
+    file->next = files;
+    files = file;
+    return file;
+}
+
+static int open_locked(enum driver driver, int flags)
+{
+    const struct fault fault = fault_at(CALL_OPEN);
+    if (fault.effect == FAIL || dead[driver]) {
+        return fault.effect == FAIL ? -fault.error : -ENODEV;
+    }
+    const int fd = new_descriptor(flags);
+    if (fd < 0) {
+        return fd;
+    }
+    if (!new_file(fd, driver)) {
+        close_descriptor(fd);
+        return -ENOMEM;
+    }
+    if (driver == ROCKET) {
+        cores_wedge(ROCKET, false); /* opening again is what users do about a wedged core */
+    }
+    return fd;
+}
+
+int device_open(const char *path, int flags)
+{
+    const int driver = settings_driver_of(path);
+    if (driver < 0) {
+        return NOT_OURS;
+    }
+    pthread_mutex_lock(&sim_lock);
+    const int fd = open_locked((enum driver) driver, flags);
+    pthread_mutex_unlock(&sim_lock);
+    return fd;
+}
+
+/* Whether any descriptor of this process is still of the file. */
+static bool still_open(const struct file *file)
+{
+    char entries[4096];
+    struct stat st;
+    bool found = false;
+    const int folder = (int) syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY);
+    for (long size; folder >= 0 && !found &&
+                    (size = syscall(SYS_getdents64, folder, entries, sizeof(entries))) > 0;) {
+        for (long at = 0; at < size && !found;) {
+            const struct dirent64 *entry = (const void *) (entries + at);
+            const int fd = atoi(entry->d_name);
+            found = entry->d_name[0] != '.' && fd != folder && identity(fd, &st) &&
+                    st.st_ino == file->ino && st.st_dev == file->dev;
+            at += entry->d_reclen;
+        }
+    }
+    close_descriptor(folder);
+    return found;
+}
+
+static void release(struct file *file)
+{
+    while (file->jobs || file->busy) {
+        if (file->driver == RKNPU) {
+            cores_reset(RKNPU); /* a hung job would wait for somebody who is gone */
+        }
+        sim_wait(0);
+    }
+    for (uint32_t i = 0; i < file->bo_count; i++) {
+        if (file->bos[i]) {
+            bo_put(file->bos[i]);
+        }
+    }
+    struct file **link = &files;
+    while (*link != file) {
+        link = &(*link)->next;
+    }
+    *link = file->next;
+    if (file->driver == ROCKET) {
+        space_destroy(&file->own);
+    }
+    free(file->bos);
+    free(file);
+}
+
+uint64_t device_id(int fd)
+{
+    if (!files) {
+        return 0;
+    }
+    pthread_mutex_lock(&sim_lock);
+    const struct file *file = find(fd);
+    const uint64_t id = file ? file->id : 0;
+    pthread_mutex_unlock(&sim_lock);
+    return id;
+}
+
+void device_closed(uint64_t id)
+{
+    pthread_mutex_lock(&sim_lock);
+    struct file *file = files;
+    while (file && file->id != id) {
+        file = file->next;
+    }
+    if (file && !still_open(file)) {
+        release(file);
+    }
+    pthread_mutex_unlock(&sim_lock);
+}
+
+void device_reload(void)
+{
+    fault_clear();
+    memset(dead, 0, sizeof(dead));
+    for (int driver = 0; driver < DRIVERS; driver++) {
+        cores_reset((enum driver) driver);
+    }
+}
+
+int device_at_work(void)
+{
+    int count = 0;
+    for (const struct file *file = files; file; file = file->next) {
+        count += file->home >= 0;
+    }
+    return count;
+}
+
+int device_quietest_core(void)
+{
+    int users[CORES] = {0}, core = 0;
+    for (const struct file *file = files; file; file = file->next) {
+        if (file->home >= 0) {
+            users[file->home]++;
+        }
+    }
+    for (int i = 1; i < settings.cores; i++) {
+        core = users[i] < users[core] ? i : core;
+    }
+    return core;
+}
+
+/* --- buffers of a file ---------------------------------------------------------------------- */
+
+struct bo *file_bo(const struct file *file, uint32_t handle)
+{
+    return handle - 1 < file->bo_count ? file->bos[handle - 1] : NULL;
+}
+
+int file_add_bo(struct file *file, uint64_t size, bool cacheable, bool zero, struct bo **made)
+{
+    uint32_t place = 0;
+    while (place < file->bo_count && file->bos[place]) {
+        place++;
+    }
+    if (place == file->bo_capacity) {
+        const uint32_t capacity = place ? 2 * place : 64;
+        struct bo **bos = realloc(file->bos, capacity * sizeof(*bos));
+        if (!bos) {
+            return -ENOMEM;
+        }
+        file->bos = bos;
+        file->bo_capacity = capacity;
+    }
+    const int error =
+        bo_create(file->space, file->fd, file->next_offset, size, cacheable, zero, made);
+    if (error) {
+        return error;
+    }
+    file->next_offset += round_up(size, PAGE) + PAGE;
+    file->bos[place] = *made;
+    file->bo_count = place < file->bo_count ? file->bo_count : place + 1;
+    (*made)->handle = place + 1;
+    return 0;
+}
+
+void file_drop_bo(struct file *file, struct bo *bo)
+{
+    file->bos[bo->handle - 1] = NULL;
+    bo_put(bo);
+}
+
+/* --- ioctl ---------------------------------------------------------------------------------- */
+
+/* Copies a string as drm_copy_field does: what fits, and the whole length. */
+static int copy_field(uint64_t to, uint64_t *size, const char *value)
+{
+    const uint64_t length = strlen(value);
+    const uint64_t part = *size < length ? *size : length;
+    *size = length;
+    return part && to ? user_write(to, value, part) : 0;
+}
+
+static int get_version(struct file *file, void *argument)
+{
+    struct drm_version *version = argument;
+    const uint32_t number = file->driver == RKNPU ? settings.version : 0;
+    version->major = (int32_t) (number / 10000);
+    version->minor = (int32_t) (number / 100 % 100);
+    version->patch = (int32_t) (number % 100);
+    int error = copy_field(version->name, &version->name_len, NAMES[file->driver]);
+    error = error ? error : copy_field(version->date, &version->date_len, DATES[file->driver]);
+    return error ? error
+                 : copy_field(version->desc, &version->desc_len, DESCRIPTIONS[file->driver]);
+}
+
+static int gem_close(struct file *file, void *argument)
+{
+    const struct drm_gem_close *args = argument;
+    struct bo *bo = file_bo(file, args->handle);
+    if (!bo) {
+        return -EINVAL;
+    }
+    file_drop_bo(file, bo);
+    return 0;
+}
+
+static const struct driver_ioctl CORE_IOCTLS[] = {
+    {DRM_VERSION, NO_CALL, get_version},
+    {DRM_GEM_CLOSE, CALL_DESTROY, gem_close},
+    {0},
+};
+
+static const struct driver_ioctl *find_ioctl(const struct driver_ioctl *table, uint32_t request)
+{
+    while (table->request && IOC_NR(table->request) != IOC_NR(request)) {
+        table++;
+    }
+    return table->request ? table : NULL;
+}
+
+/* Calls the driver with a copy of the caller's struct, cut or filled up with zeros as DRM does. */
+static int call(struct file *file, const struct driver_ioctl *entry, uint32_t request,
+                uint64_t argument)
+{
+    uint64_t data[16] = {0};
+    const uint32_t size = IOC_SIZE(entry->request), given = IOC_SIZE(request);
+    const uint32_t both = size < given ? size : given;
+    const uint32_t direction = IOC_DIR(entry->request) & IOC_DIR(request);
+    if (direction & IOC_IN && user_read(data, argument, both)) {
+        return -EFAULT;
+    }
+    const int result = entry->run(file, data);
+    if (direction & IOC_OUT && user_write(argument, data, both)) {
+        return -EFAULT;
+    }
+    return result;
+}
+
+static int ioctl_locked(struct file *file, uint32_t request, uint64_t argument)
+{
+    const struct driver_ioctl *entry = find_ioctl(CORE_IOCTLS, request);
+    if (IOC_TYPE(request) != 'd') {
+        return -ENOTTY;
+    }
+    if (!entry) {
+        entry = find_ioctl(file->driver == ROCKET ? rocket_ioctls : rknpu_ioctls, request);
+    }
+    if (dead[file->driver]) {
+        return -ENODEV;
+    }
+    if (!entry) {
+        sim_log(1, "%s: ioctl %#x is not simulated", NAMES[file->driver], request);
+        return -EINVAL;
+    }
+    file->fault = entry->call == NO_CALL ? (struct fault){NO_EFFECT, 0} : fault_at(entry->call);
+    if (file->fault.effect == FAIL) {
+        return -file->fault.error;
+    }
+    if (file->fault.effect == DEAD) {
+        dead[file->driver] = true;
+        return -ENODEV;
+    }
+    if (file->fault.effect == WEDGE) {
+        cores_wedge(file->driver, true);
+    }
+    return call(file, entry, request, argument);
+}
+
+int device_ioctl(int fd, uint32_t request, uint64_t argument)
+{
+    if (!files) {
+        return NOT_OURS;
+    }
+    pthread_mutex_lock(&sim_lock);
+    struct file *file = find(fd);
+    int result = NOT_OURS;
+    if (file) {
+        file->busy++;
+        file->fd = fd;
+        result = ioctl_locked(file, request, argument);
+        file->busy--;
+        sim_changed();
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+/* The rules of drm_gem_mmap: a buffer's own offset, no more than its pages, shared. */
+int device_check_mmap(int fd, size_t size, int flags, uint64_t offset)
+{
+    if (!files) {
+        return NOT_OURS;
+    }
+    pthread_mutex_lock(&sim_lock);
+    const struct file *file = find(fd);
+    int result = file ? -EINVAL : NOT_OURS;
+    for (uint32_t i = 0; file && i < file->bo_count; i++) {
+        const struct bo *bo = file->bos[i];
+        if (bo && bo->offset == offset && size <= round_up(bo->size, PAGE) &&
+            (flags & MAP_TYPE) != MAP_PRIVATE) {
+            result = 0;
+        }
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+/* --- fork and exit --------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&sim_lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&sim_lock);
+}
+
+/* The files and buffers are there, but not the threads: what was under way is not under way here. */
+static void in_child(void)
+{
+    for (struct file *file = files; file; file = file->next) {
+        file->jobs = file->busy = 0;
+        space_forked(file->space);
+        for (uint32_t i = 0; i < file->bo_count; i++) {
+            if (file->bos[i]) {
+                file->bos[i]->writers = 0;
+            }
+        }
+    }
+    cores_forked();
+    pthread_mutex_unlock(&sim_lock);
+}
+
+__attribute__((constructor)) static void start(void)
+{
+    settings_from_environment();
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+__attribute__((destructor)) static void stop(void)
+{
+    report_at_exit();
+}

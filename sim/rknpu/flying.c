@@ -1,0 +1,91 @@
+/*
+ * The one operation of the DPU alone: C = A + B in int32, "flying" past the MAC array (enable 0x18).
+ *
+ * MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be A.  The sum saturates
+ * here; what hardware does when it overflows is in no public source.  Facts: happyme531's register
+ * list, shipped behind RK_NPU_I8_NPU_REDUCE; other projects doubt it, so try it on a board first.
+ */
+#include "sim.h"
+
+#include <string.h>
+
+enum { ATOM = 16, LANES = 4, MAX_CHANNELS = 1024 };
+enum { SUM_INT32 = 0x90000004, SUM_FP32 = 0xB0000004 };
+
+#define VALUE(reg) (run->worker->registers.value[reg])
+#define CHECK(reg, good, reason)                                                                   \
+    do {                                                                                           \
+        if (!(good)) {                                                                             \
+            return refuse_register(run->why, reg, VALUE(reg), reason);                             \
+        }                                                                                          \
+    } while (0)
+
+static bool check(struct run *run)
+{
+    const uint32_t last_row = VALUE(DPU_DATA_CUBE_WIDTH), pitch = (last_row + 1) * ATOM;
+    const uint32_t last = VALUE(DPU_WDMA_SIZE_0);
+    const uint32_t format = VALUE(DPU_DATA_FORMAT);
+    CHECK(DPU_DATA_FORMAT, format == SUM_INT32 || format == SUM_FP32, "not an int32 addition");
+    CHECK(DPU_WDMA_SIZE_0, last < MAX_CHANNELS && last % LANES == LANES - 1,
+          "channels are a multiple of 4, at most 1024");
+    CHECK(DPU_DATA_CUBE_CHANNEL, VALUE(DPU_DATA_CUBE_CHANNEL) == (last << 16 | last),
+          "not the channels of WDMA_SIZE_0");
+    CHECK(RDMA_DATA_CUBE_CHANNEL, VALUE(RDMA_DATA_CUBE_CHANNEL) == last,
+          "not the channels of WDMA_SIZE_0");
+    CHECK(DPU_WDMA_SIZE_1, VALUE(DPU_WDMA_SIZE_1) == last_row, "not the cube's width");
+    CHECK(RDMA_DATA_CUBE_WIDTH, VALUE(RDMA_DATA_CUBE_WIDTH) == last_row, "not the cube's width");
+    CHECK(DPU_DST_SURF_STRIDE, VALUE(DPU_DST_SURF_STRIDE) == pitch, "not rows of 16 bytes");
+    CHECK(DPU_SURFACE_ADD, VALUE(DPU_SURFACE_ADD) == pitch, "not rows of 16 bytes");
+    CHECK(RDMA_EW_SURF_STRIDE, VALUE(RDMA_EW_SURF_STRIDE) == pitch, "not rows of 16 bytes");
+    CHECK(DPU_DST_BASE_ADDR, VALUE(DPU_DST_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
+    CHECK(RDMA_SRC_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
+    CHECK(RDMA_EW_BASE_ADDR, VALUE(RDMA_EW_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
+    return true;
+}
+
+static void add(uint8_t *to, const uint8_t *a, const uint8_t *b, bool to_float)
+{
+    int32_t x, y;
+    memcpy(&x, a, sizeof(x));
+    memcpy(&y, b, sizeof(y));
+    const int64_t wide = (int64_t) x + y;
+    const int32_t sum = (int32_t) (wide > INT32_MAX   ? INT32_MAX
+                                   : wide < INT32_MIN ? INT32_MIN
+                                                      : wide);
+    const float single = (float) sum;
+    if (to_float) {
+        memcpy(to, &single, sizeof(single));
+    } else {
+        memcpy(to, &sum, sizeof(sum));
+    }
+}
+
+bool flying_run(struct run *run)
+{
+    if (!program_constants(run, true, true) || !check(run)) {
+        return false;
+    }
+    const uint32_t rows = VALUE(DPU_DATA_CUBE_WIDTH) + 1;
+    const uint32_t surfaces = (VALUE(DPU_WDMA_SIZE_0) + 1) / LANES;
+    const uint64_t size = (uint64_t) surfaces * rows * ATOM;
+    struct writer w = {.row = size,
+                       .rows = 1,
+                       .column = ATOM,
+                       .columns = rows,
+                       .surface = size,
+                       .surfaces = 1,
+                       .group = (uint64_t) rows * ATOM,
+                       .groups = surfaces};
+    const uint8_t *a = dma(run, VALUE(RDMA_SRC_BASE_ADDR), size, "first operand");
+    const uint8_t *b = a ? dma(run, VALUE(RDMA_EW_BASE_ADDR), size, "second operand") : NULL;
+    if (!b || !writer_open(run, VALUE(DPU_DST_BASE_ADDR), &w) ||
+        (a != w.bytes && !apart(run, a, size, "first operand")) ||
+        !apart(run, b, size, "second operand")) {
+        return false;
+    }
+    cost_flying(size / 4, run->job->driver, run->job->cores, &run->cost);
+    for (uint64_t at = 0; at < size && run->write; at += 4) {
+        add(w.bytes + at, a + at, b + at, VALUE(DPU_DATA_FORMAT) == SUM_FP32);
+    }
+    return true;
+}

@@ -1,0 +1,249 @@
+/*
+ * A list of 64-bit commands into registers: target << 48 | value << 16 | offset.
+ *
+ *     body      one write each, or a filler
+ *     tail      next address or a filler; next amount; a marker; the enable of the blocks
+ *     the rest  fillers
+ *
+ * The register file keeps what earlier tasks wrote, so a list that leaves a register out works by
+ * luck.  strict=1 refuses it; strict=0 lets it have what the file holds.
+ */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bits 63..48 of a command.  Source: Mesa's registers.xml (enum target), bit 0 set in commands. */
+enum {
+    TARGET_NONE = 0x0000,
+    TARGET_FILLER = 0x0001,
+    TARGET_MARKER = 0x0041,
+    TARGET_ENABLE = 0x0081,
+    TARGET_PC = 0x0101,
+    TARGET_CNA = 0x0201,
+    TARGET_CORE = 0x0801,
+    TARGET_DPU = 0x1001,
+    TARGET_RDMA = 0x2001,
+};
+enum { PC_NEXT_ADDRESS = 0x10, PC_NEXT_AMOUNT = 0x14, ENABLE_OFFSET = 0x08, S_POINTER = 0xE };
+
+#define ANY UINT64_MAX
+#define NONE (UINT64_MAX - 1)
+static const struct {
+    enum block block;
+    uint32_t offset, defined;
+    uint64_t matmul, flying;
+    const char *name;
+} ROWS[REGISTERS] = {
+#define REGISTER(block, offset, name, defined, matmul, flying)                                     \
+    {block, offset, defined, matmul, flying, #name},
+#include "registers.inc"
+#undef REGISTER
+};
+
+static int find(uint32_t target, uint32_t offset)
+{
+    switch (target << 16 | offset) {
+#define REGISTER(block, offset, name, defined, matmul, flying)                                     \
+    case (uint32_t) TARGET_##block << 16 | (offset):                                               \
+        return name;
+#include "registers.inc"
+#undef REGISTER
+    default:
+        return -1;
+    }
+}
+
+bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *reason)
+{
+    return refuse(why, "register %#x %s = %#x: %s", ROWS[reg].offset, ROWS[reg].name, value,
+                  reason);
+}
+
+uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
+{
+    const struct bo *bo = space_find(run->space, address);
+    if (!bo) {
+        refuse(run->why, "%s at %#x: no buffer is mapped there", what, address);
+        return NULL;
+    }
+    const uint64_t offset = address - bo->iova;
+    if (size > bo->limit - offset) {
+        refuse(run->why, "%s at %#x: %llu bytes reach past buffer %u of %llu bytes at %#llx", what,
+               address, (unsigned long long) size, bo->handle, (unsigned long long) bo->size,
+               (unsigned long long) bo->iova);
+        return NULL;
+    }
+    return bo->device + offset;
+}
+
+uint8_t *scratch_get(struct scratch *scratch, size_t size)
+{
+    if (size > scratch->size) {
+        free(scratch->bytes);
+        scratch->size = round_up(size, PAGE);
+        scratch->bytes = aligned_alloc(PAGE, scratch->size);
+        scratch->size = scratch->bytes ? scratch->size : 0;
+    }
+    return scratch->bytes;
+}
+
+/* --- the list ---------------------------------------------------------------------------------- */
+
+/* How far a list has got. */
+enum stage { BODY, FILLED, ADDRESSED, COUNTED, MARKED, ENABLED };
+
+struct reader {
+    struct run *run;
+    struct program *program;
+    enum stage stage;
+    uint32_t index;
+};
+
+static bool bad(const struct reader *reader, uint64_t word, const char *reason)
+{
+    return refuse(reader->run->why, "command %u, %#018llx: %s", reader->index,
+                  (unsigned long long) word, reason);
+}
+
+static bool write_register(struct reader *reader, uint64_t word)
+{
+    struct registers *registers = &reader->run->worker->registers;
+    const uint32_t value = (uint32_t) (word >> 16);
+    const int reg = find((uint32_t) (word >> 48), word & 0xFFFF);
+    if (reader->stage > FILLED) {
+        return bad(reader, word, "a register is written inside the tail");
+    }
+    if (reg < 0) {
+        return bad(reader, word, "no such register of that block, or none that a matmul writes");
+    }
+    if (value & ~ROWS[reg].defined) {
+        return bad(reader, word, "undefined bits are set");
+    }
+    registers->value[reg] = value;
+    registers->written[reg] = true;
+    reader->stage = BODY;
+    return true;
+}
+
+static bool write_chain(struct reader *reader, uint32_t offset, uint32_t value, uint64_t word)
+{
+    if (offset == PC_NEXT_ADDRESS && reader->stage <= FILLED && !(value & 0xF) && value) {
+        reader->program->next = value;
+        reader->stage = ADDRESSED;
+        return true;
+    }
+    if (offset == PC_NEXT_AMOUNT && (reader->stage == FILLED || reader->stage == ADDRESSED) &&
+        value <= 0xFFFF) {
+        reader->program->next_amount = value;
+        reader->stage = COUNTED;
+        return !value == !reader->program->next ||
+               bad(reader, word, "a chain needs an address and an amount");
+    }
+    return bad(reader, word, "the tail is filler or next address, next amount, marker, enable");
+}
+
+static bool enable(struct reader *reader, uint32_t value, uint64_t word)
+{
+    if (reader->stage != MARKED) {
+        return bad(reader, word, "enable without the marker before it");
+    }
+    if (value != ENABLE_SHORT && value != ENABLE_FULL && value != ENABLE_FLYING) {
+        return bad(reader, word, "enable is none of 0xd, 0x1d, 0x18");
+    }
+    reader->program->enable = value;
+    reader->program->length = reader->index + 1;
+    reader->stage = ENABLED;
+    return true;
+}
+
+static bool read_command(struct reader *reader, uint64_t word)
+{
+    const uint32_t target = (uint32_t) (word >> 48), offset = word & 0xFFFF;
+    const uint32_t value = (uint32_t) (word >> 16);
+    const bool filler = (target == TARGET_NONE || target == TARGET_FILLER) && !value && !offset;
+    if (reader->stage == ENABLED) {
+        return filler || bad(reader, word, "after the enable");
+    }
+    if (filler) {
+        const bool body = reader->stage <= FILLED;
+        reader->stage = body ? FILLED : reader->stage;
+        return body || bad(reader, word, "a filler inside the tail");
+    }
+    if (target == TARGET_PC) {
+        return write_chain(reader, offset, value, word);
+    }
+    if (target == TARGET_MARKER) {
+        const bool right = reader->stage == COUNTED && !value && !offset;
+        reader->stage = MARKED;
+        return right || bad(reader, word, "the marker is not where or what it must be");
+    }
+    if (target == TARGET_ENABLE && offset == ENABLE_OFFSET) {
+        return enable(reader, value, word);
+    }
+    return write_register(reader, word);
+}
+
+/* Nothing a task does may depend on the task before it. */
+static void forget_registers(struct worker *worker)
+{
+    struct registers *registers = &worker->registers;
+    memset(registers->written, 0, sizeof(registers->written));
+    for (int reg = 0; reg < REGISTERS && (settings.strict || !worker->warm); reg++) {
+        const uint64_t usual = ROWS[reg].matmul;
+        registers->value[reg] = usual < NONE ? (uint32_t) usual : 0;
+    }
+    worker->warm = true;
+}
+
+bool program_read(struct run *run, uint32_t address, uint32_t words, struct program *program)
+{
+    struct reader reader = {.run = run, .program = program};
+    uint64_t word;
+    memset(program, 0, sizeof(*program));
+    if (address % 16) {
+        return refuse(run->why, "the list at %#x is not 16-byte aligned", address);
+    }
+    const uint8_t *list = dma(run, address, (uint64_t) words * sizeof(word), "the list");
+    if (!list) {
+        return false;
+    }
+    run->list = space_find(run->space, address);
+    forget_registers(run->worker);
+    for (; reader.index < words; reader.index++) {
+        memcpy(&word, list + sizeof(word) * reader.index, sizeof(word));
+        if (!read_command(&reader, word)) {
+            return false;
+        }
+    }
+    return reader.stage == ENABLED || refuse(run->why, "%u commands, and no enable", words);
+}
+
+/* --- what every task writes -------------------------------------------------------------------- */
+
+bool program_constants(const struct run *run, bool flying, bool rdma)
+{
+    const struct registers *registers = &run->worker->registers;
+    for (int reg = 0; reg < REGISTERS; reg++) {
+        const uint64_t want = flying ? ROWS[reg].flying : ROWS[reg].matmul;
+        const uint32_t value = registers->value[reg];
+        if ((reg == CNA_S_POINTER || reg == CORE_S_POINTER) && registers->written[reg] &&
+            value != S_POINTER) {
+            return refuse_register(run->why, (enum reg) reg, value, "the kernels write 0xe");
+        }
+        if (want == NONE || (ROWS[reg].block == RDMA && !rdma)) {
+            continue;
+        }
+        if (settings.strict && !registers->written[reg]) {
+            return refuse(run->why,
+                          "register %#x %s is not written: the task runs with what the last one "
+                          "left (strict=0 allows it)",
+                          ROWS[reg].offset, ROWS[reg].name);
+        }
+        if (want != ANY && value != want) {
+            return refuse_register(run->why, (enum reg) reg, value,
+                                   "another value is not known to work");
+        }
+    }
+    return true;
+}

@@ -1,0 +1,380 @@
+/*
+ * The ioctls of the vendor's driver, rknpu 0.9.8 (DRM flavour): what they refuse, what they let pass
+ * and what they wait for follows rknpu_gem.c, rknpu_job.c and rknpu_drv.c.
+ *
+ * obj_addr is a pointer of the kernel's, which believes whatever it is given; here it is a number
+ * that is looked up, and a wrong one is -EFAULT where the kernel would crash.
+ */
+#include "sim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+enum {
+    TASK_LIMIT = 1 << 20, /* of one submit; the driver starts 4095 at a time */
+    DOMAINS = 16,
+    RESET_MS = 200, /* the driver's own sleeps while it resets */
+};
+static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* where a kernel has its objects */
+static const uint64_t MS = 1000000;
+static uint64_t last_cookie;
+static uint32_t domain;
+
+static struct bo *object(const struct file *file, uint64_t cookie)
+{
+    const struct space *space = file->space;
+    for (size_t i = 0; cookie && i < space->count; i++) {
+        if (space->bos[i]->cookie == cookie) {
+            return space->bos[i];
+        }
+    }
+    return NULL;
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+static int mem_create(struct file *file, void *argument)
+{
+    struct rknpu_mem_create *args = argument;
+    struct bo *bo = file_bo(file, args->handle); /* of a PRIME import: hands out its numbers */
+    if (!bo) {
+        if (args->flags & ~(uint32_t) MEM_FLAGS || args->iommu_domain_id < 0 ||
+            args->iommu_domain_id >= DOMAINS) {
+            return -EINVAL;
+        }
+        const int error = file_add_bo(file, args->size, args->flags & MEM_CACHEABLE,
+                                      args->flags & MEM_ZEROING, &bo);
+        if (error) {
+            return error;
+        }
+        bo->flags = args->flags;
+        bo->cookie = KERNEL_ADDRESS + ++last_cookie * 0x400;
+    }
+    args->handle = bo->handle;
+    args->size = round_up(bo->size, PAGE);
+    args->sram_size = 0;
+    args->obj_addr = bo->cookie;
+    args->dma_addr = bo->iova;
+    return 0;
+}
+
+static int mem_map(struct file *file, void *argument)
+{
+    struct rknpu_mem_map *args = argument;
+    const struct bo *bo = file_bo(file, args->handle);
+    if (!bo) {
+        return -ENOENT;
+    }
+    args->offset = bo->offset;
+    return 0;
+}
+
+static int mem_destroy(struct file *file, void *argument)
+{
+    const struct rknpu_mem_destroy *args = argument;
+    struct bo *bo = file_bo(file, args->handle);
+    if (!bo) {
+        return -EINVAL;
+    }
+    file_drop_bo(file, bo);
+    return 0;
+}
+
+static int mem_sync(struct file *file, void *argument)
+{
+    const struct rknpu_mem_sync *args = argument;
+    struct bo *bo = object(file, args->obj_addr);
+    if (!args->obj_addr || (bo && !(bo->flags & MEM_CACHEABLE))) {
+        return -EINVAL;
+    }
+    if (!bo) {
+        sim_log(1, "rknpu: MEM_SYNC of obj_addr %#llx, which is none: the kernel would crash",
+                (unsigned long long) args->obj_addr);
+        return -EFAULT;
+    }
+    if (args->flags & SYNC_TO_DEVICE) {
+        bo_sync(bo, args->offset, args->size, true);
+    }
+    if (args->flags & SYNC_FROM_DEVICE) {
+        bo_sync(bo, args->offset, args->size, false);
+    }
+    return 0;
+}
+
+/* --- actions --------------------------------------------------------------------------------- */
+
+static int action(struct file *file, void *argument)
+{
+    struct rknpu_action *args = argument;
+    (void) file;
+    switch (args->flags) {
+    case 0: /* hardware version: what an RK3588 reads is in no public source */
+        args->value = 0;
+        return 0;
+    case 1:
+        args->value = settings.version;
+        return 0;
+    case 2: /* clock, Hz */
+        args->value = (uint32_t) (settings.mhz[RKNPU] * 1e6);
+        return 0;
+    case 4:  /* supply, uV: not simulated */
+    case 22: /* SRAM: none */
+    case 23:
+        args->value = 0;
+        return 0;
+    case 6:
+        cores_reset(RKNPU);
+        return 0;
+    case 13: /* byte counters: not wired on an RK3588 */
+    case 14:
+    case 15:
+    case 16:
+    case 17:
+    case 19: /* nice */
+        return 0;
+    case 18: /* IOMMU in use */
+        args->value = 1;
+        return 0;
+    case 24:
+        args->value = domain;
+        return 0;
+    case 25:
+        if (args->value >= DOMAINS) {
+            return -EINVAL;
+        }
+        domain = args->value;
+        return 0;
+    default: /* SET_FREQ, SET_VOLT, bandwidth priority, POWER_ON, POWER_OFF and what is none */
+        return -EINVAL;
+    }
+}
+
+/* --- submit ---------------------------------------------------------------------------------- */
+
+static int valid_cores(uint32_t mask)
+{
+    switch (mask) {
+    case 1:
+    case 2:
+    case 4:
+        return 1;
+    case 3:
+        return 2;
+    case 7:
+        return 3;
+    default:
+        return 0;
+    }
+}
+
+/* The tasks that a core of the job runs: slot 0..2 by core, 2..4 when all three work. */
+static struct rknpu_range range_of(const struct rknpu_submit *args, int cores, int core)
+{
+    return args->subcore_task[cores == 3 ? core + 2 : core];
+}
+
+/* The kernel reads the tasks through its own, cached, mapping: the CPU's view. */
+static int copy_tasks(const struct rknpu_submit *args, struct job *job)
+{
+    uint64_t end = 0;
+    struct bo *bo = object(job->file, args->task_obj_addr);
+    if (!args->task_obj_addr) {
+        return -EINVAL;
+    }
+    for (int core = 0; core < CORES; core++) {
+        const struct rknpu_range range = range_of(args, job->cores, core);
+        if (args->core_mask >> core & 1 && (uint64_t) range.start + range.count > end) {
+            end = (uint64_t) range.start + range.count;
+        }
+    }
+    if (!bo || !(bo->flags & MEM_KERNEL_MAPPING) || end * sizeof(struct rknpu_task) > bo->size) {
+        sim_log(1, "rknpu: %s: the kernel would crash",
+                !bo                                 ? "task_obj_addr is none"
+                : !(bo->flags & MEM_KERNEL_MAPPING) ? "the task buffer has no KERNEL_MAPPING"
+                                                    : "tasks beyond the task buffer");
+        return -EFAULT;
+    }
+    if (end > TASK_LIMIT) {
+        return -ENOMEM;
+    }
+    job->rknpu_tasks = calloc(end + 1, sizeof(*job->rknpu_tasks));
+    job->bos = calloc(1, sizeof(struct bo *));
+    if (!job->rknpu_tasks || !job->bos) {
+        return -ENOMEM;
+    }
+    memcpy(job->rknpu_tasks, bo->cpu, end * sizeof(*job->rknpu_tasks));
+    job->task_count = (uint32_t) end;
+    job->bos[job->bo_count++] = bo;
+    job->in_count = 1;
+    bo->refs++;
+    return 0;
+}
+
+static int enqueue(const struct rknpu_submit *args, struct job *job)
+{
+    struct segment *segments[CORES] = {0};
+    for (int core = 0; core < CORES; core++) {
+        if (args->core_mask >> core & 1 && !(segments[core] = calloc(1, sizeof(struct segment)))) {
+            for (int i = 0; i < core; i++) {
+                free(segments[i]);
+            }
+            return -ENOMEM;
+        }
+    }
+    job->pending = job->cores;
+    job->file->jobs++;
+    for (int core = 0; core < CORES; core++) {
+        const struct rknpu_range range = range_of(args, job->cores, core);
+        if (segments[core]) {
+            *segments[core] = (struct segment){
+                .job = job, .core = core, .first = range.start, .count = range.count};
+            core_submit(segments[core]);
+        }
+    }
+    return 0;
+}
+
+/* Waits until `ms` have passed in which something hangs; false: the time is up. */
+static bool wait_for(const struct job *job, uint32_t ms)
+{
+    uint64_t deadline = 0;
+    while (job->pending && (!deadline || now_ns() < deadline)) {
+        if (!deadline && job_hangs(job)) {
+            deadline = now_ns() + ms * MS;
+        }
+        sim_wait(deadline);
+    }
+    return !job->pending;
+}
+
+static uint32_t patience(uint32_t timeout_ms)
+{
+    const uint32_t limit = settings.hang_ms ? (uint32_t) settings.hang_ms : 600000;
+    return timeout_ms < limit ? timeout_ms : limit;
+}
+
+/* The kernel leaves the interrupt bits of the core it waited for in that core's last task. */
+static void note_status(const struct rknpu_submit *args, const struct job *job)
+{
+    int core = 0;
+    while (job->cores == 1 && !(args->core_mask >> core & 1)) {
+        core++;
+    }
+    const struct rknpu_range range = range_of(args, job->cores, core);
+    if (range.count) {
+        struct rknpu_task *tasks = (struct rknpu_task *) job->bos[0]->cpu;
+        tasks[range.start + range.count - 1].int_status = job->error ? 0 : INT_DPU_0;
+    }
+}
+
+/* As rknpu_job_wait: a job that is not done in time is aborted, and the device reset. */
+static int wait_done(struct rknpu_submit *args, struct job *job)
+{
+    if (!wait_for(job, patience(args->timeout))) {
+        sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0",
+                job->tasks_done, args->flags);
+        if (!settings.hang_ms) {
+            sim_wait(now_ns() + RESET_MS * MS);
+        }
+        cores_reset(RKNPU);
+        while (job->pending) {
+            sim_wait(0);
+        }
+    }
+    args->task_counter = job->error ? job->tasks_done : args->task_number;
+    args->hw_elapse_time = job->error ? args->hw_elapse_time : (int64_t) job->ns;
+    note_status(args, job);
+    return -job->error;
+}
+
+static int fence_in(struct rknpu_submit *args)
+{
+    struct pollfd fence = {.fd = args->fence_fd, .events = POLLIN};
+    pthread_mutex_unlock(&sim_lock); /* who signals it may need the lock */
+    const int ready = args->fence_fd < 0 ? -1 : poll(&fence, 1, (int) patience(args->timeout));
+    pthread_mutex_lock(&sim_lock);
+    if (ready < 0 || fence.revents & POLLNVAL) {
+        return -EINVAL;
+    }
+    args->fence_fd = -1;
+    return fence.revents & POLLIN ? 0 : -ETIMEDOUT;
+}
+
+static int fence_out(struct rknpu_submit *args, struct job *job)
+{
+    args->fence_fd = eventfd(0, EFD_CLOEXEC);
+    job->event = args->fence_fd < 0 ? -1 : fcntl(args->fence_fd, F_DUPFD_CLOEXEC, 0);
+    return job->event < 0 ? -ENOMEM : 0;
+}
+
+static int start_job(struct rknpu_submit *args, struct job *job)
+{
+    int error = copy_tasks(args, job);
+    if (!error && args->flags & JOB_FENCE_OUT) {
+        error = fence_out(args, job);
+    }
+    return error ? error : enqueue(args, job);
+}
+
+static int submit(struct file *file, void *argument)
+{
+    struct rknpu_submit *args = argument;
+    if (!args->task_number || args->core_mask >= 1u << settings.cores || !(args->flags & JOB_PC)) {
+        return -EINVAL;
+    }
+    if (args->flags & JOB_FENCE_IN) {
+        const int error = fence_in(args);
+        if (error) {
+            return error;
+        }
+    }
+    for (int core = 0; core < CORES; core++) { /* as rknpu_job_timeout_clean */
+        if (args->flags & JOB_NONBLOCK && args->core_mask >> core & 1 && core_hangs(RKNPU, core)) {
+            cores_reset(RKNPU);
+        }
+    }
+    if (!args->core_mask) {
+        args->core_mask = 1u << core_least_busy(RKNPU);
+    }
+    struct job *job = calloc(1, sizeof(*job));
+    if (!job || !cores_start(RKNPU)) {
+        free(job);
+        return -ENOMEM;
+    }
+    *job = (struct job){.file = file,
+                        .driver = RKNPU,
+                        .fault = file->fault,
+                        .refs = 1,
+                        .event = -1,
+                        .cores = valid_cores(args->core_mask)};
+    if (!job->cores) { /* 5 and 6: no core is started, and the driver waits for them */
+        sim_log(1, "rknpu: Unknown core mask: %u; job commit failed", args->core_mask);
+        sim_wait(now_ns() + patience(args->timeout) * MS);
+        job_put(job);
+        return -EINVAL;
+    }
+    report_submit(RKNPU, 1);
+    int error = start_job(args, job);
+    if (!error && !(args->flags & JOB_NONBLOCK)) {
+        job->refs++;
+        error = wait_done(args, job);
+        job_put(job);
+    } else if (error) {
+        job_put(job);
+    }
+    return error;
+}
+
+const struct driver_ioctl rknpu_ioctls[] = {
+    {RKNPU_ACTION, CALL_ACTION, action},
+    {RKNPU_SUBMIT, CALL_SUBMIT, submit},
+    {RKNPU_MEM_CREATE, CALL_CREATE, mem_create},
+    {RKNPU_MEM_MAP, CALL_MAP, mem_map},
+    {RKNPU_MEM_DESTROY, CALL_DESTROY, mem_destroy},
+    {RKNPU_MEM_SYNC, CALL_SYNC, mem_sync},
+    {0},
+};

@@ -1,0 +1,34 @@
+/*
+ * The simulator's own functions, for a program that loads it as a library.
+ *
+ * Besides these the library exports open, openat, ioctl, mmap, close, stat, opendir and their
+ * variants, with the C library's declarations.  Preloaded, they replace the C library's; found with
+ * dlsym on the library's handle, they are called directly and nothing else in the process changes.
+ * What they do not simulate goes to the C library.
+ */
+#ifndef RKNPU_SIM_PUBLIC_H
+#define RKNPU_SIM_PUBLIC_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Applies settings, "key=value key=value ...", the same as NPURT_RKNPU_SIM in the environment.
+ * Returns 0, or -1 with the reason in `why`; words before the bad one have been applied.
+ */
+__attribute__((visibility("default"))) int rknpu_sim_set(const char *settings, char *why,
+                                                         size_t size);
+
+/*
+ * Writes the counters, the model's estimates and the last refusal as a JSON object, cut to `size`.
+ * Returns the length of the whole text without its final zero.
+ */
+__attribute__((visibility("default"))) size_t rknpu_sim_report(char *json, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

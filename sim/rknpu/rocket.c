@@ -1,0 +1,216 @@
+/*
+ * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18): what they refuse, what they
+ * let pass and what they wait for follows rocket_gem.c and rocket_job.c.
+ */
+#include "sim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum { MAX_ENTRIES = 1 << 20 }; /* of an array of the caller; more is -ENOMEM */
+
+static int create_bo(struct file *file, void *argument)
+{
+    struct rocket_create_bo *args = argument;
+    struct bo *bo;
+    const int error = file_add_bo(file, args->size, true, false, &bo);
+    if (error) {
+        return error;
+    }
+    args->handle = bo->handle;
+    args->dma_address = bo->iova;
+    args->offset = bo->offset;
+    return 0;
+}
+
+/* Waits for jobs that write a buffer.  Only a hang uses up the caller's time: that the simulator
+ * computes slower than an NPU does not. */
+static int wait_for_writers(const struct file *file, const struct bo *bo, int64_t until)
+{
+    const uint64_t deadline = until > 0 ? (uint64_t) until : 1;
+    if (bo->writers && deadline <= now_ns()) {
+        return -EBUSY;
+    }
+    while (bo->writers) {
+        if (!sim_wait(core_hangs(ROCKET, file->home) ? deadline : 0)) {
+            return -ETIMEDOUT;
+        }
+    }
+    return 0;
+}
+
+static int prep_bo(struct file *file, void *argument)
+{
+    const struct rocket_prep_bo *args = argument;
+    if (args->reserved) {
+        return -EINVAL;
+    }
+    struct bo *bo = file_bo(file, args->handle);
+    if (!bo) {
+        return -ENOENT;
+    }
+    bo->refs++;
+    const int error = wait_for_writers(file, bo, args->timeout_ns);
+    bo_sync(bo, 0, bo->size, false);
+    bo_put(bo);
+    return error;
+}
+
+static int fini_bo(struct file *file, void *argument)
+{
+    const struct rocket_fini_bo *args = argument;
+    if (args->reserved) {
+        return -EINVAL;
+    }
+    struct bo *bo = file_bo(file, args->handle);
+    if (!bo) {
+        return -ENOENT;
+    }
+    bo_sync(bo, 0, bo->size, true);
+    return 0;
+}
+
+/* --- submit ---------------------------------------------------------------------------------- */
+
+static int copy_tasks(const struct rocket_job *args, struct job *job)
+{
+    if (args->task_struct_size < sizeof(struct rocket_task)) {
+        return -EINVAL;
+    }
+    if (args->task_count > MAX_ENTRIES) {
+        return -ENOMEM;
+    }
+    job->rocket_tasks = calloc(args->task_count, sizeof(*job->rocket_tasks));
+    if (!job->rocket_tasks) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < args->task_count; i++) {
+        const uint64_t from = args->tasks + (uint64_t) i * args->task_struct_size;
+        if (user_read(&job->rocket_tasks[i], from, sizeof(*job->rocket_tasks))) {
+            return -EFAULT;
+        }
+        if (!job->rocket_tasks[i].regcmd_count) {
+            return -EINVAL;
+        }
+    }
+    job->task_count = args->task_count;
+    return 0;
+}
+
+static int add_bos(struct job *job, uint64_t handles, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t handle;
+        if (user_read(&handle, handles + (uint64_t) i * sizeof(handle), sizeof(handle))) {
+            return -EFAULT;
+        }
+        struct bo *bo = file_bo(job->file, handle);
+        if (!bo) {
+            return -ENOENT;
+        }
+        bo->refs++;
+        job->bos[job->bo_count++] = bo;
+    }
+    return 0;
+}
+
+/* drm_gem_lock_reservations locks each buffer: one that is listed twice is -EALREADY. */
+static int check_twice(const struct job *job)
+{
+    int error = 0;
+    for (uint32_t i = 0; i < job->bo_count; i++) {
+        error = job->bos[i]->listed ? -EALREADY : error;
+        job->bos[i]->listed = true;
+    }
+    for (uint32_t i = 0; i < job->bo_count; i++) {
+        job->bos[i]->listed = false;
+    }
+    return error;
+}
+
+static int copy_lists(const struct rocket_job *args, struct job *job)
+{
+    const uint64_t count = (uint64_t) args->in_count + args->out_count;
+    if (count > MAX_ENTRIES) {
+        return -ENOMEM;
+    }
+    job->bos = calloc(count + 1, sizeof(struct bo *));
+    if (!job->bos) {
+        return -ENOMEM;
+    }
+    int error = add_bos(job, args->in_handles, args->in_count);
+    job->in_count = job->bo_count;
+    error = error ? error : add_bos(job, args->out_handles, args->out_count);
+    return error ? error : check_twice(job);
+}
+
+static int submit_job(struct file *file, const struct rocket_job *args, struct fault fault)
+{
+    if (!args->task_count) {
+        return -EINVAL;
+    }
+    struct job *job = calloc(1, sizeof(*job));
+    struct segment *segment = calloc(1, sizeof(*segment));
+    if (!job || !segment) {
+        free(job);
+        free(segment);
+        return -ENOMEM;
+    }
+    *job = (struct job){.file = file, .driver = ROCKET, .fault = fault, .refs = 1, .event = -1};
+    int error = copy_tasks(args, job);
+    error = error ? error : copy_lists(args, job);
+    if (error) {
+        free(segment);
+        job_put(job);
+        return error;
+    }
+    for (uint32_t i = job->in_count; i < job->bo_count; i++) {
+        job->bos[i]->writers++;
+    }
+    file->home = file->home < 0 ? device_quietest_core() : file->home;
+    job->cores = device_at_work() < settings.cores ? device_at_work() : settings.cores;
+    job->pending = 1;
+    file->jobs++;
+    *segment = (struct segment){.job = job, .core = file->home, .count = job->task_count};
+    core_submit(segment);
+    return 0;
+}
+
+static int submit(struct file *file, void *argument)
+{
+    const struct rocket_submit *args = argument;
+    struct rocket_job job;
+    if (!args->job_count) {
+        return 0;
+    }
+    if (args->job_struct_size < sizeof(job) || args->reserved) {
+        return -EINVAL;
+    }
+    if (args->job_count > MAX_ENTRIES || !cores_start(ROCKET)) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < args->job_count; i++) { /* all are copied before the first runs */
+        if (user_read(&job, args->jobs + (uint64_t) i * args->job_struct_size, sizeof(job))) {
+            return -EFAULT;
+        }
+    }
+    report_submit(ROCKET, (int) args->job_count);
+    for (uint32_t i = 0; i < args->job_count; i++) {
+        const struct fault fault = i ? (struct fault){NO_EFFECT, 0} : file->fault;
+        const uint64_t from = args->jobs + (uint64_t) i * args->job_struct_size;
+        int error = user_read(&job, from, sizeof(job));
+        error = error ? error : submit_job(file, &job, fault);
+        if (error) { /* the kernel says nothing either: SUBMIT is a success */
+            sim_log(1, "rocket: SUBMIT returns 0, but job %u was refused (errno %d)", i, -error);
+        }
+    }
+    return 0;
+}
+
+const struct driver_ioctl rocket_ioctls[] = {
+    {ROCKET_CREATE_BO, CALL_CREATE, create_bo},
+    {ROCKET_SUBMIT, CALL_SUBMIT, submit},
+    {ROCKET_PREP_BO, CALL_PREP, prep_bo},
+    {ROCKET_FINI_BO, CALL_FINI, fini_bo},
+    {0},
+};

@@ -1,0 +1,166 @@
+/*
+ * What a user may set: NPURT_RKNPU_SIM in the environment, or rknpu_sim_set() in the process.
+ *
+ * A word that is not understood is refused, never skipped: a test that believes it asked for a
+ * fault must not run without one.
+ */
+#include "sim.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct settings settings = {
+    .strict = true,
+    .coherent = true,
+    .cores = CORES,
+    .log = 1,
+    .iova_base = 0x10000000, /* not 0, so that a forgotten address faults */
+    .version = 908,
+    .mhz = {[ROCKET] = 200, [RKNPU] = 1000}, /* what the stock drivers leave the NPU at */
+    .core_gbs = 11.1, /* gregordinary, rk-llama.cpp: measured on LPDDR5 boards */
+    .total_gbs = 27.5,
+    .nodes = "accel0,renderD128,card1",
+};
+
+static bool settings_are_bad; /* those of the environment: then no node opens */
+
+enum kind { FLAG, INT, ADDRESS, REAL, TEXT };
+static const struct {
+    const char *key;
+    enum kind kind;
+    void *value;
+    double low, high; /* limits; of TEXT high is the size */
+} KEYS[] = {
+    {"strict", FLAG, &settings.strict, 0, 1},
+    {"coherent", FLAG, &settings.coherent, 0, 1},
+    {"cores", INT, &settings.cores, 1, CORES},
+    {"log", INT, &settings.log, 0, 2},
+    {"hang_ms", INT, &settings.hang_ms, 0, 60000},
+    {"iova_base", ADDRESS, &settings.iova_base, 0, 0xF0000000},
+    {"version", ADDRESS, &settings.version, 1, 99999},
+    {"rocket_mhz", REAL, &settings.mhz[ROCKET], 1, 10000},
+    {"rknpu_mhz", REAL, &settings.mhz[RKNPU], 1, 10000},
+    {"core_gbs", REAL, &settings.core_gbs, 0.01, 10000},
+    {"total_gbs", REAL, &settings.total_gbs, 0.01, 10000},
+    {"nodes", TEXT, settings.nodes, 0, sizeof(settings.nodes)},
+    {"report", TEXT, settings.report, 0, sizeof(settings.report)},
+};
+
+static int set_number(size_t row, const char *text, char *why, size_t size)
+{
+    char *end;
+    errno = 0;
+    const double value =
+        KEYS[row].kind == REAL ? strtod(text, &end) : (double) strtoll(text, &end, 0);
+    if (end == text || *end || errno || !(value >= KEYS[row].low && value <= KEYS[row].high)) {
+        snprintf(why, size, "%s=%s: wanted a number from %g to %g", KEYS[row].key, text,
+                 KEYS[row].low, KEYS[row].high);
+        return -1;
+    }
+    if (KEYS[row].kind == FLAG) {
+        *(bool *) KEYS[row].value = value != 0;
+    } else if (KEYS[row].kind == INT) {
+        *(int *) KEYS[row].value = (int) value;
+    } else if (KEYS[row].kind == ADDRESS) {
+        *(uint32_t *) KEYS[row].value = (uint32_t) value;
+    } else {
+        *(double *) KEYS[row].value = value;
+    }
+    return 0;
+}
+
+static int set_one(const char *key, const char *text, char *why, size_t size)
+{
+    if (!strcmp(key, "fault")) {
+        return fault_arm(text, why, size);
+    }
+    if (!strcmp(key, "reload") && !strcmp(text, "1")) {
+        device_reload();
+        return 0;
+    }
+    if (!strcmp(key, "counters") && !strcmp(text, "0")) {
+        report_reset();
+        return 0;
+    }
+    for (size_t row = 0; row < sizeof(KEYS) / sizeof(*KEYS); row++) {
+        if (strcmp(key, KEYS[row].key)) {
+            continue;
+        }
+        if (KEYS[row].kind != TEXT) {
+            return set_number(row, text, why, size);
+        }
+        if (strlen(text) >= KEYS[row].high) {
+            snprintf(why, size, "%s is longer than %g bytes", key, KEYS[row].high - 1);
+            return -1;
+        }
+        strcpy(KEYS[row].value, text);
+        return 0;
+    }
+    snprintf(why, size, "there is no setting %s=%s", key, text);
+    return -1;
+}
+
+int settings_apply(const char *text, char *why, size_t size)
+{
+    char copy[1024], *rest = copy;
+    if (strlen(text) >= sizeof(copy)) {
+        snprintf(why, size, "settings are longer than %zu bytes", sizeof(copy) - 1);
+        return -1;
+    }
+    strcpy(copy, text);
+    for (char *word; (word = strtok_r(rest, " \t\n", &rest));) {
+        char *equals = strchr(word, '=');
+        if (!equals) {
+            snprintf(why, size, "%s: wanted key=value", word);
+            return -1;
+        }
+        *equals = 0;
+        if (set_one(word, equals + 1, why, size)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void settings_from_environment(void)
+{
+    const char *text = getenv("NPURT_RKNPU_SIM");
+    char why[WHY_SIZE];
+    if (text && settings_apply(text, why, sizeof(why))) {
+        fprintf(stderr, "rknpu-sim: NPURT_RKNPU_SIM: %s\n", why);
+        settings_are_bad = true;
+    }
+}
+
+int rknpu_sim_set(const char *text, char *why, size_t size)
+{
+    pthread_mutex_lock(&sim_lock);
+    const int error = settings_apply(text, why, size);
+    pthread_mutex_unlock(&sim_lock);
+    return error;
+}
+
+int settings_driver_of(const char *path)
+{
+    const char *name = NULL;
+    enum driver driver = ROCKET;
+    if (!strncmp(path, "/dev/accel/accel", 16)) {
+        name = path + 11;
+    } else if (!strncmp(path, "/dev/dri/renderD", 16) || !strncmp(path, "/dev/dri/card", 13)) {
+        name = path + 9;
+        driver = RKNPU;
+    }
+    if (!name || settings_are_bad) {
+        return -1;
+    }
+    const size_t length = strlen(name);
+    for (const char *node = settings.nodes; *node; node += strcspn(node, ",")) {
+        node += *node == ',';
+        if (strcspn(node, ",") == length && !strncmp(node, name, length)) {
+            return driver;
+        }
+    }
+    return -1;
+}
