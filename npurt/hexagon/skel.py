@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from npurt.errors import DeviceNotFound
+from npurt.hexagon.interface import interface
 from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).with_name("skel")
@@ -53,8 +54,11 @@ def choose(arch: int | None, folder: Path | None = None) -> Path:
 
 
 def module(skel: Path) -> str:
-    """Return what names *skel* and its entry point to the DSP, without the session."""
-    return f"file:///{skel.name}?{ENTRY}&_modver=1.0"
+    """Return what names *skel* and its entry point to the DSP, without the session.
+
+    The version of the interface goes along: the skel refuses to be opened without, or by a newer.
+    """
+    return f"file:///{skel.name}?{ENTRY}&_modver=1.0&_idlver={interface().version}"
 
 
 def publish(skel: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_dsp_older_than_every_skel_is_refused(skels, tmp_path_factory):
 def test_the_uri_names_file_and_entry_point(skels):
     uri = skel.module(skel.choose(73, skels))
 
-    assert uri == "file:///libnpurt_skel_v73.so?npurt_skel_handle_invoke&_modver=1.0"
+    assert uri == "file:///libnpurt_skel_v73.so?npurt_skel_handle_invoke&_modver=1.0&_idlver=1.0.0"
 
 
 @pytest.mark.parametrize(
