@@ -25,8 +25,9 @@ enum {
     DSP_E_MMAP = (int) 0x80000465,
 };
 
-void *malloc(size_t bytes);
-void free(void *memory);
+/* The names that the SDK's linker flags (--wrap) give every skel: a domain has these for certain. */
+void *malloc(size_t bytes) __asm__("__wrap_malloc");
+void free(void *memory) __asm__("__wrap_free");
 
 /* --- memory that the host shares: less than 2 GiB a call; (void *) -1 when it fails -------------- */
 

@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npurt.cli import bench, chat, devices, models, perplexity, regcmd, run
+from npurt.cli import bench, chat, devices, models, perplexity, regcmd, run, skel
 from npurt.errors import NpurtError
 from npurt.settings import DEBUG, read
 
-VERBS = (run, chat, bench, perplexity, devices, models, regcmd)
+VERBS = (run, chat, bench, perplexity, devices, models, regcmd, skel)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,258 @@
+"""Reading a shared object for the DSP as its loader does: from its segments, not its sections.
+
+Knows nothing of what is right or wrong, only what is damaged; `verify` judges.  Sources: System V
+gABI 4.1, chapters 4 and 5; Hexagon ABI: LLVM, include/llvm/BinaryFormat/ELF.h and
+ELFRelocs/Hexagon.def.
+"""
+
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NoReturn
+
+from npurt.errors import LayoutError
+
+MACHINE = 164  # EM_HEXAGON
+SHARED_OBJECT = 3  # ET_DYN
+ARCH_MASK = 0x3FF  # of e_flags; bit 15 marks the small cores (v67t, v71t)
+
+_HEADER = struct.Struct("<16sHHIIIIIHHHHHH")
+_SEGMENT = struct.Struct("<8I")
+_DYNAMIC = struct.Struct("<iI")
+_SYMBOL = struct.Struct("<IIIBBH")
+_RELOCATION = struct.Struct("<IIi")
+_HASH = struct.Struct("<II")
+
+_RELOCATIONS = {6: "32", 32: "COPY", 33: "GLOB_DAT", 34: "JMP_SLOT", 35: "RELATIVE"}
+_WEAK, _LOCAL = 2, 0  # bindings
+_VISIBLE = (0, 3)  # visibilities: default, protected
+_MOST_SYMBOLS = 1 << 16
+
+
+class Kind(IntEnum):
+    """Kinds of segments."""
+
+    NULL = 0  # in signed files: the signature
+    LOAD = 1
+    DYNAMIC = 2
+
+
+class Access(IntFlag):
+    """What a segment allows."""
+
+    X = 1
+    W = 2
+    R = 4
+
+    def __str__(self) -> str:
+        """Return it as "RX"."""
+        return "".join(str(one.name) for one in sorted(self, reverse=True)) or "-"
+
+
+class Tag(IntEnum):
+    """Entries of the dynamic segment."""
+
+    NULL = 0
+    NEEDED = 1
+    PLTRELSZ = 2
+    HASH = 4
+    STRTAB = 5
+    SYMTAB = 6
+    RELA = 7
+    RELASZ = 8
+    STRSZ = 10
+    SONAME = 14
+    TEXTREL = 22
+    JMPREL = 23
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A program header; sizes and addresses in bytes."""
+
+    kind: int
+    offset: int
+    address: int
+    file_bytes: int
+    memory_bytes: int
+    access: Access
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObject:
+    """What a shared object for the DSP is made of.
+
+    Attributes:
+        arch: Version of the DSP it was compiled for: 68 for v68.
+        segments: In the order of the file.
+        soname: Its own name, or None.
+        needed: Libraries it wants to be loaded with it.
+        exports: Symbols that others may use, sorted.
+        imports: Symbols it needs: name -> whether it can do without.
+        relocations: Kind -> how many; "R_HEX_" left out.
+        has_hash: Whether there is the System V hash table that symbols are found by.
+        text_relocations: Whether its code must be written to when it is loaded.
+    """
+
+    arch: int
+    segments: tuple[Segment, ...]
+    soname: str | None
+    needed: tuple[str, ...]
+    exports: tuple[str, ...]
+    imports: dict[str, bool]
+    relocations: dict[str, int]
+    has_hash: bool
+    text_relocations: bool
+
+    @property
+    def signed(self) -> bool:
+        """Whether it carries a signature, in a segment of kind 0."""
+        return any(s.kind == Kind.NULL and s.memory_bytes for s in self.segments)
+
+
+def read(data: bytes) -> SharedObject:
+    """Read a file.
+
+    Raises:
+        LayoutError: It is no shared object for the Hexagon, or is damaged.
+    """
+    head = _head(data)
+    segments = tuple(_segments(data, table=head[5], size=head[9], count=head[10]))
+    image = _Image(data, segments)
+    entries = image.dynamic()
+    symbols = image.symbols(entries)
+    return SharedObject(
+        arch=_decimal(head[7] & ARCH_MASK),
+        segments=segments,
+        soname=next((image.text(entries, v) for t, v in entries if t == Tag.SONAME), None),
+        needed=tuple(image.text(entries, v) for t, v in entries if t == Tag.NEEDED),
+        exports=tuple(sorted(s.name for s in symbols if s.exported)),
+        imports={s.name: s.weak for s in symbols if s.section == 0 and s.name},
+        relocations=image.relocations(entries),
+        has_hash=any(t == Tag.HASH for t, _ in entries),
+        text_relocations=any(t == Tag.TEXTREL for t, _ in entries),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Symbol:
+    name: str
+    weak: bool
+    section: int
+    exported: bool
+
+
+def _refuse(what: str) -> NoReturn:
+    raise LayoutError(what, remedy="copy the file again, or build it again")
+
+
+def _unpack(layout: struct.Struct, data: bytes, at: int, what: str) -> tuple[int, ...]:
+    if not 0 <= at <= len(data) - layout.size:
+        _refuse(f"the file ends at byte {len(data)}, before the end of {what} at {at}")
+    return layout.unpack_from(data, at)
+
+
+def _decimal(version: int) -> int:
+    """Return 68 for 0x68: the digits are those of the name."""
+    text = f"{version:x}"
+    return int(text) if text.isdecimal() else _refuse(f"its Hexagon version is {version:#x}")
+
+
+def _head(data: bytes) -> tuple[int, ...]:
+    if data[:4] != b"\x7fELF":
+        _refuse(f"this is no ELF file: it begins with {data[:4].hex(' ') or 'nothing'}")
+    head = _unpack(_HEADER, data, 0, "its header")
+    if data[4:6] != b"\x01\x01":
+        _refuse("it is not for a 32-bit little-endian machine, as the Hexagon is")
+    _, kind, machine, *_ = head
+    if machine != MACHINE:
+        _refuse(f"it is for machine {machine}, not for the Hexagon ({MACHINE})")
+    if kind != SHARED_OBJECT:
+        _refuse(f"it is no shared object: its ELF type is {kind}, not {SHARED_OBJECT}")
+    return head
+
+
+def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
+    if size != _SEGMENT.size:
+        _refuse(f"its program headers have {size} bytes, not {_SEGMENT.size}")
+    found = []
+    for i in range(count):
+        header = _unpack(_SEGMENT, data, table + i * size, f"program header {i}")
+        kind, offset, address, _, file_bytes, memory_bytes, access, align = header
+        segment = Segment(
+            kind, offset, address, file_bytes, memory_bytes, Access(access & 7), align
+        )
+        if offset + file_bytes > len(data):
+            _refuse(f"the file ends at byte {len(data)}, segment {i} at {offset + file_bytes}")
+        if kind == Kind.LOAD and file_bytes > memory_bytes:
+            _refuse(f"segment {i} has {file_bytes} bytes in the file, {memory_bytes} in memory")
+        found.append(segment)
+    return found
+
+
+class _Image:
+    """The bytes of a file by the addresses they are loaded at."""
+
+    def __init__(self, data: bytes, segments: tuple[Segment, ...]) -> None:
+        self._data = data
+        self._segments = segments
+
+    def _bytes(self, address: int, nbytes: int, what: str) -> bytes:
+        for s in self._segments:
+            inside = s.kind == Kind.LOAD and s.address <= address
+            if inside and address + nbytes <= s.address + s.file_bytes:
+                start = s.offset + address - s.address
+                return self._data[start : start + nbytes]
+        _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
+
+    def dynamic(self) -> list[tuple[int, int]]:
+        """Return the dynamic entries as (tag, value), up to the end mark."""
+        for s in self._segments:
+            if s.kind == Kind.DYNAMIC:
+                table = self._bytes(s.address, s.file_bytes // 8 * 8, "the dynamic segment")
+                entries = list(_DYNAMIC.iter_unpack(table))
+                end = next((i for i, (tag, _) in enumerate(entries) if tag == Tag.NULL), None)
+                return entries[:end]
+        _refuse("it has no dynamic segment: nothing says where its symbols are")
+
+    def text(self, entries: list[tuple[int, int]], offset: int) -> str:
+        """Return a name."""
+        values = dict(entries)
+        size = values.get(Tag.STRSZ, 0)
+        table = self._bytes(values.get(Tag.STRTAB, 0), size, "the table of names")
+        end = table.find(b"\0", offset) if offset < size else -1
+        if end < 0:
+            _refuse(f"a name at {offset} is outside the table of names ({size} bytes)")
+        return table[offset:end].decode("ascii", "replace")
+
+    def symbols(self, entries: list[tuple[int, int]]) -> list[_Symbol]:
+        """Return all dynamic symbols; the hash table says how many there are."""
+        values = dict(entries)
+        if Tag.HASH not in values or Tag.SYMTAB not in values:
+            return []
+        _, count = _HASH.unpack(self._bytes(values[Tag.HASH], _HASH.size, "the hash table"))
+        if count > _MOST_SYMBOLS:
+            _refuse(f"its hash table counts {count} symbols")
+        what = f"the table of {count} symbols"
+        table = self._bytes(values[Tag.SYMTAB], count * _SYMBOL.size, what)
+        found = []
+        for name, _, _, info, other, section in _SYMBOL.iter_unpack(table):
+            binding, visible = info >> 4, other & 3 in _VISIBLE
+            exported = section != 0 and binding != _LOCAL and visible
+            text = self.text(entries, name)
+            found.append(_Symbol(text, binding == _WEAK, section, exported))
+        return found
+
+    def relocations(self, entries: list[tuple[int, int]]) -> dict[str, int]:
+        """Count the relocations by kind."""
+        values = dict(entries)
+        kinds: Counter[str] = Counter()
+        for at, size in ((Tag.RELA, Tag.RELASZ), (Tag.JMPREL, Tag.PLTRELSZ)):
+            if at in values:
+                nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
+                table = self._bytes(values[at], nbytes, "a table of relocations")
+                numbers = [info & 0xFF for _, info, _ in _RELOCATION.iter_unpack(table)]
+                kinds.update(_RELOCATIONS.get(n, str(n)) for n in numbers)
+        return dict(sorted(kinds.items()))

@@ -1,0 +1,257 @@
+"""What a file for the DSP is, and whether the DSP would load it."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt import build
+from npurt.cli import main
+from npurt.errors import LayoutError
+from npurt.hexagon import elf
+from npurt.hexagon.loadable import verify
+
+FOREIGN = Path(__file__).parents[1] / "data/skel/calculator_skel_v68.elf"
+
+PLAIN = """
+#include <stddef.h>
+void *HAP_mmap(void *a, int bytes, int prot, int flags, int fd, long offset);
+int table[] = {1, 2, 3}, *entry = table + 1;
+__attribute__((visibility("default"))) int npurt_skel_handle_invoke(int n)
+{
+    return HAP_mmap(NULL, n, 1, 0, *entry, 0) != NULL;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Return a function that compiles C into a skel and returns its bytes."""
+    folder = tmp_path_factory.mktemp("skels")
+
+    def compile_text(text, arch="v68"):
+        (folder / "skel.c").write_text(text)
+        return build.compile_skel([folder / "skel.c"], arch, folder / "skel.so").read_bytes()
+
+    return compile_text
+
+
+@pytest.fixture(scope="module")
+def plain(compiled):
+    """A small skel with nothing wrong."""
+    return compiled(PLAIN)
+
+
+def errors(data, **asked):
+    """Return what would keep a DSP from loading *data*, as one text."""
+    return "\n".join(f.what for f in verify(data, **asked) if f.level == "error")
+
+
+def warnings(data, **asked):
+    return "\n".join(f.what for f in verify(data, **asked) if f.level == "warning")
+
+
+def patched(data, tag, value, new_tag=None):
+    """Return *data* with another value, or tag, in its dynamic segment."""
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    for at in range(segment.offset, segment.offset + segment.file_bytes, 8):
+        have, old = struct.unpack_from("<iI", data, at)
+        if have == tag:
+            word = struct.pack("<iI", tag if new_tag is None else new_tag, value(old))
+            return data[:at] + word + data[at + 8 :]
+    raise AssertionError(f"there is no entry {tag}")
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_a_skel_of_the_sdk_is_read_as_readelf_reads_it():
+    """Literals: binutils' readelf 2.40 -h -l -d."""
+    skel = elf.read(FOREIGN.read_bytes())
+
+    assert (skel.arch, skel.soname, skel.signed) == (68, "libcalculator_skel.so", True)
+    assert skel.needed == ("libc.so", "libgcc.so")
+    assert [
+        (s.kind, s.offset, s.address, s.memory_bytes, str(s.access)) for s in skel.segments
+    ] == [
+        (0, 0, 0, 0, "-"),
+        (0, 0x1000, 0x4000, 0x2000, "-"),
+        (1, 0x3000, 0, 0x23E4, "RX"),
+        (1, 0x6000, 0x3000, 0x2B4, "RW"),
+        (2, 0x6000, 0x3000, 0xB0, "RW"),
+        (4, 0x30B4, 0xB4, 0x7C, "R"),
+    ]
+    assert sum(skel.relocations.values()) == (348 + 180) // 12
+    assert skel.relocations["JMP_SLOT"] == 180 // 12
+    assert "calculator_skel_handle_invoke" in skel.exports
+    assert skel.imports["__wrap_malloc"] is False
+    assert skel.imports["HAP_debug_v2"] is True
+
+
+def test_a_skel_says_what_its_source_says(compiled):
+    call = "0) != NULL && weak_one && weak_one()"
+    text = f"int weak_one(void) __attribute__((weak));\n{PLAIN.replace('0) != NULL', call)}"
+
+    skel = elf.read(compiled(text, "v73"))
+
+    assert (skel.arch, skel.soname, skel.needed) == (73, "skel.so", ())
+    assert skel.exports == ("npurt_skel_handle_invoke",)
+    assert skel.imports == {"HAP_mmap": False, "weak_one": True}
+    assert not skel.signed
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_damaged_and_never_a_crash(data):
+    for prefix in (b"", b"\x7fELF", b"\x7fELF\x01\x01\x01" + bytes(9) + b"\x03\x00\xa4\x00"):
+        with pytest.raises(LayoutError):
+            elf.read(prefix + data)
+
+
+@given(data=st.data())
+def test_a_damaged_skel_is_read_or_refused_and_never_a_crash(plain, data):
+    """Any bytes overwritten, among the first of the file and of its tables."""
+    damaged = bytearray(data.draw(st.sampled_from([plain, FOREIGN.read_bytes()])))
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, 0x2000) | st.integers(0, len(damaged) - 1))
+        word = data.draw(st.binary(min_size=1, max_size=4))
+        damaged[at : at + len(word)] = word
+
+    for finding in verify(bytes(damaged)):
+        assert finding.what
+        assert finding.remedy
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def test_a_plain_skel_has_nothing_wrong(plain):
+    assert verify(plain, arch=68, entry="npurt_skel_handle_invoke") == []
+
+
+def test_a_skel_of_the_sdk_has_no_error():
+    data = FOREIGN.read_bytes()
+
+    assert errors(data) == ""
+    assert "libc.so and libgcc.so" in warnings(data)
+
+
+@pytest.mark.parametrize(("arch", "dsp", "fits"), [("v68", 68, 1), ("v68", 73, 1), ("v73", 68, 0)])
+def test_a_skel_for_a_newer_dsp_is_named(compiled, arch, dsp, fits):
+    said = errors(compiled(PLAIN, arch), arch=dsp)
+
+    assert said == "" if fits else f"for {arch}" in said
+    assert fits or f"a v{dsp}" in said
+
+
+def test_another_or_no_entry_is_named(plain, compiled):
+    other = compiled(PLAIN.replace("npurt_skel_handle_invoke", "start"))
+
+    assert "does not export npurt_skel_handle_invok but npurt_skel_handle_invoke" in errors(
+        plain, entry="npurt_skel_handle_invok"
+    )
+    assert "does not export NAME_skel_handle_invoke but start" in errors(other)
+
+
+def test_an_import_that_the_domain_may_not_have_is_named(compiled):
+    """One that is needed is an error, one that is optional a warning."""
+    strong = compiled(PLAIN.replace("HAP_mmap", "HAP_mmapp"))
+    weak = compiled(f"#pragma weak HAP_mmapp\n{PLAIN.replace('HAP_mmap', 'HAP_mmapp')}")
+
+    assert "HAP_mmapp" in errors(strong)
+    assert errors(weak) == ""
+    assert "HAP_mmapp" in warnings(weak)
+
+
+def test_a_library_that_is_needed_is_named(plain):
+    needing = patched(plain, elf.Tag.SONAME, lambda name: name, elf.Tag.NEEDED)
+
+    assert "needs skel.so" in errors(needing)
+
+
+@given(data=st.data())
+def test_a_file_that_was_cut_is_named(plain, data):
+    """At any place up to the end of what is loaded: after it are only names of sections."""
+    end = max(s.offset + s.file_bytes for s in elf.read(plain).segments)
+    cut = plain[: data.draw(st.integers(4, end - 1))]
+
+    assert f"the file ends at byte {len(cut)}" in errors(cut)
+
+
+def test_other_files_are_named(tmp_path):
+    source = tmp_path / "main.c"
+    source.write_text("void _start(void);\nvoid _start(void) {}")
+    program = build.compile_program([source], tmp_path / "program").read_bytes()
+    library = build.build_library("aarch64", tmp_path / "lib.so", sources=[source]).read_bytes()
+
+    assert "begins with 23 21 2f 62" in errors(b"#!/bin/sh")
+    assert "begins with nothing" in errors(b"")
+    assert "no shared object" in errors(program)
+    assert "not for a 32-bit" in errors(library)
+    assert "machine 40" in errors(program[:18] + b"\x28\x00" + program[20:])
+
+
+def test_a_wrong_shape_is_named(plain):
+    """Flags and alignment of the first segment (program header 0, at byte 52), and the tables."""
+    flags, align = 52 + 24, 52 + 28
+    writable = plain[:flags] + bytes([7]) + plain[flags + 1 :]
+    aligned = plain[:align] + struct.pack("<I", 1 << 16) + plain[align + 4 :]
+    relro = plain[:52] + struct.pack("<I", 0x6474E552) + plain[56:]
+    no_hash = patched(plain, elf.Tag.HASH, lambda at: at, 0x6FFFFEF5)
+
+    assert "written to and executed" in errors(writable)
+    assert "aligned to 65536 bytes" in warnings(aligned)
+    assert "0x6474e552" in warnings(relro) or "in no segment" in errors(relro)
+    assert "no System V hash table" in errors(no_hash)
+
+
+def test_code_that_must_be_written_to_is_named(plain):
+    writing = patched(plain, elf.Tag.SONAME, lambda _: 0, elf.Tag.TEXTREL)
+
+    assert "its code is written to" in errors(writing)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_verify_says_whether_it_should_load(plain, tmp_path, capsys):
+    skel = tmp_path / "skel.so"
+    skel.write_bytes(plain)
+
+    assert main(["skel", "verify", str(skel)]) == 0
+    assert capsys.readouterr().out == f"{skel}: should load\n"
+    assert main(["skel", "verify", str(skel), "--arch", "v65"]) == 1
+    assert "remedy: use the skel for v65" in capsys.readouterr().out
+    assert main(["skel", "verify", str(skel), "--entry", "other", "--json"]) == 1
+    held = json.loads(capsys.readouterr().out)
+    assert (held["file"], held["ok"], len(held["findings"])) == (str(skel), False, 1)
+
+
+def test_info_tells_what_a_file_is_made_of(capsys):
+    assert main(["skel", "info", str(FOREIGN), "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert main(["skel", "info", str(FOREIGN)]) == 0
+    text = capsys.readouterr().out
+
+    assert (held["arch"], held["signed"], held["needed"]) == ("v68", True, ["libc.so", "libgcc.so"])
+    for value in held.values():
+        for item in value if isinstance(value, list) else [value]:
+            assert str(item) in text
+
+
+def test_a_file_that_is_not_there_or_no_skel_is_an_error_with_a_remedy(tmp_path, capsys):
+    (tmp_path / "text").write_text("text")
+
+    for name in ("none", "text"):
+        assert main(["skel", "info", str(tmp_path / name)]) == 1
+        assert "remedy:" in capsys.readouterr().err
+
+
+def test_a_version_that_is_none_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["skel", "verify", "x", "--arch", "v6x"])
+
+    assert caught.value.code == 2
+    assert "'v6x' is no version" in capsys.readouterr().err
