@@ -43,7 +43,7 @@ struct npurt_pool {
     int capacity; /* of shares */
     npurt_job job;
     _Atomic uint32_t run;           /* number of the current run; what sleepers wait on */
-    _Atomic uint32_t settled;       /* the run that nobody may join any more */
+    _Atomic uint32_t settled;       /* the last run that nobody may join any more */
     _Atomic int asleep, stop, next; /* next: thread ids handed out */
     _Atomic int inside;             /* workers in a run */
     _Atomic int failed;             /* op whose result did not verify, or -1 */
@@ -206,7 +206,8 @@ static void *work(void *argument)
         w.run = run;
         w.job = pool->job;
         atomic_thread_fence(memory_order_seq_cst); /* the job is whole if its run is not settled */
-        if (atomic_load(&pool->settled) != run && !atomic_load(&pool->stop)) {
+        const int joins = (int32_t) (run - atomic_load(&pool->settled)) > 0;
+        if (joins && !atomic_load(&pool->stop)) {
             walk(&w);
         }
         atomic_fetch_sub(&pool->inside, 1);
