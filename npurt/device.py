@@ -123,6 +123,14 @@ class Device(abc.ABC):
     def multiplied(self, x: F32, w: Packed) -> F32:
         """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
 
+    def packets(self) -> int:
+        """Return the packets of instructions executed so far; 0 where the device counts none."""
+        return 0
+
+    def news(self) -> list[str]:
+        """Return what its user should know of since the last call, such as that it restarted."""
+        return []
+
     @abc.abstractmethod
     def close(self) -> None:
         """Release the device.  A second call does nothing."""

@@ -24,6 +24,7 @@ class Row:
     rows: int = 0  # activation rows over all calls
     macs: int = 0
     nbytes: int = 0  # weights read
+    packets: int = 0  # of instructions, where the device counts them
     seconds: float = 0.0
     verified: int = 0
     failed: int = 0
@@ -34,7 +35,7 @@ class Row:
         return self.planned == self.actual
 
 
-COLUMNS = ("op", "device", "calls", "MACs", "bytes", "seconds", "share")
+COLUMNS = ("op", "device", "calls", "MACs", "bytes", "packets", "seconds", "share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,14 @@ class Report:
                     "calls": 0,
                     "macs": 0,
                     "bytes": 0,
+                    "packets": 0,
                     "seconds": 0.0,
                 },
             )
             entry["calls"] += row.calls
             entry["macs"] += row.macs
             entry["bytes"] += row.nbytes
+            entry["packets"] += row.packets
             entry["seconds"] += row.seconds
         for entry in groups.values():
             entry["share"] = entry["seconds"] / seconds if seconds else 0.0
@@ -91,19 +94,23 @@ class Report:
 
     def table(self) -> str:
         """Return the totals as aligned text, then fallbacks with their reasons, then the line."""
-        lines = [COLUMNS] + [
-            (
-                entry["op"],
-                entry["device"],
-                str(entry["calls"]),
-                f"{entry['macs'] / 1e9:.3f} G",
-                f"{entry['bytes'] / 1e6:.1f} MB",
-                f"{entry['seconds']:.4f}",
-                f"{100 * entry['share']:.1f} %",
-            )
-            for entry in self.totals()
+        totals = self.totals()
+        columns = [c for c in COLUMNS if c != "packets" or any(e["packets"] for e in totals)]
+        cells = [
+            {
+                "op": entry["op"],
+                "device": entry["device"],
+                "calls": str(entry["calls"]),
+                "MACs": f"{entry['macs'] / 1e9:.3f} G",
+                "bytes": f"{entry['bytes'] / 1e6:.1f} MB",
+                "packets": f"{entry['packets'] / 1e6:.2f} M",
+                "seconds": f"{entry['seconds']:.4f}",
+                "share": f"{100 * entry['share']:.1f} %",
+            }
+            for entry in totals
         ]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+        lines = [columns, *([row[column] for column in columns] for row in cells)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
         text = [
             "  ".join(
                 cell.ljust(width) if i < 2 else cell.rjust(width)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, MatMul, Packed
-from npurt.errors import NotOffloaded
+from npurt.errors import DeviceFull, NotOffloaded
 from npurt.quant.tensor import QTensor
 
 
@@ -46,6 +46,7 @@ def place(
 
     Raises:
         NotOffloaded: *strict*, and *device* refuses a weight.
+        DeviceFull: *strict*, and *device* has no memory left.
     """
     reasons = []
     for name, tensor in tensors:
@@ -67,7 +68,12 @@ def place(
     )
     for i, (name, tensor) in enumerate(tensors):
         if i not in packed:
-            packed[i] = device.pack(tensor, fine=name in fine)
+            try:
+                packed[i] = device.pack(tensor, fine=name in fine)
+            except DeviceFull as error:
+                if strict:
+                    raise
+                packed[i], reasons[i] = cpu.pack(tensor), error.what
             done(i)
     return [
         Placed(name, packed[i], device.caps.name, reasons[i]) for i, (name, _) in enumerate(tensors)

@@ -10,7 +10,7 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.device import F32
-from npurt.errors import VerificationFailed
+from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
@@ -68,16 +68,41 @@ class RemoteStep:
                 self._shortlists[w.name].rescore(x, view)
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
-        """Have each device do what is its, in one call."""
+        """Have each device do what is its, in one call; what it cannot, the CPU does."""
         for device in dict.fromkeys(w.packed.device for w in self._weights):
             mine = [i for i, w in enumerate(self._weights) if w.packed.device is device]
-            start = time.perf_counter()
-            device.matmuls(x, [self._weights[i].packed for i in mine], [outs[i] for i in mine])
+            weights, results = [self._weights[i] for i in mine], [outs[i] for i in mine]
+            start, packets = time.perf_counter(), device.packets()
+            try:
+                device.matmuls(x, [w.packed for w in weights], results)
+            except DriverError as error:
+                self._take_over(weights, error)
+                self._cpu.matmuls(x, [w.packed for w in weights], results)
             seconds = time.perf_counter() - start
-            macs = sum(self._weights[i].packed.n * self._weights[i].packed.k for i in mine)
-            for i in mine:
-                w = self._weights[i]
-                self._row(w).seconds += seconds * w.packed.n * w.packed.k / macs
+            self._ledger.notes += device.news()
+            self._charge(weights, seconds, device.packets() - packets)
+
+    def _charge(self, weights: Sequence[Placed], seconds: float, packets: int) -> None:
+        """Share out what one call took, by multiply-adds."""
+        macs = sum(w.packed.n * w.packed.k for w in weights)
+        for w in weights:
+            share = w.packed.n * w.packed.k
+            row = self._row(w)
+            row.seconds += seconds * share / macs
+            row.packets += packets * share // macs
+
+    def _take_over(self, weights: Sequence[Placed], error: DriverError) -> None:
+        """Let the CPU do these products from now on: their device failed for good."""
+        failed = weights[0].packed.device
+        if failed is self._cpu:
+            raise error
+        for w in weights:
+            w.packed = self._cpu.pack(w.packed.tensor)
+            w.reason = f"{failed.caps.name} failed: {error.what}"
+            self._secrets.pop(w.name, None)  # that of what the device multiplied by
+        note = f"the CPU goes on for {failed.caps.name}: {error.what}"
+        if note not in self._ledger.notes:
+            self._ledger.notes.append(note)
 
     def _row(self, w: Placed) -> Row:
         return self._ledger.row(

@@ -38,6 +38,7 @@ def test_totals_are_sums_by_op_and_device_longest_first():
         "calls": 4,
         "macs": 800,
         "bytes": 100,
+        "packets": 0,
         "seconds": 0.5,
         "share": 0.25,
     }
