@@ -107,6 +107,7 @@ def test_json_holds_everything():
         "rows": 0,
         "macs": 200,
         "nbytes": 10,
+        "packets": 0,
         "seconds": 0.5,
         "verified": 0,
         "failed": 0,
