@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { JOB_TIMEOUT_MS = 500 };      /* rocket_job.c */
-static const uint64_t MS = 1000000; /* ns */
+enum { JOB_TIMEOUT_MS = 500 }; /* rocket_job.c */
+static const double MS = 1e6;  /* ns */
 
 struct core {
     struct worker worker;
@@ -100,8 +100,8 @@ static void finish(struct segment *segment)
 static void hang(struct core *core, const struct segment *segment)
 {
     const enum driver driver = core->worker.driver;
-    const int ms = settings.hang_ms ? settings.hang_ms : JOB_TIMEOUT_MS;
-    const uint64_t deadline = driver == ROCKET ? now_ns() + (uint64_t) ms * MS : 0;
+    const double ms = settings.hang_ms > 0 ? settings.hang_ms : JOB_TIMEOUT_MS;
+    const uint64_t deadline = driver == ROCKET ? now_ns() + (uint64_t) (ms * MS) : 0;
     report_refused(driver, core->worker.index, core->worker.why.text);
     core->hangs = true;
     sim_changed();

@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -64,7 +65,7 @@ static int new_descriptor(int flags)
     return fd;
 }
 
-static struct file *new_file(int fd, enum driver driver)
+static struct file *new_file(int fd, enum driver driver, const char *path)
 {
     struct stat st;
     struct file *file = calloc(1, sizeof(*file));
@@ -78,6 +79,7 @@ static struct file *new_file(int fd, enum driver driver)
     file->next_offset = FIRST_OFFSET;
     file->home = -1;
     file->id = ++last_id;
+    snprintf(file->path, sizeof(file->path), "%s", path);
     file->space = driver == ROCKET ? &file->own : &rknpu_space;
     if (driver == ROCKET) {
         space_init(&file->own, settings.iova_base, IOVA_END - PAGE, false);
@@ -89,7 +91,7 @@ static struct file *new_file(int fd, enum driver driver)
     return file;
 }
 
-static int open_locked(enum driver driver, int flags)
+static int open_locked(enum driver driver, const char *path, int flags)
 {
     const struct fault fault = fault_at(CALL_OPEN);
     if (fault.effect == FAIL || dead[driver]) {
@@ -99,7 +101,7 @@ static int open_locked(enum driver driver, int flags)
     if (fd < 0) {
         return fd;
     }
-    if (!new_file(fd, driver)) {
+    if (!new_file(fd, driver, path)) {
         close_descriptor(fd);
         return -ENOMEM;
     }
@@ -116,7 +118,7 @@ int device_open(const char *path, int flags)
         return NOT_OURS;
     }
     pthread_mutex_lock(&sim_lock);
-    const int fd = open_locked((enum driver) driver, flags);
+    const int fd = open_locked((enum driver) driver, path, flags);
     pthread_mutex_unlock(&sim_lock);
     return fd;
 }
@@ -177,6 +179,17 @@ uint64_t device_id(int fd)
     const uint64_t id = file ? file->id : 0;
     pthread_mutex_unlock(&sim_lock);
     return id;
+}
+
+const char *device_path(int fd)
+{
+    if (!files) {
+        return NULL;
+    }
+    pthread_mutex_lock(&sim_lock);
+    const struct file *file = find(fd);
+    pthread_mutex_unlock(&sim_lock);
+    return file ? file->path : NULL;
 }
 
 void device_closed(uint64_t id)

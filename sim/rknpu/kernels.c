@@ -1,40 +1,74 @@
-/* Which variant of each inner loop this machine runs.  All give the same bits. */
+/*
+ * Which variant of each inner loop this machine runs.  All give the same bits.
+ *
+ * Feature bits: Intel SDM vol. 2A, CPUID; Linux Documentation/arch/arm64/elf_hwcaps.rst.
+ */
 #include "kernels.h"
-
-#include <sys/auxv.h>
 
 #if defined(__x86_64__)
 
-dot_fn *dot_best(void)
+#include <cpuid.h>
+
+enum { OSXSAVE = 1 << 27, AVX2 = 1 << 5, AVX512_F_DQ_BW = 1 << 16 | 1 << 17 | 1 << 30 };
+enum { AVX512_VNNI = 1 << 11, YMM_STATE = 0x6, ZMM_STATE = 0xE6 };
+
+static bool has_all(uint32_t bits, uint32_t wanted)
 {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw")) {
-        return dot__avx512vnni;
-    }
-    return __builtin_cpu_supports("avx2") ? dot__avx2 : dot__scalar;
+    return (bits & wanted) == wanted;
 }
 
-dense_fn *dense_best(void)
+/* Whether the processor has the features of leaf 7, and the system saves the registers. */
+static bool has(uint32_t ebx_bits, uint32_t ecx_bits, uint32_t state)
 {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+    uint32_t eax, ebx, ecx, edx, low, high;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & OSXSAVE)) {
+        return false;
+    }
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return has_all(low, state) && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           has_all(ebx, ebx_bits) && has_all(ecx, ecx_bits);
+}
+
+static dot_fn *find_dot(void)
+{
+    if (has(AVX512_F_DQ_BW, AVX512_VNNI, ZMM_STATE)) {
+        return dot__avx512vnni;
+    }
+    return has(AVX2, 0, YMM_STATE) ? dot__avx2 : dot__scalar;
+}
+
+static dense_fn *find_dense(void)
+{
+    if (has(AVX512_F_DQ_BW, 0, ZMM_STATE)) {
         return dense__avx512;
     }
-    return __builtin_cpu_supports("avx2") ? dense__avx2 : dense__base;
+    return has(AVX2, 0, YMM_STATE) ? dense__avx2 : dense__base;
 }
 
 #else
 
-enum { HAS_ASIMDDP = 1 << 20 }; /* Linux, arch/arm64/include/uapi/asm/hwcap.h */
+#include <sys/auxv.h>
 
-dot_fn *dot_best(void)
+enum { HAS_ASIMDDP = 1 << 20 };
+
+static dot_fn *find_dot(void)
 {
     return getauxval(AT_HWCAP) & HAS_ASIMDDP ? dot__dotprod : dot__scalar;
 }
 
-dense_fn *dense_best(void)
+static dense_fn *find_dense(void)
 {
     return dense__base;
 }
 
 #endif
+
+dot_fn *dot_best;
+dense_fn *dense_best;
+
+/* Once, for in a virtual machine cpuid takes longer than a small task. */
+__attribute__((constructor)) static void choose(void)
+{
+    dot_best = find_dot();
+    dense_best = find_dense();
+}

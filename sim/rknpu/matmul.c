@@ -217,7 +217,6 @@ static void store_ints(const struct matmul *mm, const struct writer *w, const st
 
 static void multiply_ints(const struct matmul *mm, const struct writer *w, struct operands *o)
 {
-    dot_fn *dot = dot_best();
     const size_t tiles = mm->k / TILE, part = tiles * DOT_GROUP * TILE;
     const uint32_t parts = mm->format->group / DOT_GROUP; /* 1, or 2 for int4 */
     const size_t bytes = part * parts * mm->format->bits / 8;
@@ -231,8 +230,8 @@ static void multiply_ints(const struct matmul *mm, const struct writer *w, struc
             kernels = o->kernels;
         }
         for (uint32_t p = 0; p < parts; p++) {
-            dot(o->rows, o->pixels, mm->k, kernels + p * part, tiles,
-                (int32_t *) o->sums + p * o->pixels * DOT_GROUP);
+            dot_best(o->rows, o->pixels, mm->k, kernels + p * part, tiles,
+                     (int32_t *) o->sums + p * o->pixels * DOT_GROUP);
         }
         store_ints(mm, w, o, group);
     }
@@ -266,7 +265,6 @@ static void expand_kernels(const struct matmul *mm, const uint8_t *from, double 
 
 static void multiply_floats(const struct matmul *mm, const struct writer *w, struct operands *o)
 {
-    dense_fn *dense = dense_best();
     const size_t bytes = (size_t) mm->k * FLOAT_GROUP * mm->format->bits / 8;
     double *rows = o->rows;
     const double *sums = o->sums;
@@ -275,7 +273,7 @@ static void multiply_floats(const struct matmul *mm, const struct writer *w, str
     }
     for (uint32_t group = 0; group < w->groups; group++) {
         expand_kernels(mm, o->weights + group * bytes, o->kernels);
-        dense(rows, o->pixels, mm->k, o->kernels, o->sums);
+        dense_best(rows, o->pixels, mm->k, o->kernels, o->sums);
         for (uint32_t m = 0; m < o->pixels; m++) {
             for (uint32_t n = 0; n < FLOAT_GROUP; n++) {
                 put(o->line + n * mm->out_bytes, mm->out, sums[(size_t) m * FLOAT_GROUP + n]);

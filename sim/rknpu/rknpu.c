@@ -17,10 +17,11 @@
 enum {
     TASK_LIMIT = 1 << 20, /* of one submit; the driver starts 4095 at a time */
     DOMAINS = 16,
+    MAX_PATIENCE_MS = 600000,
     RESET_MS = 200, /* the driver's own sleeps while it resets */
 };
 static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* where a kernel has its objects */
-static const uint64_t MS = 1000000;
+static const double MS = 1e6;                              /* ns */
 static uint64_t last_cookie;
 static uint32_t domain;
 
@@ -239,21 +240,22 @@ static int enqueue(const struct rknpu_submit *args, struct job *job)
 }
 
 /* Waits until `ms` have passed in which something hangs; false: the time is up. */
-static bool wait_for(const struct job *job, uint32_t ms)
+static bool wait_for(const struct job *job, double ms)
 {
     uint64_t deadline = 0;
     while (job->pending && (!deadline || now_ns() < deadline)) {
         if (!deadline && job_hangs(job)) {
-            deadline = now_ns() + ms * MS;
+            deadline = now_ns() + (uint64_t) (ms * MS);
         }
         sim_wait(deadline);
     }
     return !job->pending;
 }
 
-static uint32_t patience(uint32_t timeout_ms)
+/* How long the driver waits for a hung job, in ms. */
+static double patience(uint32_t timeout_ms)
 {
-    const uint32_t limit = settings.hang_ms ? (uint32_t) settings.hang_ms : 600000;
+    const double limit = settings.hang_ms > 0 ? settings.hang_ms : MAX_PATIENCE_MS;
     return timeout_ms < limit ? timeout_ms : limit;
 }
 
@@ -277,8 +279,8 @@ static int wait_done(struct rknpu_submit *args, struct job *job)
     if (!wait_for(job, patience(args->timeout))) {
         sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0",
                 job->tasks_done, args->flags);
-        if (!settings.hang_ms) {
-            sim_wait(now_ns() + RESET_MS * MS);
+        if (settings.hang_ms == 0) {
+            sim_wait(now_ns() + (uint64_t) (RESET_MS * MS));
         }
         cores_reset(RKNPU);
         while (job->pending) {
@@ -353,7 +355,7 @@ static int submit(struct file *file, void *argument)
                         .cores = valid_cores(args->core_mask)};
     if (!job->cores) { /* 5 and 6: no core is started, and the driver waits for them */
         sim_log(1, "rknpu: Unknown core mask: %u; job commit failed", args->core_mask);
-        sim_wait(now_ns() + patience(args->timeout) * MS);
+        sim_wait(now_ns() + (uint64_t) (patience(args->timeout) * MS));
         job_put(job);
         return -EINVAL;
     }

@@ -37,7 +37,7 @@ static const struct {
     {"coherent", FLAG, &settings.coherent, 0, 1},
     {"cores", INT, &settings.cores, 1, CORES},
     {"log", INT, &settings.log, 0, 2},
-    {"hang_ms", INT, &settings.hang_ms, 0, 60000},
+    {"hang_ms", REAL, &settings.hang_ms, 0, 60000},
     {"iova_base", ADDRESS, &settings.iova_base, 0, 0xF0000000},
     {"version", ADDRESS, &settings.version, 1, 99999},
     {"rocket_mhz", REAL, &settings.mhz[ROCKET], 1, 10000},

@@ -50,7 +50,7 @@ struct settings {
     bool coherent;              /* device and CPU see the same bytes without maintenance */
     int cores;                  /* 1..3 */
     int log;                    /* 0 nothing, 1 what the kernel would log and why, 2 every task */
-    int hang_ms;                /* how long a hung job takes; 0: as long as the driver waits */
+    double hang_ms;             /* how long a hung job takes; 0: as long as the driver waits */
     uint32_t iova_base;         /* lowest address that rocket hands out */
     uint32_t version;           /* of the rknpu driver: 908 is 0.9.8 */
     double mhz[DRIVERS];        /* of the NPU's clock */
@@ -166,11 +166,13 @@ struct file {
     int home; /* core of its jobs, on rocket; -1 before the first */
     int jobs; /* not finished */
     uint64_t id;
+    char path[64];
 };
 enum { NOT_OURS = -1000000 };                 /* a descriptor of somebody else: not an errno */
 int device_open(const char *path, int flags); /* a descriptor or -errno */
 int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
 int device_check_mmap(int fd, size_t size, int flags, uint64_t offset);
+const char *device_path(int fd); /* that opened it; NULL: not ours */
 uint64_t device_id(int fd);      /* of the open file behind a descriptor; 0: not ours */
 void device_closed(uint64_t id); /* one of its descriptors is gone */
 void device_reload(void);        /* as rmmod and insmod: all forgotten but files and buffers */
@@ -333,11 +335,11 @@ bool apart(struct run *run, const uint8_t *bytes, uint64_t size, const char *wha
 /* --- dot*.c: out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T, exact ---------------- */
 typedef void dot_fn(const int8_t *a, size_t rows, size_t stride, const int8_t *w, size_t tiles,
                     int32_t *out);
-dot_fn *dot_best(void);
+extern dot_fn *dot_best;
 
 /* --- float*.c: out[rows][16] += a[rows][k] . w[k][16], in double, k after k ------------------ */
 typedef void dense_fn(const double *a, size_t rows, size_t k, const double *w, double *out);
-dense_fn *dense_best(void);
+extern dense_fn *dense_best;
 double half_to_double(uint16_t half);
 double bfloat_to_double(uint16_t bfloat);
 double tf32_to_double(uint32_t bits);

@@ -133,9 +133,7 @@ class Rocket(File):
         job = ffi.new(
             "char[]", struct.pack("<QQQIIII", *at, len(lists), 8, len(inputs), len(outputs))
         )
-        self.ioctl(
-            SUBMIT_ROCKET, struct.pack("<QIIQ", int(ffi.cast("uint64_t", job)), 1, 40, 0)
-        )
+        self.ioctl(SUBMIT_ROCKET, struct.pack("<QIIQ", int(ffi.cast("uint64_t", job)), 1, 40, 0))
 
     def run(self, lists, inputs, outputs, seconds=60):
         self.submit(lists, inputs, outputs)
