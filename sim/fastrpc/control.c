@@ -1,0 +1,357 @@
+/*
+ * remote_session_control and remote_handle_control: requests by number, each with its struct.
+ * Source: qualcomm/fastrpc inc/remote.h; what they answer without hardware was seen by running it
+ * (version 1.0.5, upstream kernel interface).
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ALL_DOMAINS = -1, DOMAIN_IDS = DOMAINS * SESSIONS };
+enum { NODE_DOMAINS = 7 }; /* adsp to gdsp1 */
+
+static bool unsigned_asked[DOMAIN_IDS];
+
+bool want_unsigned(int domain)
+{
+    return unsigned_asked[domain];
+}
+
+/* --- structs --------------------------------------------------------------------------------- */
+
+typedef struct {
+    int domain, priority, stack_bytes;
+} thread_parameters;
+
+typedef struct {
+    int domain, value;
+} domain_value;
+
+typedef struct {
+    char *domain_name;
+    uint32_t domain_bytes;
+    char *session_name;
+    uint32_t session_bytes, effective_domain, session;
+} reserve_session;
+
+typedef struct {
+    char *domain_name;
+    uint32_t domain_bytes, session, effective_domain;
+} effective_domain;
+
+typedef struct {
+    char *domain_name;
+    uint32_t domain_bytes, session;
+    char *module;
+    uint32_t module_bytes;
+    char *uri;
+    uint32_t uri_bytes;
+} get_uri;
+
+typedef struct {
+    uint32_t enable, microseconds;
+} latency;
+
+typedef struct {
+    uint32_t domain, attribute, value;
+} capability;
+
+_Static_assert(sizeof(reserve_session) == 40 && sizeof(effective_domain) == 24 &&
+                   sizeof(get_uri) == 48,
+               "as in remote.h");
+
+/* --- session requests ------------------------------------------------------------------------ */
+
+static bool is_domain(int domain)
+{
+    return domain == ALL_DOMAINS || (domain >= 0 && domain < DOMAIN_IDS);
+}
+
+static bool is_open(int domain)
+{
+    const session *s = session_of(domain);
+    return s && (s->state == LIVE || s->state == DEAD);
+}
+
+static bool chosen(int asked, int domain)
+{
+    return asked == ALL_DOMAINS || asked == domain;
+}
+
+static int set_threads(void *data)
+{
+    const thread_parameters *p = data;
+    bool priority = p->priority == -1 || (p->priority >= 1 && p->priority <= 255);
+    bool stack = p->stack_bytes == -1 || (p->stack_bytes >= 16 << 10 && p->stack_bytes <= 8 << 20);
+    if (!is_domain(p->domain) || !priority || !stack) {
+        return AEE_EBADPARM;
+    }
+    for (int domain = 0; domain < DOMAIN_IDS; domain++) {
+        session *s = chosen(p->domain, domain) ? session_of(domain) : NULL;
+        if (s && p->stack_bytes > 0) {
+            s->stack = (uint32_t) p->stack_bytes;
+        }
+    }
+    return AEE_SUCCESS;
+}
+
+static int set_unsigned(void *data)
+{
+    const domain_value *v = data;
+    bool on = v->value != 0;
+    if (!is_domain(v->domain)) {
+        return AEE_EBADPARM;
+    }
+    for (int domain = 0; domain < DOMAIN_IDS; domain++) {
+        if (chosen(v->domain, domain) && is_open(domain) && session_of(domain)->unsigned_pd != on) {
+            return AEE_EALREADYLOADED;
+        }
+    }
+    for (int domain = 0; domain < DOMAIN_IDS; domain++) {
+        unsigned_asked[domain] = chosen(v->domain, domain) ? on : unsigned_asked[domain];
+    }
+    return AEE_SUCCESS;
+}
+
+static int shift_priority(void *data)
+{
+    const domain_value *v = data;
+    return is_domain(v->domain) ? AEE_SUCCESS : AEE_EBADPARM;
+}
+
+/* The real library crashes when a handle is open, and finds no session for "all": it stops at the
+ * first domain without one. */
+static int close_session(void *data)
+{
+    int domain = *(const int *) data;
+    if (!is_open(domain)) {
+        return -1;
+    }
+    session *s = session_of(domain);
+    if (s->handles && settings()->faithful) {
+        raise(SIGSEGV);
+    }
+    if (s->handles) {
+        report("FASTRPC_SESSION_CLOSE crashes the real library while a handle is open");
+        return AEE_EBADSTATE;
+    }
+    session_stop(s);
+    return AEE_SUCCESS;
+}
+
+static int pd_dump(void *data)
+{
+    const domain_value *v = data;
+    return is_open(v->domain) ? AEE_ERPC : AEE_SUCCESS;
+}
+
+/* Make the PD crash. */
+static int raise_exception(void *data)
+{
+    session *s = session_of(*(const int *) data);
+    if (!s || s->state != LIVE) {
+        return AEE_EBADPARM;
+    }
+    session_kill(s, AEE_ENOSUCH, DSP_EBADSTATE);
+    return AEE_SUCCESS;
+}
+
+static int process_type(void *data)
+{
+    domain_value *v = data;
+    if (v->domain < 0 || v->domain >= DOMAIN_IDS) {
+        return AEE_EBADPARM;
+    }
+    v->value = is_open(v->domain) ? session_of(v->domain)->unsigned_pd : unsigned_asked[v->domain];
+    return AEE_SUCCESS;
+}
+
+static int set_init_memory(void *data)
+{
+    const domain_value *v = data;
+    if (!is_domain(v->domain)) {
+        return AEE_EBADPARM;
+    }
+    if (unsigned_asked[v->domain == ALL_DOMAINS ? CDSP : v->domain]) {
+        return AEE_EUNSUPPORTED; /* an unsigned PD has 5 MiB */
+    }
+    return v->value >= 3 << 20 && v->value <= 200 << 20 ? AEE_SUCCESS : AEE_EBADPARM;
+}
+
+static int name_of_domain(const char *name, uint32_t bytes)
+{
+    return name ? uri_domain_number(name, strnlen(name, bytes)) : -1;
+}
+
+static int reserve(void *data)
+{
+    reserve_session *r = data;
+    int domain = name_of_domain(r->domain_name, r->domain_bytes);
+    if (domain < 0) {
+        return AEE_EBADPARM;
+    }
+    uint32_t number = 1;
+    while (number < SESSIONS && domain == CDSP && sessions[number].reserved) {
+        number++;
+    }
+    if (number < SESSIONS && domain == CDSP) {
+        sessions[number].reserved = true;
+    }
+    r->session = number; /* also when there is none left: the real library writes 4 and 32 */
+    r->effective_domain = number < SESSIONS ? (uint32_t) domain + DOMAINS * number : DOMAIN_IDS;
+    return number < SESSIONS ? AEE_SUCCESS : AEE_ENOSESSION;
+}
+
+static int tell_domain(void *data)
+{
+    effective_domain *e = data;
+    int domain = name_of_domain(e->domain_name, e->domain_bytes);
+    if (domain < 0 || e->session >= SESSIONS) {
+        return AEE_EBADPARM;
+    }
+    e->effective_domain = (uint32_t) domain + DOMAINS * e->session;
+    return AEE_SUCCESS;
+}
+
+static int tell_uri(void *data)
+{
+    get_uri *g = data;
+    if (name_of_domain(g->domain_name, g->domain_bytes) < 0 || g->session >= SESSIONS ||
+        !g->module || !g->uri) {
+        return AEE_EBADPARM;
+    }
+    int length = snprintf(g->uri, g->uri_bytes, "%.*s&_dom=%.*s&_session=%u", (int) g->module_bytes,
+                          g->module, (int) g->domain_bytes, g->domain_name, (unsigned) g->session);
+    return length < (int) g->uri_bytes ? AEE_SUCCESS : AEE_EBADSIZE;
+}
+
+/* By number; those that are left out are unknown, or not supported by the upstream driver. */
+static const struct {
+    uint32_t bytes;
+    int (*serve)(void *data);
+} session_requests[] = {
+    [1] = {sizeof(thread_parameters), set_threads},
+    [2] = {sizeof(domain_value), set_unsigned},
+    [4] = {sizeof(domain_value), shift_priority},
+    [7] = {sizeof(int), close_session},
+    [8] = {sizeof(domain_value), pd_dump},
+    [9] = {sizeof(int), raise_exception},
+    [10] = {sizeof(domain_value), process_type},
+    [12] = {sizeof(domain_value), set_init_memory},
+    [13] = {sizeof(reserve_session), reserve},
+    [14] = {sizeof(effective_domain), tell_domain},
+    [15] = {sizeof(get_uri), tell_uri},
+};
+
+int remote_session_control(uint32_t request, void *data, uint32_t bytes)
+{
+    if (request >= sizeof(session_requests) / sizeof(session_requests[0]) ||
+        !session_requests[request].serve) {
+        return AEE_EUNSUPPORTED;
+    }
+    if (!data || bytes != session_requests[request].bytes) {
+        return AEE_EBADPARM;
+    }
+    pthread_mutex_lock(&sim_lock);
+    int result = session_requests[request].serve(data);
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+/* --- capabilities ---------------------------------------------------------------------------- */
+
+enum {
+    ATTRIBUTE_DOMAIN = 0,
+    ATTRIBUTE_UNSIGNED = 1,
+    ATTRIBUTE_HVX_128 = 3,
+    ATTRIBUTE_VTCM_PAGE = 4,
+    ATTRIBUTE_VTCM_COUNT = 5,
+    ATTRIBUTE_ARCH = 6,
+    ATTRIBUTES = 260
+};
+
+static uint32_t attribute(uint32_t which)
+{
+    const sim_settings *set = settings();
+    switch (which) {
+    case ATTRIBUTE_UNSIGNED:
+        return set->unsigned_pd;
+    case ATTRIBUTE_HVX_128:
+        return set->machine.hvx;
+    case ATTRIBUTE_VTCM_PAGE:
+        return set->machine.vtcm;
+    case ATTRIBUTE_VTCM_COUNT:
+        return set->machine.vtcm != 0;
+    case ATTRIBUTE_ARCH:
+        return set->machine.arch;
+    default:
+        return 0; /* no HMX, nothing asynchronous, no notifications, no signals of the driver */
+    }
+}
+
+static int dsp_info(void *data)
+{
+    capability *c = data;
+    if (!c || c->domain >= DOMAIN_IDS || c->attribute >= ATTRIBUTES) {
+        return AEE_EBADPARM;
+    }
+    bool here = c->domain % DOMAINS == CDSP && dsp_present();
+    c->value = 0;
+    if (c->attribute == ATTRIBUTE_DOMAIN) {
+        c->value = here;
+        return AEE_SUCCESS;
+    }
+    if (!here) {
+        errno = ENOENT;
+        return AEE_ECONNREFUSED;
+    }
+    c->value = attribute(c->attribute);
+    return AEE_SUCCESS;
+}
+
+/* --- handle requests ------------------------------------------------------------------------- */
+
+enum { CONTROL_LATENCY = 1, CONTROL_DSP_INFO = 2, CONTROL_GET_DOMAIN = 4 };
+enum { LATENCY_OFF, LATENCY_PM_QOS, LATENCY_ADAPTIVE };
+
+static int set_latency(const void *data, uint32_t bytes)
+{
+    const latency *l = data;
+    if (!data || bytes != sizeof(*l)) {
+        return AEE_EBADPARM;
+    }
+    return l->enable <= LATENCY_ADAPTIVE ? AEE_SUCCESS : AEE_EUNSUPPORTED;
+}
+
+int remote_handle_control(uint32_t request, void *data, uint32_t bytes)
+{
+    if (request == CONTROL_LATENCY) {
+        return set_latency(data, bytes);
+    }
+    if (request != CONTROL_DSP_INFO) {
+        return AEE_EUNSUPPORTED;
+    }
+    pthread_mutex_lock(&sim_lock);
+    int result = dsp_info(data);
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+int remote_handle64_control(uint64_t handle, uint32_t request, void *data, uint32_t bytes)
+{
+    int domain = handle_domain(handle);
+    if (domain < 0) {
+        return AEE_EINVHANDLE;
+    }
+    if (request != CONTROL_GET_DOMAIN) {
+        return remote_handle_control(request, data, bytes);
+    }
+    if (!data || bytes != sizeof(int)) {
+        return AEE_EBADPARM;
+    }
+    *(int *) data = domain;
+    return AEE_SUCCESS;
+}

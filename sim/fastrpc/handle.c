@@ -1,0 +1,292 @@
+/*
+ * Handles: what a program opens, calls and closes.
+ *
+ * In strict mode a call on anything but an open handle fails.  In faithful mode it does what the
+ * real library does: nothing, with success, and closing twice counts twice.
+ */
+#include "sim.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Like addresses on a heap: large, so that 32 bits do not hold them. */
+#define FIRST_HANDLE 0x7ec012345640u
+enum { HANDLE_STEP = 0x40 };
+
+typedef struct open_handle {
+    struct open_handle *next;
+    uint64_t id;
+    session *s;
+    uint32_t generation; /* of the session that it belongs to */
+    uint32_t remote;
+    bool closed; /* kept while its session lives: the real library still forwards calls */
+    uint64_t packets;
+} open_handle;
+
+static open_handle *handles;
+static uint64_t last_id = FIRST_HANDLE;
+
+static open_handle *find(uint64_t id)
+{
+    open_handle *h = handles;
+    while (h && h->id != id) {
+        h = h->next;
+    }
+    return h;
+}
+
+/* Forget handles whose session is gone for good. */
+static void sweep(void)
+{
+    for (open_handle **at = &handles; *at;) {
+        open_handle *h = *at;
+        if (h->s->state == IDLE || h->generation != h->s->generation) {
+            *at = h->next;
+            free(h);
+        } else {
+            at = &h->next;
+        }
+    }
+}
+
+void handles_forget(void)
+{
+    handles = NULL; /* leaks a few bytes in a child that may not call free */
+}
+
+static uint64_t add(session *s, uint32_t remote)
+{
+    open_handle *h = malloc(sizeof(*h));
+    if (!h) {
+        return 0;
+    }
+    last_id += HANDLE_STEP;
+    *h = (open_handle){handles, last_id, s, s->generation, remote, false, 0};
+    handles = h;
+    s->handles++;
+    return h->id;
+}
+
+/* --- open ------------------------------------------------------------------------------------ */
+
+/* Have the session live and entered, or return a code. */
+static int enter_session(int domain, bool want_unsigned, session **entered)
+{
+    session *s = session_of(domain);
+    if (!s) {
+        errno = ENOENT;
+        return AEE_ECONNREFUSED; /* a domain that this machine does not have */
+    }
+    while (s->state == STARTING || s->state == STOPPING) {
+        pthread_cond_wait(&sim_changed, &sim_lock);
+    }
+    if (s->state == DEAD) {
+        if (s->handles) {
+            return s->death;
+        }
+        session_stop(s);
+    }
+    int result = s->state == IDLE ? session_start(s, want_unsigned) : AEE_SUCCESS;
+    if (result == AEE_SUCCESS) {
+        session_enter(s);
+        *entered = s;
+    }
+    return result;
+}
+
+int session_use(int domain, session **entered)
+{
+    pthread_mutex_lock(&sim_lock);
+    sweep();
+    int result = enter_session(domain, want_unsigned(domain), entered);
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+static int open_fault(void)
+{
+    uint32_t code = 0;
+    pthread_mutex_lock(&sim_lock);
+    if (fault_due(FAULT_WRONG_ARCH, &code)) {
+        code = (uint32_t) DSP_EUNABLETOLOAD;
+    } else if (fault_due(FAULT_NO_SYMBOL, &code)) {
+        code = (uint32_t) DSP_ENOSUCHSYMBOL;
+    } else if (!fault_due(FAULT_OPEN, &code)) {
+        code = AEE_SUCCESS;
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return (int) code;
+}
+
+/* Have the shell open the skel. */
+static int open_remote(session *s, const char *uri, uint32_t *remote)
+{
+    size_t bytes = strlen(uri);
+    int result = open_fault();
+    if (result != AEE_SUCCESS) {
+        return result;
+    }
+    lane *l = lane_take(s);
+    if (!l) {
+        return s->death_in_flight;
+    }
+    int fd = uri_open(uri);
+    bool named = strncmp(uri, "file:///", 8) == 0;
+    result = named && fd < 0 ? DSP_EUNABLETOLOAD : lane_reserve(s, l, bytes + 1);
+    if (result == AEE_SUCCESS) {
+        memcpy(l->area, uri, bytes + 1);
+        lane_link(s, l)->value[0] = (uint32_t) bytes;
+        result = lane_call_with(s, l, LINK_OPEN, fd >= 0 ? fd : s->memory);
+        *remote = lane_link(s, l)->handle;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    lane_leave(s, l);
+    return result;
+}
+
+/* A session that nothing was opened in goes away again. */
+static void stop_unused(session *s)
+{
+    if (!s->handles && !s->users && !queues_any(s) && (s->state == LIVE || s->state == DEAD)) {
+        session_stop(s);
+    }
+}
+
+int remote_handle64_open(const char *uri, uint64_t *handle)
+{
+    int domain = handle ? uri_domain(uri) : -1;
+    if (domain < 0) {
+        return AEE_EBADPARM;
+    }
+    session *s;
+    uint32_t remote = 0;
+    int result = session_use(domain, &s);
+    if (result != AEE_SUCCESS) {
+        return result;
+    }
+    result = open_remote(s, uri, &remote);
+    pthread_mutex_lock(&sim_lock);
+    uint64_t id = result == AEE_SUCCESS ? add(s, remote) : 0;
+    session_leave(s);
+    stop_unused(s);
+    pthread_mutex_unlock(&sim_lock);
+    if (id) {
+        *handle = id;
+    }
+    return result == AEE_SUCCESS && !id ? AEE_ENOMEMORY : result;
+}
+
+/* --- use ------------------------------------------------------------------------------------- */
+
+/* What a call on the handle *h*, which may be NULL, returns without asking the DSP; sim_lock held. */
+static int refuse(const open_handle *h)
+{
+    bool faithful = settings()->faithful;
+    if (!h || h->s->state == IDLE || h->s->state == STOPPING) {
+        return faithful ? AEE_SUCCESS : DSP_EINVHANDLE;
+    }
+    if (h->closed && !faithful) {
+        return DSP_EINVHANDLE;
+    }
+    return h->s->death;
+}
+
+int remote_handle64_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments)
+{
+    pthread_mutex_lock(&sim_lock);
+    sweep();
+    open_handle *h = find(handle);
+    int result = refuse(h);
+    bool ask = h && result == AEE_SUCCESS && h->s->state == LIVE;
+    session *s = ask ? h->s : NULL;
+    uint32_t remote = ask ? h->remote : 0;
+    if (ask) {
+        session_enter(s);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    if (!ask) {
+        return result;
+    }
+    uint64_t packets = 0;
+    result = invoke(s, remote, scalars, arguments, &packets);
+    pthread_mutex_lock(&sim_lock);
+    session_leave(s);
+    h = find(handle);
+    if (h) {
+        h->packets = packets;
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}
+
+int handle_domain(uint64_t handle)
+{
+    pthread_mutex_lock(&sim_lock);
+    const open_handle *h = find(handle);
+    int domain = h && !h->closed && h->s->state != IDLE ? h->s->domain : -1;
+    pthread_mutex_unlock(&sim_lock);
+    return domain;
+}
+
+uint64_t npurt_sim_packets(uint64_t handle)
+{
+    pthread_mutex_lock(&sim_lock);
+    const open_handle *h = find(handle);
+    uint64_t packets = h ? h->packets : 0;
+    pthread_mutex_unlock(&sim_lock);
+    return packets;
+}
+
+/* --- close ----------------------------------------------------------------------------------- */
+
+static int close_remote(session *s, uint32_t remote)
+{
+    lane *l = lane_take(s);
+    if (!l) {
+        return s->death_in_flight;
+    }
+    lane_link(s, l)->handle = remote;
+    int result = lane_call(s, l, LINK_CLOSE);
+    lane_leave(s, l);
+    return result;
+}
+
+/* Take one from the count; with the last the session ends.  sim_lock held. */
+static void count_down(session *s)
+{
+    if (s->handles && --s->handles == 0 && (s->state == LIVE || s->state == DEAD)) {
+        session_stop(s);
+        sweep();
+    }
+}
+
+int remote_handle64_close(uint64_t handle)
+{
+    pthread_mutex_lock(&sim_lock);
+    sweep();
+    open_handle *h = find(handle);
+    bool faithful = settings()->faithful;
+    if (!h || (h->closed && !faithful) || h->s->state == STOPPING) {
+        pthread_mutex_unlock(&sim_lock);
+        return AEE_EINVHANDLE;
+    }
+    session *s = h->s;
+    uint32_t remote = h->remote;
+    int result = s->death;
+    /* The real library ends the session without telling the skel of its last handle. */
+    bool tell = s->state == LIVE && !h->closed && !(faithful && s->handles == 1);
+    h->closed = true;
+    if (tell) {
+        session_enter(s);
+        pthread_mutex_unlock(&sim_lock);
+        result = close_remote(s, remote);
+        pthread_mutex_lock(&sim_lock);
+        session_leave(s);
+    }
+    count_down(s);
+    pthread_mutex_unlock(&sim_lock);
+    return result;
+}

@@ -1,0 +1,212 @@
+/* Calls into the shell: a lane each, and threads that wait for their answers. */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { SPINS = 2000, LOOK_US = 1000000, SMALLEST_AREA = 1 << 20 };
+#define LARGEST_AREA ((size_t) 1 << 30)
+
+link_lane *lane_link(session *s, const lane *l)
+{
+    return &s->link->lane[l - s->lane];
+}
+
+static lane *free_lane(session *s)
+{
+    for (int i = 0; i < LINK_LANES; i++) {
+        if (!s->lane[i].busy) {
+            return &s->lane[i];
+        }
+    }
+    return NULL;
+}
+
+/* The first free lane: its thread in the shell is the one that slept least. */
+lane *lane_take(session *s)
+{
+    pthread_mutex_lock(&sim_lock);
+    lane *l = free_lane(s);
+    while (!l && !load(&s->ended)) {
+        pthread_cond_wait(&sim_changed, &sim_lock);
+        l = free_lane(s);
+    }
+    if (l) {
+        uint32_t index = (uint32_t) (l - s->lane);
+        l->busy = true;
+        if (l->bytes == 0) {
+            l->fd = s->memory;
+            l->area = s->link->area[index];
+            l->offset = l->area - (uint8_t *) s->link;
+            l->bytes = LINK_AREA;
+            l->address = s->link->base + (uint32_t) l->offset;
+        }
+        if (index >= s->link->wanted) {
+            store(&s->link->wanted, index + 1);
+            futex_wake(&s->link->wanted, 1);
+        }
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return l;
+}
+
+void lane_leave(session *s, lane *l)
+{
+    (void) s;
+    pthread_mutex_lock(&sim_lock);
+    l->busy = false;
+    pthread_cond_broadcast(&sim_changed);
+    pthread_mutex_unlock(&sim_lock);
+}
+
+void lanes_end(session *s)
+{
+    for (int i = 0; i < LINK_LANES; i++) {
+        store(&s->link->lane[i].answered, LINK_ENDED);
+        futex_wake(&s->link->lane[i].answered, 1);
+    }
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Wait for the answer; false: there will be none. */
+static bool await(session *s, link_lane *link, uint32_t asked)
+{
+    for (int i = 0; i < SPINS && load(&link->answered) != asked; i++) {
+        pause_cpu();
+    }
+    for (;;) {
+        uint32_t answered = load(&link->answered);
+        if (answered == asked) {
+            return true;
+        }
+        if (load(&s->ended)) {
+            return false;
+        }
+        futex_wait(&link->answered, answered, clock_us() + LOOK_US);
+    }
+}
+
+int lane_call(session *s, lane *l, uint32_t command)
+{
+    link_lane *link = lane_link(s, l);
+    do {
+        l->asked++;
+    } while (l->asked == LINK_ENDED);
+    link->command = command;
+    store(&link->asked, l->asked);
+    futex_wake(&link->asked, 1);
+    return await(s, link, l->asked) ? link->result : s->death_in_flight;
+}
+
+static bool send_descriptor(int socket, int fd)
+{
+    char byte = 0;
+    struct iovec part = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    message.msg_control = control.room;
+    message.msg_controllen = sizeof(control.room);
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+    return sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
+}
+
+int lane_call_with(session *s, lane *l, uint32_t command, int fd)
+{
+    int result = AEE_EBADPARM;
+    pthread_mutex_lock(&s->passing);
+    bool sent = send_descriptor(s->socket, fd);
+    if (sent) {
+        result = lane_call(s, l, command);
+    } else if (errno != EBADF) {
+        result = s->death_in_flight ? s->death_in_flight : AEE_ERPC;
+    }
+    pthread_mutex_unlock(&s->passing);
+    return result;
+}
+
+/* A number for a block of the shell's, never used twice in a session. */
+uint32_t lane_block_id(session *s)
+{
+    return __atomic_add_fetch(&s->next_id, 1, __ATOMIC_SEQ_CST);
+}
+
+static void give_back_area(session *s, lane *l)
+{
+    if (l->block) {
+        lane_link(s, l)->value[0] = l->block;
+        lane_call(s, l, LINK_DETACH);
+        munmap(l->area, l->bytes);
+        close(l->fd);
+    }
+    uint32_t asked = l->asked;
+    *l = (lane){.busy = true, .asked = asked};
+}
+
+/* Make the area memory of its own. */
+static int new_area(session *s, lane *l, size_t bytes)
+{
+    int fd = memfd_create("dsp arguments", MFD_CLOEXEC);
+    void *at = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t) bytes) == 0) {
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    int result = AEE_ENOMEMORY;
+    uint32_t id = lane_block_id(s);
+    if (at != MAP_FAILED) {
+        uint32_t *value = lane_link(s, l)->value;
+        value[0] = id;
+        value[1] = (uint32_t) LINK_NO_FD;
+        value[2] = (uint32_t) bytes;
+        value[3] = 1;
+        result = lane_call_with(s, l, LINK_ATTACH, fd);
+    }
+    if (result == AEE_SUCCESS) {
+        l->block = id;
+        l->fd = fd;
+        l->offset = 0;
+        l->area = at;
+        l->bytes = (uint32_t) bytes;
+        l->address = lane_link(s, l)->value[0];
+        return result;
+    }
+    if (at != MAP_FAILED) {
+        munmap(at, bytes);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return result;
+}
+
+int lane_reserve(session *s, lane *l, size_t bytes)
+{
+    if (bytes <= l->bytes) {
+        return AEE_SUCCESS;
+    }
+    if (bytes > LARGEST_AREA) {
+        return AEE_ENOMEMORY;
+    }
+    size_t rounded = SMALLEST_AREA;
+    while (rounded < bytes) {
+        rounded *= 2;
+    }
+    give_back_area(s, l);
+    return new_area(s, l, rounded);
+}

@@ -1,0 +1,119 @@
+/*
+ * What the library and the shell share: the memory between the two processes.
+ *
+ * The library (host, 64-bit) makes it as a memfd and starts qemu-hexagon on the shell (guest,
+ * 32-bit); both map it.  Every field has one writer, named in its comment.  The library believes
+ * nothing that it reads here beyond what it can check: the guest runs other people's code.
+ *
+ * A lane carries one call at a time: the library fills it, adds one to `asked` and wakes the lane's
+ * thread in the shell, which does what is asked and stores the same number in `answered`.
+ */
+#ifndef LINK_H
+#define LINK_H
+
+#include <stdint.h>
+
+#define LINK_VERSION 1u
+#define LINK_ENDED 0u /* in `answered`: the process is gone, nobody will answer; never a request */
+
+enum {
+    LINK_MEMORY_FD = 3, /* this memory, in the guest */
+    LINK_SOCKET_FD = 4, /* where the library sends descriptors */
+    LINK_LANES = 32,    /* calls at a time */
+    LINK_THREADS = 128, /* of the guest */
+    LINK_ARGUMENTS = 255 + 255 + 15 + 15,
+    LINK_AREA = 1 << 16, /* bytes of a lane for what is passed by value */
+    LINK_VALUES = 4,
+    LINK_LOG = 1 << 16, /* bytes of messages that are kept */
+    LINK_NO_FD = -1,    /* of a block that code on the DSP cannot name */
+};
+
+/* The simulated machine.  Written by the library before the shell starts. */
+typedef struct {
+    uint32_t version;
+    uint32_t arch;        /* two hex digits: 0x68 */
+    uint32_t hvx;         /* contexts of 128 bytes */
+    uint32_t vtcm;        /* bytes */
+    uint32_t space;       /* bytes of shared memory that the PD can map */
+    uint32_t stack;       /* bytes, of a thread that serves calls */
+    uint32_t power;       /* 1: votes for clocks are accepted */
+    uint32_t shadow;      /* 1: caches that are not maintained show */
+    uint32_t queue_stuck; /* 1: packets never arrive at the DSP */
+} link_machine;
+
+/* An argument as code on the DSP sees it: remote_arg of a 32-bit machine. */
+typedef struct {
+    uint32_t address; /* or the descriptor of a handle */
+    uint32_t size;    /* or the offset of a handle */
+} link_argument;
+
+enum {
+    LINK_OPEN = 1, /* value 0: bytes of the URI, in the area; a descriptor follows */
+    LINK_CLOSE,
+    LINK_INVOKE,
+    LINK_ATTACH,    /* value 0: block, 1: its fd on the host, 2: bytes, 3: 1 to map it at once;
+                       a descriptor follows.  Answer value 0: address, when mapped */
+    LINK_DETACH,    /* value 0: block */
+    LINK_QUEUE,     /* value 0: queue, 1: bytes of its memory; a descriptor follows */
+    LINK_DROP_QUEUE /* value 0: queue */
+};
+
+typedef struct {
+    _Alignas(64) uint32_t asked;    /* library: number of the newest request, never LINK_ENDED */
+    _Alignas(64) uint32_t answered; /* shell: number of the newest request done */
+    _Alignas(64) uint32_t command;  /* library: LINK_* */
+    uint32_t handle;                /* library, or the shell's answer to LINK_OPEN */
+    uint32_t scalars;               /* library */
+    uint32_t crash;                 /* library: 1: the PD shall die before it answers */
+    int32_t result;                 /* shell */
+    uint32_t value[LINK_VALUES];    /* library, then shell */
+    uint64_t packets;               /* shell: executed by the PD's threads during LINK_INVOKE */
+    link_argument argument[LINK_ARGUMENTS]; /* library, then the skel */
+} link_lane;
+
+typedef struct {
+    link_machine machine;
+    uint32_t base;                  /* shell: its address of this memory */
+    uint32_t ready;                 /* shell: 1 when it serves */
+    uint32_t wanted;                /* library: lanes that shall be served */
+    uint32_t logged;                /* shell: bytes written to the log so far */
+    uint64_t packets[LINK_THREADS]; /* shell: executed by each thread slot so far */
+    link_lane lane[LINK_LANES];
+    _Alignas(4096) uint8_t area[LINK_LANES][LINK_AREA]; /* library, then the skel */
+    uint8_t log[LINK_LOG];                              /* shell: a ring of text */
+} link_memory;
+
+/*
+ * A message queue: one block of memory, this at its start, then the two rings of bytes.  A ring
+ * holds packets; a packet is a header of 8 bytes, length | flags << 32 | buffers << 48 | serial <<
+ * 56, then 24 bytes for each buffer, then the message, all padded to 8.  A packet never wraps: when
+ * it does not fit before the end, its header stands at the end and again at the start, the rest
+ * follows there.  One slot of 8 bytes stays free, so that full and empty differ.
+ */
+enum { LINK_QUEUE_TO_DSP, LINK_QUEUE_TO_HOST };
+
+typedef struct {
+    uint32_t offset, bytes;        /* library: of the ring in the block */
+    _Alignas(64) uint32_t written; /* writer: where the next packet starts */
+    uint32_t packets_written;      /* writer: also what a reader waits on */
+    _Alignas(64) uint32_t read;    /* reader: where the next packet starts */
+    uint32_t packets_read;         /* reader: also what a writer waits on */
+} link_ring;
+
+typedef struct {
+    uint32_t imported; /* shell: 1 while code on the DSP has it open */
+    uint32_t ended;    /* library: 1 when one side is gone */
+    link_ring ring[2];
+} link_queue;
+
+/* A buffer in a packet. */
+typedef struct {
+    uint32_t fd, size, offset, flags;
+    uint64_t address;
+} link_buffer;
+
+_Static_assert(sizeof(link_argument) == 8, "as remote_arg of a 32-bit machine");
+_Static_assert(sizeof(link_buffer) == 24, "as struct dspqueue_buffer");
+_Static_assert(sizeof(link_lane) % 64 == 0, "lanes do not share cache lines");
+
+#endif

@@ -1,0 +1,288 @@
+/* Memory that the DSP knows: by fastrpc_mmap, or because a call passes it. */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MAP_STATIC = 0, MAP_FD = 2, MAP_FD_DELAYED = 3, MAP_FD_NOMAP = 16 };
+#define DMA_SPACE ((uint64_t) 1 << 32) /* what the DSP's MMU can reach */
+
+mapping *map_find(session *s, int fd)
+{
+    for (int i = 0; i < MAPPINGS; i++) {
+        mapping *m = &s->map[i];
+        if (m->id && m->ready && !m->argument && m->fd == fd) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+static mapping *free_mapping(session *s)
+{
+    for (int i = 0; i < MAPPINGS; i++) {
+        if (!s->map[i].id) {
+            return &s->map[i];
+        }
+    }
+    return NULL;
+}
+
+static uint64_t attached_bytes(const session *s)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < MAPPINGS; i++) {
+        total += s->map[i].id ? s->map[i].bytes : 0;
+    }
+    return total;
+}
+
+/* --- asking the shell ------------------------------------------------------------------------ */
+
+static int attach(session *s, lane *l, mapping *m, int fd, bool map)
+{
+    uint32_t *value = lane_link(s, l)->value;
+    value[0] = m->id;
+    value[1] = (uint32_t) (m->argument ? LINK_NO_FD : m->fd);
+    value[2] = (uint32_t) m->bytes;
+    value[3] = map;
+    int result = lane_call_with(s, l, LINK_ATTACH, fd);
+    m->address = result == AEE_SUCCESS ? value[0] : 0;
+    return result;
+}
+
+static int detach(session *s, lane *l, uint32_t id)
+{
+    lane_link(s, l)->value[0] = id;
+    return lane_call(s, l, LINK_DETACH);
+}
+
+/* Note what came of an attach. */
+static void settle(mapping *m, int result)
+{
+    pthread_mutex_lock(&sim_lock);
+    m->ready = result == AEE_SUCCESS;
+    m->id = m->ready ? m->id : 0;
+    pthread_cond_broadcast(&sim_changed);
+    pthread_mutex_unlock(&sim_lock);
+}
+
+/* --- fastrpc_mmap ---------------------------------------------------------------------------- */
+
+/* The session of a domain for a call about maps, or a code. */
+static int live_session(int domain, int fd, session **s)
+{
+    domain = domain == -1 ? CDSP : domain;
+    *s = session_of(domain);
+    if (fd < 0 || domain < 0 || domain >= DOMAINS * SESSIONS) {
+        return AEE_EBADPARM;
+    }
+    if (!*s || (*s)->state == IDLE || (*s)->state == STARTING) {
+        return AEE_ENOTINITIALIZED;
+    }
+    return (*s)->state == LIVE ? AEE_SUCCESS : AEE_EFAILED;
+}
+
+static int check_map(session *s, int fd, int offset, size_t bytes, uint32_t flags)
+{
+    struct stat about;
+    uint32_t code;
+    if (offset != 0 || (flags != MAP_STATIC && flags != MAP_FD && flags != MAP_FD_DELAYED &&
+                        flags != MAP_FD_NOMAP)) {
+        return AEE_EBADPARM;
+    }
+    if (map_find(s, fd)) {
+        return AEE_EALREADY;
+    }
+    if (fault_due(FAULT_MAP, &code)) {
+        return (int) code;
+    }
+    if (fstat(fd, &about) || bytes == 0 || bytes > (uint64_t) about.st_size ||
+        attached_bytes(s) + bytes >= DMA_SPACE) {
+        return AEE_EFAILED; /* what the kernel refuses has no other code */
+    }
+    return AEE_SUCCESS;
+}
+
+int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, uint32_t flags)
+{
+    (void) address;
+    session *s;
+    pthread_mutex_lock(&sim_lock);
+    int result = live_session(domain, fd, &s);
+    result = result == AEE_SUCCESS ? check_map(s, fd, offset, bytes, flags) : result;
+    mapping *m = result == AEE_SUCCESS ? free_mapping(s) : NULL;
+    if (m) {
+        const block *b = block_of_fd(fd);
+        *m = (mapping){.id = lane_block_id(s), .fd = fd, .bytes = bytes};
+        m->serial = b ? b->serial : 0;
+        session_enter(s);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    if (!m) {
+        return result == AEE_SUCCESS ? AEE_EFAILED : result;
+    }
+    lane *l = lane_take(s);
+    result = l ? attach(s, l, m, fd, flags == MAP_FD || flags == MAP_STATIC) : AEE_EFAILED;
+    settle(m, result);
+    if (l) {
+        lane_leave(s, l);
+    }
+    pthread_mutex_lock(&sim_lock);
+    session_leave(s);
+    pthread_mutex_unlock(&sim_lock);
+    return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
+}
+
+int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
+{
+    (void) address;
+    (void) bytes;
+    session *s;
+    pthread_mutex_lock(&sim_lock);
+    int result = live_session(domain, fd, &s);
+    mapping *m = result == AEE_SUCCESS ? map_find(s, fd) : NULL;
+    if (result == AEE_SUCCESS) {
+        result = !m ? AEE_ENOSUCHMAP : m->references ? AEE_EBADPARM : AEE_SUCCESS;
+    }
+    uint32_t id = m ? m->id : 0;
+    if (result == AEE_SUCCESS) {
+        m->id = 0;
+        session_enter(s);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    if (result != AEE_SUCCESS) {
+        return result;
+    }
+    lane *l = lane_take(s);
+    result = l ? detach(s, l, id) : AEE_EFAILED;
+    if (l) {
+        lane_leave(s, l);
+    }
+    pthread_mutex_lock(&sim_lock);
+    session_leave(s);
+    pthread_mutex_unlock(&sim_lock);
+    return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
+}
+
+/* --- arguments ------------------------------------------------------------------------------- */
+
+/* A mapping that calls can use for the block *serial*, also one that is being made. */
+static mapping *mapping_of_block(session *s, uint32_t serial)
+{
+    bool shadow = s->link->machine.shadow; /* then only arguments are as coherent as calls need */
+    for (int i = 0; i < MAPPINGS; i++) {
+        mapping *m = &s->map[i];
+        bool fits = m->argument || (m->ready && m->address && !shadow);
+        if (m->id && m->serial == serial && fits) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+/* Detach what only calls passed and none passes now; true when that was something. */
+static bool evict(session *s, lane *l)
+{
+    bool some = false;
+    for (int i = 0; i < MAPPINGS; i++) {
+        pthread_mutex_lock(&sim_lock);
+        mapping *m = &s->map[i];
+        uint32_t id = m->argument && m->ready && m->users == 0 ? m->id : 0;
+        m->id = id ? 0 : m->id;
+        pthread_mutex_unlock(&sim_lock);
+        if (id) {
+            detach(s, l, id);
+            some = true;
+        }
+    }
+    return some;
+}
+
+/* With sim_lock held: find the mapping, or reserve one that the caller must attach. */
+static mapping *find_or_reserve(session *s, const block *b, bool *reserved)
+{
+    mapping *m = mapping_of_block(s, b->serial);
+    while (m && !m->ready && !load(&s->ended)) {
+        pthread_cond_wait(&sim_changed, &sim_lock);
+        m = mapping_of_block(s, b->serial);
+    }
+    *reserved = m == NULL;
+    if (!m) {
+        m = free_mapping(s);
+        if (m) {
+            *m = (mapping){.id = lane_block_id(s), .serial = b->serial, .fd = b->fd};
+            m->bytes = b->bytes;
+            m->argument = true;
+        }
+    }
+    if (m) {
+        m->users++;
+    }
+    return m;
+}
+
+int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping **used)
+{
+    bool reserved;
+    *used = NULL;
+    pthread_mutex_lock(&sim_lock);
+    mapping *m = find_or_reserve(s, b, &reserved);
+    pthread_mutex_unlock(&sim_lock);
+    if (!m) {
+        return AEE_ENOMEMORY;
+    }
+    int result = AEE_SUCCESS;
+    *address = m->address;
+    if (reserved) {
+        result = b->bytes < DMA_SPACE ? attach(s, l, m, b->fd, true) : AEE_ENOMEMORY;
+        if (result != AEE_SUCCESS && !load(&s->ended) && evict(s, l)) {
+            result = attach(s, l, m, b->fd, true);
+        }
+        *address = m->address;
+        settle(m, result); /* after a failure it is no longer ours */
+    }
+    *used = result == AEE_SUCCESS ? m : NULL;
+    return result;
+}
+
+/* Detach one session's mapping of a block that goes away. */
+static void forget_in(session *s, uint32_t id)
+{
+    lane *l = lane_take(s);
+    if (l) {
+        detach(s, l, id);
+        lane_leave(s, l);
+    }
+    pthread_mutex_lock(&sim_lock);
+    session_leave(s);
+    pthread_mutex_unlock(&sim_lock);
+}
+
+void map_forget(uint32_t serial)
+{
+    for (int i = 0; i < SESSIONS; i++) {
+        session *s = &sessions[i];
+        uint32_t id = 0;
+        pthread_mutex_lock(&sim_lock);
+        for (int k = 0; k < MAPPINGS && s->state == LIVE; k++) {
+            mapping *m = &s->map[k];
+            if (!m->id || m->serial != serial) {
+                continue;
+            }
+            m->serial = 0;
+            if (!m->argument && !settings()->faithful) {
+                report("rpcmem_free of fd %d, which domain %d has mapped: fastrpc_munmap it first",
+                       m->fd, s->domain);
+            } else if (m->argument && m->users == 0) {
+                id = m->id;
+                m->id = 0;
+                session_enter(s);
+            }
+        }
+        pthread_mutex_unlock(&sim_lock);
+        if (id) {
+            forget_in(s, id);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+/* rpcmem: shared memory with a descriptor, and memory of the program's own that it registers. */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BLOCKS = 4096, PAGE = 4096 };
+#define LARGEST ((size_t) 0x7ffff000) /* of strict mode: the real library's sizes are ints inside */
+
+static block blocks[BLOCKS];
+static int used;       /* entries that were ever used */
+static uint64_t total; /* bytes of rpcmem */
+static uint32_t serial;
+
+block *block_containing(const void *address)
+{
+    for (int i = 0; i < used; i++) {
+        size_t offset = (size_t) ((const uint8_t *) address - blocks[i].at);
+        if (blocks[i].serial && offset < blocks[i].bytes) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+block *block_of_fd(int fd)
+{
+    for (int i = 0; i < used; i++) {
+        if (blocks[i].serial && blocks[i].fd == fd) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+block *block_next(block *last)
+{
+    for (int i = last ? (int) (last - blocks) + 1 : 0; i < used; i++) {
+        if (blocks[i].serial) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+static block *block_starting(const void *address)
+{
+    block *b = block_containing(address);
+    return b && b->at == address ? b : NULL;
+}
+
+static bool enter(void *at, size_t bytes, int fd, bool ours)
+{
+    for (int i = 0; i < BLOCKS; i++) {
+        if (!blocks[i].serial) {
+            blocks[i] = (block){at, bytes, fd, ++serial, ours};
+            used = i < used ? used : i + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* --- rpcmem ---------------------------------------------------------------------------------- */
+
+void rpcmem_init(void)
+{
+}
+
+void rpcmem_deinit(void)
+{
+}
+
+/* Make a block, with sim_lock held. */
+static void *make_block(size_t bytes)
+{
+    int fd = memfd_create("rpcmem", MFD_CLOEXEC);
+    void *at = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t) bytes) == 0) {
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (at != MAP_FAILED && enter(at, bytes, fd, true)) {
+        total += bytes;
+        return at;
+    }
+    if (at != MAP_FAILED) {
+        munmap(at, bytes);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return NULL;
+}
+
+void *rpcmem_alloc2(int heap, uint32_t flags, size_t bytes)
+{
+    (void) heap;
+    (void) flags;
+    if (bytes == 0 || bytes > SIZE_MAX - PAGE) {
+        return NULL;
+    }
+    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    pthread_mutex_lock(&sim_lock);
+    const sim_settings *set = settings();
+    uint32_t argument;
+    void *at = NULL;
+    if (fault_due(FAULT_BAD_MEMORY, &argument)) {
+        at = (void *) -1;
+    } else if (!fault_due(FAULT_NO_MEMORY, &argument) && set->present &&
+               bytes <= set->rpcmem - (total < set->rpcmem ? total : set->rpcmem) &&
+               (set->faithful || bytes <= LARGEST)) {
+        at = make_block(bytes);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return at;
+}
+
+void *rpcmem_alloc(int heap, uint32_t flags, int bytes)
+{
+    return bytes > 0 ? rpcmem_alloc2(heap, flags, (size_t) bytes) : NULL;
+}
+
+void rpcmem_free(void *memory)
+{
+    pthread_mutex_lock(&sim_lock);
+    block *b = block_starting(memory);
+    block gone = b && b->ours ? *b : (block){0};
+    if (gone.serial) {
+        b->serial = 0;
+        total -= gone.bytes;
+    }
+    pthread_mutex_unlock(&sim_lock);
+    if (gone.serial) {
+        map_forget(gone.serial);
+        munmap(gone.at, gone.bytes);
+        close(gone.fd);
+    }
+}
+
+int rpcmem_to_fd(void *memory)
+{
+    pthread_mutex_lock(&sim_lock);
+    block *b = block_starting(memory);
+    int fd = b ? b->fd : -1;
+    pthread_mutex_unlock(&sim_lock);
+    return fd;
+}
+
+/* --- memory of the program's own -------------------------------------------------------------- */
+
+/* Take *memory* out of the table; false when it is there with another size. */
+static bool forget(const void *memory, size_t bytes)
+{
+    block *b = block_starting(memory);
+    if (!b || b->ours) {
+        return true;
+    }
+    bool same = b->bytes == bytes;
+    b->serial = same ? 0 : b->serial;
+    return same;
+}
+
+void remote_register_buf_attr2(void *memory, size_t bytes, int fd, int attributes)
+{
+    (void) attributes;
+    pthread_mutex_lock(&sim_lock);
+    bool good = true, faithful = settings()->faithful;
+    if (fd < 0) {
+        good = forget(memory, bytes);
+    } else if (memory && bytes && !block_starting(memory)) {
+        enter(memory, bytes, fd, false);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    if (!good) {
+        report("remote_register_buf: %p was registered with another size", memory);
+        if (faithful) {
+            raise(SIGABRT);
+        }
+    }
+}
+
+void remote_register_buf_attr(void *memory, int bytes, int fd, int attributes)
+{
+    if (bytes > 0) {
+        remote_register_buf_attr2(memory, (size_t) bytes, fd, attributes);
+    }
+}
+
+void remote_register_buf(void *memory, int bytes, int fd)
+{
+    remote_register_buf_attr(memory, bytes, fd, 0);
+}
+
+void *remote_register_fd2(int fd, size_t bytes)
+{
+    struct stat about;
+    if (fstat(fd, &about) || bytes == 0 || (size_t) about.st_size < bytes) {
+        return (void *) -1;
+    }
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at != MAP_FAILED) {
+        remote_register_buf_attr2(at, bytes, fd, 0);
+    }
+    return at;
+}
+
+void *remote_register_fd(int fd, int bytes)
+{
+    return bytes > 0 ? remote_register_fd2(fd, (size_t) bytes) : (void *) -1;
+}
+
+/* A handle argument carries its descriptor and offset itself; the length is checked on the DSP. */
+int remote_register_dma_handle_attr(int fd, uint32_t bytes, uint32_t attributes)
+{
+    (void) attributes;
+    return fd < 0 || bytes == 0 ? AEE_EBADPARM : AEE_SUCCESS;
+}
+
+int remote_register_dma_handle(int fd, uint32_t bytes)
+{
+    return remote_register_dma_handle_attr(fd, bytes, 0);
+}

@@ -1,0 +1,413 @@
+/*
+ * Sessions: a DSP process each, with the thread that keeps it.
+ *
+ * The keeper starts the process and waits for its end, so that nobody else ever waits for a process
+ * that is gone: it wakes them.  The kernel kills the process when the keeper ends, and so with this
+ * process, however that happens.  A child made by fork has no keeper, and starts with no sessions.
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { START_US = 10000000, LOOK_MS = 500 }; /* the kernel gives INIT_CREATE 10 s as well */
+
+pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t sim_changed = PTHREAD_COND_INITIALIZER;
+session sessions[SESSIONS];
+static uint64_t absent_until; /* the DSP restarts: clock_us */
+static uint32_t generations;
+
+session *session_of(int domain)
+{
+    if (domain < 0 || domain % DOMAINS != CDSP || domain / DOMAINS >= SESSIONS) {
+        return NULL;
+    }
+    session *s = &sessions[domain / DOMAINS];
+    s->domain = domain;
+    return s;
+}
+
+bool dsp_present(void)
+{
+    return settings()->present && clock_us() >= absent_until;
+}
+
+void session_enter(session *s)
+{
+    s->users++;
+}
+
+void session_leave(session *s)
+{
+    s->users--;
+    pthread_cond_broadcast(&sim_changed);
+}
+
+/* --- its end --------------------------------------------------------------------------------- */
+
+/* A socket that the process closed: its pid may be somebody else's by now. */
+static bool is_gone(const session *s)
+{
+    struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
+    return poll(&p, 1, 0) != 0;
+}
+
+void session_kill(session *s, int code, int code_in_flight)
+{
+    if (s->death == AEE_SUCCESS) {
+        s->death = code;
+        s->death_in_flight = code_in_flight;
+    }
+    if (s->process > 0 && !is_gone(s)) {
+        kill(s->process, SIGKILL);
+    }
+}
+
+void dsp_restart(uint32_t milliseconds)
+{
+    absent_until = clock_us() + milliseconds * 1000ull;
+    for (int i = 0; i < SESSIONS; i++) {
+        if (sessions[i].state == LIVE) {
+            session_kill(&sessions[i], AEE_ECONNRESET, AEE_ECONNRESET);
+        }
+    }
+}
+
+/* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
+static size_t read_log(const session *s, char *text, size_t bytes)
+{
+    uint32_t said = s->link ? load(&s->link->logged) : 0, length = said;
+    length = length < LINK_LOG ? length : LINK_LOG;
+    length = length < bytes - 1 ? length : (uint32_t) bytes - 1;
+    for (uint32_t i = 0; i < length; i++) {
+        text[i] = (char) s->link->log[(said - length + i) % LINK_LOG];
+    }
+    text[length] = 0;
+    return length;
+}
+
+static void say_how_it_ended(const session *s, int status)
+{
+    char words[400];
+    const char *how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "it exited";
+    const char *before = read_log(s, words, sizeof(words)) ? "; it said last:\n" : "";
+    report("the DSP process of domain %d died: %s%s%s", s->domain, how, before, words);
+}
+
+/* Mark the session dead and wake whoever waits for it; sim_lock held. */
+static void end(session *s, int status)
+{
+    bool expected = s->death != AEE_SUCCESS || s->state == STOPPING;
+    s->process = -1;
+    if (!expected && s->state == LIVE) {
+        say_how_it_ended(s, status);
+    }
+    if (s->death == AEE_SUCCESS) {
+        s->death = AEE_ENOSUCH;
+        s->death_in_flight = DSP_EBADSTATE;
+    }
+    s->state = s->state == STOPPING ? STOPPING : DEAD;
+    store(&s->ended, 1);
+    lanes_end(s);
+    queues_end(s, s->death == AEE_ECONNRESET ? AEE_ECONNRESET : AEE_EINTERRUPTED);
+    pthread_cond_broadcast(&sim_changed);
+}
+
+/* --- the keeper ------------------------------------------------------------------------------ */
+
+typedef struct {
+    session *s; /* the keeper sets it to NULL when it has taken all it needs */
+    link_machine machine;
+    int peer;      /* the process's end of the socket */
+    pid_t process; /* the keeper's answer */
+} keeping;
+
+static int await(pid_t process, int socket)
+{
+    int status = 0;
+    for (;;) {
+        struct pollfd p = {.fd = socket, .events = POLLRDHUP};
+        int closed = poll(&p, 1, LOOK_MS);
+        pid_t got = waitpid(process, &status, closed > 0 ? 0 : WNOHANG);
+        if (got == process || (got < 0 && errno != EINTR)) {
+            return status; /* or somebody else has waited for it: it is gone all the same */
+        }
+    }
+}
+
+static void *keep(void *given)
+{
+    keeping k = *(keeping *) given;
+    session *s = k.s;
+    pid_t process = process_start(&k.machine, s->log, s->memory, k.peer);
+    close(k.peer);
+    pthread_mutex_lock(&sim_lock);
+    s->process = process;
+    ((keeping *) given)->process = process;
+    ((keeping *) given)->s = NULL;
+    pthread_cond_broadcast(&sim_changed);
+    pthread_mutex_unlock(&sim_lock);
+    int status = process > 0 ? await(process, s->socket) : 0;
+    pthread_mutex_lock(&sim_lock);
+    end(s, status);
+    pthread_mutex_unlock(&sim_lock);
+    return NULL;
+}
+
+/* A thread with every signal blocked: signals are the program's. */
+static bool start_keeper(session *s, keeping *k)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&s->keeper, NULL, keep, k) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    while (started && k->s) {
+        pthread_cond_wait(&sim_changed, &sim_lock);
+    }
+    return started;
+}
+
+/* --- its start ------------------------------------------------------------------------------- */
+
+static void release(session *s)
+{
+    if (s->link && s->link != MAP_FAILED) {
+        munmap(s->link, sizeof(link_memory));
+    }
+    for (int i = 0; i < LINK_LANES; i++) {
+        lane *l = &s->lane[i];
+        if (l->block) {
+            munmap(l->area, l->bytes);
+            close(l->fd);
+        }
+        *l = (lane){0};
+    }
+    int *descriptors[] = {&s->memory, &s->socket, &s->log};
+    for (int i = 0; i < 3; i++) {
+        if (*descriptors[i] >= 0) {
+            close(*descriptors[i]);
+        }
+        *descriptors[i] = -1;
+    }
+    memset(s->map, 0, sizeof(s->map));
+    s->link = NULL;
+}
+
+static bool prepare(session *s, const link_machine *machine, int *peer)
+{
+    int pair[2];
+    s->memory = memfd_create("dsp link", MFD_CLOEXEC);
+    s->socket = -1;
+    s->log = settings()->log ? dup(2) : memfd_create("dsp log", MFD_CLOEXEC);
+    if (s->memory < 0 || s->log < 0 || ftruncate(s->memory, sizeof(link_memory)) ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair)) {
+        return false;
+    }
+    s->socket = pair[0];
+    *peer = pair[1];
+    s->link = mmap(NULL, sizeof(link_memory), PROT_READ | PROT_WRITE, MAP_SHARED, s->memory, 0);
+    if (s->link == MAP_FAILED) {
+        close(*peer);
+        return false;
+    }
+    s->link->machine = *machine;
+    for (int i = 0; i < LINK_LANES; i++) {
+        s->link->lane[i].asked = s->link->lane[i].answered = LINK_ENDED + 1;
+        s->lane[i].asked = LINK_ENDED + 1;
+    }
+    return true;
+}
+
+/* Wait until the shell serves; false: it died, or takes too long.  Not under sim_lock. */
+static bool await_ready(session *s)
+{
+    uint64_t end = clock_us() + START_US;
+    while (load(&s->link->ready) == 0 && !load(&s->ended) && clock_us() < end) {
+        futex_wait(&s->link->ready, 0,
+                   clock_us() + LOOK_MS * 20u); /* its death wakes nobody here */
+    }
+    return load(&s->link->ready) != 0;
+}
+
+/* Say why the start failed, and return its code. */
+static int explain_start(pid_t process, bool died)
+{
+    if (process > 0 && !died) {
+        errno = ETIMEDOUT;
+        return -1;
+    }
+    if (process > 0) {
+        process_explain();
+    }
+    errno = ENOENT;
+    return AEE_ECONNREFUSED;
+}
+
+static int start_process(session *s, const link_machine *machine)
+{
+    keeping k = {.s = s, .machine = *machine};
+    if (!prepare(s, machine, &k.peer) || !start_keeper(s, &k)) {
+        release(s);
+        s->state = IDLE;
+        errno = ENOMEM;
+        return -1;
+    }
+    pid_t process = k.process;
+    pthread_mutex_unlock(&sim_lock);
+    bool ready = process > 0 && await_ready(s);
+    pthread_mutex_lock(&sim_lock);
+    if (ready && s->state == STARTING) {
+        s->state = LIVE;
+        return AEE_SUCCESS;
+    }
+    bool died = load(&s->ended);
+    session_stop(s);
+    return explain_start(process, died);
+}
+
+int session_start(session *s, bool want_unsigned)
+{
+    uint32_t code;
+    if (!dsp_present()) {
+        errno = ENOENT;
+        return AEE_ECONNREFUSED;
+    }
+    if (fault_due(FAULT_START, &code)) {
+        errno = EINVAL;
+        return (int) code;
+    }
+    if (!want_unsigned && !settings()->signed_pd) {
+        report(
+            "a signed PD is refused on this node\n"
+            "  remedy: ask for an unsigned one (DSPRPC_CONTROL_UNSIGNED_MODULE) before the open");
+        errno = ECONNREFUSED;
+        return AEE_ECONNREFUSED;
+    }
+    link_machine machine = settings()->machine;
+    machine.stack = s->stack ? s->stack : machine.stack;
+    s->state = STARTING;
+    s->unsigned_pd = want_unsigned;
+    s->handles = 0;
+    s->generation = ++generations;
+    s->death = AEE_SUCCESS;
+    s->process = 0;
+    s->next_id = 0;
+    store(&s->ended, 0);
+    int result = start_process(s, &machine);
+    pthread_cond_broadcast(&sim_changed);
+    return result;
+}
+
+/* End the process; its keeper has told everybody when this returns. */
+static void end_process(session *s)
+{
+    s->state = STOPPING;
+    session_kill(s, AEE_ENOSUCH, DSP_EBADSTATE);
+    pthread_mutex_unlock(&sim_lock);
+    pthread_join(s->keeper, NULL);
+    pthread_mutex_lock(&sim_lock);
+}
+
+void session_stop(session *s)
+{
+    end_process(s);
+    while (s->users) {
+        pthread_cond_wait(&sim_changed, &sim_lock);
+    }
+    queues_forget(s);
+    release(s);
+    s->state = IDLE;
+    pthread_cond_broadcast(&sim_changed);
+}
+
+/* --- this process's own beginning and end ------------------------------------------------------ */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&sim_lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&sim_lock);
+}
+
+/* The child has neither keepers nor processes; handles it knows of mean nothing here. */
+static void in_child(void)
+{
+    for (int i = 0; i < SESSIONS; i++) {
+        session *s = &sessions[i];
+        if (s->state != IDLE) {
+            queues_forget(s);
+            release(s);
+        }
+        s->state = IDLE;
+        s->users = 0;
+        s->process = -1;
+        pthread_mutex_init(&s->passing, NULL);
+    }
+    handles_forget();
+    pthread_mutex_init(&sim_lock, NULL);
+    pthread_cond_init(&sim_changed, NULL);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    for (int i = 0; i < SESSIONS; i++) {
+        sessions[i].memory = sessions[i].socket = sessions[i].log = -1;
+        pthread_mutex_init(&sessions[i].passing, NULL);
+    }
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+/* Calls that other threads are in at exit return, or do not: nobody waits for them here. */
+__attribute__((destructor)) static void finish(void)
+{
+    pthread_mutex_lock(&sim_lock);
+    for (int i = 0; i < SESSIONS; i++) {
+        if (sessions[i].state == LIVE || sessions[i].state == DEAD) {
+            end_process(&sessions[i]);
+        }
+    }
+    pthread_mutex_unlock(&sim_lock);
+}
+
+/* --- looking at it --------------------------------------------------------------------------- */
+
+int npurt_sim_process(int domain)
+{
+    pthread_mutex_lock(&sim_lock);
+    const session *s = session_of(domain);
+    int process = s && s->state == LIVE ? (int) s->process : -1;
+    pthread_mutex_unlock(&sim_lock);
+    return process;
+}
+
+size_t npurt_sim_log(int domain, char *text, size_t bytes)
+{
+    pthread_mutex_lock(&sim_lock);
+    const session *s = session_of(domain);
+    size_t length = s && text && bytes ? read_log(s, text, bytes) : 0;
+    pthread_mutex_unlock(&sim_lock);
+    return length;
+}
+
+uint64_t npurt_sim_total_packets(int domain)
+{
+    uint64_t total = 0;
+    pthread_mutex_lock(&sim_lock);
+    const session *s = session_of(domain);
+    for (int i = 0; s && s->link && i < LINK_THREADS; i++) {
+        total += __atomic_load_n(&s->link->packets[i], __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return total;
+}

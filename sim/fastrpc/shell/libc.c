@@ -1,0 +1,155 @@
+/* Memory and strings: plain loops, by words where both sides are aligned alike. */
+#include "libc.h"
+
+/* no_builtin: or a loop that copies would be compiled into a call of itself. */
+#define PLAIN __attribute__((no_builtin))
+
+typedef uint64_t __attribute__((may_alias)) word;
+
+PLAIN void *memcpy(void *restrict to, const void *restrict from, size_t bytes)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    if ((((uintptr_t) out ^ (uintptr_t) in) & 7) == 0) {
+        for (; bytes && (uintptr_t) out & 7; bytes--) {
+            *out++ = *in++;
+        }
+        for (; bytes >= 8; bytes -= 8, out += 8, in += 8) {
+            *(word *) out = *(const word *) in;
+        }
+    }
+    for (; bytes; bytes--) {
+        *out++ = *in++;
+    }
+    return to;
+}
+
+PLAIN void *memmove(void *to, const void *from, size_t bytes)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    if ((uintptr_t) out - (uintptr_t) in >= bytes) {
+        return memcpy(to, from, bytes);
+    }
+    while (bytes--) {
+        out[bytes] = in[bytes];
+    }
+    return to;
+}
+
+PLAIN void *memset(void *to, int value, size_t bytes)
+{
+    uint8_t *out = to;
+    for (; bytes && (uintptr_t) out & 7; bytes--) {
+        *out++ = (uint8_t) value;
+    }
+    for (; bytes >= 8; bytes -= 8, out += 8) {
+        *(word *) out = 0x0101010101010101u * (uint8_t) value;
+    }
+    for (; bytes; bytes--) {
+        *out++ = (uint8_t) value;
+    }
+    return to;
+}
+
+PLAIN int memcmp(const void *a, const void *b, size_t bytes)
+{
+    const uint8_t *x = a, *y = b;
+    for (; bytes; bytes--, x++, y++) {
+        if (*x != *y) {
+            return *x - *y;
+        }
+    }
+    return 0;
+}
+
+/* What clang calls for a copy of at least 32 bytes, a multiple of 8. */
+void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
+                                                            const void *restrict from,
+                                                            size_t bytes);
+
+void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
+                                                            const void *restrict from, size_t bytes)
+{
+    return memcpy(to, from, bytes);
+}
+
+PLAIN size_t strlen(const char *text)
+{
+    size_t bytes = 0;
+    while (text[bytes]) {
+        bytes++;
+    }
+    return bytes;
+}
+
+PLAIN int strncmp(const char *a, const char *b, size_t bytes)
+{
+    for (; bytes && *a && *a == *b; bytes--, a++, b++) {
+    }
+    return bytes ? (uint8_t) *a - (uint8_t) *b : 0;
+}
+
+PLAIN int strcmp(const char *a, const char *b)
+{
+    return strncmp(a, b, SIZE_MAX);
+}
+
+PLAIN char *strncpy(char *to, const char *from, size_t bytes)
+{
+    size_t i = 0;
+    for (; i < bytes && from[i]; i++) {
+        to[i] = from[i];
+    }
+    memset(to + i, 0, bytes - i);
+    return to;
+}
+
+PLAIN size_t strlcpy(char *to, const char *from, size_t bytes)
+{
+    size_t length = strlen(from), copied = length < bytes ? length : bytes - 1;
+    if (bytes) {
+        memcpy(to, from, copied);
+        to[copied] = 0;
+    }
+    return length;
+}
+
+PLAIN char *strcpy(char *to, const char *from)
+{
+    memcpy(to, from, strlen(from) + 1);
+    return to;
+}
+
+PLAIN char *strchr(const char *text, int c)
+{
+    while (*text && *text != (char) c) {
+        text++;
+    }
+    return *text == (char) c ? (char *) text : NULL;
+}
+
+PLAIN char *strstr(const char *text, const char *part)
+{
+    size_t bytes = strlen(part);
+    for (; *text || !bytes; text++) {
+        if (strncmp(text, part, bytes) == 0) {
+            return (char *) text;
+        }
+    }
+    return NULL;
+}
+
+int vsnprintf(char *to, size_t bytes, const char *format, va_list values)
+{
+    return text_format(to, bytes, format, values);
+}
+
+int snprintf(char *to, size_t bytes, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    int length = text_format(to, bytes, format, values);
+    va_end(values);
+    return length;
+}

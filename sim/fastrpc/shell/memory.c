@@ -1,0 +1,345 @@
+/*
+ * Blocks of memory that the host shares with this PD, and HAP_mem.h, by which skels map them.
+ *
+ * A block is known by the library's number for it, and to skels by the number that its descriptor
+ * has on the host.  The library maps it (`held`: FASTRPC_MAP_FD, and buffers that are arguments) or
+ * leaves that to the skel (FASTRPC_MAP_FD_DELAYED).  What all of them take together is limited, as
+ * the address space of a PD is.
+ *
+ * With `shadow`, a skel sees a copy, as if through a cache that never writes back or drops a line by
+ * itself: what the host wrote shows after an invalidate, what the skel wrote reaches the host by a
+ * flush.  Only lines that the skel changed are written.  Arguments need no maintenance on a real DSP
+ * either, and have no copy.
+ */
+#include "memory.h"
+
+enum { BLOCKS = 512, PAGE = 1 << 16, LINE = 64 };
+enum { SOL_SOCKET = 1, SCM_RIGHTS = 1 };
+
+typedef struct {
+    uint32_t id; /* the library's; 0: this entry is free */
+    int fd;      /* on the host; LINK_NO_FD when no skel can name it */
+    int mine;    /* its descriptor here */
+    uint32_t bytes;
+    uint8_t *address; /* what skels use; NULL while not mapped */
+    uint8_t *window;  /* the host's memory; the same without a shadow */
+    uint8_t *synced;  /* the shadow as it was when last equal to the host's memory */
+    bool held;        /* mapped by the library */
+    uint32_t uses;    /* by skels */
+} block;
+
+static block blocks[BLOCKS];
+static uint32_t mapped; /* bytes */
+static lock table;
+
+int receive_descriptor(void)
+{
+    uint8_t byte;
+    struct {
+        void *base;
+        uint32_t bytes;
+    } part = {&byte, 1};
+    struct {
+        uint32_t bytes;
+        int level, type, fd;
+    } control = {.fd = -1};
+    struct {
+        void *name;
+        uint32_t name_bytes;
+        void *parts;
+        uint32_t part_count;
+        void *control;
+        uint32_t control_bytes;
+        int flags;
+    } message = {.parts = &part, .part_count = 1, .control = &control};
+    message.control_bytes = sizeof(control);
+    long got = sys_call(SYS_RECVMSG, LINK_SOCKET_FD, (long) &message, 0, 0, 0, 0);
+    if (got != 1 || control.level != SOL_SOCKET || control.type != SCM_RIGHTS) {
+        die("a descriptor did not arrive: %ld", got);
+    }
+    return control.fd;
+}
+
+/* --- mapping --------------------------------------------------------------------------------- */
+
+static uint32_t whole_pages(uint32_t bytes)
+{
+    return (bytes + PAGE - 1) & ~(uint32_t) (PAGE - 1);
+}
+
+static uint8_t *anonymous(uint32_t bytes)
+{
+    return sys_map(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+}
+
+static bool map_block(block *b)
+{
+    if (b->address) {
+        return true;
+    }
+    uint32_t bytes = whole_pages(b->bytes);
+    if (bytes < b->bytes || bytes > shared->machine.space - mapped) {
+        say("no room to map %u bytes: %u of %u are mapped", (unsigned) b->bytes, (unsigned) mapped,
+            (unsigned) shared->machine.space);
+        return false;
+    }
+    b->window = sys_map(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->mine);
+    b->address = b->window;
+    if (b->window && shared->machine.shadow && b->fd != LINK_NO_FD) {
+        b->address = anonymous(b->bytes);
+        b->synced = anonymous(b->bytes);
+        if (!b->address || !b->synced) {
+            die("no memory for a shadow of %u bytes", (unsigned) b->bytes);
+        }
+        __builtin_memcpy(b->address, b->window, b->bytes);
+        __builtin_memcpy(b->synced, b->window, b->bytes);
+    }
+    mapped += b->address ? bytes : 0;
+    return b->address != NULL;
+}
+
+static void unmap_block(block *b)
+{
+    if (!b->address || b->held || b->uses) {
+        return;
+    }
+    sys_unmap(b->window, b->bytes);
+    if (b->address != b->window) {
+        sys_unmap(b->address, b->bytes);
+        sys_unmap(b->synced, b->bytes);
+    }
+    b->address = NULL;
+    mapped -= whole_pages(b->bytes);
+}
+
+static block *block_of_id(uint32_t id)
+{
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        if (blocks[i].id == id) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+static block *block_of_fd(int fd)
+{
+    for (uint32_t i = 0; i < BLOCKS && fd >= 0; i++) {
+        if (blocks[i].id && blocks[i].fd == fd) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+static block *block_at(const void *address)
+{
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        uint32_t offset = (uint32_t) address - (uint32_t) blocks[i].address;
+        if (blocks[i].address && offset < blocks[i].bytes) {
+            return &blocks[i];
+        }
+    }
+    return NULL;
+}
+
+int block_attach(uint32_t id, int fd, uint32_t bytes, bool map, uint32_t *address)
+{
+    int mine = receive_descriptor();
+    lock_take(&table);
+    block *b = block_of_id(0);
+    int result = b ? DSP_OK : DSP_NO_MEMORY;
+    if (b) {
+        *b = (block){.id = id, .fd = fd, .mine = mine, .bytes = bytes};
+        b->held = map && map_block(b);
+        *address = (uint32_t) b->address;
+        if (map && !b->held) {
+            b->id = 0;
+            result = DSP_NO_MEMORY;
+        }
+    }
+    lock_leave(&table);
+    if (result != DSP_OK) {
+        sys_close(mine);
+    }
+    return result;
+}
+
+/* What a skel still has mapped is taken away from under it, as the host's MMU does: the next access
+ * ends the PD. */
+static void revoke(block *b)
+{
+    say("the host unmapped fd %d, which the skel still uses %u times", b->fd, (unsigned) b->uses);
+    int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    sys_map(b->address, b->bytes, PROT_NONE, fixed, -1);
+}
+
+int block_detach(uint32_t id)
+{
+    lock_take(&table);
+    block *b = block_of_id(id);
+    if (b) {
+        b->held = false;
+        if (b->uses) {
+            revoke(b);
+        }
+        sys_close(b->mine);
+        unmap_block(b);
+        b->fd = LINK_NO_FD;
+        b->id = b->uses ? b->id : 0;
+    }
+    lock_leave(&table);
+    return b ? DSP_OK : DSP_NO_MAP;
+}
+
+void *block_address(int fd, uint32_t offset, uint32_t bytes)
+{
+    lock_take(&table);
+    const block *b = block_of_fd(fd);
+    bool inside = b && b->address && offset <= b->bytes && bytes <= b->bytes - offset;
+    void *address = inside ? b->address + offset : NULL;
+    lock_leave(&table);
+    return address;
+}
+
+/* --- HAP_mem.h ------------------------------------------------------------------------------- */
+
+void *HAP_mmap2(void *address, size_t bytes, int protection, int flags, int fd, long offset)
+{
+    (void) address;
+    (void) protection;
+    lock_take(&table);
+    block *b = block_of_fd(fd);
+    const char *wrong = NULL;
+    if (!b) {
+        wrong = "the host did not fastrpc_mmap it";
+    } else if (b->held) {
+        wrong = "the host mapped it with FASTRPC_MAP_FD: use HAP_mmap_get";
+    } else if (flags || offset < 0 || (uint32_t) offset > b->bytes || !bytes ||
+               bytes > b->bytes - (uint32_t) offset) {
+        wrong = "flags, offset or length do not fit";
+    } else if (!map_block(b)) {
+        wrong = "there is no room";
+    }
+    void *got = (void *) -1;
+    if (wrong) {
+        say("HAP_mmap of fd %d: %s", fd, wrong);
+    } else {
+        b->uses++;
+        got = b->address + offset;
+    }
+    lock_leave(&table);
+    return got;
+}
+
+void *HAP_mmap(void *address, int bytes, int protection, int flags, int fd, long offset)
+{
+    return HAP_mmap2(address, bytes < 0 ? 0 : (size_t) bytes, protection, flags, fd, offset);
+}
+
+int HAP_munmap2(void *address, size_t bytes)
+{
+    (void) bytes;
+    lock_take(&table);
+    block *b = block_at(address);
+    bool used = b && b->uses && !b->held;
+    if (used) {
+        b->uses--;
+        unmap_block(b);
+        b->id = b->fd == LINK_NO_FD && !b->uses ? 0 : b->id;
+    }
+    lock_leave(&table);
+    return used ? DSP_OK : DSP_NO_MAP;
+}
+
+int HAP_munmap(void *address, int bytes)
+{
+    return HAP_munmap2(address, (size_t) bytes);
+}
+
+int HAP_mmap_get(int fd, void **address, uint64_t *physical)
+{
+    lock_take(&table);
+    block *b = block_of_fd(fd);
+    bool there = b && b->held;
+    if (there) {
+        b->uses++;
+        if (address) {
+            *address = b->address;
+        }
+        if (physical) {
+            *physical = 0x80000000u + (uint64_t) b->id * PAGE; /* no such thing here */
+        }
+    }
+    lock_leave(&table);
+    return there ? DSP_OK : DSP_NO_MAP;
+}
+
+int HAP_mmap_put(int fd)
+{
+    lock_take(&table);
+    block *b = block_of_fd(fd);
+    bool used = b && b->held && b->uses;
+    if (used) {
+        b->uses--;
+    }
+    lock_leave(&table);
+    return used ? DSP_OK : b ? DSP_BAD_REFERENCES : DSP_NO_MAP;
+}
+
+/* --- caches ---------------------------------------------------------------------------------- */
+
+static void maintain_line(block *b, uint32_t at, int operation)
+{
+    uint32_t bytes = b->bytes - at < LINE ? b->bytes - at : LINE;
+    uint8_t *skel = b->address + at, *host = b->window + at, *synced = b->synced + at;
+    bool write = operation != CACHE_INVALIDATE;
+    if (write && __builtin_memcmp(skel, synced, bytes)) {
+        __builtin_memcpy(host, skel, bytes);
+        __builtin_memcpy(synced, skel, bytes);
+    }
+    if (operation == CACHE_INVALIDATE || operation == CACHE_FLUSH_INVALIDATE) {
+        __builtin_memcpy(skel, host, bytes);
+        __builtin_memcpy(synced, host, bytes);
+    }
+}
+
+static void maintain(block *b, uint32_t at, uint32_t bytes, int operation)
+{
+    uint32_t end = bytes < b->bytes - at ? at + bytes : b->bytes;
+    for (at &= ~(uint32_t) (LINE - 1); at < end; at += LINE) {
+        maintain_line(b, at, operation);
+    }
+}
+
+void cache_maintain(void *address, uint32_t bytes, int operation)
+{
+    if (!shared->machine.shadow) {
+        return;
+    }
+    lock_take(&table);
+    if (operation >= CACHE_FLUSH_ALL) {
+        operation = operation == CACHE_FLUSH_ALL ? CACHE_FLUSH : CACHE_FLUSH_INVALIDATE;
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+            if (blocks[i].address != blocks[i].window) {
+                maintain(&blocks[i], 0, blocks[i].bytes, operation);
+            }
+        }
+    } else {
+        block *b = block_at(address);
+        if (b && b->address != b->window) {
+            maintain(b, (uint32_t) address - (uint32_t) b->address, bytes, operation);
+        }
+    }
+    lock_leave(&table);
+}
+
+int qurt_mem_cache_clean(void *address, uint32_t bytes, int operation, int cache)
+{
+    if (operation < CACHE_FLUSH || operation > CACHE_FLUSH_INVALIDATE_ALL || cache < 0 ||
+        cache > 1) {
+        return QURT_EVAL;
+    }
+    cache_maintain(address, bytes, operation);
+    return QURT_EOK;
+}

@@ -1,0 +1,105 @@
+/*
+ * The shell: the process on the simulated DSP that skels run in.  A freestanding program for
+ * qemu-hexagon; what its parts offer each other.  What skels may import is in imports.c.
+ */
+#ifndef SHELL_H
+#define SHELL_H
+
+#include "../link.h"
+#include "sys.h"
+#include <stdarg.h>
+#include <stdbool.h>
+
+#define UNREACHABLE __attribute__((noreturn))
+
+/* What a call from the library returns when the DSP refuses it.  Source: qualcomm/fastrpc
+ * inc/AEEStdErr.h; codes of the DSP have 0x80000400 added. */
+enum {
+    DSP_OK = 0,
+    DSP_NO_MEMORY = (int) 0x80000402,
+    DSP_UNABLE_TO_LOAD = (int) 0x80000406,
+    DSP_BAD_PARAMETER = (int) 0x8000040e,
+    DSP_INVALID_FORMAT = (int) 0x80000411,
+    DSP_UNSUPPORTED = (int) 0x80000414,
+    DSP_ALREADY = (int) 0x8000041a,
+    DSP_INVALID_HANDLE = (int) 0x8000042c,
+    DSP_NO_SYMBOL = (int) 0x80000442,
+    DSP_NO_MAP = (int) 0x80000448,
+};
+
+typedef int (*skel_invoke)(uint64_t handle, uint32_t scalars, link_argument *arguments);
+
+extern link_memory *shared; /* set before anything else runs */
+
+/* --- text.c ---------------------------------------------------------------------------------- */
+int text_format(char *out, size_t bytes, const char *format, va_list values);
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void say_values(const char *format, va_list values);
+UNREACHABLE void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* --- memory.c: blocks of memory that the host shares ------------------------------------------ */
+int receive_descriptor(void);
+int block_attach(uint32_t block, int fd, uint32_t bytes, bool map, uint32_t *address);
+int block_detach(uint32_t block);
+/* Where *offset* of what the host calls *fd* is mapped, or NULL. */
+void *block_address(int fd, uint32_t offset, uint32_t bytes);
+
+/* --- module.c: shared objects ----------------------------------------------------------------- */
+typedef struct module module;
+int module_load(const char *name, size_t bytes, int fd, module **loaded);
+void *module_symbol(const module *, const char *name, size_t bytes);
+void module_keep(module *);
+void module_drop(module *);
+
+/* --- imports.c -------------------------------------------------------------------------------- */
+void *import_find(const char *name);
+
+/* --- thread.c --------------------------------------------------------------------------------- */
+enum { THREADS_FULL = -1 };
+int thread_start(void (*entry)(void *), void *argument, void *stack, size_t bytes);
+void thread_main_starts(void);
+void futex_wait(uint32_t *word, uint32_t value);
+bool futex_wait_until(uint32_t *word, uint32_t value, uint64_t end); /* false: it is too late */
+void futex_wake(uint32_t *word, int threads);
+
+/* Packets are counted while a skel's code runs, not while it waits.  A thread's count becomes part
+ * of the account before it lets another go on, and before it goes on itself after waiting: so a
+ * call that does the same work costs the same number of packets, whatever the timing. */
+void account_start(void);
+void account_settle(void);
+void account_pause(void);
+void account_resume(void);
+uint64_t account_total(void);
+
+typedef uint32_t lock; /* 0: free, 1: held, 2: held, and somebody waits */
+void lock_take(lock *);
+void lock_leave(lock *);
+
+/* --- calls.c: what the library asks for ------------------------------------------------------- */
+int call_open(link_lane *, const char *uri, uint32_t bytes);
+int call_close(link_lane *);
+int call_invoke(link_lane *);
+
+/* --- queue.c ---------------------------------------------------------------------------------- */
+int queue_attach(uint32_t queue, uint32_t bytes);
+int queue_drop(uint32_t queue);
+
+static inline uint32_t load(const uint32_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+static inline void store(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+/* Memory of a skel that it did not set up: the PD of a real DSP would hang or die here. */
+#define SHAPE(condition, what)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            die("%s: %s", __func__, what);                                                         \
+        }                                                                                          \
+    } while (0)
+
+#endif
