@@ -44,6 +44,11 @@ def read(setting: Setting, kind: type[T]) -> T:
         ) from None
 
 
+def variable(name: str) -> str:
+    """Return a variable that others read, for a diagnosis; "" when it is not set."""
+    return os.environ.get(name, "")
+
+
 def prepend_dsp_path(folder: str) -> None:
     """Make the DSP look for its code in *folder* first, then where the user wants it to.
 

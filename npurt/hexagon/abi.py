@@ -70,6 +70,10 @@ int dspqueue_write(dspqueue_t queue, uint32_t flags, uint32_t buffers, dspqueue_
 int dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers, uint32_t *buffers,
                   dspqueue_buffer *buffer, uint32_t max_bytes, uint32_t *nbytes, uint8_t *message,
                   uint32_t timeout_us);
+
+int npurt_sim_control(const char *settings);
+uint64_t npurt_sim_total_packets(int domain);
+int npurt_sim_process(int domain);
 """
 
 SYMBOLS = (  # without these there is nothing to do
@@ -90,7 +94,18 @@ DSPQUEUE = (
     "dspqueue_write",
     "dspqueue_read",
 )
-OPTIONAL = ("rpcmem_alloc2", "remote_handle_control", "remote_handle64_control", *DSPQUEUE)
+SIMULATOR = (  # which only npurt's own has
+    "npurt_sim_control",
+    "npurt_sim_total_packets",
+    "npurt_sim_process",
+)
+OPTIONAL = (
+    "rpcmem_alloc2",
+    "remote_handle_control",
+    "remote_handle64_control",
+    *DSPQUEUE,
+    *SIMULATOR,
+)
 
 CDSP = {"cdsp": 3, "cdsp1": 4}  # domain ids of the compute DSPs
 

@@ -73,6 +73,10 @@ class Queue(Transport):
         """See `Session.settle`."""
         self._session.settle()
 
+    def packets(self) -> int:
+        """See `Session.packets`."""
+        return self._session.packets()
+
     def close(self) -> None:
         """Close queue and session."""
         self._session.close()

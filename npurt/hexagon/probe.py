@@ -1,11 +1,12 @@
 """Finding out by trying, in a process that may be killed: dspqueue, and how much can be mapped."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon import cache, messages
-from npurt.hexagon.lib import Library
+from npurt.hexagon.way import Way
 from npurt.hexagon.worker import Worker
 
 QUEUE_SECONDS = 1  # in which a message must be answered
@@ -14,21 +15,22 @@ MEASURE_SECONDS = 20  # for one step
 MOST = 1 << 32  # bytes that 32-bit addresses reach
 
 
-def queue_works(library: Library, domain: str) -> bool:
+def queue_works(way: Way) -> bool:
     """Say whether an empty batch through dspqueue is answered; tried once for each firmware."""
-    identity = cache.identity(library, domain)
+    library = way.load()
+    identity = cache.identity(library, way.domain)
     known = cache.recall(identity, "dspqueue")
     if not isinstance(known, bool):
-        known = library.has_dspqueue and _try_queue(library, domain)
+        known = library.has_dspqueue and _try_queue(way)
         cache.remember(identity, "dspqueue", known)
     return known
 
 
-def _try_queue(library: Library, domain: str) -> bool:
+def _try_queue(way: Way) -> bool:
     request, reply = messages.Request(0), messages.reply()
+    way = replace(way, transport="dspqueue", session=None, deadline=QUEUE_SECONDS)
     try:
-        worker = Worker(library.path, domain, transport="dspqueue", deadline=QUEUE_SECONDS)
-        with contextlib.closing(worker):
+        with contextlib.closing(Worker(way)) as worker:
             worker.prepare(request.data, reply)()
             messages.check(request, reply)
     except NpurtError:
@@ -36,40 +38,37 @@ def _try_queue(library: Library, domain: str) -> bool:
     return True
 
 
-def demote_queue(library: Library, domain: str) -> None:
+def forget_queue(way: Way) -> None:
     """Remember that dspqueue failed in use."""
-    cache.remember(cache.identity(library, domain), "dspqueue", False)
+    cache.remember(cache.identity(way.load(), way.domain), "dspqueue", False)
 
 
-def capacity(library: Library, domain: str) -> int:
+def capacity(way: Way) -> int:
     """Return how many bytes a session can map, measured once for each firmware.
 
     A step less than what worked: the DSP needs addresses of its own.  Half of the free memory of
     this machine is the limit of what is tried; a measurement that ends there is not kept.
     """
-    identity = cache.identity(library, domain)
+    identity = cache.identity(way.load(), way.domain)
     known = cache.recall(identity, "capacity")
     if isinstance(known, int):
         return known
-    found, limited = _measure(library, domain)
+    found, limited = _measure(way)
     if not limited:
         cache.remember(identity, "capacity", found)
     return found
 
 
-def _measure(library: Library, domain: str) -> tuple[int, bool]:
+def _measure(way: Way) -> tuple[int, bool]:
     """Return bytes, and whether this machine's memory was the limit."""
     limit = min(available_memory() // 2, MOST)
     mapped = 0
-    try:
-        worker = Worker(library.path, domain, deadline=MEASURE_SECONDS)
-        with contextlib.closing(worker):
-            while mapped + STEP <= limit:
-                worker.allocate(STEP)
-                mapped += STEP
-    except DeviceFull:
-        return max(mapped - STEP, 0), False
-    return max(mapped - STEP, 0), limit < MOST
+    way = replace(way, transport="invoke", session=None, deadline=MEASURE_SECONDS)
+    with contextlib.closing(Worker(way)) as worker, contextlib.suppress(DeviceFull):
+        while mapped + STEP <= limit:
+            worker.allocate(STEP)
+            mapped += STEP
+    return max(mapped - STEP, 0), mapped + STEP > limit
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import mmap
 import struct
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,17 +126,37 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-class Filling:
-    """A block that is handed out from the front."""
+class Arena:
+    """A block that is handed out in parts, which may come back."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self._used = 0
+        self._free = [(0, block.nbytes)]  # from, to; in order
+        self._returned: deque[Slice] = deque()
 
     def take(self, nbytes: int) -> Slice | None:
-        """Return the next *nbytes* bytes, aligned, or None when they do not fit."""
-        if self._used + nbytes > self.block.nbytes:
-            return None
-        part = Slice(self.block, self._used, nbytes)
-        self._used += aligned(nbytes)
-        return part
+        """Return *nbytes* bytes, aligned, or None when they do not fit anywhere."""
+        self._collect()
+        size = aligned(nbytes)
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
+                return Slice(self.block, start, nbytes)
+        return None
+
+    def give_back(self, part: Slice) -> None:
+        """Let others have *part*.  May be called at any moment, by a finalizer too."""
+        self._returned.append(part)
+
+    def _collect(self) -> None:
+        """Merge what came back into the free ranges."""
+        while self._returned:
+            part = self._returned.popleft()
+            self._free.append((part.offset, part.offset + aligned(part.nbytes)))
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(self._free):
+            if merged and merged[-1][1] == start:
+                merged[-1] = merged[-1][0], end
+            else:
+                merged.append((start, end))
+        self._free = merged

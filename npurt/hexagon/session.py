@@ -252,6 +252,12 @@ class Session(Transport):
         """Bytes of all blocks that are mapped."""
         return sum(block.nbytes for block in self._owned.blocks.values())
 
+    def packets(self) -> int:
+        """Return what the simulator counted; hardware does not tell."""
+        if "npurt_sim_total_packets" not in self.library.features:
+            return 0
+        return int(self.library.c.npurt_sim_total_packets(self.place.effective))
+
     def close(self) -> None:
         """Release everything.  A second call does nothing."""
         self._finalizer()

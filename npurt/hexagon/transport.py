@@ -55,6 +55,10 @@ class Transport(abc.ABC):
     def settle(self) -> None:
         """Wait until nothing is in flight that an interrupted call (Ctrl-C) left behind."""
 
+    def packets(self) -> int:
+        """Return how many packets of instructions it executed so far; 0 where nobody counts."""
+        return 0
+
     @abc.abstractmethod
     def close(self) -> None:
         """Release session and memory.  A second call does nothing."""

@@ -4,9 +4,9 @@ Parent and worker share a socket of packets.  A packet from the parent is a lett
 to it; the answer is "+" and a result, or "-" and an error as JSON.  Blocks are allocated by the
 worker, where their numbers count, and come to the parent as file descriptors.
 
-    o {"library", "domain", "session", "transport", "deadline"}    -> info, as JSON
-    a nbytes, in decimal                                           -> [number, nbytes], and the fd
-    x batch                                                        -> reply
+    o a `Way`, as JSON        -> info, as JSON
+    a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
+    x batch                   -> reply, and 8 bytes: packets of instructions so far
 
 The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
 """
@@ -32,6 +32,7 @@ from npurt.hexagon import codes, messages
 from npurt.hexagon.rpcmem import U8, Block
 from npurt.hexagon.session import OPENING_SECONDS
 from npurt.hexagon.transport import Info, Transport
+from npurt.hexagon.way import Way
 
 MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
 _START = """
@@ -46,12 +47,8 @@ class Worker(Transport):
     """The parent's end.
 
     Args:
-        library: File of the FastRPC library.
-        domain: See `Session.open`.
-        session: See `Session.open`.
-        transport: How the worker itself calls: "invoke" or "dspqueue".
-        deadline: Seconds that each call may take; then the worker is killed.
-        opening: Seconds that opening may take.
+        way: What the worker shall open.
+        opening: Seconds that it may take for that.
 
     Raises:
         NpurtError: As `Session.open`.
@@ -59,29 +56,15 @@ class Worker(Transport):
 
     name = "worker"
 
-    def __init__(
-        self,
-        library: str,
-        domain: str = "cdsp",
-        session: int | None = None,
-        *,
-        transport: str = "invoke",
-        deadline: float,
-        opening: float = 2 * OPENING_SECONDS,
-    ) -> None:
-        self._deadline = deadline
+    def __init__(self, way: Way, opening: float = 2 * OPENING_SECONDS) -> None:
+        self._deadline = way.deadline
         self._owed = False  # an answer, after an interrupted call
+        self._packets = 0
         self._end, self._process, life = _spawn()
         self._finalizer = weakref.finalize(self, _reap, self._end, self._process, life)
-        wish = {
-            "library": library,
-            "domain": domain,
-            "session": session,
-            "transport": transport,
-            "deadline": deadline,
-        }
         try:
-            self.info = Info(**json.loads(self._ask(b"o" + json.dumps(wish).encode(), opening)))
+            told = self._ask(b"o" + json.dumps(way.told()).encode(), opening)
+            self.info = Info(**json.loads(told))
         except BaseException:
             self.close()
             raise
@@ -106,7 +89,12 @@ class Worker(Transport):
 
     def _exchange(self, request: U8, reply: U8) -> None:
         answer = self._ask(b"x" + request.tobytes(), self._deadline)
-        reply[:] = np.frombuffer(answer, np.uint8)
+        reply[:] = np.frombuffer(answer, np.uint8, reply.nbytes)
+        self._packets = int.from_bytes(answer[reply.nbytes :], "little")
+
+    def packets(self) -> int:
+        """Return what the worker said with its last reply."""
+        return self._packets
 
     def settle(self) -> None:
         """Take the answer to a call that was interrupted."""
@@ -249,10 +237,8 @@ class _Server:
         if self._transport:
             self._transport.close()
 
-    def _open(self, wish: bytes) -> None:
-        from npurt.hexagon.connect import connect  # which may make workers itself
-
-        self._transport = connect(**json.loads(wish), worker=False)
+    def _open(self, way: bytes) -> None:
+        self._transport = Way(**json.loads(way)).connect()
         self._end.send(b"+" + json.dumps(self._transport.info._asdict()).encode())
 
     def _allocate(self, nbytes: bytes) -> None:
@@ -266,7 +252,9 @@ class _Server:
         request[:] = np.frombuffer(batch, np.uint8)
         reply[:] = 0
         send()
-        self._end.send(b"+" + reply.tobytes())
+        assert self._transport
+        packets = self._transport.packets().to_bytes(8, "little")
+        self._end.send(b"+" + reply.tobytes() + packets)
 
     def _prepare(self, nbytes: int) -> tuple[U8, U8, Callable[[], None]]:
         assert self._transport

@@ -1,5 +1,7 @@
 """Fixtures: the FastRPC library that does as it is told."""
 
+import gc
+
 import pytest
 
 from npurt.hexagon import control, skel
@@ -14,6 +16,7 @@ def compiled_fake(tmp_path_factory):
 @pytest.fixture
 def fake(compiled_fake, tmp_path, monkeypatch):
     """The fake library, doing nothing odd, with a skel to load."""
+    gc.collect()  # memory of earlier tests is counted as theirs
     compiled_fake.reset()
     control.places.cache_clear()
     (tmp_path / "libnpurt_skel_v68.so").write_bytes(b"not looked at")

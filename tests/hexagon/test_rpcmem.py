@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from npurt.errors import DeviceFull, LayoutError
 from npurt.hexagon import rpcmem
 from npurt.hexagon.lib import load
-from npurt.hexagon.rpcmem import ALIGN, LARGEST, Block, Filling, allocate
+from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, allocate
 from tests.hexagon.fake import compile_fake
 
 
@@ -98,20 +98,35 @@ def test_caches_are_synchronised_by_the_kernels_request_where_there_are_any(fake
     assert seen == [(77, number, flags) for flags in (2, 6, 1, 1, 5)]
 
 
-@given(st.lists(st.integers(1, 5000), max_size=30))
-def test_parts_of_a_block_are_aligned_and_apart(sizes):
-    block = Block(np.zeros(40960, np.uint8), 5)
-    filling = Filling(block)
-    parts = []
-    for i, size in enumerate(sizes, 1):
-        part = filling.take(size)
+@given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))
+def test_parts_of_a_block_are_aligned_and_apart_and_can_be_had_again(steps):
+    """Each step takes a part, and then perhaps gives the oldest back."""
+    arena = Arena(Block(np.zeros(40960, np.uint8), 5))
+    held = []
+    for number, (size, give) in enumerate(steps, 1):
+        part = arena.take(size)
         if part is not None:
-            part.array[:] = i
-            parts.append((i, size, part))
+            assert (part.nbytes, part.offset % ALIGN) == (size, 0)
+            part.array[:] = number
+            held.append((number, part))
+        if give and held:
+            arena.give_back(held.pop(0)[1])
+        assert all((part.array == number).all() for number, part in held)
+    for _, part in held:
+        arena.give_back(part)
 
-    for i, size, part in parts:
-        assert part.nbytes == size
-        assert part.offset % ALIGN == 0
-        assert (part.array == i).all()
-    if sum(-(-size // ALIGN) * ALIGN for size in sizes) <= block.nbytes:
-        assert len(parts) == len(sizes)
+    whole = arena.take(40960)
+    assert whole is not None
+    assert whole.array.nbytes == 40960
+    assert arena.take(1) is None
+
+
+def test_what_fits_is_found():
+    arena = Arena(Block(np.zeros(512, np.uint8), 5))
+    first, second, third = (arena.take(size) for size in (1, 128, 129))
+
+    assert [part.offset for part in (first, second, third)] == [0, 128, 256]
+    assert arena.take(1) is None
+    arena.give_back(second)
+    arena.give_back(first)
+    assert arena.take(256).offset == 0

@@ -240,7 +240,8 @@ def test_ctrl_c_leaves_the_call_alone_and_the_next_waits_for_it():
 
 def test_a_session_asks_for_an_unsigned_process_before_it_opens_our_code(fake, session):
     assert fake.opened == (
-        "file:///libnpurt_skel_v68.so?npurt_skel_handle_invoke&_modver=1.0&_idlver=1.0.0&_dom=cdsp&_session=0"
+        "file:///libnpurt_skel_v68.so?npurt_skel_handle_invoke&_modver=1.0&_idlver=1.0.0"
+        "&_dom=cdsp&_session=0"
     )
     assert (fake.count("session2"), fake.count("open"), fake.count("session7")) == (1, 1, 0)
     assert (session.info.arch, session.info.max_maps) == (68, 15)

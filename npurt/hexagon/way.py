@@ -1,0 +1,67 @@
+"""How a DSP is reached: which library, which session, by what transport; and opening it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import SettingError
+from npurt.hexagon.dspqueue import Queue
+from npurt.hexagon.lib import SIMULATOR, Library, find
+from npurt.hexagon.session import Session
+from npurt.hexagon.transport import Transport
+
+TRANSPORTS = ("invoke", "dspqueue")
+
+
+@dataclass(slots=True)
+class Way:
+    """All that opening a session needs; plain values, so that it can be told to a worker.
+
+    Raises:
+        SettingError: There is no such transport.
+    """
+
+    library: str  # file of the FastRPC library; "": the system's
+    domain: str = "cdsp"  # a key of `abi.CDSP`
+    session: int | None = None  # 0 to 3; None: any that is free
+    transport: str = "invoke"
+    worker: bool = False  # let a process of its own make the calls
+    deadline: float = 60.0  # seconds that a call may take
+    simulate: str = ""  # settings for the simulator, such as "arch=v73"
+
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise SettingError(
+                f"there is no transport {self.transport!r}",
+                remedy=f"use one of {', '.join(TRANSPORTS)}",
+            )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the library is npurt's simulator."""
+        return Path(self.library).name == SIMULATOR.name
+
+    def load(self) -> Library:
+        """Return the library; errors as `lib.find`."""
+        library = find(self.library or None)
+        if self.simulate and library.simulated:
+            library.check("npurt_sim_control", self.simulate.encode(), about=self.simulate)
+        return library
+
+    def connect(self) -> Transport:
+        """Open a session.
+
+        Raises:
+            NpurtError: It cannot be opened; see `Session.open`.
+        """
+        if self.worker:
+            from npurt.hexagon.worker import Worker  # whose process comes back here
+
+            return Worker(self)
+        library = self.load()
+        session = Session.open(library, self.domain, self.session, deadline=self.deadline)
+        return Queue(session) if self.transport == "dspqueue" else session
+
+    def told(self) -> dict[str, Any]:
+        """Return what a worker is told: the same way, but to be gone by itself."""
+        return {**asdict(self), "worker": False}
