@@ -1,0 +1,41 @@
+"""Device strings of this backend: ``hexagon[:INDEX[/SESSION]]`` and ``hexagon:sim[-vNN]``."""
+
+import re
+from dataclasses import dataclass
+
+from npurt.errors import DeviceNotFound
+from npurt.hexagon.abi import CDSP
+
+FORM = re.compile(r"hexagon(?::(?:(?P<index>\d+)(?:/(?P<session>\d))?|sim(?:-v(?P<arch>\d\d))?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a device string asks for."""
+
+    text: str  # in full, as the device calls itself
+    domain: str  # "cdsp"
+    session: int | None  # None: any
+    simulated: bool = False
+    arch: int | None = None  # of the simulated DSP; None: what the simulator is set to, v68
+
+
+def parse(text: str) -> Name:
+    """Read a device string.
+
+    Raises:
+        DeviceNotFound: It is none of this backend.
+    """
+    match = FORM.fullmatch(text)
+    index = int(match["index"] or 0) if match else len(CDSP)
+    if not match or index >= len(CDSP):
+        raise DeviceNotFound(
+            f"{text!r} names no Hexagon",
+            remedy="use hexagon, hexagon:0, hexagon:0/1 (session 1), hexagon:sim or "
+            "hexagon:sim-v73",
+        )
+    if "sim" in text:
+        return Name(text, "cdsp", None, True, int(match["arch"]) if match["arch"] else None)
+    session = int(match["session"]) if match["session"] else None
+    full = f"hexagon:{index}" + (f"/{session}" if match["session"] else "")
+    return Name(full, list(CDSP)[index], session)
