@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import npurt
 from npurt.errors import DeviceNotFound
 
-PACKAGE = Path(npurt.__file__).parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
