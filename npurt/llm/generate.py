@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npurt.device import F32
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.sampler import Sampler
+from npurt.llm.spec.speculator import Speculator
 
 if TYPE_CHECKING:
     from npurt.llm.model import Llama
@@ -54,6 +56,7 @@ class Generation:
         sampler: Sampler,
         stops: Sequence[str],
         max_tokens: int | None,
+        speculator: Speculator | None = None,
     ) -> None:
         if not prompt:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
@@ -68,6 +71,7 @@ class Generation:
         self._sampler = sampler
         self._stops = tuple(stops)
         self._limit = max_tokens
+        self._speculator = speculator
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
@@ -97,21 +101,22 @@ class Generation:
             timing.finish = "length"
             return
         start = time.perf_counter()
-        logits = llm.eval_last(self._reuse())
-        evaluated = llm.n_tokens
         history = list(self._prompt)
+        chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
+        if self._speculator is not None:
+            self._speculator.drafter.prepare([*history, *chosen])
+        timing.prefill_seconds = time.perf_counter() - start
+        start = time.perf_counter()
         while True:
-            token = self._sampler.sample(logits, history)
-            if not timing.generated_tokens:
-                timing.prefill_seconds = time.perf_counter() - start
-                start = time.perf_counter()
-            timing.generated_tokens += 1
-            timing.decode_seconds = time.perf_counter() - start
-            if token in llm.tokenizer.eog:
-                timing.finish = "end"
-                return
-            yield token
-            history.append(token)
+            evaluated = llm.n_tokens
+            for token in chosen:
+                timing.generated_tokens += 1
+                timing.decode_seconds = time.perf_counter() - start
+                if token in llm.tokenizer.eog:
+                    timing.finish = "end"
+                    return
+                history.append(token)
+                yield token
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
                 return
@@ -124,8 +129,31 @@ class Generation:
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            logits = llm.eval_last([token])
-            evaluated = llm.n_tokens
+            chosen = self._step(history)
+
+    def _step(self, history: list[int]) -> list[int]:
+        """Evaluate the last token, with guesses if there are any; return what follows."""
+        llm = self._llm
+        if self._speculator is None:
+            return self._choose(llm.eval_last(history[-1:])[None], [], history)
+        room = llm.n_ctx - llm.n_tokens - 1
+        if self._limit is not None:
+            room = min(room, self._limit - self._timing.generated_tokens - 1)
+        return self._speculator.step(llm, history, room, self._choose)
+
+    def _choose(self, rows: F32, guesses: Sequence[int], history: Sequence[int]) -> list[int]:
+        """Sample from row after row as long as what comes is what was guessed.
+
+        So each token is drawn from the logits that plain decoding would have had, with the same
+        random number: speculation changes nothing but the time.
+        """
+        chosen: list[int] = []
+        for i, row in enumerate(rows):
+            token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
+            chosen.append(token)
+            if i == len(guesses) or token != guesses[i] or token in self._llm.tokenizer.eog:
+                break
+        return chosen
 
     def _reuse(self) -> list[int]:
         """Keep what the cache shares with the prompt; return what is left to evaluate."""

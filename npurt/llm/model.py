@@ -25,6 +25,9 @@ from npurt.llm.metadata import optional
 from npurt.llm.progress import Progress
 from npurt.llm.rope import tables
 from npurt.llm.sampler import Sampler, Sampling
+from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
@@ -54,9 +57,12 @@ class Llama:
         context_shift: When the context is full, forget the older half instead of stopping.
         chat_template: Jinja source to use instead of the file's.
         progress: Show progress bars on a terminal.
+        draft: Decode speculatively: ``"lookup"`` guesses from the text itself, a path names a
+            smaller model with the same vocabulary.  The text stays the same, token for token.
+        draft_max: Tokens to guess at once, at most; how many is decided while it runs.
 
     Raises:
-        ModelFormatError: npurt cannot run the file.
+        ModelFormatError: npurt cannot run the file, or *draft* has another vocabulary.
         DeviceNotFound: There is no such device.
         SettingError: An argument makes no sense.
         NotOffloaded: See *strict*.
@@ -77,6 +83,8 @@ class Llama:
         context_shift: bool = False,
         chat_template: str | None = None,
         progress: bool = True,
+        draft: str | os.PathLike[str] | None = None,
+        draft_max: int = 8,
     ) -> None:
         if not 1 <= n_batch <= MAX_ROWS:
             raise SettingError(
@@ -91,6 +99,7 @@ class Llama:
         self._template = chat_template
         self._checks = Checks(mode(verify))
         self._closed = False
+        self.speculator: Speculator | None = None
         self._file = GGUF(path)
         self.metadata = self._file.metadata
         self._open_model(n_ctx, kv_type)
@@ -107,6 +116,8 @@ class Llama:
             self.close()
             raise
         self._history: list[int] = []  # tokens in the cache
+        if draft is not None:
+            self._speculate(draft, draft_max)
 
     # --- Loading --------------------------------------------------------------------------------
 
@@ -143,6 +154,29 @@ class Llama:
                 f"the embedding {self.config.n_vocab} rows",
                 remedy="convert the model to GGUF again; its metadata and tensors disagree",
             )
+
+    def _speculate(self, draft: str | os.PathLike[str], most: int) -> None:
+        try:
+            if not 1 <= most < self._model.rows:
+                raise SettingError(
+                    f"{most} tokens cannot be guessed at once",
+                    remedy=f"use a draft_max of 1 to {self._model.rows - 1}",
+                )
+            drafter = Lookup() if draft == "lookup" else self._assistant(draft)
+        except BaseException:
+            self.close()
+            raise
+        self.speculator = Speculator(drafter, most)
+        self._ledger.remark(self.speculator.controller.speculation.line)
+
+    def _assistant(self, path: str | os.PathLike[str]) -> Assistant:
+        small = Llama(path, "cpu", n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
+                      verify=self._checks.mode.value, progress=self._progress)  # fmt: skip
+        try:
+            return Assistant(small, self)
+        except BaseException:
+            small.close()
+            raise
 
     # --- Tokens ---------------------------------------------------------------------------------
 
@@ -298,7 +332,7 @@ class Llama:
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sampler = Sampler(sampling, self.tokenizer.never_sampled)
-        pieces = iter(Generation(self, ids, sampler, stops, max_tokens))
+        pieces = iter(Generation(self, ids, sampler, stops, max_tokens, self.speculator))
         return pieces if stream else "".join(pieces)
 
     def chat(
@@ -360,6 +394,8 @@ class Llama:
         if self._closed:
             return
         self._closed = True
+        if self.speculator is not None:
+            self.speculator.drafter.close()
         self._device.close()
         self._cpu.close()
         self._file.close()

@@ -1,0 +1,1 @@
+"""Speculative decoding: guess some tokens cheaply, check them all in one pass of the model."""

@@ -1,0 +1,139 @@
+"""How many tokens to draft: as many as pay, measured while it runs, and none where none does.
+
+With n drafted tokens a step yields ``1 + a1 + a1 a2 + ...`` tokens, a_i being how often the i-th
+guess is right when those before it were, and takes the time to draft n and to verify n + 1 rows.
+The controller keeps running means of all three and takes the n with the most tokens per second.
+
+It cannot know what it has not tried, so it tries, within a budget: what speculation has cost so
+far, over plain decoding of the same tokens, must stay below `ALLOWANCE` of all time spent.
+"""
+
+from dataclasses import dataclass
+
+ALLOWANCE = 0.015  # of the time, lost to trying
+MEMORY = 0.85  # weight of the past in a running mean
+PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
+WARM_UP = 3  # plain steps before anything is tried
+REFRESH = 48  # steps after which a plain one is measured again
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean that forgets."""
+
+    value: float
+    known: bool = False
+
+    def add(self, sample: float) -> None:
+        """Take in one sample; the first replaces the prior."""
+        weight = MEMORY if self.known else 0.0
+        self.value = weight * self.value + (1 - weight) * sample
+        self.known = True
+
+
+@dataclass(slots=True)
+class Speculation:
+    """How drafting went, for the report."""
+
+    steps: int = 0  # passes of the model, plain ones included
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0  # what the same tokens would have taken without, estimated
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens a pass of the model yields on average."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Estimated time without speculation over the time it took."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
+
+    def line(self) -> str:
+        """Return it for people."""
+        return (
+            f"speculation: {self.drafted} drafted, {self.accepted} accepted, "
+            f"{self.accepted_length:.2f} tokens a pass, estimated speedup {self.speedup:.2f}"
+        )
+
+
+class Controller:
+    """Chooses the number of drafted tokens of each step.
+
+    Args:
+        most: Largest number.
+        fixed: Always draft *most*, whatever it costs: for measurements.
+    """
+
+    def __init__(self, most: int, *, fixed: bool = False) -> None:
+        self.speculation = Speculation()
+        self._most = most
+        self._fixed = fixed
+        self._right = [Mean(0.7) for _ in range(most)]  # the i-th guess, given those before
+        self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
+        self._draft = Mean(0.0)  # seconds per drafted token
+        self._since_plain = 0
+
+    def choose(self) -> int:
+        """Return how many tokens to draft now."""
+        if self._fixed:
+            return self._most
+        plain = self._verify[0]
+        if self.speculation.steps < WARM_UP or self._since_plain >= REFRESH or not plain.known:
+            return 0
+        best = max(range(self._most + 1), key=self._rate)
+        if best:
+            return best
+        return self._trial()
+
+    def observe(
+        self, proposed: int, right: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Take in one step: *right* of *proposed* tokens were accepted."""
+        self._verify[proposed].add(verify_seconds)
+        if proposed:
+            self._draft.add(draft_seconds / proposed)
+            for i in range(min(right + 1, proposed)):
+                self._right[i].add(float(i < right))
+        self._since_plain = self._since_plain + 1 if proposed else 0
+        s = self.speculation
+        s.steps += 1
+        s.drafted += proposed
+        s.accepted += right
+        s.tokens += right + 1
+        s.seconds += draft_seconds + verify_seconds
+        plain = self._verify[0]
+        each = plain.value if plain.known else verify_seconds
+        s.plain_seconds += (right + 1) * each if proposed else draft_seconds + verify_seconds
+
+    def _trial(self) -> int:
+        """Return a number to try, when nothing pays by what is known and the budget allows."""
+        s = self.speculation
+        lost = max(0.0, s.seconds - s.plain_seconds)
+        likely = min(self._most, 3)
+        cost = self._seconds(likely)  # if every guess is wrong, all but one token's time
+        return likely if lost + cost < ALLOWANCE * s.seconds else 0
+
+    def _rate(self, n: int) -> float:
+        """Return the tokens per second to expect with *n* drafted."""
+        tokens, chance = 1.0, 1.0
+        for i in range(n):
+            chance *= self._right[i].value
+            tokens += chance
+        return tokens / self._seconds(n)
+
+    def _seconds(self, n: int) -> float:
+        """Return the time that a step with *n* drafted takes, from those near it if need be."""
+        plain = self._verify[0].value
+        known = [i for i in range(self._most + 1) if self._verify[i].known]
+        below = max((i for i in known if i <= n), default=0)
+        above = min((i for i in known if i >= n), default=None)
+        if above is None or above == below:
+            verify = self._verify[below].value + (n - below) * PRIOR_ROW * plain
+        else:
+            low, high = self._verify[below].value, self._verify[above].value
+            verify = low + (high - low) * (n - below) / (above - below)
+        return verify + n * self._draft.value

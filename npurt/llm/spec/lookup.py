@@ -1,0 +1,48 @@
+"""Drafts from the text itself: what followed the last time the same few tokens appeared."""
+
+from collections.abc import Sequence
+
+from npurt.errors import SettingError
+from npurt.llm.spec.drafter import Drafter
+
+
+class Lookup(Drafter):
+    """Finds the longest of the last *longest* .. *shortest* tokens earlier in the text.
+
+    Costs nothing and needs no model: it pays where text is copied, such as edits and summaries.
+
+    Raises:
+        SettingError: The lengths make no sense.
+    """
+
+    name = "lookup"
+
+    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+        if not 1 <= shortest <= longest:
+            raise SettingError(
+                f"n-grams of {shortest} to {longest} tokens", remedy="use 1 <= shortest <= longest"
+            )
+        self._lengths = range(longest, shortest - 1, -1)
+        self._seen: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest follower is
+
+    def propose(self, history: Sequence[int], most: int) -> list[int]:
+        """Return what followed the latest earlier occurrence, at most *most* tokens."""
+        self._learn(history)
+        for length in self._lengths:
+            at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
+            if at is not None:
+                return list(history[at : at + most])
+        return []
+
+    def _learn(self, history: Sequence[int]) -> None:
+        """Note the n-grams that have a follower; those that *history* no longer has go."""
+        if len(history) < len(self._seen) or self._seen[-1:] != list(
+            history[len(self._seen) - 1 : len(self._seen)]
+        ):
+            self._seen, self._ends = [], {}
+        for end in range(max(1, len(self._seen)), len(history)):
+            for length in self._lengths:
+                if length <= end:
+                    self._ends[tuple(history[end - length : end])] = end
+        self._seen = list(history)
