@@ -65,13 +65,15 @@ def remember(identity: str, what: str, value: Any) -> None:
     """Keep *value*; where the folder cannot be written, nothing is kept."""
     known = _load()
     known.setdefault(identity, {})[what] = value
+    text = json.dumps(known, indent=1)
     folder = cache_folder()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        fd, partial = tempfile.mkstemp(prefix=NAME, dir=folder)
-        with os.fdopen(fd, "w") as file:
-            json.dump(known, file, indent=1)
-        os.replace(partial, folder / NAME)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=NAME) as file:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, folder / NAME)
+            file.delete = False
 
 
 def _load() -> dict[str, dict[str, Any]]:

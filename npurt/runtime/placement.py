@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, MatMul, Packed
-from npurt.errors import DeviceFull, NotOffloaded
+from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
 from npurt.quant.tensor import QTensor
 
 
@@ -45,18 +45,14 @@ def place(
         done: Called with the index of each weight once it is packed.
 
     Raises:
-        NotOffloaded: *strict*, and *device* refuses a weight.
-        DeviceFull: *strict*, and *device* has no memory left.
+        NotOffloaded: *strict*, and *device* refuses a weight, or has no room for it.
     """
     reasons = []
     for name, tensor in tensors:
         n, k = tensor.shape
         reason = device.why_not(MatMul(1, k, n, tensor.dtype))
         if reason and strict:
-            raise NotOffloaded(
-                f"{device.caps.name} cannot take {name} ({tensor!r}): {reason}",
-                remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
-            )
+            raise _refused(device, name, tensor, reason)
         reasons.append(reason or "")
     stay = [i for i, reason in enumerate(reasons) if reason or device is cpu]
     packed: dict[int, Packed] = dict(
@@ -70,11 +66,18 @@ def place(
         if i not in packed:
             try:
                 packed[i] = device.pack(tensor, fine=name in fine)
-            except DeviceFull as error:
+            except (DeviceFull, UnsupportedOp) as error:
                 if strict:
-                    raise
+                    raise _refused(device, name, tensor, error.what) from error
                 packed[i], reasons[i] = cpu.pack(tensor), error.what
             done(i)
     return [
         Placed(name, packed[i], device.caps.name, reasons[i]) for i, (name, _) in enumerate(tensors)
     ]
+
+
+def _refused(device: Device, name: str, tensor: QTensor, reason: str) -> NotOffloaded:
+    return NotOffloaded(
+        f"{device.caps.name} cannot take {name} ({tensor!r}): {reason}",
+        remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
+    )

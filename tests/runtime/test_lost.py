@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.errors import DeviceFull, DeviceLost, NumericsError
+from npurt.errors import DeviceFull, DeviceLost, NotOffloaded, NumericsError, UnsupportedOp
 from npurt.llm import model
 from npurt.quant.tensor import QTensor
 from npurt.runtime.ledger import Report, Row
@@ -89,10 +89,17 @@ def test_numbers_that_are_none_are_not_the_devices_fault(cpu):
         product(cpu, FailingDevice(cpu, error=error)).run()
 
 
-def test_what_has_no_room_on_the_device_goes_to_the_cpu(cpu, monkeypatch):
+@pytest.mark.parametrize(
+    "full",
+    [
+        DeviceFull("no room for it", remedy="none", call="pack", code=0),
+        UnsupportedOp("no room for it", remedy="none"),
+    ],
+    ids=["full", "unsupported"],
+)
+def test_what_has_no_room_on_the_device_goes_to_the_cpu(cpu, monkeypatch, full):
     device = FakeDevice(cpu)
     room = iter([True, False, True])
-    full = DeviceFull("no room for it", remedy="none", call="pack", code=0)
     pack = device.pack
 
     def sparing(tensor, *, fine=False):
@@ -113,7 +120,7 @@ def test_what_has_no_room_on_the_device_goes_to_the_cpu(cpu, monkeypatch):
     ]
     assert done == [0, 1, 2]
     room = iter([False])
-    with pytest.raises(DeviceFull):
+    with pytest.raises(NotOffloaded, match="no room for it"):
         place(tensors, device, cpu, strict=True)
 
 

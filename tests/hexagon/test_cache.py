@@ -1,0 +1,118 @@
+"""What was measured of a DSP is kept by what it depends on, whole or not at all."""
+
+import json
+import threading
+
+import pytest
+
+from npurt.hexagon import cache
+from npurt.settings import cache_folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPURT_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def test_what_is_remembered_is_recalled_by_its_identity_alone(folder):
+    cache.remember("a board", "capacity", 5)
+    cache.remember("a board", "dspqueue", False)
+    cache.remember("another", "capacity", 7)
+
+    assert cache.recall("a board", "capacity") == 5
+    assert cache.recall("a board", "dspqueue") is False
+    assert cache.recall("another", "capacity") == 7
+    assert cache.recall("another", "dspqueue") is None
+    assert cache.recall("a third", "capacity") is None
+    assert [path.name for path in folder.iterdir()] == ["hexagon.json"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"a board": 3}', "\udcff"])
+def test_a_damaged_file_says_nothing_and_is_replaced(folder, damage):
+    folder.mkdir()
+    (folder / "hexagon.json").write_bytes(damage.encode(errors="surrogateescape"))
+
+    assert cache.recall("a board", "capacity") is None
+    cache.remember("a board", "capacity", 5)
+    assert cache.recall("a board", "capacity") == 5
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(folder):
+    folder.write_text("a file where the folder should be")
+
+    cache.remember("a board", "capacity", 5)
+    assert cache.recall("a board", "capacity") is None
+
+
+def test_a_value_that_cannot_be_kept_leaves_the_old_file_and_no_other(folder):
+    cache.remember("a board", "capacity", 5)
+
+    with pytest.raises(TypeError):
+        cache.remember("a board", "capacity", object())
+    assert cache.recall("a board", "capacity") == 5
+    assert [path.name for path in folder.iterdir()] == ["hexagon.json"]
+
+
+def test_readers_beside_a_writer_see_whole_files(folder):
+    cache.remember("a board", "text", "x" * 100)
+    stop = threading.Event()
+    seen = set()
+
+    def read():
+        while not stop.is_set():
+            seen.add(len(json.loads((folder / "hexagon.json").read_text())["a board"]["text"]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for n in range(100):
+        cache.remember("a board", "text", "x" * (100 + 100000 * (n % 2)))
+    stop.set()
+    reader.join()
+    assert seen <= {100, 100100}
+
+
+def test_the_folder_is_the_setting_or_xdgs_or_the_homes(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path / "kept"
+    monkeypatch.delenv("NPURT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert str(cache_folder()) == "/x/npurt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(cache_folder()) == "/home/me/.cache/npurt"
+
+
+# --- Identity -----------------------------------------------------------------------------------
+
+
+def board(root, *, model="Radxa Dragon Q6A\0", firmware=b"1", domain="cdsp"):
+    """Make the files of a board below *root*, as Linux shows them."""
+    tree = root / "sys/firmware/devicetree/base"
+    tree.mkdir(parents=True)
+    (tree / "model").write_text(model)
+    for i, name in enumerate(("adsp", domain)):
+        processor = root / f"sys/class/remoteproc/remoteproc{i}"
+        processor.mkdir(parents=True)
+        (processor / "name").write_text(f"{name}\n")
+        (processor / "firmware").write_text(f"qcom/qcs6490/{name}.mbn\n")
+        blob = root / f"lib/firmware/qcom/qcs6490/{name}.mbn"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(firmware)
+    return root
+
+
+def test_board_firmware_and_library_make_the_identity(fake, tmp_path):
+    first = cache.identity(fake.library, "cdsp", board(tmp_path / "1"))
+
+    assert "Radxa Dragon Q6A | qcom/qcs6490/cdsp.mbn " in first
+    assert "\0" not in first
+    assert str(fake.path) in first
+    assert first == cache.identity(fake.library, "cdsp", tmp_path / "1")
+    others = {
+        cache.identity(fake.library, "cdsp", board(tmp_path / "2", model="Rubik Pi 3\0")),
+        cache.identity(fake.library, "cdsp", board(tmp_path / "3", firmware=b"22")),
+        cache.identity(fake.library, "cdsp1", tmp_path / "1"),
+        cache.identity(fake.library, "cdsp", tmp_path / "nothing here"),
+        first,
+    }
+    assert len(others) == 5
