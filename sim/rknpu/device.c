@@ -1,8 +1,8 @@
 /*
  * Open files, what every DRM driver answers, and mappings.
  *
- * A descriptor is a real one, of a memory file: dup, fork, select and close work as on any file,
- * and mmap(2) of it gives the pages of a buffer.  Which of our files it is tells its inode.
+ * A descriptor is a real one, of an empty memory file: dup, fork, select and close work as on any
+ * file.  Which of our files it is tells its inode.
  */
 #include "sim.h"
 
@@ -61,7 +61,7 @@ static int new_descriptor(int flags)
     if (fd < 0) {
         return -errno;
     }
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK); /* nobody takes pages away under a running task */
+    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_WRITE); /* it only stands for the node */
     return fd;
 }
 
@@ -259,8 +259,7 @@ int file_add_bo(struct file *file, uint64_t size, bool cacheable, bool zero, str
         file->bos = bos;
         file->bo_capacity = capacity;
     }
-    const int error =
-        bo_create(file->space, file->fd, file->next_offset, size, cacheable, zero, made);
+    const int error = bo_create(file->space, file->next_offset, size, cacheable, zero, made);
     if (error) {
         return error;
     }
@@ -384,7 +383,6 @@ int device_ioctl(int fd, uint32_t request, uint64_t argument)
     int result = NOT_OURS;
     if (file) {
         file->busy++;
-        file->fd = fd;
         result = ioctl_locked(file, request, argument);
         file->busy--;
         sim_changed();
@@ -394,7 +392,7 @@ int device_ioctl(int fd, uint32_t request, uint64_t argument)
 }
 
 /* The rules of drm_gem_mmap: a buffer's own offset, no more than its pages, shared. */
-int device_check_mmap(int fd, size_t size, int flags, uint64_t offset)
+int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made)
 {
     if (!files) {
         return NOT_OURS;
@@ -404,9 +402,10 @@ int device_check_mmap(int fd, size_t size, int flags, uint64_t offset)
     int result = file ? -EINVAL : NOT_OURS;
     for (uint32_t i = 0; file && i < file->bo_count; i++) {
         const struct bo *bo = file->bos[i];
-        if (bo && bo->offset == offset && size <= round_up(bo->size, PAGE) &&
+        if (bo && bo->offset == offset && size && size <= round_up(bo->size, PAGE) &&
             (flags & MAP_TYPE) != MAP_PRIVATE) {
-            result = 0;
+            *made = bo_map(bo, at, size, access, flags & MAP_FIXED);
+            result = *made == MAP_FAILED ? -errno : 0;
         }
     }
     pthread_mutex_unlock(&sim_lock);

@@ -1,9 +1,9 @@
 /*
  * Buffers, the IOVA spaces they lie in, and what cache maintenance does to them.
  *
- * The bytes of a buffer are pages of the memory file behind the caller's descriptor, so that the
- * caller maps the very same pages with mmap(2).  With coherent=0 the NPU works on a second copy,
- * and only the driver's maintenance calls move bytes between the two.
+ * The bytes of a buffer are shared pages: the caller's mapping is another of the very same pages, and
+ * keeps them when the buffer is gone.  With coherent=0 the NPU works on a second copy, and only the
+ * driver's maintenance calls move bytes between the two.
  *
  * New buffers hold a pattern, so that bytes nobody wrote show; between two lies an unmapped page.
  */
@@ -19,10 +19,11 @@
 enum { CPU_PATTERN = 0xA5, DEVICE_PATTERN = 0x5A };
 
 /* mmap is also a function of this library: this is the kernel's. */
-static void *map(size_t size, int flags, int fd, uint64_t offset)
+static uint8_t *pages(uint64_t size)
 {
-    const int access = PROT_READ | PROT_WRITE;
-    return (void *) syscall(SYS_mmap, NULL, size, access, flags, fd, (long) offset);
+    const int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+    const long at = syscall(SYS_mmap, NULL, round_up(size, PAGE), access, flags, -1, 0L);
+    return at == -1 ? NULL : (uint8_t *) at;
 }
 
 void space_init(struct space *space, uint64_t low, uint64_t high, bool top_down)
@@ -97,66 +98,52 @@ static int space_insert(struct space *space, struct bo *bo)
 static void unmap(struct bo *bo)
 {
     const size_t span = round_up(bo->size, PAGE);
-    if (bo->device != bo->cpu) {
+    if (bo->device && bo->device != bo->cpu) {
         munmap(bo->device, span);
     }
-    madvise(bo->cpu, span, MADV_REMOVE); /* gives the pages back; a mapping reads zeros from now */
-    munmap(bo->cpu, span);
+    if (bo->cpu) {
+        munmap(bo->cpu, span);
+    }
+    free(bo);
 }
 
-static int map_both(struct bo *bo, int fd, bool cacheable)
+void *bo_map(const struct bo *bo, void *at, size_t size, int access, bool fixed)
 {
-    const size_t span = round_up(bo->size, PAGE);
-    bo->cpu = map(span, MAP_SHARED, fd, bo->offset);
-    if (bo->cpu == MAP_FAILED) {
-        return -ENOMEM;
+    const int flags = MREMAP_MAYMOVE | (fixed ? MREMAP_FIXED : 0);
+    void *made = mremap(bo->cpu, 0, size, flags, at); /* of length 0: a second mapping */
+    if (made != MAP_FAILED && access != (PROT_READ | PROT_WRITE)) {
+        mprotect(made, size, access);
     }
-    bo->device = bo->cpu;
-    if (cacheable && !settings.coherent) {
-        bo->device = map(span, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (bo->device == MAP_FAILED) {
-            bo->device = bo->cpu;
-            unmap(bo);
-            return -ENOMEM;
-        }
-    }
-    return 0;
+    return made;
 }
 
-int bo_create(struct space *space, int fd, uint64_t offset, uint64_t size, bool cacheable,
-              bool zero, struct bo **made)
+int bo_create(struct space *space, uint64_t offset, uint64_t size, bool cacheable, bool zero,
+              struct bo **made)
 {
     if (!size || size > UINT32_MAX) {
         return size ? -ENOMEM : -EINVAL;
-    }
-    const uint64_t span = round_up(size, PAGE);
-    if (ftruncate(fd, (off_t) (offset + span))) {
-        return -ENOMEM;
     }
     struct bo *bo = calloc(1, sizeof(*bo));
     if (!bo) {
         return -ENOMEM;
     }
     *bo = (struct bo){.space = space, .refs = 1, .size = size, .offset = offset};
-    bo->limit = settings.strict ? round_up(size, 16) : span;
-    int error = map_both(bo, fd, cacheable);
+    bo->limit = round_up(size, settings.strict ? 16 : PAGE);
+    bo->cpu = pages(size);
+    bo->device = cacheable && !settings.coherent ? pages(size) : bo->cpu;
+    int error = bo->cpu && bo->device ? 0 : -ENOMEM;
     if (!error) {
         pthread_rwlock_wrlock(&space->lock);
         error = space_insert(space, bo);
         pthread_rwlock_unlock(&space->lock);
-        if (error) {
-            unmap(bo);
-        }
     }
     if (error) {
-        free(bo);
+        unmap(bo);
         return error;
     }
-    if (bo->device != bo->cpu) {
-        memset(bo->device, zero ? 0 : DEVICE_PATTERN, span);
-    }
     if (!zero) {
-        memset(bo->cpu, CPU_PATTERN, span);
+        memset(bo->device, DEVICE_PATTERN, round_up(size, PAGE));
+        memset(bo->cpu, CPU_PATTERN, round_up(size, PAGE));
     }
     *made = bo;
     return 0;
@@ -176,9 +163,8 @@ void bo_put(struct bo *bo)
     space->count--;
     memmove(space->bos + place, space->bos + place + 1,
             (space->count - place) * sizeof(*space->bos));
-    unmap(bo);
     pthread_rwlock_unlock(&space->lock);
-    free(bo);
+    unmap(bo);
 }
 
 void bo_sync(struct bo *bo, uint64_t offset, uint64_t size, bool to_device)

@@ -109,14 +109,15 @@ SIM_API int ioctl(int fd, unsigned long request, ...)
     static void *next_##name;                                                                      \
     SIM_API void *name(void *at, size_t size, int access, int flags, int fd, offset_type offset)   \
     {                                                                                              \
-        const int result = flags & MAP_ANONYMOUS                                                   \
-                               ? NOT_OURS                                                          \
-                               : device_check_mmap(fd, size, flags, (uint64_t) offset);            \
-        if (result < 0 && result != NOT_OURS) {                                                    \
-            errno = -result;                                                                       \
-            return MAP_FAILED;                                                                     \
+        void *made = MAP_FAILED;                                                                   \
+        const int result = flags & MAP_ANONYMOUS ? NOT_OURS                                        \
+                                                 : device_mmap(fd, at, size, access, flags,        \
+                                                               (uint64_t) offset, &made);          \
+        if (result == NOT_OURS) {                                                                  \
+            return NEXT(name)(at, size, access, flags, fd, offset);                                \
         }                                                                                          \
-        return NEXT(name)(at, size, access, flags, fd, offset);                                    \
+        errno = result ? -result : errno;                                                          \
+        return made;                                                                               \
     }
 
 MMAP(mmap, off_t)

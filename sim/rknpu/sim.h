@@ -136,9 +136,11 @@ struct space {
 void space_init(struct space *space, uint64_t low, uint64_t high, bool top_down);
 void space_forked(struct space *space); /* in a child: no thread holds the lock */
 void space_destroy(struct space *space);
-/* Makes a buffer in the memory file `fd` at `offset`; returns 0 or -errno. */
-int bo_create(struct space *space, int fd, uint64_t offset, uint64_t size, bool cacheable,
-              bool zero, struct bo **made);
+/* Makes a buffer that the caller maps at `offset`; returns 0 or -errno. */
+int bo_create(struct space *space, uint64_t offset, uint64_t size, bool cacheable, bool zero,
+              struct bo **made);
+/* Maps its first bytes once more, as mmap does. */
+void *bo_map(const struct bo *bo, void *at, size_t size, int access, bool fixed);
 void bo_put(struct bo *bo);
 void bo_sync(struct bo *bo, uint64_t offset, uint64_t size, bool to_device);
 /* The buffer that holds an address, or NULL; with the space locked. */
@@ -155,7 +157,6 @@ struct file {
     struct file *next;
     dev_t dev; /* of the memory file behind the descriptor */
     ino_t ino;
-    int fd;             /* the caller's, during a call */
     struct fault fault; /* that strikes this call */
     int busy;           /* calls under way */
     enum driver driver;
@@ -171,7 +172,8 @@ struct file {
 enum { NOT_OURS = -1000000 };                 /* a descriptor of somebody else: not an errno */
 int device_open(const char *path, int flags); /* a descriptor or -errno */
 int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
-int device_check_mmap(int fd, size_t size, int flags, uint64_t offset);
+/* As mmap; 0, or -errno, or NOT_OURS. */
+int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made);
 const char *device_path(int fd); /* that opened it; NULL: not ours */
 uint64_t device_id(int fd);      /* of the open file behind a descriptor; 0: not ours */
 void device_closed(uint64_t id); /* one of its descriptors is gone */

@@ -167,10 +167,9 @@ class Rknpu(File):
         """Submit and wait; return (task_counter, hw_elapse_time, fence_fd)."""
         values = {"flags": PC | PINGPONG, "timeout": 6000, "fence_fd": -1} | fields
         slots = slots or [(0, count), (count, 0), (count, 0), (0, 0), (0, 0)]
-        args = struct.pack(
-            "<IIIIIiQIIQqIi10I", values["flags"], values["timeout"], 0, count, 0, 0, tasks.obj, 0, 0,
-            0, 0, mask, values["fence_fd"], *(x for slot in slots for x in slot),
-        )  # fmt: skip
+        head = (values["flags"], values["timeout"], 0, count, 0, 0, tasks.obj, 0, 0, 0, 0)
+        ranges = [number for slot in slots for number in slot]
+        args = struct.pack("<IIIIIiQIIQqIi10I", *head, mask, values["fence_fd"], *ranges)
         out = struct.unpack("<IIIIIiQIIQqIi10I", self.ioctl(SUBMIT, args))
         return out[4], out[10], out[12]
 

@@ -1,0 +1,94 @@
+"""Run one task on either driver, and say what the product should have been."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.sim_rknpu import lists
+from tests.sim_rknpu.client import DATA, LISTS, TASKS, Rocket, entry
+
+SENTINEL = 0xEE
+
+
+def operands(task, seed=0):
+    """Return random A ``[M, K]`` and B ``[N, K]`` of the task's input type, as stored."""
+    rng = np.random.default_rng(seed)
+    kind = task.types[0]
+    shapes = (task.m, task.k), (task.n, task.k)
+    if kind == "int8":
+        return tuple(rng.integers(-128, 128, s).astype(np.int8) for s in shapes)
+    if kind == "int4":
+        return tuple(rng.integers(-8, 8, s).astype(np.int8) for s in shapes)
+    values = tuple(rng.standard_normal(s).astype(np.float32) for s in shapes)
+    if kind == "fp16":
+        return tuple(v.astype(np.float16) for v in values)
+    if kind == "bf16":
+        return tuple((v.view(np.uint32) >> 16).astype(np.uint16) for v in values)
+    return values
+
+
+def as_float64(values, kind):
+    """Return what the NPU takes stored *values* for."""
+    if kind == "bf16":
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if kind == "tf32":
+        return (values.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
+def exact(task, a, b):
+    """Return A . B^T in float64: exact for integers, and for floats far finer than a float32."""
+    kind = task.types[0]
+    return as_float64(a, kind) @ as_float64(b, kind).T
+
+
+class Bench:
+    """The buffers of one task, and its list, ready to run as often as wanted."""
+
+    def __init__(self, driver, task, a, b, rows=0):
+        self.driver = driver
+        width = task.columns or task.n
+        self.a = driver.buffer(lists.pack_a(a, task))
+        self.b = driver.buffer(lists.pack_b(b, task))
+        self.c = driver.create(max(rows, task.m) * width * task.out_bytes)
+        self.task = replace(task, a=self.a.iova, b=self.b.iova, c=self.c.iova)
+        self.rows = rows or task.m
+        self.words = lists.encode(self.task)
+        if isinstance(driver, Rocket):
+            self.list = driver.create(self.words.nbytes)
+        else:
+            self.list = driver.create(self.words.nbytes, LISTS)
+            self.entries = driver.create(40, TASKS)
+        self.put(self.words)
+
+    def put(self, words):
+        """Make these the list."""
+        self.list.bytes[: 8 * len(words)] = words.view(np.uint8)
+        self.list.fini()
+
+    def fill(self, byte=SENTINEL):
+        """Fill the output, so that a task that did not write it shows."""
+        self.c.bytes[:] = byte
+        self.c.fini()
+
+    def run(self, seconds=60, **fields):
+        """Run the list; return C ``[M, N]``.  *fields* of a struct rknpu_task, when not the usual.
+
+        On rocket a refused task leaves the output as it was; on rknpu it is an OSError.
+        """
+        count = len(self.words)
+        if isinstance(self.driver, Rocket):
+            inputs = [self.list, self.a, self.b]
+            self.driver.run([(self.list.iova, count)], inputs, [self.c], seconds)
+        else:
+            raw = entry(self.list.iova, count, self.task.enable, **fields)
+            self.entries.bytes[:] = np.frombuffer(raw, np.uint8)
+            self.driver.submit(self.entries, 1)
+            self.c.prep()
+        return self.output()
+
+    def output(self):
+        return lists.unpack_c(self.c.bytes, self.task, self.rows)
+
+
+__all__ = ["DATA", "SENTINEL", "Bench", "as_float64", "exact", "operands"]

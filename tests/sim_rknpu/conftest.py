@@ -1,0 +1,21 @@
+import pytest
+
+from tests.sim_rknpu import client
+
+DEFAULTS = (
+    "reload=1 counters=0 strict=1 coherent=1 cores=3 log=0 hang_ms=1 iova_base=0x10000000 "
+    "version=908 nodes=accel0,renderD128,card1 rocket_mhz=200 rknpu_mhz=1000"
+)
+
+
+@pytest.fixture(autouse=True)
+def simulator():
+    """Every test starts from the same simulator: no faults, no counts, hangs that end at once."""
+    client.configure(DEFAULTS)
+
+
+@pytest.fixture(params=[client.Rocket, client.Rknpu], ids=["rocket", "rknpu"])
+def driver(request):
+    """Each driver in turn, opened."""
+    with request.param() as opened:
+        yield opened
