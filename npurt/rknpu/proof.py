@@ -88,9 +88,10 @@ DERIVED: dict[str, dict[str, Callable[[_Sizes], I64]]] = {
 class Role(Enum):
     """What the NPU may do with a buffer."""
 
-    PROGRAM = "fetch commands"
+    PROGRAM = "fetch commands from"
     INPUT = "read"
     OUTPUT = "write"
+    TASKS = "look at"  # which is the kernel's
 
 
 class Span(NamedTuple):

@@ -1,0 +1,210 @@
+"""Jobs and how they are run, whichever driver the kernel has."""
+
+import abc
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
+from npurt.rknpu.forms import ATOM
+from npurt.rknpu.lower import Profile
+from npurt.rknpu.memory import Buffer, Space
+from npurt.rknpu.program import link, stride
+from npurt.rknpu.proof import Proof, Role, prove
+from npurt.rknpu.task import Task
+
+TIMEOUT_S = 10.0  # for a job; mainline ends one that hangs after 0.5 s by itself
+ATTEMPTS = 2  # of a job, with a reset between
+
+# Written where a job ends and looked for afterwards.  No sum of int8 products is so large, and as
+# floats of either size it is a NaN that arithmetic does not make.
+SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
+
+
+class Work(NamedTuple):
+    """What one core is to do: tasks, and the addresses of A, B and C of each."""
+
+    tasks: Sequence[Task]
+    addresses: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A core's part of a job, proven."""
+
+    program: Buffer
+    count: int  # of tasks
+    proof: Proof
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+    @property
+    def last(self) -> tuple[Buffer, int]:
+        """The buffer and offset of the last atom that it writes."""
+        end = int(self.proof.results[-1, 1])
+        for buffer in self.writes:
+            if buffer.address < end <= buffer.address + buffer.nbytes:
+                return buffer, end - ATOM - buffer.address
+        raise AssertionError("the proof names the buffer of each result")
+
+
+class Job:
+    """A prepared job.  Its program stays in the NPU's memory until `free`."""
+
+    def __init__(self, parts: Sequence[Part], request: Any, owned: Sequence[Buffer] = ()) -> None:
+        self.parts = tuple(parts)
+        self.request = request  # the driver's own
+        self._owned = (*owned, *(part.program for part in parts))
+        self.lasts = tuple(part.last for part in parts)
+        self.freed = self._freed()
+
+    def _freed(self) -> int:
+        return sum(part.program.space.freed for part in self.parts)
+
+    def check(self) -> None:
+        """See that what was proven still holds.
+
+        Raises:
+            LayoutError: A buffer of it was freed.
+        """
+        if self._freed() == self.freed:
+            return
+        for part in self.parts:
+            for buffer in (part.program, *part.reads, *part.writes):
+                if not buffer.alive:
+                    raise LayoutError(
+                        f"a job uses buffer {buffer.name}, which was freed",
+                        remedy="prepare the job again, with buffers that are there",
+                    )
+        self.freed = self._freed()
+
+    def free(self) -> None:
+        """Give its program's memory back."""
+        for buffer in self._owned:
+            buffer.free()
+
+
+class Driver(abc.ABC):
+    """An opened NPU.  Not thread-safe.
+
+    Attributes:
+        name: Of the kernel's driver.
+        detail: Version and node, for people.
+        spaces: The address space of each core.
+        chained: Whether a program starts its tasks itself.
+    """
+
+    name: str
+    detail: str
+    spaces: tuple[Space, ...]
+    chained: bool
+    profile = Profile.FULL  # runs under both drivers
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def prepare(self, works: Sequence[Work]) -> Job:
+        """Make a job of the work of each core, core 0 first; prove it; load its programs.
+
+        Raises:
+            LayoutError: The work does not fit its buffers, or the NPU.
+            DeviceFull: There is no room for the programs.
+        """
+        if not 0 < len(works) <= len(self.spaces) or not all(work.tasks for work in works):
+            raise LayoutError(
+                f"work for {len(works)} cores, some perhaps without tasks, is no job",
+                remedy=f"give each of 1 to {len(self.spaces)} cores a task",
+            )
+        parts: list[Part] = []
+        try:
+            for space, work in zip(self.spaces, works, strict=False):
+                parts.append(self._part(space, work))
+            return self._job(parts)
+        except BaseException:
+            for part in parts:
+                part.program.free()
+            raise
+
+    def _part(self, space: Space, work: Work) -> Part:
+        nbytes = len(work.tasks) * stride(self.profile) * 8
+        program = space.alloc(nbytes, Role.PROGRAM, "program")
+        try:
+            at = program.address if self.chained else None
+            words = link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
+            proof = prove(
+                words,
+                space.spans,
+                at=program.address,
+                chained=self.chained,
+                profile=self.profile,
+            )
+            with program.cpu_access(write=True) as memory:
+                memory.view("<u8")[:] = words.ravel()
+        except BaseException:
+            program.free()
+            raise
+        reads = tuple(space.at(span) for span in proof.reads)
+        writes = tuple(space.at(span) for span in proof.writes)
+        return Part(program, len(work.tasks), proof, reads, writes)
+
+    def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> None:
+        """Run *job* and wait for it; then the CPU sees its results.
+
+        A job that fails, or leaves its last result unwritten, is tried once more after a reset.
+
+        Raises:
+            DeviceLost: It failed again, or the device is gone: open it anew.
+            LayoutError: A buffer of the job was freed, or the device opened before a fork.
+        """
+        if os.getpid() != self._pid:
+            raise LayoutError(
+                "this NPU was opened by another process, from which this one was forked",
+                remedy="open the device in the process that uses it",
+            )
+        job.check()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._try(job, timeout_s)
+            except DeviceLost:
+                raise
+            except DriverError as error:
+                if attempt == ATTEMPTS:
+                    raise DeviceLost(
+                        f"a job failed {ATTEMPTS} times on {self.detail}: {error.what}",
+                        remedy=error.remedy,
+                        call=error.call,
+                        code=error.code,
+                    ) from error
+                self.reset()
+            else:
+                return
+
+    def _try(self, job: Job, timeout_s: float) -> None:
+        for buffer, at in job.lasts:
+            buffer.poke(at, SENTINEL)
+        self._execute(job, timeout_s)
+        for core, (buffer, at) in enumerate(job.lasts):
+            if buffer.peek(at, ATOM) == SENTINEL:
+                raise DeviceTimeout(
+                    f"core {core} ended a job without writing its result",
+                    remedy="read `dmesg` for 'NPU job timed out'; load the driver again",
+                    call="SUBMIT",
+                    code=0,
+                )
+
+    @abc.abstractmethod
+    def _job(self, parts: Sequence[Part]) -> Job:
+        """Return the job with what `_execute` needs, made once."""
+
+    @abc.abstractmethod
+    def _execute(self, job: Job, timeout_s: float) -> None:
+        """Submit, wait, and make the results visible to the CPU."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Bring the cores back after a failure, as far as the driver can."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release the device.  A second call does nothing."""

@@ -1,0 +1,158 @@
+"""Buffers that the CPU and the NPU share, and the address spaces they are in.
+
+Cache maintenance is here and nowhere else.  The NPU never writes what the CPU writes for it, so
+inputs only have to be cleaned; what it writes is invalidated when a job has ended.
+"""
+
+import abc
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from npurt.errors import DeviceFull, DriverError, LayoutError
+from npurt.rknpu.proof import Role, Span
+from npurt.rknpu.system import U8
+
+SPACE_END = 1 << 32  # registers have 32 bits for an address
+_NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
+
+
+class Created(NamedTuple):
+    """What a driver says of new memory."""
+
+    handle: int
+    address: int
+    memory: U8
+    cookie: int = 0  # the vendor's driver knows it by this, too
+
+
+class Buffer:
+    """Memory that both see.  The CPU may touch it inside `cpu_access` only.
+
+    Attributes:
+        nbytes: Its size.
+        address: Where it is for the NPU.
+        role: What the NPU does with it.
+        name: What for, in messages.
+        alive: False once it was freed.
+    """
+
+    def __init__(
+        self, space: "Space", created: Created, nbytes: int, role: Role, name: str
+    ) -> None:
+        self.nbytes = nbytes
+        self.address = created.address
+        self.handle = created.handle
+        self.cookie = created.cookie
+        self.role = role
+        self.name = name
+        self.alive = True
+        self.space = space
+        self._memory = created.memory
+
+    @property
+    def span(self) -> Span:
+        """Where it is and what it is for."""
+        return Span(self.address, self.address + self.nbytes, self.role, self.name)
+
+    @contextmanager
+    def cpu_access(self, *, write: bool, nbytes: int | None = None) -> Iterator[U8]:
+        """Give the CPU the first *nbytes* (all); with *write*, the NPU sees them afterwards.
+
+        What the NPU wrote is there once `Driver.run` has returned.
+
+        Raises:
+            LayoutError: It was freed.
+        """
+        if not self.alive:
+            raise LayoutError(f"buffer {self.name} was freed", remedy="allocate it again")
+        yield self._memory[:nbytes]
+        if write:
+            self.space.to_device(self, 0, self.nbytes if nbytes is None else nbytes)
+
+    def poke(self, at: int, data: bytes) -> None:
+        """Write a few bytes of what the NPU writes, and make the NPU see them."""
+        self._memory[at : at + len(data)] = memoryview(data)
+        self.space.to_device(self, at, at + len(data))
+
+    def peek(self, at: int, size: int) -> bytes:
+        """Read a few bytes, as the CPU sees them."""
+        return bytes(self._memory[at : at + size])
+
+    def free(self) -> None:
+        """Give it back to the driver.  A second call does nothing."""
+        if self.alive:
+            self.alive = False
+            self.space.forget(self)
+
+
+class Space(abc.ABC):
+    """An address space of the NPU: on rocket one a core, on rknpu one for all."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, Buffer] = {}  # by address
+        self._spans: tuple[Span, ...] | None = None
+        self.freed = 0  # how often: what was proven before may no longer hold
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Every buffer, for `proof.prove`."""
+        if self._spans is None:
+            self._spans = tuple(buffer.span for buffer in self._buffers.values())
+        return self._spans
+
+    def at(self, span: Span) -> Buffer:
+        """Return the buffer that a proof names."""
+        return self._buffers[span.start]
+
+    def alloc(self, nbytes: int, role: Role, name: str) -> Buffer:
+        """Allocate *nbytes*; their content is arbitrary.
+
+        Raises:
+            DeviceFull: There is no room, or none below 4 GiB.
+            DriverError: The driver refuses.
+        """
+        try:
+            created = self._create(nbytes, role)
+        except DriverError as error:
+            if error.code in _NO_ROOM:
+                raise self._full(nbytes, name, error) from error
+            raise
+        buffer = Buffer(self, created, nbytes, role, name)
+        if buffer.address + nbytes > SPACE_END:
+            self._destroy(buffer)
+            raise self._full(nbytes, name, None)
+        self._buffers[buffer.address] = buffer
+        self._spans = None
+        return buffer
+
+    def _full(self, nbytes: int, name: str, error: DriverError | None) -> DeviceFull:
+        used = sum(buffer.nbytes for buffer in self._buffers.values())
+        return DeviceFull(
+            f"no room for {nbytes} bytes of {name} beside {used} bytes of the NPU"
+            + (f": {error.what}" if error else " below 4 GiB"),
+            remedy="run a smaller model or a shorter context; after many runs with the vendor's "
+            "driver, restart the board: its address space is cut up",
+            call=error.call if error else "alloc",
+            code=error.code if error else errno.ENOMEM,
+        )
+
+    def forget(self, buffer: Buffer) -> None:
+        """Destroy a buffer: what `Buffer.free` does."""
+        del self._buffers[buffer.address]
+        self._spans = None
+        self.freed += 1
+        self._destroy(buffer)
+
+    @abc.abstractmethod
+    def _create(self, nbytes: int, role: Role) -> Created:
+        """Have the driver make and map memory."""
+
+    @abc.abstractmethod
+    def _destroy(self, buffer: Buffer) -> None:
+        """Have the driver take it back."""
+
+    @abc.abstractmethod
+    def to_device(self, buffer: Buffer, start: int, end: int) -> None:
+        """Make what the CPU wrote from *start* to *end* visible to the NPU."""

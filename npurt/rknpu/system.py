@@ -1,0 +1,220 @@
+"""The system calls that drivers are made of: the C library's, or a simulator's.
+
+Everything above asks this object, so that a simulated NPU differs from a real one in nothing else.
+"""
+
+import errno
+import fcntl
+import functools
+import json
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cffi import FFI
+
+from npurt.errors import (
+    DeviceFull,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceTimeout,
+    DriverError,
+    SettingError,
+)
+from npurt.rknpu import uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu.uapi_drm import Request
+
+U8 = npt.NDArray[np.uint8]
+
+# ioctl and open take "..." in C; on the ABIs of 64-bit Linux a call with fixed arguments is the
+# same, and a third faster.
+_CALLS = """
+int open(const char *path, int flags, int mode);
+int close(int fd);
+int ioctl(int fd, unsigned long request, void *argument);
+void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
+int munmap(void *address, size_t length);
+
+int rknpu_sim_set(const char *settings, char *why, size_t size);
+size_t rknpu_sim_report(char *json, size_t size);
+"""  # the last two are in the simulator only
+PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
+
+SIMULATOR = Path(__file__).with_name("sim") / "librknpu_sim.so"
+
+_REMEDIES: dict[int, tuple[type[DriverError], str]] = {
+    errno.ENOMEM: (DeviceFull, "close other users of the NPU, or run a smaller model"),
+    errno.ENOSPC: (DeviceFull, "close other users of the NPU, or run a smaller model"),
+    errno.ETIMEDOUT: (DeviceTimeout, "read `dmesg`; if it goes on, load the driver again"),
+    errno.EBUSY: (DeviceTimeout, "close other users of the NPU, then try again"),
+    errno.ENODEV: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+    errno.ENXIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+    errno.EIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+}
+_OTHERWISE = (DriverError, "read `dmesg`, and report this with what it says")
+
+
+@functools.cache
+def ffi() -> Any:
+    """Parse the declarations once, on first use."""
+    parser = FFI()
+    for declarations in (_CALLS, uapi_drm.CDEF, uapi_rocket.CDEF, uapi_rknpu.CDEF):
+        parser.cdef(declarations)
+    return parser
+
+
+class System:
+    """The kernel of this machine.
+
+    Args:
+        root: Where /sys and /proc are.
+    """
+
+    simulated = False
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self._calls = ffi().dlopen(None)
+
+    def open(self, path: str) -> int:
+        """Open a device node; the descriptor is not inherited by other programs.
+
+        Raises:
+            OSError: As errno says.
+        """
+        fd = int(self._calls.open(path.encode(), os.O_RDWR | os.O_CLOEXEC, 0))
+        if fd < 0:
+            raise OSError(ffi().errno, os.strerror(ffi().errno), path)
+        return fd
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        self._calls.close(fd)
+
+    def ioctl(self, fd: int, request: Request, argument: Any) -> None:
+        """Make a request; one that a signal interrupted is made again.
+
+        Raises:
+            DriverError: errno, with what to do about it; a subclass where one fits.
+        """
+        while self._calls.ioctl(fd, request.number, argument) < 0:
+            code = ffi().errno
+            if code not in (errno.EINTR, errno.EAGAIN):
+                raise failure(request.name, code)
+
+    def map(self, fd: int, nbytes: int, offset: int) -> U8:
+        """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.
+
+        Raises:
+            DriverError: There is no such memory.
+        """
+        protection = PROT_READ | PROT_WRITE
+        pointer = self._calls.mmap(ffi().NULL, nbytes, protection, MAP_SHARED, fd, offset)
+        if pointer == ffi().cast("void *", -1):
+            raise failure("mmap", ffi().errno)
+        memory = np.frombuffer(ffi().buffer(pointer, nbytes), np.uint8)
+        weakref.finalize(memory, self._calls.munmap, pointer, nbytes).atexit = False
+        return memory
+
+    def lock(self, fd: int, node: str) -> None:
+        """Keep other npurt processes out while *fd* is open: two users can take a board down.
+
+        Raises:
+            DeviceNotFound: Another has it.
+        """
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DeviceNotFound(
+                f"{node} is in use by {self._holder(fd)}",
+                remedy="end it, or wait; two programs at once on this NPU can hang the board",
+            ) from error
+
+    def _holder(self, fd: int) -> str:
+        """Say who has the lock, from the kernel's list of them."""
+        inode = os.fstat(fd).st_ino
+        try:
+            locks = (self.root / "proc/locks").read_text()
+        except OSError:
+            locks = ""
+        found = re.search(rf"FLOCK .* (\d+) [0-9a-f]+:[0-9a-f]+:{inode} ", locks)
+        return f"process {found[1]}" if found else "another process"
+
+    def cores(self, driver: str) -> int:
+        """Count the cores that *driver* drives.
+
+        Raises:
+            DeviceNotFound: This is not a chip that the register programs are for.
+        """
+        if driver == uapi_rocket.NAME:
+            return len(list(self.root.glob("sys/bus/platform/drivers/rocket/*.npu")))
+        try:
+            compatible = (self.root / "proc/device-tree/compatible").read_text().split("\0")
+        except OSError:
+            compatible = []
+        for prefix, cores in (("rockchip,rk3588", 3), ("rockchip,rk3583", 2)):
+            if any(name.startswith(prefix) for name in compatible):
+                return cores
+        raise DeviceNotFound(
+            f"the chip is {' '.join(filter(None, compatible)) or 'unknown'}, not an RK3588",
+            remedy="use device 'cpu'; the NPUs of other Rockchip chips have other registers",
+        )
+
+
+class Simulator(System):
+    """Simulated nodes of both drivers, in this process.
+
+    Raises:
+        DeviceNotFound: The simulator's library cannot be loaded.
+    """
+
+    simulated = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._calls = ffi().dlopen(str(SIMULATOR))
+        except OSError as error:
+            raise DeviceNotFound(
+                f"cannot load the RK3588 simulator: {error}",
+                remedy="reinstall npurt; in a checkout run `python npurt/build.py`",
+            ) from error
+
+    def set(self, settings: str) -> None:
+        """Apply ``key=value`` settings, separated by spaces: docs/rk3588.md lists them.
+
+        Raises:
+            SettingError: The simulator does not understand them.
+        """
+        why = ffi().new("char[]", 256)
+        if self._calls.rknpu_sim_set(settings.encode(), why, len(why)):
+            reason = ffi().string(why).decode()
+            raise SettingError(
+                f"the RK3588 simulator refuses {settings!r}: {reason}",
+                remedy="docs/rk3588.md lists its settings",
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Return its counters and the cost model's estimates since it was loaded or told to."""
+        text = ffi().new("char[]", self._calls.rknpu_sim_report(ffi().NULL, 0) + 4096)
+        self._calls.rknpu_sim_report(text, len(text))
+        report: dict[str, Any] = json.loads(ffi().string(text))
+        return report
+
+    def lock(self, fd: int, node: str) -> None:
+        """Do nothing: each process has a simulated NPU of its own."""
+
+    def cores(self, driver: str) -> int:
+        """Return three, as on an RK3588."""
+        return 3
+
+
+def failure(call: str, code: int) -> DriverError:
+    """Return the error of a call that failed with *code*."""
+    kind, remedy = _REMEDIES.get(code, _OTHERWISE)
+    name = errno.errorcode.get(code, "unknown errno")
+    return kind(f"{call} failed: {os.strerror(code)} ({name})", remedy=remedy, call=call, code=code)

@@ -1,0 +1,36 @@
+"""What every DRM driver has, and what a request to one is.  Declarations only.
+
+ABI mode of cffi cannot check a struct against its header, so each request states the size and the
+number that C gives, and a test computes both.  Source: Linux include/uapi/drm/drm.h.
+"""
+
+from typing import NamedTuple
+
+READ, WRITE = 2, 1  # bits of a direction: the kernel writes, reads the struct
+
+
+class Request(NamedTuple):
+    """An ioctl."""
+
+    name: str  # in errors
+    direction: int
+    nr: int
+    struct: str
+    size: int
+    number: int
+
+
+CDEF = """
+struct drm_version {
+    int version_major, version_minor, version_patchlevel;
+    size_t name_len; char *name;
+    size_t date_len; char *date;
+    size_t desc_len; char *desc;
+};
+struct drm_gem_close { uint32_t handle, pad; };
+"""
+
+VERSION = Request("VERSION", 3, 0x00, "struct drm_version", 64, 0xC040_6400)
+GEM_CLOSE = Request("GEM_CLOSE", 1, 0x09, "struct drm_gem_close", 8, 0x4008_6409)
+
+REQUESTS = (VERSION, GEM_CLOSE)

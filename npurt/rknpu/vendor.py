@@ -1,0 +1,193 @@
+"""The vendor's driver: one file and address space for all cores, and tasks that start each other.
+
+Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from npurt.errors import LayoutError
+from npurt.rknpu import uapi_rknpu as uapi
+from npurt.rknpu.driver import Driver, Job, Part
+from npurt.rknpu.memory import Buffer, Created, Space
+from npurt.rknpu.program import stride
+from npurt.rknpu.proof import Role
+from npurt.rknpu.regcmd import TAIL
+from npurt.rknpu.system import System, ffi
+
+LINE = 64  # bytes of a cache line
+TASK_BYTES = uapi.PARTS["struct rknpu_task"]
+
+
+class RknpuSpace(Space):
+    """The address space that all processes share.
+
+    Args:
+        system: The kernel.
+        fd: The node.
+        version: The driver's, as DRV_VERSION tells it.
+    """
+
+    def __init__(self, system: System, fd: int, version: int) -> None:
+        super().__init__()
+        self.system = system
+        self.fd = fd
+        self._flags = {
+            Role.PROGRAM: 0,  # not cached: written once
+            Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
+            Role.INPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
+            Role.OUTPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
+        }
+        if version >= uapi.ALIGNMENT_SINCE:
+            self._flags[Role.INPUT] |= uapi.IOVA_ALIGNMENT
+            self._flags[Role.OUTPUT] |= uapi.IOVA_ALIGNMENT
+
+    def _create(self, nbytes: int, role: Role) -> Created:
+        made = ffi().new("struct rknpu_mem_create *", {"size": nbytes, "flags": self._flags[role]})
+        self.system.ioctl(self.fd, uapi.MEM_CREATE, made)
+        place = ffi().new("struct rknpu_mem_map *", {"handle": made.handle})
+        try:
+            self.system.ioctl(self.fd, uapi.MEM_MAP, place)
+            memory = self.system.map(self.fd, nbytes, place.offset)
+        except BaseException:
+            self._close(made.handle, made.obj_addr)
+            raise
+        return Created(made.handle, made.dma_addr, memory, made.obj_addr)
+
+    def _destroy(self, buffer: Buffer) -> None:
+        self._close(buffer.handle, buffer.cookie)
+
+    def _close(self, handle: int, cookie: int) -> None:
+        argument = ffi().new("struct rknpu_mem_destroy *", {"handle": handle, "obj_addr": cookie})
+        self.system.ioctl(self.fd, uapi.MEM_DESTROY, argument)
+
+    def to_device(self, buffer: Buffer, start: int, end: int) -> None:
+        """Clean the caches of a part; memory that is not cached needs no cleaning."""
+        if self._flags[buffer.role] & uapi.CACHEABLE:
+            argument = sync_of(buffer, start, end, uapi.TO_DEVICE)
+            self.system.ioctl(self.fd, uapi.MEM_SYNC, argument)
+
+
+def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Any:
+    """Return the request for the cache lines from *start* to *end*."""
+    first = start // LINE * LINE
+    size = min(-(-end // LINE) * LINE, buffer.nbytes) - first
+    return ffi().new("struct rknpu_mem_sync *", {
+        "flags": direction, "obj_addr": buffer.cookie, "offset": first, "size": size,
+    })  # fmt: skip
+
+
+class _Request(NamedTuple):
+    """A job as the driver wants it."""
+
+    submit: Any
+    syncs: tuple[Any, ...]  # of what each core writes
+
+
+class RknpuDriver(Driver):
+    """The NPU under the vendor's driver.
+
+    Args:
+        system: The kernel.
+        fd: The node; closed by `close`.
+        node: Its path.
+        cores: How many there are.
+        version: The driver's, as DRV_VERSION tells it.
+    """
+
+    name = uapi.NAME
+    chained = True
+
+    def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
+        super().__init__()
+        release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        self.detail = f"rknpu {release} at {node}, {cores} cores"
+        self._space = RknpuSpace(system, fd, version)
+        self.spaces = (self._space,) * cores
+        self._system = system
+        self._fd = fd
+        self._owned = contextlib.ExitStack()
+        self._owned.callback(system.close, fd)
+
+    def _job(self, parts: Sequence[Part]) -> Job:
+        if max(part.count for part in parts) > uapi.MAX_TASKS:
+            raise LayoutError(
+                f"a core cannot run {max(part.count for part in parts)} tasks in one job",
+                remedy=f"use at most {uapi.MAX_TASKS}: larger tiles, or several jobs",
+            )
+        total = sum(part.count for part in parts)
+        tasks = self._space.alloc(total * TASK_BYTES, Role.TASKS, "tasks")
+        with tasks.cpu_access(write=True) as memory:
+            table = ffi().from_buffer("struct rknpu_task[]", memory)
+            _fill(table, parts)
+        syncs = tuple(sync for part in parts for sync in _syncs(part))
+        return Job(parts, _Request(_submit(parts, tasks.cookie), syncs), owned=[tasks])
+
+    def _execute(self, job: Job, timeout_s: float) -> None:
+        request = job.request
+        request.submit.timeout = int(timeout_s * 1000)
+        self._system.ioctl(self._fd, uapi.SUBMIT, request.submit)
+        for sync in request.syncs:
+            self._system.ioctl(self._fd, uapi.MEM_SYNC, sync)
+
+    def reset(self) -> None:
+        """Reset all cores.
+
+        Raises:
+            DriverError: The driver cannot.
+        """
+        argument = ffi().new("struct rknpu_action *", {"flags": uapi.RESET})
+        self._system.ioctl(self._fd, uapi.ACTION, argument)
+
+    def close(self) -> None:
+        """Close the file, and with it every buffer."""
+        self._owned.close()
+
+
+def _fill(table: Any, parts: Sequence[Part]) -> None:
+    """Write an entry for each task, core after core."""
+    profile = RknpuDriver.profile
+    step = stride(profile) * 8
+    i = 0
+    for part in parts:
+        for place in range(part.count):
+            table[i] = {
+                "enable_mask": profile.enable.value,
+                "int_mask": uapi.INT_MASK,
+                "int_clear": uapi.INT_CLEAR,
+                "regcfg_amount": profile.words - TAIL,
+                "regcmd_addr": part.program.address + place * step,
+            }
+            i += 1
+
+
+def _submit(parts: Sequence[Part], tasks: int) -> Any:
+    """Return the request that runs each part on its core."""
+    submit = ffi().new("struct rknpu_submit *", {
+        "flags": uapi.PC | uapi.PINGPONG,
+        "task_number": sum(part.count for part in parts),
+        "task_obj_addr": tasks,
+        "core_mask": uapi.CORE_MASK[len(parts)],
+        "fence_fd": -1,
+    })  # fmt: skip
+    start = 0
+    for slot, part in enumerate(parts, uapi.FIRST_SLOT[len(parts)]):
+        submit.subcore_task[slot] = {"task_start": start, "task_number": part.count}
+        start += part.count
+    return submit
+
+
+def _syncs(part: Part) -> list[Any]:
+    """Return the requests that show the CPU what a core has written."""
+    low = int(part.proof.results[:, 0].min())
+    high = int(part.proof.results[:, 1].max())
+    return [
+        sync_of(
+            buffer,
+            max(low - buffer.address, 0),
+            min(high - buffer.address, buffer.nbytes),
+            uapi.FROM_DEVICE,
+        )
+        for buffer in part.writes
+    ]

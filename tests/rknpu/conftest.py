@@ -1,0 +1,24 @@
+"""The simulated NPU under both drivers, as strict as it can be."""
+
+import pytest
+
+from npurt.rknpu.detect import open_driver
+from npurt.rknpu.system import Simulator
+
+STRICT = "coherent=0 strict=1 log=0 cores=3 hang_ms=20 version=908"
+
+
+@pytest.fixture(scope="session")
+def simulator():
+    """The library; a test that changes its settings puts them back by `STRICT`."""
+    return Simulator()
+
+
+@pytest.fixture(scope="module", params=["rocket", "rknpu"])
+def driver(request, simulator):
+    """Each driver in turn, opened once a module."""
+    simulator.set(f"reload=1 {STRICT}")
+    opened = open_driver(simulator, (request.param,))
+    yield opened
+    opened.close()
+    simulator.set(f"reload=1 {STRICT} coherent=1 hang_ms=0")

@@ -1,0 +1,80 @@
+"""Whole products on an opened driver: buffers, job, results."""
+
+import numpy as np
+
+from npurt.rknpu import images
+from npurt.rknpu.driver import Work
+from npurt.rknpu.plan import plan, plan_weights
+from npurt.rknpu.proof import Role
+
+GARBAGE = 0x5A
+
+
+def elements(form, shape, seed):
+    """Random elements of a form; floats have few bits, so that int4, tf32 and fp16 hold them."""
+    rng = np.random.default_rng(seed)
+    if form.bits <= 8:
+        half = 1 << (form.bits - 1)
+        return rng.integers(-half, half, shape, dtype=np.int8)
+    values = rng.integers(-1024, 1025, shape) / 512
+    return values.astype(np.float16 if form.bits == 16 else np.float32)
+
+
+def buffers(driver, product, core):
+    """A, B and C of a core, exactly as large as its plan says."""
+    space = driver.spaces[core]
+    return (
+        space.alloc(product.a_bytes, Role.INPUT, "A"),
+        space.alloc(product.weights.image_bytes(core), Role.INPUT, "B"),
+        space.alloc(product.c_bytes[core], Role.OUTPUT, "C"),
+    )
+
+
+def work(product, core, a, b, c):
+    tiles = product.tiles[core]
+    return Work(
+        [tile.task for tile in tiles],
+        [(a.address + tile.a, b.address + tile.b, c.address + tile.c) for tile in tiles],
+    )
+
+
+def fill(buffer, image):
+    with buffer.cpu_access(write=True) as memory:
+        memory[:] = image
+
+
+class Prepared:
+    """A product of matrices that are in the NPU's memory."""
+
+    def __init__(self, driver, a, b, form, layout, *, m=None, tile=None, **cut):
+        weights = plan_weights(form, *b.shape, **cut)
+        self.plan = plan(weights, m or len(a), layout, **(tile or {}))
+        self.cores = range(len(weights.cores))
+        self.buffers = [buffers(driver, self.plan, core) for core in self.cores]
+        for core, (_, weight, result) in enumerate(self.buffers):
+            fill(weight, images.weights_image(b, weights, core))
+            fill(result, GARBAGE)
+        self.set(a)
+        self.driver = driver
+        self.job = driver.prepare([work(self.plan, i, *self.buffers[i]) for i in self.cores])
+
+    def set(self, a):
+        for feature, _, _ in self.buffers:
+            fill(feature, images.features_image(a, self.plan))
+
+    def run(self):
+        self.driver.run(self.job)
+        return images.results_matrix(self.results(), self.plan)
+
+    def results(self):
+        copies = []
+        for _, _, result in self.buffers:
+            with result.cpu_access(write=False) as memory:
+                copies.append(memory.copy())
+        return copies
+
+    def free(self):
+        self.job.free()
+        for group in self.buffers:
+            for buffer in group:
+                buffer.free()
