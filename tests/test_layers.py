@@ -13,7 +13,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings"},
-    {"trace", "models"},
+    {"doctor", "trace", "models"},
     {"quant"},
     {"device"},
     {"cpu", "hexagon", "rknpu"},

@@ -1,0 +1,90 @@
+"""`npurt doctor`: what keeps an NPU from running here, first cause first, and what mends it."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npurt.runtime.doctor import Diagnosis
+
+SIMULATOR = "without an NPU, -dev hexagon:sim runs everything simulated"
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="say what keeps an NPU from running, and what mends it",
+        description="Exit status 0: an NPU can run; 1: none can; 2: wrong usage.",
+    )
+    parser.add_argument("-dev", "--device", metavar="NAME", help="hexagon, hexagon:sim; all NPUs")
+    parser.add_argument("--json", action="store_true", help="one object, with all evidence")
+    parser.add_argument("--bundle", type=Path, metavar="FILE",
+                        help="write the evidence, made anonymous, to a .tar.gz")  # fmt: skip
+    parser.add_argument("--from", dest="source", type=Path, metavar="BUNDLE",
+                        help="judge the evidence of another machine")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, print, and write the bundle if one is wanted."""
+    from npurt.doctor import anonymous, bundle
+    from npurt.doctor.system import Recorder, Replay
+    from npurt.runtime import doctor
+
+    looked_for = doctor.kinds(args.device)
+    if args.source:
+        system = Recorder(Replay(bundle.read(args.source)))
+    else:
+        system = doctor.this_machine(looked_for)
+    found = doctor.examine(looked_for, system)
+    settings = [] if args.source else doctor.settings()
+    report = "\n".join(_lines(found, settings))
+    if args.json:
+        kinds = [diagnosis.as_json() for diagnosis in found]
+        print(json.dumps({"kinds": kinds, "settings": settings}))
+    else:
+        print(report)
+    if args.bundle:
+        for kind in looked_for:
+            kind.collect(system)
+        bundle.write(args.bundle, system.evidence, report, anonymous.secrets())
+        if not args.json:
+            print(f"\n{args.bundle} holds:\n{bundle.README}")
+    return 0 if any(diagnosis.runs for diagnosis in found) else 1
+
+
+def _lines(found: "list[Diagnosis]", settings: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the report."""
+    for diagnosis in found:
+        yield from _diagnosis(diagnosis)
+    if not any(diagnosis.runs or diagnosis.simulated for diagnosis in found):
+        yield SIMULATOR
+    if settings:
+        yield ""
+        yield "settings"
+    for row in settings:
+        value = "" if row["value"] is None else f" = {row['value']}"
+        yield f"  {row['name']}{value}  (default {row['default']!r}) {row['help']}"
+
+
+def _diagnosis(diagnosis: "Diagnosis") -> Iterator[str]:
+    yield f"{diagnosis.kind}{' (simulated)' if diagnosis.simulated else ''}"
+    if diagnosis.absent:
+        yield f"  -     {diagnosis.absent}"
+    waiting = 0
+    for finding in diagnosis.findings:
+        result = finding.result
+        if result.state == "skip" and result.what.startswith("needs "):
+            waiting += 1
+            continue
+        state = result.state.upper() if result.state == "fail" else result.state
+        yield f"  {state:5} {finding.check.name:13} {result.what}"
+        if result.command and finding is not diagnosis.first:
+            yield f"{'':21}-> {result.command}"
+    if waiting:
+        yield f"  -     {waiting} more wait for what is needed first"
+    if diagnosis.first:
+        yield f"start here: {diagnosis.first.check.name}: {diagnosis.first.result.command}"

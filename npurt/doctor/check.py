@@ -1,0 +1,91 @@
+"""The frame of a diagnosis: checks, what they find, and which finding comes first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from npurt.doctor.system import Evidence, Recorder, System
+
+STATES = ("ok", "warn", "fail", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a check found: *command* mends it, *suspect* marks a warning that explains failures."""
+
+    state: str
+    what: str
+    command: str = ""
+    suspect: bool = False
+
+
+def ok(what: str) -> Result:
+    """Nothing is wrong."""
+    return Result("ok", what)
+
+
+def warn(what: str, command: str = "", *, suspect: bool = False) -> Result:
+    """The device may run all the same."""
+    return Result("warn", what, command, suspect)
+
+
+def fail(what: str, command: str) -> Result:
+    """The device cannot run until *command* mends it."""
+    return Result("fail", what, command)
+
+
+def skip(what: str) -> Result:
+    """There was nothing to look at."""
+    return Result("skip", what)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at.
+
+    Attributes:
+        name: Short, for scripts.
+        why: What it is good for.
+        look: Looks.
+        needs: Names of checks without which there is nothing to see.
+        symptom: Whether a failure has its cause elsewhere, perhaps in a suspect warning before.
+    """
+
+    name: str
+    why: str
+    look: Callable[[System], Result]
+    needs: tuple[str, ...] = ()
+    symptom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A check, its result, and what was seen."""
+
+    check: Check
+    result: Result
+    evidence: Evidence
+
+
+def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
+    """Make the checks in their order; one whose needs are not met is skipped."""
+    findings: list[Finding] = []
+    for check in checks:
+        system.begin()
+        missing = [
+            f.check.name
+            for f in findings
+            if f.check.name in check.needs and f.result.state in ("fail", "skip")
+        ]
+        result = skip(f"needs {', '.join(missing)}") if missing else check.look(system)
+        seen = {key: system.evidence[key] for key in system.asked}
+        findings.append(Finding(check, result, seen))
+    return findings
+
+
+def start_here(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding to begin with: the first cause, or None when nothing failed."""
+    for i, finding in enumerate(findings):
+        if finding.result.state == "fail":
+            suspects = [f for f in findings[:i] if f.result.suspect]
+            return suspects[0] if suspects and finding.check.symptom else finding
+    return None

@@ -1,0 +1,179 @@
+"""This machine, or a tree of files that looks like one."""
+
+import contextlib
+import grp
+import lzma
+import mmap
+import os
+import platform
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from npurt.doctor.system import KINDS, Answer, System
+from npurt.settings import variable
+
+MOST_TEXT = 1 << 16  # bytes of a small file
+MOST_BYTES = 1 << 26  # of a file that is searched: firmware has a few MiB
+MOST_FOUND = 64  # matches, lines
+MOST_NAMES = 4096
+MOST_RECORDS = 1 << 17  # of the kernel's log
+UNPACK_SECONDS = 20
+
+
+class Machine(System):
+    """Answers from files under *root*, and by *probes*.
+
+    Args:
+        root: Folder that stands for /.
+        access: Whether this user may do something with a path; os.access.
+        probes: Name of a trial -> what makes it.
+        machine: Architecture; None asks this machine.
+        environment: Looks a variable up; None looks in this process.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        *,
+        access: Callable[[Path, int], bool] = os.access,
+        probes: Mapping[str, Callable[[], dict[str, Any]]] | None = None,
+        machine: str | None = None,
+        environment: Callable[[str], str] = variable,
+    ) -> None:
+        self._root = root
+        self._access = access
+        self._probes = probes or {}
+        self._machine = machine or platform.machine()
+        self._environment = environment
+
+    def ask(self, kind: str, *words: str) -> Answer:
+        """Answer one question; what cannot be read is not there."""
+        answers: dict[str, Callable[..., Answer]] = {
+            "machine": lambda: self._machine,
+            "environment": self._environment,
+            "text": self._text,
+            "names": self._names,
+            "node": self._node,
+            "matches": self._matches,
+            "runs": self._runs,
+            "log": self._log,
+            "probe": lambda name: self._probes[name]() if name in self._probes else {},
+        }
+        try:
+            return answers[kind](*words)
+        except OSError:
+            return KINDS[kind][0]
+
+    def _path(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _text(self, path: str) -> str:
+        with self._path(path).open("rb") as file:
+            data = file.read(MOST_TEXT)
+        return data.decode(errors="replace").replace("\0", "\n").strip()
+
+    def _names(self, path: str) -> list[str]:
+        return sorted(os.listdir(self._path(path)))[:MOST_NAMES]
+
+    def _node(self, path: str) -> dict[str, Any]:
+        here = self._path(path)
+        status = here.stat()
+        return {
+            "mode": stat.filemode(status.st_mode),
+            "owner": _name(pwd.getpwuid, status.st_uid),
+            "group": _name(grp.getgrgid, status.st_gid),
+            "read": self._access(here, os.R_OK),
+            "write": self._access(here, os.W_OK),
+        }
+
+    def _matches(self, path: str, pattern: str) -> list[str]:
+        expression = re.compile(pattern.encode())
+        found: set[str] = set()
+        with _content(self._path(path)) as data:
+            for match in expression.finditer(data):
+                found.add(match.group().decode(errors="replace"))
+                if len(found) == MOST_FOUND:
+                    break
+        return sorted(found)
+
+    def _runs(self, name: str) -> bool:
+        return any(
+            number.isdecimal() and self.ask("text", f"/proc/{number}/comm") == name
+            for number in self._names("/proc")
+        )
+
+    def _log(self, pattern: str) -> list[str]:
+        expression = re.compile(pattern)
+        lines = (line for line in _kernel_log(self._path("/dev/kmsg")) if expression.search(line))
+        return list(lines)[-MOST_FOUND:]
+
+
+def _name(look_up: Callable[[int], Any], number: int) -> str:
+    try:
+        return str(look_up(number)[0])
+    except KeyError:
+        return str(number)
+
+
+@contextlib.contextmanager
+def _content(path: Path) -> Iterator[Any]:
+    """Yield the bytes of a file, unpacked where its name says that they are packed."""
+    if path.suffix == ".xz":
+        with lzma.open(path) as file:
+            try:
+                yield file.read(MOST_BYTES)
+            except (lzma.LZMAError, EOFError) as error:
+                raise OSError(f"{path} is damaged") from error
+    elif path.suffix == ".zst":
+        yield _unzstd(path)
+    elif path.stat().st_size:
+        with path.open("rb") as file:
+            size = min(path.stat().st_size, MOST_BYTES)
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+                yield data
+    else:
+        yield b""
+
+
+def _unzstd(path: Path) -> bytes:
+    """Unpack with the program zstd: Python has no module for it before 3.14."""
+    program = shutil.which("zstd")
+    if program is None:
+        raise OSError("there is no zstd to unpack it with")
+    try:
+        done = subprocess.run(
+            [program, "-dcq", path], capture_output=True, timeout=UNPACK_SECONDS, check=True
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(f"zstd could not unpack {path}") from error
+    return done.stdout[:MOST_BYTES]
+
+
+def _kernel_log(path: Path) -> Iterator[str]:
+    """Yield the messages of the kernel; none where this user may not read them.
+
+    A record is "priority,number,time,flags;message", and lines with more of it.
+    Source: Linux, Documentation/ABI/testing/dev-kmsg.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
+        for _ in range(MOST_RECORDS):
+            try:
+                records = file.read(1 << 20)  # of the device: one record
+            except BrokenPipeError:  # overwritten while we read
+                continue
+            if not records:
+                return
+            for record in records.decode(errors="replace").splitlines():
+                message = record.partition(";")[2]
+                if message and not record.startswith(" "):
+                    yield message
