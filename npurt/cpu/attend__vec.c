@@ -1,7 +1,8 @@
 /*
  * out = softmax(scale * q . K^T, causal) . V          one kv head, some tokens, all their query heads
  *
- * q       float32, rotated, in the qkv buffer; out [rows][heads * width].
+ * q       float32, rotated, in the qkv buffer; out [rows][heads * width].  A gate that follows each
+ *         query head there multiplies its result: out * sigmoid(gate).
  * K       [positions/16][width][16]: sixteen positions lie side by side, so scores need no
  *         transposition; V [positions][width].  float16 or float32.
  * Why     eight query rows share each vector of K and V.  The softmax runs online over blocks of 64
@@ -145,11 +146,12 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
 {
     const npurt_attention *op = s->op;
     const int group = op->heads / op->kv_heads, width = op->width;
+    const int step = op->gated ? 2 * width : width;
     int64_t visible = 0;
     for (int r = 0; r < rows; r++) {
         const int64_t token = row + (first + r) / group;
         const int head = s->kv_head * group + (first + r) % group;
-        const float *q = op->qkv + (token * (op->heads + 2 * op->kv_heads) + head) * width;
+        const float *q = op->qkv + token * op->stride + head * step;
         for (int d = 0; d < width; d++) {
             s->q[r][d] = q[d] * op->scale;
             s->out[r][d] = 0;
@@ -166,8 +168,10 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
         const int64_t token = row + (first + r) / group;
         const int head = s->kv_head * group + (first + r) % group;
         float *out = op->out + (token * op->heads + head) * width;
-        for (int d = 0; d < width; d++) {
-            out[d] = s->out[r][d] / s->sum[r];
+        const float *gate = op->qkv + token * op->stride + head * step + width;
+        for (int d = 0; d < width; d += 16) {
+            const f32x16 v = load_f32(s->out[r] + d) / s->sum[r];
+            store_f32(out + d, op->gated ? v * sigmoid16(load_f32(gate + d)) : v);
         }
     }
 }

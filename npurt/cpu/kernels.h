@@ -24,6 +24,7 @@ typedef struct {
 } npurt_tile;
 
 enum { GEMV_ROWS = 16 };
+enum { DELTA_WIDEST = 128, CONV_TAPS = 8, EXPERTS_MOST = 4096 };
 
 /* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
 typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,
@@ -55,6 +56,11 @@ typedef struct {
     void (*rope)(const npurt_attention *op, int64_t row, int64_t position);
     void (*attend)(const npurt_attention *op, int kv_head, int64_t row, int rows, int64_t position,
                    float *scratch);
+    void (*conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
+    void (*delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
+    void (*gate)(const npurt_gate *op, int64_t row);
+    void (*route)(const npurt_route *op, int64_t rows, float *scratch);
+    void (*combine)(const npurt_combine *op, int64_t row);
     void (*pack)(const npurt_packing *op, int64_t panel);
     void (*spread)(const npurt_spreading *op, int64_t record);
     int (*row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);

@@ -45,6 +45,13 @@ typedef struct {
     double check_bound;    /* see check.c */
 } npurt_weight;
 
+/* Consecutive rows of a matmul's input that go to one matrix of a stack. */
+typedef struct {
+    int32_t matrix;
+    int32_t rows; /* none: there are no more groups */
+    int64_t first;
+} npurt_group;
+
 enum npurt_kind {
     NPURT_NORM = 1, /* x += add; out = x / rms(x) * weight, quantised too */
     NPURT_QUANT,    /* fill out's codes from its values */
@@ -56,6 +63,12 @@ enum npurt_kind {
     NPURT_SPREAD,   /* s = W^T r of an image, for verification */
     NPURT_PACK_I8,  /* int8 [k][n] -> image of exact integer products */
     NPURT_I8,       /* y = x . w, int8 x int8 -> int32, exact */
+    NPURT_CONV,     /* what the projections gave -> q, k, v, decay and beta of a delta net */
+    NPURT_DELTA,    /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
+    NPURT_GATE,     /* out = norm of each head * silu(gate), quantised too */
+    NPURT_ROUTE,    /* the experts of each row, and the rows of each expert */
+    NPURT_GATHER,   /* rows of an input, in the order of their experts */
+    NPURT_COMBINE,  /* weighted sums of what the experts of a row gave */
 };
 
 typedef struct {
@@ -73,25 +86,32 @@ typedef struct {
 
 typedef struct {
     npurt_input in;
-    npurt_weight w[3];
-    float *y; /* [rows][stride] */
+    npurt_weight w[3]; /* each a stack of `matrices` where there are groups; check_s too */
+    float *y;          /* [rows][stride] */
     int64_t stride;
     int32_t weights;
-    int32_t armed; /* verify this run */
+    int32_t armed;             /* verify this run */
+    const npurt_group *groups; /* NULL: all rows times the only matrix */
+    int64_t matrices;
 } npurt_matmul;
 
+/* A row of qkv is the query heads, the key heads, the value heads. */
 typedef struct {
-    float *qkv;       /* [rows][(heads + 2 * kv_heads) * width] */
+    float *qkv;       /* [rows][stride] */
     const float *cos; /* [positions][rotated/2] */
     const float *sin;
+    const float *q_norm; /* [width] or NULL: heads are normed before they rotate */
+    const float *k_norm;
+    int64_t stride;
     void *k_cache;     /* [kv_heads][positions/16][width][16] f16 or f32 */
     void *v_cache;     /* [kv_heads][positions][width] */
     int64_t positions; /* capacity, a multiple of 16 */
     int32_t heads, kv_heads, width, rotated;
     int32_t halves;      /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
     int32_t cache_bytes; /* 2 or 4 an element */
+    int32_t gated;       /* a gate follows each query head: out *= sigmoid(gate) */
     float *out;          /* attention only: [rows][heads * width] */
-    float scale;
+    float scale, eps;
 } npurt_attention;
 
 typedef struct {
@@ -123,11 +143,85 @@ typedef struct {
     int64_t n, k, stride;
 } npurt_integers;
 
+/*
+ * The short convolution before a delta net, of one sequence.  A row of `kept` is the row of `in` up
+ * to v, then the row of `gates`; the last `capacity` tokens are there, token t in row t % capacity.
+ */
+typedef struct {
+    const float *in;     /* [rows][stride]: q of k_heads, k of k_heads, v of heads */
+    const float *gates;  /* [rows][2 * heads]: beta, then decay, before their functions */
+    const float *weight; /* [taps][channels], the last for the token itself */
+    const float *rate;   /* [heads]: log decay = rate * softplus(decay + bias) */
+    const float *bias;   /* [heads] */
+    float *kept;         /* [capacity][channels + 2 * heads] */
+    float *out;          /* [rows][channels]: q and k of length 1, v */
+    float *out_gates;    /* [rows][2 * heads]: beta, log decay */
+    int64_t stride, capacity;
+    int32_t heads, k_heads, width, taps;
+    int32_t replay; /* 1: rows come from kept */
+    float eps;
+} npurt_conv;
+
+/* Floats from one token, head and sequence to the next. */
+typedef struct {
+    int64_t token, head, sequence;
+} npurt_strides;
+
+typedef struct {
+    const float *q, *k, *v, *decay, *beta;
+    float *out;
+    float *state; /* [slots][sequences][heads][width of v][width of k] */
+    /* {slot to start from, slot to copy to or -1, tokens before that}; NULL: from 0, no copy */
+    const int32_t *control;
+    npurt_strides q_at, k_at, v_at, decay_at, beta_at, out_at;
+    int32_t sequences, heads, k_heads, width;
+    int32_t gates;   /* logarithms of decay a head: 1, or width, one for each element of k */
+    int32_t grouped; /* v head h has k head h / (heads / k_heads), not h % k_heads */
+    float scale;     /* of q */
+} npurt_delta;
+
+typedef struct {
+    const float *x;      /* [rows][heads * width] */
+    const float *gate;   /* [rows][stride], its first heads * width */
+    const float *weight; /* [width] */
+    npurt_input out;
+    int64_t stride, width;
+    float eps;
+} npurt_gate;
+
+typedef struct {
+    const float *scores; /* [rows][stride], its first `experts` */
+    float *shares;       /* [rows][used] */
+    int64_t *places;     /* [rows][used]: where a row's copies lie */
+    int64_t *sources;    /* [rows * used]: of which row each copy is */
+    npurt_group *groups; /* [the lesser of experts and rows * used] */
+    int64_t stride;
+    int32_t experts, used;
+    int32_t normed; /* shares are made to add up to 1 */
+    float scale;    /* of shares */
+} npurt_route;
+
+typedef struct {
+    npurt_input in, out; /* out has `used` rows for each of in */
+    const int64_t *sources;
+} npurt_gather;
+
+typedef struct {
+    const float *y;      /* [rows * used][k] */
+    const float *shares; /* [rows][used] */
+    const int64_t *places;
+    const float *shared; /* [rows][k] of the shared expert, or NULL */
+    const float *gate;   /* [rows * gate_stride], one a row; NULL: 1 */
+    float *out;          /* [rows][k] */
+    int64_t k, gate_stride;
+    int32_t used;
+} npurt_combine;
+
 typedef struct {
     int32_t kind;
     int32_t isa;  /* index of the instruction set to use */
     int32_t head; /* 1: rows = run.rows - run.head */
-    int32_t reserved;
+    int32_t fan;  /* rows are so many times those of the run; 0 is 1 */
     union {
         npurt_norm norm;
         npurt_quant quant;
@@ -137,11 +231,18 @@ typedef struct {
         npurt_packing packing;
         npurt_spreading spreading;
         npurt_integers integers;
+        npurt_conv conv;
+        npurt_delta delta;
+        npurt_gate gate;
+        npurt_route route;
+        npurt_gather gather;
+        npurt_combine combine;
     } u;
     uint64_t calls; /* runs so far */
     uint64_t rows;  /* rows so far */
     uint64_t nanoseconds;
-    uint64_t checks; /* results verified so far */
+    uint64_t checks;   /* results verified so far */
+    uint64_t matrices; /* multiplied so far, of each weight */
 } npurt_op;
 
 typedef struct npurt_pool npurt_pool;

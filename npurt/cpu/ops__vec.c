@@ -85,14 +85,6 @@ static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
     }
 }
 
-/* silu(g) = g / (1 + e^-g); with t = e^-|g| it is g / (1 + t) or g * t / (1 + t), never inf/inf. */
-INLINE f32x16 silu16(f32x16 g)
-{
-    const f32x16 t = exp16(-__builtin_elementwise_abs(g));
-    const f32x16 top = g < 0.0f ? g * t : g;
-    return top / (1.0f + t);
-}
-
 /* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
 static void silu(const npurt_silu *op, int64_t row, int64_t first, int64_t count)
 {
@@ -132,15 +124,35 @@ static void store(void *cache, int64_t at, float value, int bytes)
     }
 }
 
+/* head = head / rms(head) * weight */
+static void norm_head(const npurt_attention *op, float *head, const float *weight)
+{
+    f32x16 squares = 0.0f;
+    for (int d = 0; d < op->width; d += 16) {
+        const f32x16 v = load_f32(head + d);
+        squares = fma16(v, v, squares);
+    }
+    const float inverse = 1.0f / sqrtf(sum16(squares) / (float) op->width + op->eps);
+    for (int d = 0; d < op->width; d++) {
+        head[d] = head[d] * inverse * weight[d];
+    }
+}
+
 static void rope(const npurt_attention *op, int64_t row, int64_t position)
 {
     const int heads = op->heads, kv_heads = op->kv_heads, width = op->width;
-    float *q = op->qkv + row * (heads + 2 * kv_heads) * width;
-    float *k = q + heads * width, *v = k + kv_heads * width;
+    const int step = op->gated ? 2 * width : width;
+    float *q = op->qkv + row * op->stride;
+    float *k = q + heads * step, *v = k + kv_heads * width;
     const float *cos = op->cos + position * (op->rotated / 2);
     const float *sin = op->sin + position * (op->rotated / 2);
     for (int h = 0; h < heads + kv_heads; h++) {
-        rotate(op, q + h * width, cos, sin);
+        float *head = h < heads ? q + h * step : k + (h - heads) * width;
+        const float *weight = h < heads ? op->q_norm : op->k_norm;
+        if (weight) {
+            norm_head(op, head, weight);
+        }
+        rotate(op, head, cos, sin);
     }
     for (int g = 0; g < kv_heads; g++) {
         const int64_t panel = g * (op->positions / 16) + position / 16;
@@ -155,6 +167,11 @@ static void rope(const npurt_attention *op, int64_t row, int64_t position)
 
 void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
                             int64_t position, float *scratch);
+void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
+void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
+void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
+void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
+void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
 void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
 int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
@@ -171,6 +188,11 @@ const npurt_level AT_LEVEL(npurt_level) = {
     .silu = silu,
     .rope = rope,
     .attend = AT_LEVEL(npurt_attend),
+    .conv = AT_LEVEL(npurt_conv),
+    .delta = AT_LEVEL(npurt_delta),
+    .gate = AT_LEVEL(npurt_gate),
+    .route = AT_LEVEL(npurt_route),
+    .combine = AT_LEVEL(npurt_combine),
     .pack = AT_LEVEL(npurt_pack),
     .spread = AT_LEVEL(npurt_spread),
     .row_is_right = AT_LEVEL(npurt_row_is_right),

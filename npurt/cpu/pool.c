@@ -113,7 +113,8 @@ static void finish(const npurt_walk *w, int index, npurt_share *s)
     const uint64_t time = now();
     op->nanoseconds += time - atomic_exchange(&pool->stamp, time);
     op->calls++;
-    op->rows += (uint64_t) (op->head ? w->job.rows - w->job.head : w->job.rows);
+    op->rows += (uint64_t) npurt_rows(op, &w->job);
+    op->matrices += op->kind == NPURT_MATMUL ? (uint64_t) npurt_matrices(op, &w->job) : 0;
     atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
 }
 

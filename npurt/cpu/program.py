@@ -35,9 +35,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention of one layer: its buffers and how its heads are cut."""
+    """The attention of one layer: its buffers and how its heads are cut.
 
-    qkv: F32  # [rows, (heads + 2 * kv_heads) * width]
+    A row of *qkv* is the query heads, the key heads and the value heads; in a *gated* one a gate of
+    the same width follows each query head.
+    """
+
+    qkv: F32  # [rows, (heads + 2 * kv_heads) * width], or heads twice
     cos: F32  # [positions, rotated / 2]
     sin: F32
     k_cache: npt.NDArray[Any]  # [kv_heads, positions / 16, width, 16], float16 or float32
@@ -47,6 +51,67 @@ class Heads:
     width: int
     halves: bool  # rotate (i, i + rotated / 2), not (2i, 2i + 1)
     scale: float
+    gated: bool = False
+    q_norm: F32 | None = None  # [width]: heads are normed before they rotate
+    k_norm: F32 | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The short convolution before a gated delta net: channels are q, k, v of *width* a head."""
+
+    x: F32  # [rows, channels and more]
+    gates: F32  # [rows, 2 * heads]: beta and decay before their functions
+    weight: F32  # [taps, channels]
+    rate: F32  # [heads]: the logarithm of decay is rate * softplus(decay + bias)
+    bias: F32  # [heads]
+    kept: F32  # [capacity, channels + 2 * heads]: what came last, token t in row t % capacity
+    out: F32  # [rows, channels]: q and k of length 1
+    out_gates: F32  # [rows, 2 * heads]: beta, logarithm of decay
+    heads: int
+    k_heads: int
+    width: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net: ``S = e^decay S + beta (v - e^decay S k) k^T; out = scale S q``.
+
+    Arrays may be views, of float32 contiguous along their last axis.  Letters: N sequences, T
+    tokens, K and H heads of k and v, W width.
+    """
+
+    q: F32  # [N, T, K, W]
+    k: F32
+    v: F32  # [N, T, H, W]
+    decay: F32  # [N, T, H, 1], logarithms; or [N, T, H, W], one for each element of k
+    beta: F32  # [N, T, H]
+    out: F32  # [N, T, H, W]
+    state: F32  # [slots, N, H, W (of v), W (of k)]: the first is read and written
+    scale: float
+    grouped: bool  # v head h has k head h // (H // K), not h % K
+    control: npt.NDArray[np.int32] | None = None  # [3]: see npurt_delta
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts each row goes to; as many groups as there may be."""
+
+    shares: F32  # [rows, used]
+    places: npt.NDArray[np.int64]  # [rows, used]: where a row's copies lie
+    sources: npt.NDArray[np.int64]  # [rows * used]: of which row each copy is
+    groups: npt.NDArray[np.void]  # [min(experts, rows * used)] of GROUP
+    experts: int
+
+    @property
+    def used(self) -> int:
+        """Experts of a row."""
+        return int(self.shares.shape[1])
+
+
+GROUP = np.dtype([("matrix", "<i4"), ("rows", "<i4"), ("first", "<i8")])  # npurt_group
 
 
 class Program:
@@ -79,11 +144,12 @@ class Program:
         """Run all ops on *rows* rows; return the index of one that did not verify, or ``len``."""
         return self.engine.run(self.ops, len(self), rows, position, head)
 
-    def _add(self, kind: str, *, head: bool = False) -> Any:
+    def _add(self, kind: str, *, head: bool = False, fan: int = 1) -> Any:
         op: Any = abi.ffi().new("npurt_op *")
         op.kind = getattr(abi.lib(), f"NPURT_{kind}")
         op.isa = self.engine.isa
         op.head = head
+        op.fan = fan
         self._structs.append(op)
         return op.u
 
@@ -128,9 +194,17 @@ class Program:
         *,
         biases: Sequence[F32 | None] = (),
         head: bool = False,
+        routing: Routing | None = None,
     ) -> int:
-        """``y = [x @ w.T + bias for each weight]``, side by side; at most three weights."""
-        op = self._add("MATMUL", head=head).matmul
+        """``y = [x @ w.T + bias for each weight]``, side by side; at most three weights.
+
+        With a *routing* each weight is a stack of its `experts`, the rows of *x* are those that
+        `gather` made, and each group of them is multiplied by its own matrix.
+        """
+        op = self._add("MATMUL", head=head, fan=routing.used if routing else 1).matmul
+        if routing:
+            op.groups = self._address(routing.groups, "npurt_group *")
+            op.matrices = routing.experts
         self._input(getattr(op, "in"), x)
         op.y = self._address(y)
         op.stride = y.shape[1]
@@ -147,6 +221,8 @@ class Program:
     def _attention(self, kind: str, heads: Heads) -> Any:
         op = self._add(kind).attention
         op.qkv, op.cos, op.sin = map(self._address, (heads.qkv, heads.cos, heads.sin))
+        op.q_norm, op.k_norm = map(self._address, (heads.q_norm, heads.k_norm))
+        op.stride, op.gated, op.eps = heads.qkv.shape[1], heads.gated, heads.eps
         op.k_cache = self._address(heads.k_cache, "void *")
         op.v_cache = self._address(heads.v_cache, "void *")
         op.positions = heads.v_cache.shape[1]
@@ -167,11 +243,90 @@ class Program:
         self._attention("ATTEND", heads).out = self._address(out)
         return len(self) - 1
 
-    def silu(self, gate_up: F32, out: Input) -> int:
+    def silu(self, gate_up: F32, out: Input, *, fan: int = 1) -> int:
         """Add ``out = silu(gate) * up`` of the two halves of *gate_up*."""
-        op = self._add("SILU").silu
+        op = self._add("SILU", fan=fan).silu
         op.gate_up = self._address(gate_up)
         self._input(op.out, out)
+        return len(self) - 1
+
+    def conv(self, c: Convolution, *, replay: bool = False) -> int:
+        """Convolve and keep what went in; or, in a *replay*, convolve what was kept."""
+        op = self._add("CONV").conv
+        setattr(op, "in", self._address(c.x))
+        op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(
+            self._address, (c.gates, c.weight, c.rate, c.bias, c.kept, c.out, c.out_gates)
+        )
+        op.stride, op.capacity, op.taps = c.x.shape[1], len(c.kept), len(c.weight)
+        op.heads, op.k_heads, op.width, op.eps = c.heads, c.k_heads, c.width, c.eps
+        op.replay = replay
+        return len(self) - 1
+
+    def delta(self, d: Delta) -> int:
+        """Run a gated delta net over the rows, from and to its state."""
+        op = self._add("DELTA").delta
+        for name in ("q", "k", "v", "decay", "beta", "out"):
+            array: F32 = getattr(d, name)
+            setattr(op, name, self._address(array))
+            sequence, token, head = (stride // array.itemsize for stride in array.strides[:3])
+            setattr(op, f"{name}_at", {"token": token, "head": head, "sequence": sequence})
+        op.state = self._address(d.state)
+        op.control = self._address(d.control, "int32_t *")
+        op.sequences, _, op.heads, op.width = d.v.shape
+        op.k_heads, op.gates = d.k.shape[2], d.decay.shape[3]
+        op.grouped, op.scale = d.grouped, d.scale
+        return len(self) - 1
+
+    def gate(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> int:
+        """``out = x / rms(x) * weight * silu(gate)``, each head of *weight*'s width by itself.
+
+        *x* is ``[rows, K]``, *gate* a view of K columns of ``[rows, more]``.
+        """
+        op = self._add("GATE").gate
+        op.x, op.gate, op.weight = map(self._address, (x, gate, weight))
+        op.stride, op.width, op.eps = gate.strides[0] // gate.itemsize, len(weight), eps
+        self._input(op.out, out)
+        return len(self) - 1
+
+    def route(self, scores: F32, to: Routing, *, normed: bool, scale: float = 1.0) -> int:
+        """Choose experts by the first columns of *scores*; *normed* shares add up to *scale*."""
+        op = self._add("ROUTE").route
+        op.scores, op.shares = self._address(scores), self._address(to.shares)
+        op.places = self._address(to.places, "int64_t *")
+        op.sources = self._address(to.sources, "int64_t *")
+        op.groups = self._address(to.groups, "npurt_group *")
+        op.stride, op.experts, op.used = scores.shape[1], to.experts, to.used
+        op.normed, op.scale = normed, scale
+        return len(self) - 1
+
+    def gather(self, x: Input, routing: Routing, out: Input) -> int:
+        """Copy the rows of *x* for each of their experts to *out*, expert by expert."""
+        op = self._add("GATHER", fan=routing.used).gather
+        op.sources = self._address(routing.sources, "int64_t *")
+        self._input(getattr(op, "in"), x)
+        self._input(op.out, out)
+        return len(self) - 1
+
+    def combine(
+        self,
+        y: F32,
+        routing: Routing,
+        out: F32,
+        *,
+        shared: F32 | None = None,
+        gate: F32 | None = None,
+    ) -> int:
+        """Add up what a row's experts gave, by their shares, to *out*.
+
+        And *shared* ``[rows, K]``, times the sigmoid of *gate*, a view of one column.
+        """
+        op = self._add("COMBINE").combine
+        op.y, op.shares, op.shared, op.gate, op.out = map(
+            self._address, (y, routing.shares, shared, gate, out)
+        )
+        op.places = self._address(routing.places, "int64_t *")
+        op.k, op.used = y.shape[1], routing.used
+        op.gate_stride = 0 if gate is None else gate.strides[0] // gate.itemsize
         return len(self) - 1
 
     def pack(self, blocks: npt.NDArray[Any], image: Image) -> int:

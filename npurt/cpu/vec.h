@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x16 __attribute__((ext_vector_type(16)));
 typedef int32_t i32x16 __attribute__((ext_vector_type(16)));
 typedef uint32_t u32x16 __attribute__((ext_vector_type(16)));
@@ -65,11 +67,22 @@ INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c)
 /* Adds the lanes in a fixed tree: 8 + 8, 4 + 4, 2 + 2, 1 + 1. */
 INLINE float sum16(f32x16 v)
 {
-    typedef float f32x8 __attribute__((ext_vector_type(8)));
-    typedef float f32x4 __attribute__((ext_vector_type(4)));
     const f32x8 a = v.lo + v.hi;
     const f32x4 b = a.lo + a.hi;
     return (b.x + b.z) + (b.y + b.w);
+}
+
+/* The sums of four vectors, each as sum16 makes it. */
+INLINE f32x4 sum16_of_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d)
+{
+    const f32x8 a8 = a.lo + a.hi, b8 = b.lo + b.hi, c8 = c.lo + c.hi, d8 = d.lo + d.hi;
+    const f32x4 a4 = a8.lo + a8.hi, b4 = b8.lo + b8.hi, c4 = c8.lo + c8.hi, d4 = d8.lo + d8.hi;
+    const f32x4 ab =
+        __builtin_shufflevector(a4, b4, 0, 1, 4, 5) + __builtin_shufflevector(a4, b4, 2, 3, 6, 7);
+    const f32x4 cd =
+        __builtin_shufflevector(c4, d4, 0, 1, 4, 5) + __builtin_shufflevector(c4, d4, 2, 3, 6, 7);
+    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
+           __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
 }
 
 INLINE float max16(f32x16 v)
@@ -99,6 +112,41 @@ INLINE f32x16 exp16(f32x16 x)
     const i32x16 tiny = x < -87.3f;
     const f32x16 y = p * power;
     return tiny ? (f32x16) (0.0f) : y;
+}
+
+/* 1 / (1 + e^-x); with t = e^-|x| it is 1 / (1 + t) or t / (1 + t), never inf/inf. */
+INLINE f32x16 sigmoid16(f32x16 x)
+{
+    const f32x16 t = exp16(-__builtin_elementwise_abs(x));
+    const f32x16 top = x < 0.0f ? t : (f32x16) (1.0f);
+    return top / (1.0f + t);
+}
+
+/* x / (1 + e^-x), formed as above. */
+INLINE f32x16 silu16(f32x16 x)
+{
+    const f32x16 t = exp16(-__builtin_elementwise_abs(x));
+    const f32x16 top = x < 0.0f ? x * t : x;
+    return top / (1.0f + t);
+}
+
+/*
+ * ln(1 + e^x) = max(x, 0) + ln(1 + t), t = e^-|x|.
+ * ln(1 + t) = 2 artanh(s), s = t / (2 + t) <= 1/3: its series up to s^15, the rest being 2e-9 of it.
+ */
+INLINE f32x16 softplus16(f32x16 x)
+{
+    const f32x16 t = exp16(-__builtin_elementwise_abs(x));
+    const f32x16 s = t / (2.0f + t), s2 = s * s;
+    f32x16 p = fma16((f32x16) (1.0f / 15), s2, (f32x16) (1.0f / 13));
+    p = fma16(p, s2, (f32x16) (1.0f / 11));
+    p = fma16(p, s2, (f32x16) (1.0f / 9));
+    p = fma16(p, s2, (f32x16) (1.0f / 7));
+    p = fma16(p, s2, (f32x16) (1.0f / 5));
+    p = fma16(p, s2, (f32x16) (1.0f / 3));
+    p = fma16(p, s2, (f32x16) (1.0f));
+    const f32x16 twice = s + s;
+    return fma16(p, twice, __builtin_elementwise_max(x, (f32x16) (0.0f)));
 }
 
 #endif

@@ -1,21 +1,16 @@
 /*
- * What one op's work is: how it divides into chunks, how a chunk is computed and committed.
+ * What one op's work is: how it divides into chunks, how a chunk is computed.
  *
- * A matmul chunk is computed into scratch and committed after, so that two threads may compute the
- * same one (pool.c).  The other ops write where they stand and are computed once.
+ * Matmuls are matmul.c's.  The other ops write where they stand and are computed once.
  */
 #include "work.h"
 
-enum { GEMV_CHUNK_BYTES = 96 << 10, SILU_SPAN = 1024, ATTEND_ROWS = 32 };
+enum { SILU_SPAN = 1024, ATTEND_ROWS = 32 };
 
-static int64_t rows_of(const npurt_op *op, const npurt_job *job)
+int64_t npurt_rows(const npurt_op *op, const npurt_job *job)
 {
-    return op->head ? job->rows - job->head : job->rows;
-}
-
-static int64_t panels_of(const npurt_weight *w)
-{
-    return (w->n + ROWS - 1) / ROWS;
+    const int64_t rows = op->head ? job->rows - job->head : job->rows;
+    return op->fan ? rows * op->fan : rows;
 }
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -23,34 +18,13 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* Panels a chunk: enough bytes to be worth taking, few enough that the result fits scratch. */
-static int64_t matmul_grain(const npurt_matmul *m, int64_t rows, int threads, int64_t *items)
-{
-    int64_t panels = 0, bytes = 0;
-    for (int i = 0; i < m->weights; i++) {
-        panels += panels_of(&m->w[i]);
-        bytes += npurt_image_bytes(m->w[i].type, m->w[i].n, m->w[i].k);
-    }
-    *items = panels;
-    int64_t grain = ceil_div(panels, threads * 4);
-    if (rows == 1) {
-        const int64_t by_bytes = GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
-        grain = grain < by_bytes ? grain : by_bytes;
-        grain = ceil_div(grain, 4) * 4;
-    } else {
-        grain = grain < 8 ? grain : 8;
-    }
-    const int64_t least = ceil_div(panels, MAX_CHUNKS);
-    return grain > least ? grain : least;
-}
-
 npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads)
 {
-    const int64_t rows = rows_of(op, job);
+    const int64_t rows = npurt_rows(op, job);
     npurt_division d = {.items = rows, .grain = 1};
     switch (op->kind) {
     case NPURT_MATMUL:
-        d.grain = matmul_grain(&op->u.matmul, rows, threads, &d.items);
+        d = npurt_divide_matmul(op, job, threads);
         break;
     case NPURT_QUANT:
         d.items = rows * (op->u.quant.out.k / BLOCK);
@@ -72,159 +46,22 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
     case NPURT_I8:
         d.items = ceil_div(op->u.integers.n, ROWS);
         break;
+    case NPURT_CONV:
+        d.items = 2 * op->u.conv.k_heads + op->u.conv.heads + 1;
+        d.grain = ceil_div(d.items, threads * 4);
+        break;
+    case NPURT_DELTA:
+        d.items = op->u.delta.sequences * op->u.delta.heads * (op->u.delta.width / 16);
+        d.grain = ceil_div(d.items, threads * 4);
+        break;
+    case NPURT_ROUTE:
+        d.items = 1;
+        break;
     }
     const int64_t least = ceil_div(d.items, MAX_CHUNKS);
     d.grain = d.grain > least ? d.grain : least;
     d.chunks = (int) ceil_div(d.items, d.grain);
     return d;
-}
-
-/* One piece of a chunk: consecutive panels of one weight. */
-typedef struct {
-    const npurt_weight *w;
-    int64_t first;
-    int panels;
-} npurt_piece;
-
-/* Splits panels [from, to) of the concatenated weights into at most three pieces. */
-static int pieces_of(const npurt_matmul *m, int64_t from, int64_t to, npurt_piece pieces[3])
-{
-    int count = 0;
-    int64_t base = 0;
-    for (int i = 0; i < m->weights; i++) {
-        const int64_t panels = panels_of(&m->w[i]);
-        const int64_t lo = from > base ? from - base : 0;
-        const int64_t hi = to - base < panels ? to - base : panels;
-        if (lo < hi) {
-            pieces[count++] = (npurt_piece){&m->w[i], lo, (int) (hi - lo)};
-        }
-        base += panels;
-    }
-    return count;
-}
-
-static int format_index(int type)
-{
-    static const int types[] = {
-#define NPURT_FORMAT(name, number, ...) number,
-#include "formats.inc"
-    };
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (types[i] == type) {
-            return (int) i;
-        }
-    }
-    return -1;
-}
-
-/* The codes, or the fine codes, of an input. */
-static npurt_input part_of(const npurt_input *x, int part)
-{
-    npurt_input one = *x;
-    if (part) {
-        one.codes = x->fine_codes;
-        one.blocks = x->fine_blocks;
-    }
-    return one;
-}
-
-static npurt_row row_of(const npurt_input *x, int part, int64_t row)
-{
-    const npurt_input one = part_of(x, part);
-    return (npurt_row){one.codes + row * x->k, one.blocks + row * (x->k / BLOCK), x->k};
-}
-
-static int parts_of(const npurt_input *x)
-{
-    return x->fine_codes ? 2 : 1;
-}
-
-/* y [panels][rows][16] = x . piece^T for float weights */
-static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
-                          int64_t rows, float *y)
-{
-    const npurt_weight *w = p->w;
-    const size_t panel = (size_t) (ROWS * w->k) * (w->type == 0 ? 4 : 2);
-    const uint8_t *image = w->image + (size_t) p->first * panel;
-    npurt_dense_fn *dense = isa->level->dense[w->type == 30 ? 2 : w->type];
-    if (rows == 1) {
-        dense(image, p->panels, x->values, 1, w->k, y, 0);
-        return;
-    }
-    for (int i = 0; i < p->panels; i++) {
-        dense(image + (size_t) i * panel, 1, x->values, (int) rows, w->k, y + i * rows * ROWS,
-              ROWS);
-    }
-}
-
-/* y [panels][parts][rows][16] = parts of x . piece^T */
-static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
-                          int64_t rows, float *y)
-{
-    const npurt_weight *w = p->w;
-    const int index = format_index(w->type), parts = parts_of(x);
-    const npurt_format *f = npurt_find_format(w->type);
-    const size_t stride = panel_bytes(f, w->k);
-    const uint8_t *image = w->image + (size_t) p->first * stride;
-    if (rows * parts <= GEMV_ROWS) {
-        npurt_row row[GEMV_ROWS];
-        for (int i = 0; i < rows * parts; i++) {
-            row[i] = row_of(x, i / (int) rows, i % rows);
-        }
-        isa->gemv[index](image, p->panels, row, (int) rows * parts, y);
-        return;
-    }
-    memset(y, 0, (size_t) (p->panels * parts * rows * ROWS) * sizeof *y);
-    for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
-        const int64_t left = w->k / BLOCK - block;
-        const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
-        for (int i = 0; i < p->panels; i++) {
-            npurt_tile tile;
-            isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
-            for (int part = 0; part < parts; part++) {
-                const npurt_input one = part_of(x, part);
-                isa->gemm(&tile, &one, 0, (int) rows, block, y + (i * parts + part) * rows * ROWS);
-            }
-        }
-        image += record_bytes(f, blocks);
-    }
-}
-
-/* Floats of scratch that a piece's results take. */
-static int64_t result_size(const npurt_input *x, const npurt_piece *p, int64_t rows)
-{
-    return p->panels * (format_index(p->w->type) < 0 ? 1 : parts_of(x)) * rows * ROWS;
-}
-
-/* out = in + fine + bias, the last two where given */
-static void put_row(float *restrict out, const float *restrict in, const float *restrict fine,
-                    const float *restrict bias, int64_t width)
-{
-    for (int64_t c = 0; c < width; c++) {
-        out[c] = in[c];
-    }
-    for (int64_t c = 0; fine && c < width; c++) {
-        out[c] += fine[c];
-    }
-    for (int64_t c = 0; bias && c < width; c++) {
-        out[c] += bias[c];
-    }
-}
-
-/* Copies a piece's results to their columns, parts and bias added. */
-static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
-{
-    const npurt_weight *w = p->w;
-    const int parts = format_index(w->type) < 0 ? 1 : parts_of(&m->in);
-    for (int i = 0; i < p->panels; i++) {
-        const int64_t n = (p->first + i) * ROWS;
-        const int64_t width = w->n - n < ROWS ? w->n - n : ROWS;
-        for (int64_t r = 0; r < rows; r++) {
-            const float *in = y + (i * parts * rows + r) * ROWS;
-            put_row(m->y + r * m->stride + w->column + n, in, parts == 2 ? in + rows * ROWS : NULL,
-                    w->bias ? w->bias + n : NULL, width);
-        }
-    }
 }
 
 static void silu_items(const npurt_silu *op, const npurt_level *level, int64_t from, int64_t to)
@@ -258,6 +95,25 @@ static void attend_items(const npurt_attention *op, const npurt_level *level, co
     }
 }
 
+static void gate(const npurt_gate *op, const npurt_level *level, int64_t row)
+{
+    level->gate(op, row);
+    if (op->out.codes) {
+        level->quantise(&op->out, row, 0, op->out.k / BLOCK);
+    }
+}
+
+static void gather(const npurt_gather *op, int64_t row)
+{
+    const int64_t k = op->in.k, blocks = k / BLOCK, from = op->sources[row];
+    memcpy(op->out.values + row * k, op->in.values + from * k, (size_t) k * sizeof(float));
+    if (op->out.codes) {
+        memcpy(op->out.codes + row * k, op->in.codes + from * k, (size_t) k);
+        memcpy(op->out.blocks + row * blocks, op->in.blocks + from * blocks,
+               (size_t) blocks * sizeof(npurt_block));
+    }
+}
+
 static void pack_i8(const npurt_integers *op, int64_t panel)
 {
     uint8_t *out = op->image + panel * ROWS * op->k;
@@ -277,7 +133,7 @@ static void multiply_i8(const npurt_integers *op, const npurt_isa *isa, int64_t 
 }
 
 static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *job, int64_t from,
-                         int64_t to)
+                         int64_t to, float *scratch)
 {
     const npurt_level *level = isa->level;
     for (int64_t i = from; i < to; i++) {
@@ -294,11 +150,29 @@ static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *jo
         case NPURT_SPREAD:
             level->spread(&op->u.spreading, i);
             break;
+        case NPURT_CONV:
+            level->conv(&op->u.conv, i, job->rows, job->position);
+            break;
+        case NPURT_DELTA:
+            level->delta(&op->u.delta, i, job->rows, scratch);
+            break;
+        case NPURT_GATE:
+            gate(&op->u.gate, level, i);
+            break;
+        case NPURT_ROUTE:
+            level->route(&op->u.route, job->rows, scratch);
+            break;
+        case NPURT_GATHER:
+            gather(&op->u.gather, i);
+            break;
+        case NPURT_COMBINE:
+            level->combine(&op->u.combine, i);
+            break;
         case NPURT_PACK_I8:
             pack_i8(&op->u.integers, i);
             break;
         case NPURT_I8:
-            multiply_i8(&op->u.integers, isa, rows_of(op, job), i);
+            multiply_i8(&op->u.integers, isa, npurt_rows(op, job), i);
             break;
         }
     }
@@ -316,46 +190,16 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
     } else if (op->kind == NPURT_ATTEND) {
         attend_items(&op->u.attention, isa->level, job, from, to, scratch);
     } else if (op->kind == NPURT_MATMUL) {
-        const int64_t rows = rows_of(op, job);
-        npurt_piece pieces[3];
-        const int count = pieces_of(&op->u.matmul, from, to, pieces);
-        float *y = scratch;
-        for (int i = 0; i < count; i++) {
-            if (format_index(pieces[i].w->type) < 0) {
-                compute_dense(isa, &op->u.matmul.in, &pieces[i], rows, y);
-            } else {
-                compute_codes(isa, &op->u.matmul.in, &pieces[i], rows, y);
-            }
-            y += result_size(&op->u.matmul.in, &pieces[i], rows);
-        }
+        npurt_compute_matmul(op, job, from, to, scratch);
     } else {
-        single_items(op, isa, job, from, to);
+        single_items(op, isa, job, from, to, scratch);
     }
 }
 
-void npurt_commit(npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
+void npurt_commit(const npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
                   const void *scratch)
 {
-    const int64_t from = chunk * d.grain, rows = rows_of(op, job);
-    const int64_t to = from + d.grain < d.items ? from + d.grain : d.items;
-    npurt_piece pieces[3];
-    const int count = pieces_of(&op->u.matmul, from, to, pieces);
-    const float *y = scratch;
-    for (int i = 0; i < count; i++) {
-        commit_piece(&op->u.matmul, &pieces[i], rows, y);
-        y += result_size(&op->u.matmul.in, &pieces[i], rows);
-    }
-}
-
-int npurt_is_right(const npurt_op *op, const npurt_job *job)
-{
-    const npurt_matmul *m = &op->u.matmul;
-    for (int i = 0; i < m->weights; i++) {
-        for (int64_t row = 0; m->w[i].check_s && row < rows_of(op, job); row++) {
-            if (!npurt_isas[op->isa].level->row_is_right(m, &m->w[i], row)) {
-                return 0;
-            }
-        }
-    }
-    return 1;
+    const int64_t from = chunk * d.grain;
+    npurt_commit_matmul(op, job, from, from + d.grain < d.items ? from + d.grain : d.items,
+                        scratch);
 }

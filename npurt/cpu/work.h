@@ -1,5 +1,5 @@
 /*
- * What pool.c asks of work.c.
+ * What pool.c asks of work.c and matmul.c, and the one of the other.
  */
 #ifndef NPURT_WORK_H
 #define NPURT_WORK_H
@@ -27,8 +27,21 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
 void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chunk, void *scratch);
 
 /* Moves a computed matmul chunk to where it belongs. */
-void npurt_commit(npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
+void npurt_commit(const npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
                   const void *scratch);
+
+/* Rows that an op works on in a run. */
+int64_t npurt_rows(const npurt_op *op, const npurt_job *job);
+
+/* How often a finished matmul read a whole weight: once, or once for each of its groups. */
+int64_t npurt_matrices(const npurt_op *op, const npurt_job *job);
+
+/* As above, for a matmul and its items [from, to). */
+npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads);
+void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                          float *scratch);
+void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                         const float *scratch);
 
 /* Freivalds: whether a finished matmul's result agrees with its input. */
 int npurt_is_right(const npurt_op *op, const npurt_job *job);

@@ -6,6 +6,7 @@ on nothing but the seed.
 
 import itertools
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -72,6 +73,21 @@ def packed(program, tensor):
     return image
 
 
+def stack(rng, fmt, experts, n, k):
+    """Return a tensor ``[experts, n, k]`` of random codes, or values."""
+    if fmt in DENSE:
+        return QTensor.quantize(rng.standard_normal((experts, n, k)), fmt)
+    whole = weight(rng, fmt, experts * n, k)
+    return QTensor(whole.blocks.reshape(experts, n, -1), fmt)
+
+
+def packed_stack(program, tensor):
+    """As `packed`, for a stack of matrices: the image of one, and the others after it."""
+    experts, n, _ = tensor.shape
+    whole = packed(program, QTensor(tensor.blocks.reshape(experts * n, -1), tensor.format))
+    return replace(whole, n=n)
+
+
 def arrays(source):
     """Return what quantising made of an input."""
     coarse = [source.codes, source.blocks] if source.quantised else []
@@ -121,7 +137,8 @@ def silu(program, gate_up):
     return [out.values, *arrays(out)]
 
 
-def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype):
+def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype, gated=False,
+          normed=False):  # fmt: skip
     """Return the attention of one layer, its cache filled up to *position* + *rows*."""
     capacity = -(-(position + rows) // 16) * 16 + 16
     angles = rng.uniform(-np.pi, np.pi, (capacity, rotated // 2))
@@ -129,7 +146,9 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
     values = np.zeros((kv_heads, capacity, width), dtype)
     keys[:, : position + rows] = rng.standard_normal((kv_heads, position + rows, width))
     values[:, : position + rows] = rng.standard_normal((kv_heads, position + rows, width))
-    qkv = rng.standard_normal((rows, (n_heads + 2 * kv_heads) * width), dtype=np.float32)
+    columns = (n_heads * (1 + gated) + 2 * kv_heads) * width
+    qkv = rng.standard_normal((rows, columns), dtype=np.float32)
+    norms = rng.standard_normal((2, width), dtype=np.float32) if normed else (None, None)
     return Heads(
         qkv=qkv,
         cos=np.cos(angles).astype(np.float32),
@@ -141,6 +160,10 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
         width=width,
         halves=halves,
         scale=width**-0.5,
+        gated=gated,
+        q_norm=norms[0],
+        k_norm=norms[1],
+        eps=1e-6,
     )
 
 
@@ -256,9 +279,11 @@ def every_case():
     cases = dict(_matmuls())
     grouped = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
     partial = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}
+    gated = grouped | {"rotated": 16, "gated": True, "normed": True}
     for position, rows in ((0, 1), (15, 2), (60, 9), (130, 1)):
-        for dtype, shape in itertools.product((np.float16, np.float32), (grouped, partial)):
-            kind = f"{dtype.__name__} heads of {shape['width']} at {position}, {rows} rows"
+        shapes = (grouped, partial, gated)
+        for dtype, shape in itertools.product((np.float16, np.float32), shapes):
+            kind = f"{dtype.__name__} heads of {shape} at {position}, {rows} rows"
             cases[f"rope {kind}"] = _attention(rope, position, rows, **shape, dtype=dtype)
             cases[f"attend {kind}"] = _attention(attend, position, rows, **shape, dtype=dtype)
     for k in (32, 40, 288):

@@ -6,7 +6,7 @@ bit with the portable kernels of this process.
 
 import pytest
 
-from tests.cpu import cases
+from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Foreign, Recorded, compiled, emulated, same
 
 # A CPU that has int8 matrix products, one that stops at dot products, one with neither.
@@ -15,7 +15,7 @@ SETS = {
     "cortex-a76": ["dotprod", "neon", "scalar"],
     "cortex-a53": ["neon", "scalar"],
 }
-CASES = cases.every_case()
+CASES = cases.every_case() | delta_cases.every_case()
 
 
 @pytest.fixture(scope="session")

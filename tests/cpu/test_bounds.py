@@ -4,10 +4,10 @@ import pytest
 
 from npurt import build
 from npurt.cpu import abi
-from tests.cpu import cases
+from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Foreign, Machine, Recorded, compiled, same
 
-CASES = cases.every_case()
+CASES = cases.every_case() | delta_cases.every_case()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,275 @@
+/*
+ * A gated delta net, from the projections of its input to the input of its output product.
+ *
+ * conv    y[t] = silu(sum_j w[j] x[t - taps + 1 + j]); q and k divided by their length; the
+ *         functions of beta and decay.  Keeps what it read, for the next tokens and for a replay.
+ * delta   for each token: S = e^decay S; d = beta (v - S k); S = S + d k^T; out = scale S q.
+ *         S [width of v][width of k]: rows lie along k, so both products read them in order.
+ * gate    out = x / rms(x) * weight * silu(gate), head by head.
+ *
+ * Rows of S do not depend on each other: a tile of them stays in registers for up to SPAN tokens,
+ * and many tokens give the same bits as one by one.  Dot products are a chain of fused
+ * multiply-adds in 16 lanes and the tree of sum16.
+ * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; transformers modeling_qwen3_5.py (which
+ *         1e-6 stands where); ggml ggml_gated_delta_net (decay for each element of k).
+ */
+#include "kernels.h"
+#include <math.h>
+
+enum { SPAN = 16, LANES = 16 };
+
+/* --- conv --------------------------------------------------------------------------------------- */
+
+static const float nothing[DELTA_WIDEST];
+
+/* Where the values of the token at `back` tokens before row `row` lie, from column `column` on. */
+static const float *token_at(const npurt_conv *op, int64_t row, int64_t back, int64_t position,
+                             int64_t column)
+{
+    const int64_t line = (2 * op->k_heads + op->heads) * op->width + 2 * op->heads;
+    const int64_t at = position + row - back;
+    if (row >= back && !op->replay) {
+        return op->in + (row - back) * op->stride + column;
+    }
+    return at < 0 ? nothing : op->kept + at % op->capacity * line + column;
+}
+
+static void convolve(const npurt_conv *op, int64_t row, int64_t position, int64_t column)
+{
+    const int64_t channels = (2 * op->k_heads + op->heads) * op->width;
+    float *out = op->out + row * channels + column;
+    const float *from[CONV_TAPS];
+    for (int j = 0; j < op->taps; j++) {
+        from[j] = token_at(op, row, op->taps - 1 - j, position, column);
+    }
+    f32x16 squares = 0.0f;
+    for (int i = 0; i < op->width; i += LANES) {
+        f32x16 sum = 0.0f;
+        for (int j = 0; j < op->taps; j++) {
+            const f32x16 w = load_f32(op->weight + j * channels + column + i);
+            sum = fma16(load_f32(from[j] + i), w, sum);
+        }
+        const f32x16 y = silu16(sum);
+        squares = fma16(y, y, squares);
+        store_f32(out + i, y);
+    }
+    if (column < 2 * op->k_heads * op->width) {
+        const float inverse = 1.0f / sqrtf(sum16(squares) + op->eps);
+        for (int i = 0; i < op->width; i += LANES) {
+            store_f32(out + i, load_f32(out + i) * inverse);
+        }
+    }
+}
+
+/* Beta and decay of one row: raw [2 * heads] -> out [2 * heads]. */
+static void gates(const npurt_conv *op, const float *raw, float *out)
+{
+    const int heads = op->heads;
+    for (int h = 0; h < heads; h++) {
+        out[h] = sigmoid16((f32x16) (raw[h])).x;
+        out[heads + h] = op->rate[h] * softplus16((f32x16) (raw[heads + h] + op->bias[h])).x;
+    }
+}
+
+static void keep(const npurt_conv *op, int64_t rows, int64_t position, const float *from,
+                 int64_t stride, int64_t column, int64_t count)
+{
+    const int64_t line = (2 * op->k_heads + op->heads) * op->width + 2 * op->heads;
+    for (int64_t t = rows < op->capacity ? 0 : rows - op->capacity; t < rows; t++) {
+        float *to = op->kept + (position + t) % op->capacity * line + column;
+        memcpy(to, from + t * stride, (size_t) count * sizeof *to);
+    }
+}
+
+/* One head of q, k or v for all rows; or, past the last, beta and decay. */
+void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
+void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position)
+{
+    const int64_t heads = 2 * op->k_heads + op->heads;
+    const int64_t column = head * op->width, two = 2 * op->heads;
+    for (int64_t t = 0; t < rows; t++) {
+        if (head < heads) {
+            convolve(op, t, position, column);
+        } else {
+            const float *raw =
+                op->replay ? token_at(op, t, 0, position, column) : op->gates + t * two;
+            gates(op, raw, op->out_gates + t * two);
+        }
+    }
+    if (!op->replay && head < heads) {
+        keep(op, rows, position, op->in + column, op->stride, column, op->width);
+    } else if (!op->replay) {
+        keep(op, rows, position, op->gates, two, column, two);
+    }
+}
+
+/* --- delta -------------------------------------------------------------------------------------- */
+
+/* What a span of tokens needs of one head besides v: with a = e^decay, a is one or `width` floats. */
+typedef struct {
+    float a[DELTA_WIDEST], k[DELTA_WIDEST], ak[DELTA_WIDEST], aq[DELTA_WIDEST];
+    float kq, beta;
+} npurt_token;
+
+/* One head of one sequence. */
+typedef struct {
+    const npurt_delta *op;
+    const float *q, *k, *v, *decay, *beta;
+    float *out;
+    npurt_token *tokens; /* of a span */
+} npurt_head;
+
+static void prepare(const npurt_head *h, int64_t first, int count)
+{
+    const npurt_delta *op = h->op;
+    for (int t = 0; t < count; t++) {
+        const float *k = h->k + (first + t) * op->k_at.token;
+        const float *q = h->q + (first + t) * op->q_at.token;
+        const float *g = h->decay + (first + t) * op->decay_at.token;
+        npurt_token *token = &h->tokens[t];
+        f32x16 kq = 0.0f, a = exp16((f32x16) (*g));
+        for (int i = 0; i < op->width; i += LANES) {
+            const f32x16 ki = load_f32(k + i), qi = load_f32(q + i);
+            a = op->gates == 1 ? a : exp16(load_f32(g + i));
+            kq = fma16(ki, qi, kq);
+            store_f32(token->a + i, a);
+            store_f32(token->k + i, ki);
+            store_f32(token->ak + i, a * ki);
+            store_f32(token->aq + i, a * qi);
+        }
+        token->kq = sum16(kq);
+        token->beta = h->beta[(first + t) * op->beta_at.token];
+    }
+}
+
+/*
+ * One token of four rows of S.  Both products read S as it was:
+ * d = beta (v - S (a k)), S = a S + d k^T, out = scale (S (a q) + d k.q).
+ */
+INLINE void four_rows(float *s, const npurt_token *token, int vectors, const float *v, float scale,
+                      float *out)
+{
+    const int width = LANES * vectors;
+    f32x16 k[4] = {0}, q[4] = {0};
+#pragma clang loop unroll(full)
+    for (int i = 0; i < width; i += LANES) {
+        const f32x16 ak = load_f32(token->ak + i), aq = load_f32(token->aq + i);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < 4; r++) {
+            const f32x16 row = load_f32(s + r * width + i);
+            k[r] = fma16(row, ak, k[r]);
+            q[r] = fma16(row, aq, q[r]);
+        }
+    }
+    f32x4 wanted, d;
+    memcpy(&wanted, v, sizeof wanted);
+    d = token->beta * (wanted - sum16_of_4(k[0], k[1], k[2], k[3]));
+    const f32x4 y =
+        __builtin_elementwise_fma(d, (f32x4) (token->kq), sum16_of_4(q[0], q[1], q[2], q[3])) *
+        scale;
+    memcpy(out, &y, sizeof y);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < width; i += LANES) {
+        const f32x16 a = load_f32(token->a + i), ki = load_f32(token->k + i);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < 4; r++) {
+            float *at = s + r * width + i;
+            store_f32(at, fma16((f32x16) (d[r]), ki, load_f32(at) * a));
+        }
+    }
+}
+
+/* `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on. */
+INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t j, int vectors,
+                         float *s)
+{
+    const float *v = h->v + first * h->op->v_at.token + j;
+    float *out = h->out + first * h->op->out_at.token + j;
+    for (int t = 0; t < count; t++) {
+        for (int r = 0; r < LANES; r += 4) {
+            four_rows(s + r * LANES * vectors, &h->tokens[t], vectors, v + r, h->op->scale,
+                      out + r);
+        }
+        v += h->op->v_at.token;
+        out += h->op->out_at.token;
+    }
+}
+
+#define WIDTH(n)                                                                                   \
+    case n:                                                                                        \
+        sixteen_rows(h, first, count, j, n, s);                                                    \
+        break
+
+static void span(const npurt_head *h, int64_t first, int count, int64_t j, float *s)
+{
+    switch (h->op->width / LANES) {
+        WIDTH(1);
+        WIDTH(2);
+        WIDTH(3);
+        WIDTH(4);
+        WIDTH(5);
+        WIDTH(6);
+        WIDTH(7);
+        WIDTH(8);
+    }
+}
+
+/* Sixteen rows of one head of one sequence, for all tokens. */
+void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
+void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch)
+{
+    const int64_t blocks = op->width / LANES, size = (int64_t) op->width * op->width;
+    const int64_t j = item % blocks * LANES, head = item / blocks % op->heads;
+    const int64_t sequence = item / blocks / op->heads;
+    const int64_t k_head = op->grouped ? head / (op->heads / op->k_heads) : head % op->k_heads;
+    const int64_t slot = op->sequences * op->heads * size;
+    const size_t bytes = (size_t) (LANES * op->width) * sizeof(float);
+    const int32_t plain[3] = {0, -1, 0};
+    const int32_t *control = op->control ? op->control : plain;
+    float *s = op->state + (sequence * op->heads + head) * size + j * op->width;
+    npurt_head h = {
+        .op = op,
+        .tokens = (npurt_token *) (void *) scratch,
+        .q = op->q + sequence * op->q_at.sequence + k_head * op->q_at.head,
+        .k = op->k + sequence * op->k_at.sequence + k_head * op->k_at.head,
+        .v = op->v + sequence * op->v_at.sequence + head * op->v_at.head,
+        .decay = op->decay + sequence * op->decay_at.sequence + head * op->decay_at.head,
+        .beta = op->beta + sequence * op->beta_at.sequence + head * op->beta_at.head,
+        .out = op->out + sequence * op->out_at.sequence + head * op->out_at.head,
+    };
+    if (control[0]) {
+        memcpy(s, s + control[0] * slot, bytes);
+    }
+    for (int64_t t = 0, end; t < tokens; t = end) {
+        const int64_t saving = control[1] < 0 ? -1 : control[2];
+        if (t == saving) {
+            memcpy(s + control[1] * slot, s, bytes);
+        }
+        end = t + SPAN < tokens ? t + SPAN : tokens;
+        end = t < saving && saving < end ? saving : end;
+        prepare(&h, t, (int) (end - t));
+        span(&h, t, (int) (end - t), j, s);
+    }
+}
+
+/* --- gate --------------------------------------------------------------------------------------- */
+
+void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
+void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row)
+{
+    const int64_t k = op->out.k;
+    const float *x = op->x + row * k, *gate = op->gate + row * op->stride;
+    float *out = op->out.values + row * k;
+    for (int64_t first = 0; first < k; first += op->width) {
+        f32x16 squares = 0.0f;
+        for (int64_t i = 0; i < op->width; i += LANES) {
+            const f32x16 v = load_f32(x + first + i);
+            squares = fma16(v, v, squares);
+        }
+        const float inverse = 1.0f / sqrtf(sum16(squares) / (float) op->width + op->eps);
+        for (int64_t i = 0; i < op->width; i += LANES) {
+            const f32x16 normed = load_f32(x + first + i) * inverse * load_f32(op->weight + i);
+            store_f32(out + first + i, normed * silu16(load_f32(gate + first + i)));
+        }
+    }
+}

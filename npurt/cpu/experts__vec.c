@@ -1,0 +1,118 @@
+/*
+ * Which experts a row goes to, and what becomes of their results.
+ *
+ * route    shares = softmax(scores), the `used` largest of each row, equal ones by lower index;
+ *          then rows are listed by expert, so that each expert's rows lie together.
+ * combine  out = sum over a row's experts, likeliest first, of share * y; then the shared expert.
+ *
+ * A row's result depends on no other row; route runs on one thread for all of them.
+ * Source  llama.cpp build_moe_ffn (2^-14, below which a sum of shares is not divided by).
+ */
+#include "kernels.h"
+#include <math.h>
+
+enum { LANES = 16 };
+
+/* The `used` likeliest experts of one row, and their shares. */
+static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *shares)
+{
+    const int padded = (op->experts + LANES - 1) / LANES * LANES, used = op->used;
+    const float *scores = op->scores + row * op->stride;
+    int held = 0;
+    for (int i = 0; i < padded; i++) {
+        e[i] = i < op->experts ? scores[i] : -INFINITY;
+    }
+    for (int i = 0; i < op->experts; i++) {
+        int at = held < used ? held++ : used;
+        for (; at > 0 && !(e[chosen[at - 1]] >= e[i]); at--) {
+            if (at < used) {
+                chosen[at] = chosen[at - 1];
+            }
+        }
+        if (at < used) {
+            chosen[at] = i;
+        }
+    }
+    const f32x16 most = (f32x16) (e[chosen[0]]);
+    f32x16 sum = 0.0f;
+    for (int i = 0; i < padded; i += LANES) {
+        const f32x16 v = exp16(load_f32(e + i) - most);
+        store_f32(e + i, v);
+        sum += v;
+    }
+    const float whole = sum16(sum);
+    float total = 0;
+    for (int s = 0; s < used; s++) {
+        shares[s] = e[chosen[s]] / whole;
+        total += shares[s];
+    }
+    const float least = 0x1p-14f;
+    const float divisor = !op->normed ? 1.0f : total < least ? least : total;
+    for (int s = 0; s < used; s++) {
+        shares[s] = shares[s] / divisor * op->scale;
+    }
+}
+
+/* Groups in the order of their experts; next[e] becomes where the first row of expert e goes. */
+static void group(const npurt_route *op, int64_t copies, int64_t *next)
+{
+    const int64_t most = op->experts < copies ? op->experts : copies;
+    int64_t first = 0;
+    npurt_group *g = op->groups;
+    for (int e = 0; e < op->experts; e++) {
+        const int64_t rows = next[e];
+        next[e] = first;
+        if (rows) {
+            *g++ = (npurt_group){e, (int32_t) rows, first};
+        }
+        first += rows;
+    }
+    for (; g < op->groups + most; g++) {
+        *g = (npurt_group){0, 0, first};
+    }
+}
+
+void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
+void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch)
+{
+    int64_t *next = (int64_t *) (void *) scratch;
+    float *e = (float *) (void *) (next + EXPERTS_MOST);
+    const int64_t copies = rows * op->used;
+    memset(next, 0, (size_t) op->experts * sizeof *next);
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t *chosen = op->places + row * op->used;
+        choose(op, row, e, chosen, op->shares + row * op->used);
+        for (int s = 0; s < op->used; s++) {
+            next[chosen[s]]++;
+        }
+    }
+    group(op, copies, next);
+    for (int64_t i = 0; i < copies; i++) {
+        const int64_t place = next[op->places[i]]++;
+        op->sources[place] = i / op->used;
+        op->places[i] = place;
+    }
+}
+
+static void add(float *restrict out, float share, const float *restrict y, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++) {
+        out[i] = fmaf(share, y[i], out[i]);
+    }
+}
+
+void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row);
+void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row)
+{
+    const float *shares = op->shares + row * op->used;
+    const int64_t *places = op->places + row * op->used, k = op->k;
+    float *out = op->out + row * k;
+    const float gate = op->gate ? sigmoid16((f32x16) (op->gate[row * op->gate_stride])).x : 1.0f;
+    memset(out, 0, (size_t) k * sizeof *out);
+    for (int s = 0; s < op->used; s++) {
+        add(out, shares[s], op->y + places[s] * k, k);
+    }
+    if (op->shared) {
+        add(out, gate, op->shared + row * k, k);
+    }
+}

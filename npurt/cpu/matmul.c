@@ -1,0 +1,334 @@
+/*
+ * A matmul's work: how it divides into chunks, how a chunk is computed, committed and verified.
+ *
+ * Items are panels of 16 columns of the result: of all weights side by side, and of each group of
+ * rows one after another where there are groups.  A chunk is computed into scratch and committed
+ * after, so that two threads may compute the same one (pool.c).
+ */
+#include "work.h"
+
+enum { GEMV_CHUNK_BYTES = 96 << 10 };
+
+static int64_t panels_of(const npurt_weight *w)
+{
+    return (w->n + ROWS - 1) / ROWS;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Panels of all weights of one matrix of the stack, or of the only one. */
+static int64_t panels_of_all(const npurt_matmul *m)
+{
+    int64_t panels = 0;
+    for (int i = 0; i < m->weights; i++) {
+        panels += panels_of(&m->w[i]);
+    }
+    return panels;
+}
+
+/* Groups there may be: those of the run are known only when it comes to them. */
+static int64_t most_groups(const npurt_matmul *m, int64_t rows)
+{
+    if (!m->groups) {
+        return 1;
+    }
+    return rows < m->matrices ? rows : m->matrices;
+}
+
+/* Panels a chunk: enough bytes to be worth taking, few enough that the result fits scratch. */
+static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int threads)
+{
+    int64_t panels = panels_of_all(m), bytes = 0;
+    for (int i = 0; i < m->weights; i++) {
+        bytes += npurt_image_bytes(m->w[i].type, m->w[i].n, m->w[i].k);
+    }
+    int64_t grain = ceil_div(items, threads * 4);
+    if (rows == 1) {
+        const int64_t by_bytes = GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
+        grain = grain < by_bytes ? grain : by_bytes;
+        grain = ceil_div(grain, 4) * 4;
+    } else {
+        grain = grain < 8 ? grain : 8;
+    }
+    return grain;
+}
+
+npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads)
+{
+    const npurt_matmul *m = &op->u.matmul;
+    const int64_t items = most_groups(m, npurt_rows(op, job)) * panels_of_all(m);
+    return (npurt_division){.items = items, .grain = grain_of(m, items, job->rows, threads)};
+}
+
+/* A matmul without groups, and panels [first, last) of its weights. */
+typedef struct {
+    npurt_matmul m;
+    int64_t rows, first, last;
+} npurt_part;
+
+/* The product of one group of rows with its matrix. */
+static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
+{
+    npurt_matmul view = *m;
+    const int64_t at = g->first * m->in.k, block = at / BLOCK;
+    view.y += g->first * m->stride;
+    view.in.values += at;
+    if (view.in.codes) {
+        view.in.codes += at;
+        view.in.blocks += block;
+    }
+    if (view.in.fine_codes) {
+        view.in.fine_codes += at;
+        view.in.fine_blocks += block;
+    }
+    for (int i = 0; i < m->weights; i++) {
+        npurt_weight *w = &view.w[i];
+        w->image += g->matrix * npurt_image_bytes(w->type, w->n, w->k);
+        w->check_s = w->check_s ? w->check_s + g->matrix * w->k : NULL;
+    }
+    return view;
+}
+
+/*
+ * The group at `index`, or one without rows where that makes no sense: a thread that is late reads
+ * what the next layer is writing (its results go nowhere).
+ */
+static npurt_group group_of(const npurt_matmul *m, int64_t index, int64_t rows)
+{
+    const npurt_group g = m->groups[index];
+    const int sound = g.matrix >= 0 && g.matrix < m->matrices && g.rows >= 0 &&
+                      g.rows <= MAX_ROWS && g.first >= 0 && g.first + g.rows <= rows;
+    return sound ? g : (npurt_group){0};
+}
+
+/* Sets *part to what the items from `from` on are, up to the end of a group; returns the next. */
+static int64_t next_part(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                         npurt_part *part)
+{
+    const npurt_matmul *m = &op->u.matmul;
+    const int64_t panels = panels_of_all(m), base = from / panels * panels;
+    const int64_t end = base + panels < to ? base + panels : to;
+    *part = (npurt_part){*m, npurt_rows(op, job), from - base, end - base};
+    if (m->groups) {
+        const npurt_group g = group_of(m, from / panels, part->rows);
+        part->m = view_of(m, &g);
+        part->rows = g.rows;
+    }
+    return end;
+}
+
+/* One piece of a chunk: consecutive panels of one weight. */
+typedef struct {
+    const npurt_weight *w;
+    int64_t first;
+    int panels;
+} npurt_piece;
+
+/* Splits panels [from, to) of the concatenated weights into at most three pieces. */
+static int pieces_of(const npurt_matmul *m, int64_t from, int64_t to, npurt_piece pieces[3])
+{
+    int count = 0;
+    int64_t base = 0;
+    for (int i = 0; i < m->weights; i++) {
+        const int64_t panels = panels_of(&m->w[i]);
+        const int64_t lo = from > base ? from - base : 0;
+        const int64_t hi = to - base < panels ? to - base : panels;
+        if (lo < hi) {
+            pieces[count++] = (npurt_piece){&m->w[i], lo, (int) (hi - lo)};
+        }
+        base += panels;
+    }
+    return count;
+}
+
+static int format_index(int type)
+{
+    static const int types[] = {
+#define NPURT_FORMAT(name, number, ...) number,
+#include "formats.inc"
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (types[i] == type) {
+            return (int) i;
+        }
+    }
+    return -1;
+}
+
+/* The codes, or the fine codes, of an input. */
+static npurt_input part_of(const npurt_input *x, int part)
+{
+    npurt_input one = *x;
+    if (part) {
+        one.codes = x->fine_codes;
+        one.blocks = x->fine_blocks;
+    }
+    return one;
+}
+
+static npurt_row row_of(const npurt_input *x, int part, int64_t row)
+{
+    const npurt_input one = part_of(x, part);
+    return (npurt_row){one.codes + row * x->k, one.blocks + row * (x->k / BLOCK), x->k};
+}
+
+static int parts_of(const npurt_input *x)
+{
+    return x->fine_codes ? 2 : 1;
+}
+
+/* y [panels][rows][16] = x . piece^T for float weights */
+static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
+                          int64_t rows, float *y)
+{
+    const npurt_weight *w = p->w;
+    const size_t panel = (size_t) (ROWS * w->k) * (w->type == 0 ? 4 : 2);
+    const uint8_t *image = w->image + (size_t) p->first * panel;
+    npurt_dense_fn *dense = isa->level->dense[w->type == 30 ? 2 : w->type];
+    if (rows == 1) {
+        dense(image, p->panels, x->values, 1, w->k, y, 0);
+        return;
+    }
+    for (int i = 0; i < p->panels; i++) {
+        dense(image + (size_t) i * panel, 1, x->values, (int) rows, w->k, y + i * rows * ROWS,
+              ROWS);
+    }
+}
+
+/* y [panels][parts][rows][16] = parts of x . piece^T */
+static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
+                          int64_t rows, float *y)
+{
+    const npurt_weight *w = p->w;
+    const int index = format_index(w->type), parts = parts_of(x);
+    const npurt_format *f = npurt_find_format(w->type);
+    const size_t stride = panel_bytes(f, w->k);
+    const uint8_t *image = w->image + (size_t) p->first * stride;
+    if (rows * parts <= GEMV_ROWS) {
+        npurt_row row[GEMV_ROWS];
+        for (int i = 0; i < rows * parts; i++) {
+            row[i] = row_of(x, i / (int) rows, i % rows);
+        }
+        isa->gemv[index](image, p->panels, row, (int) rows * parts, y);
+        return;
+    }
+    memset(y, 0, (size_t) (p->panels * parts * rows * ROWS) * sizeof *y);
+    for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
+        const int64_t left = w->k / BLOCK - block;
+        const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
+        for (int i = 0; i < p->panels; i++) {
+            npurt_tile tile;
+            isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
+            for (int part = 0; part < parts; part++) {
+                const npurt_input one = part_of(x, part);
+                isa->gemm(&tile, &one, 0, (int) rows, block, y + (i * parts + part) * rows * ROWS);
+            }
+        }
+        image += record_bytes(f, blocks);
+    }
+}
+
+/* Floats of scratch that a piece's results take. */
+static int64_t result_size(const npurt_input *x, const npurt_piece *p, int64_t rows)
+{
+    return p->panels * (format_index(p->w->type) < 0 ? 1 : parts_of(x)) * rows * ROWS;
+}
+
+/* out = in + fine + bias, the last two where given */
+static void put_row(float *restrict out, const float *restrict in, const float *restrict fine,
+                    const float *restrict bias, int64_t width)
+{
+    for (int64_t c = 0; c < width; c++) {
+        out[c] = in[c];
+    }
+    for (int64_t c = 0; fine && c < width; c++) {
+        out[c] += fine[c];
+    }
+    for (int64_t c = 0; bias && c < width; c++) {
+        out[c] += bias[c];
+    }
+}
+
+/* Copies a piece's results to their columns, parts and bias added. */
+static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
+{
+    const npurt_weight *w = p->w;
+    const int parts = format_index(w->type) < 0 ? 1 : parts_of(&m->in);
+    for (int i = 0; i < p->panels; i++) {
+        const int64_t n = (p->first + i) * ROWS;
+        const int64_t width = w->n - n < ROWS ? w->n - n : ROWS;
+        for (int64_t r = 0; r < rows; r++) {
+            const float *in = y + (i * parts * rows + r) * ROWS;
+            put_row(m->y + r * m->stride + w->column + n, in, parts == 2 ? in + rows * ROWS : NULL,
+                    w->bias ? w->bias + n : NULL, width);
+        }
+    }
+}
+
+void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                          float *scratch)
+{
+    const npurt_isa *isa = &npurt_isas[op->isa];
+    npurt_part part;
+    while (from < to) {
+        npurt_piece pieces[3];
+        from = next_part(op, job, from, to, &part);
+        const int count = part.rows ? pieces_of(&part.m, part.first, part.last, pieces) : 0;
+        for (int i = 0; i < count; i++) {
+            if (format_index(pieces[i].w->type) < 0) {
+                compute_dense(isa, &part.m.in, &pieces[i], part.rows, scratch);
+            } else {
+                compute_codes(isa, &part.m.in, &pieces[i], part.rows, scratch);
+            }
+            scratch += result_size(&part.m.in, &pieces[i], part.rows);
+        }
+    }
+}
+
+void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                         const float *scratch)
+{
+    npurt_part part;
+    while (from < to) {
+        npurt_piece pieces[3];
+        from = next_part(op, job, from, to, &part);
+        const int count = part.rows ? pieces_of(&part.m, part.first, part.last, pieces) : 0;
+        for (int i = 0; i < count; i++) {
+            commit_piece(&part.m, &pieces[i], part.rows, scratch);
+            scratch += result_size(&part.m.in, &pieces[i], part.rows);
+        }
+    }
+}
+
+int64_t npurt_matrices(const npurt_op *op, const npurt_job *job)
+{
+    const npurt_matmul *m = &op->u.matmul;
+    const int64_t most = most_groups(m, npurt_rows(op, job));
+    int64_t count = 0;
+    for (int64_t i = 0; i < most; i++) {
+        count += !m->groups || m->groups[i].rows;
+    }
+    return count;
+}
+
+int npurt_is_right(const npurt_op *op, const npurt_job *job)
+{
+    const int64_t panels = panels_of_all(&op->u.matmul);
+    const int64_t items = most_groups(&op->u.matmul, npurt_rows(op, job)) * panels;
+    npurt_part part;
+    for (int64_t from = 0; from < items;) {
+        from = next_part(op, job, from, items, &part);
+        for (int i = 0; i < part.m.weights; i++) {
+            const npurt_weight *w = &part.m.w[i];
+            for (int64_t row = 0; w->check_s && row < part.rows; row++) {
+                if (!npurt_isas[op->isa].level->row_is_right(&part.m, w, row)) {
+                    return 0;
+                }
+            }
+        }
+    }
+    return 1;
+}

@@ -1,0 +1,206 @@
+"""Programs of a gated delta net and of experts, for every kernel set; as `cases` is for the rest.
+
+Letters: N sequences, T tokens, K and H heads of k and v, W width.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from npurt.cpu.engine import Input, empty
+from npurt.cpu.program import GROUP, Convolution, Delta, Routing
+from tests.cpu import cases
+
+
+def floats(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def unit(x):
+    """Return *x* with vectors of length 1 along the last axis."""
+    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def permuted(x):
+    """Return the same values, laid out head by head."""
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+
+
+def delta(rng, *, heads, width, tokens, sequences=1, repeat=1, kda=False, permute=False,
+          grouped=False, slots=1):  # fmt: skip
+    """Return a delta net of random inputs; decays reach from none to all at once."""
+    shape = (sequences, tokens, heads, width)
+    v_heads = heads * repeat
+    decay = -(10.0 ** rng.uniform(-4, 1.5, (sequences, tokens, v_heads, width if kda else 1)))
+    state = np.zeros((slots, sequences, v_heads, width, width), np.float32)
+    state[0] = floats(rng, *state.shape[1:])
+    arrange = permuted if permute else np.ascontiguousarray
+    return Delta(
+        q=arrange(unit(floats(rng, *shape))),
+        k=arrange(unit(floats(rng, *shape))),
+        v=arrange(floats(rng, sequences, tokens, v_heads, width)),
+        decay=decay.astype(np.float32),
+        beta=rng.uniform(0, 1, (sequences, tokens, v_heads)).astype(np.float32),
+        out=np.zeros((sequences, tokens, v_heads, width), np.float32),
+        state=state,
+        scale=width**-0.5,
+        grouped=grouped,
+    )
+
+
+def run_delta(program, net):
+    """Run *net*, from a copy of its state: return its result and all slots."""
+    program.rows = net.v.shape[1]
+    net = replace(net, out=np.zeros_like(net.out), state=net.state.copy())
+    program.delta(net)
+    return [net.out, net.state]
+
+
+def convolution(rng, *, rows, heads=6, k_heads=2, width=32, taps=4, capacity=9, position=0):
+    """Return a convolution of random inputs; of *position* tokens before, the last are kept."""
+    channels = (2 * k_heads + heads) * width
+    kept = np.zeros((capacity, channels + 2 * heads), np.float32)
+    for at in range(max(0, position - capacity), position):
+        kept[at % capacity] = floats(rng, channels + 2 * heads)
+    return Convolution(
+        x=floats(rng, rows, channels + 5),
+        gates=3 * floats(rng, rows, 2 * heads),
+        weight=floats(rng, taps, channels),
+        rate=-np.exp(floats(rng, heads)),
+        bias=floats(rng, heads),
+        kept=kept,
+        out=np.zeros((rows, channels), np.float32),
+        out_gates=np.zeros((rows, 2 * heads), np.float32),
+        heads=heads,
+        k_heads=k_heads,
+        width=width,
+        eps=1e-6,
+    )
+
+
+def convolve(program, c, position=0, *, replay=False):
+    """Run *c* on a copy of what it keeps: return both results and that."""
+    program.rows, program.position = len(c.x), position
+    c = replace(
+        c, kept=c.kept.copy(), out=np.zeros_like(c.out), out_gates=np.zeros_like(c.out_gates)
+    )
+    program.conv(c, replay=replay)
+    return [c.out, c.out_gates, c.kept]
+
+
+def gate(program, x, z, weight, eps=1e-6):
+    """Return the gated norm of *x*, quantised too where its width allows."""
+    program.rows = len(x)
+    out = Input(*x.shape, quantised=x.shape[1] % 32 == 0)
+    program.gate(x, z, weight, eps, out)
+    return [out.values, *cases.arrays(out)]
+
+
+def routing(rows, experts, used):
+    """Return where a routing goes, filled with what must not stay."""
+    return Routing(
+        shares=np.full((rows, used), np.nan, np.float32),
+        places=np.full((rows, used), -1, np.int64),
+        sources=np.full(rows * used, -1, np.int64),
+        groups=np.full(min(experts, rows * used), -1, GROUP),
+        experts=experts,
+    )
+
+
+def route(program, scores, experts, used, *, normed=True, scale=1.0):
+    """Choose *used* of the first columns of *scores*: return shares, places, sources, groups."""
+    program.rows = len(scores)
+    to = routing(len(scores), experts, used)
+    program.route(scores, to, normed=normed, scale=scale)
+    return [to.shares, to.places, to.sources, to.groups.view(np.int64)]
+
+
+def mixture(program, weights, x, scores, used, *, shared=None, gates=None):
+    """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
+    rows, k = x.shape
+    experts = weights[0].shape[0]
+    program.rows = rows
+    to = routing(rows, experts, used)
+    stacks = [cases.packed_stack(program, w) for w in weights]
+    source = Input(rows, k, quantised=stacks[0].integer)
+    source.values[:] = x
+    if source.quantised:
+        program.quant(source)
+    program.route(scores, to, normed=True)
+    copies = Input(rows * used, k, quantised=source.quantised)
+    program.gather(source, to, copies)
+    y = empty(rows * used, sum(w.shape[1] for w in weights))
+    program.matmul(copies, stacks, y, routing=to)
+    out = empty(rows, y.shape[1])
+    program.combine(y, to, out, shared=shared, gate=gates)
+    return [copies.values, *cases.arrays(copies), y, out]
+
+
+def _delta(*seed, **shape):
+    return lambda program: run_delta(program, delta(cases.rng_of(*seed, *shape.items()), **shape))
+
+
+def _conv(position, rows, replay=False, **shape):
+    def case(program):
+        c = convolution(cases.rng_of(position, rows), rows=rows, position=position, **shape)
+        return convolve(program, c, position - rows if replay else position, replay=replay)
+
+    return case
+
+
+def _gate(rows, heads, width):
+    def case(program):
+        rng = cases.rng_of(rows, heads, width)
+        x, z = floats(rng, rows, heads * width), 9 * floats(rng, rows, heads * width + 3)
+        return gate(program, x, z[:, 3:], floats(rng, width))
+
+    return case
+
+
+def _mixture(fmt, rows, experts, used):
+    def case(program):
+        rng = cases.rng_of(fmt, rows, experts)
+        weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 48)]
+        x = cases.activations(rng, rows, 64)
+        scores = 4 * floats(rng, rows, experts + 1)
+        shared = floats(rng, rows, 64)
+        gates = scores[:, experts:]
+        return mixture(program, weights, x, scores, used, shared=shared, gates=gates)
+
+    return case
+
+
+def _route(rows, experts, used, **options):
+    def case(program):
+        scores = np.rint(4 * floats(cases.rng_of(rows, experts), rows, experts + 2))  # with ties
+        return route(program, scores, experts, used, **options)
+
+    return case
+
+
+def every_case():
+    """Return name -> case."""
+    made = {
+        f"delta {width} wide, {tokens} tokens, kda {kda}": _delta(
+            heads=2, width=width, tokens=tokens, sequences=2, repeat=3, kda=kda
+        )
+        for width in range(16, 129, 16)
+        for tokens in (1, 19)
+        for kda in (False, True)
+    }
+    made["delta grouped"] = _delta(heads=3, width=16, tokens=2, repeat=2, grouped=True)
+    made["delta permuted"] = _delta(heads=3, width=32, tokens=5, sequences=2, permute=True)
+    for position, rows in ((0, 1), (0, 20), (2, 1), (30, 5)):
+        made[f"conv {rows} rows at {position}"] = _conv(position, rows)
+    made["conv of one tap"] = _conv(0, 3, taps=1, width=16)
+    made["conv of eight taps"] = _conv(12, 3, taps=8, width=128, heads=1, k_heads=1)
+    made["conv replayed"] = _conv(12, 5, True)
+    made["gate"] = _gate(3, 4, 16)
+    made["gate of odd width"] = _gate(2, 3, 48)
+    for fmt in ("q8_0", "mxfp4", "f32", "f16"):
+        for rows in (1, 3, 40):
+            made[f"experts of {fmt}, {rows} rows"] = _mixture(fmt, rows, 5, 2)
+    for options in ({}, {"normed": False}, {"scale": 2.5}):
+        made[f"route {options}"] = _route(9, 37, 4, **options)
+    made["route to all"] = _route(2, 3, 3)
+    return made
