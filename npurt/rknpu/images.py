@@ -65,3 +65,23 @@ def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
             ]
             parts.append(np.sum(slices, axis=0, dtype=total))
     return np.concatenate(parts, axis=1)[: plan.m, : plan.weights.n]
+
+
+def weights_rows(images: Sequence[Bytes], plan: WeightPlan, rows: slice) -> npt.NDArray[Any]:
+    """Return some *rows* of B from the images of all cores: ``[n, K]``, K padded."""
+    form = plan.form
+    start, stop, _ = rows.indices(plan.n)
+    found = []
+    for core, image in zip(plan.cores, images, strict=True):
+        first, last = max(start, core.start), min(stop, core.end)
+        if first >= last:
+            continue
+        groups = slice((first - core.start) // form.group, -(-(last - core.start) // form.group))
+        edges = [core.size * form.in_bytes(cut.end) for cut in plan.slices[:-1]]
+        tiled = [
+            unpack_weights(part.reshape(core.size // form.group, -1, *_tile(form))[groups], form)
+            for part in np.split(image, edges)
+        ]
+        skip = first - core.start - groups.start * form.group
+        found.append(np.concatenate(tiled, axis=1)[skip : skip + last - first])
+    return np.concatenate(found)

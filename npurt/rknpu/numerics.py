@@ -184,3 +184,27 @@ def best(tensor: QTensor, *, fine: bool) -> Rounded:
             return rounded
         tried.append(rounded)
     return min(tried, key=lambda rounded: rounded.error)
+
+
+HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
+
+
+def half_scales(x: F32) -> F32:
+    """Return the powers of two ``[M]`` by which rows of x are divided before they are float16.
+
+    Raises:
+        NumericsError: A row holds NaN or infinity.
+    """
+    most = abs(x).max(axis=1)
+    if not np.isfinite(most).all():
+        raise NumericsError(
+            f"row {int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
+            remedy="look for the op before this one that overflowed or divided by zero",
+        )
+    return np.asarray(np.ldexp(np.float32(1), np.frexp(most)[1] - HALF_TOP), np.float32)
+
+
+def halve(x: F32) -> F32:
+    """Return x as float16 rows, scaled by `half_scales`, hold it; raises what that raises."""
+    scales = half_scales(x)[:, None]
+    return (x / scales).astype(np.float16).astype(np.float32) * scales

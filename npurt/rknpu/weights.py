@@ -1,0 +1,113 @@
+"""Weights on the NPU: rounded, cut over the cores, laid out, in its memory once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, F64, UNIT, Device, Packed
+from npurt.quant.tensor import QTensor
+from npurt.rknpu.forms import form
+from npurt.rknpu.host import round_rows
+from npurt.rknpu.images import weights_image, weights_rows
+from npurt.rknpu.memory import Buffer, Space
+from npurt.rknpu.numerics import Part, Rounded, Scheme, halve, round_weight
+from npurt.rknpu.plan import WeightPlan, plan_weights
+from npurt.rknpu.proof import Role
+
+
+class PartOnNpu:
+    """One part of K of a weight: an image for each core that has rows of it.
+
+    On rocket each core has an address space of its own; on rknpu all share one.
+    """
+
+    def __init__(self, part: Part, task: str, spaces: Sequence[Space], name: str) -> None:
+        n, kp = part.codes.shape
+        self.columns = part.columns
+        self.block = part.block
+        self.signs = part.signs
+        self.scales = part.scales
+        self.kp = kp
+        self.plan: WeightPlan = plan_weights(form(task), n, kp, cores=len(spaces))
+        self.images: list[Buffer] = []
+        for core in range(len(self.plan.cores)):
+            image = weights_image(part.codes, self.plan, core)
+            buffer = spaces[core].alloc(image.nbytes, Role.INPUT, f"{name}, core {core}")
+            self.images.append(buffer)
+            with buffer.cpu_access(write=True) as memory:
+                memory[: image.nbytes] = image
+
+    def rounded(self, x: F32, scheme: Scheme) -> F32:
+        """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
+        mine = x[:, self.columns]
+        if scheme.task != "int8":
+            halves = np.zeros((len(x), self.kp), np.float32)
+            halves[:, : mine.shape[1]] = halve(mine)
+            return halves
+        codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
+        scales = np.empty(len(x), np.float32)
+        round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
+        values = codes[: len(x)].astype(np.float64)
+        if scheme.passes == 2:
+            values += codes[len(x) :] / 254.0
+        return (values * scales[:, None]).astype(np.float32)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for image in self.images:
+            image.free()
+
+    def codes(self, rows: slice) -> npt.NDArray[Any]:
+        """Return *rows* as the NPU's memory has them, ``[n, Kp]``."""
+        images = []
+        for core, buffer in enumerate(self.images):
+            with buffer.cpu_access(write=False) as memory:
+                images.append(memory[: self.plan.image_bytes(core)])
+        return weights_rows(images, self.plan, rows)
+
+
+class RkPacked(Packed):
+    """A weight rounded by a scheme that meets its budget, and on the NPU once it is uploaded."""
+
+    def __init__(self, device: Device, tensor: QTensor, rounded: Rounded, number: int) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.number = number  # never used twice
+        self.scheme: Scheme = rounded.scheme
+        self.expected_error = rounded.error
+        self.parts: list[PartOnNpu] = []
+        self._rounded: Rounded | None = rounded
+
+    def upload(self, spaces: Sequence[Space]) -> None:
+        """Write it to the NPU's memory, again after that was lost.
+
+        Raises:
+            DeviceFull: There is no room.
+        """
+        rounded = self._rounded or round_weight(self.tensor, self.scheme)
+        self._rounded = None  # the NPU's memory has it
+        name = f"weight {self.number}"
+        self.parts[:] = [PartOnNpu(part, self.scheme.task, spaces, name) for part in rounded.parts]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the images, over all cores."""
+        return sum(image.nbytes for part in self.parts for image in part.images)
+
+    def multiplied(self, rows: slice) -> F32:
+        """Return *rows* of what is multiplied, rotated: the parts side by side."""
+        values = [
+            part.codes(rows).astype(np.float32) * part.scales[rows, None] for part in self.parts
+        ]
+        return np.concatenate(values, axis=1)
+
+    def rounded(self, x: F32) -> F32:
+        """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
+        return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
+
+    def error(self, rows: slice) -> F64:
+        """Products are exact; each scale, and each sum of parts, is rounded to float32 once."""
+        norms: F64 = np.linalg.norm(self.multiplied(rows).astype(np.float64), axis=1)
+        return (3 + len(self.parts)) * UNIT * norms
