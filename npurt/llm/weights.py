@@ -14,6 +14,9 @@ from npurt.runtime.placement import Placed, place
 FLOATS = ("f32", "f16", "bf16")
 EMBEDDING = "token_embd.weight"
 
+# What attention compares, and the logits: rounding shows there most (docs/decisions/006).
+FINE = ("attn_q", "attn_k", "attn_v", "attn_qkv", "output")
+
 
 def check(file: GGUF, expected: Mapping[str, Expected]) -> None:
     """Make sure that the file has what it must, in the right shapes, and nothing unknown.
@@ -95,7 +98,8 @@ def load(
         progress(file.tensors[names[index]].nbytes)
 
     tensors = [("output" if n == EMBEDDING else n.removesuffix(".weight"), file[n]) for n in names]
-    placed = place(tensors, device, cpu, strict=strict, done=done)
+    fine = {name for name, _ in tensors if name.rpartition(".")[2] in FINE}
+    placed = place(tensors, device, cpu, strict=strict, fine=fine, done=done)
     for weight in placed:
         weight.bias = biases.get(weight.name)
     return {weight.name: weight for weight in placed}
