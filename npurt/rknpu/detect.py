@@ -11,7 +11,7 @@ from npurt.errors import DeviceNotFound, DriverError
 from npurt.rknpu import uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.rocket import RocketDriver
-from npurt.rknpu.system import System, ffi
+from npurt.rknpu.system import System, failure, ffi
 from npurt.rknpu.vendor import RknpuDriver
 
 # The numbers that DRM gives nodes start at 0, 128 and 0; a board has a handful of each.
@@ -96,7 +96,10 @@ def _rocket(system: System, fd: int, node: str) -> RocketDriver:
     with contextlib.ExitStack() as stack:
         fds = [fd]
         for _ in range(cores - 1):
-            fds.append(system.open(node))
+            try:
+                fds.append(system.open(node))
+            except OSError as error:
+                raise failure("open", error.errno or 0) from error
             stack.callback(system.close, fds[-1])
         driver = RocketDriver(system, fds, node)
         stack.pop_all()

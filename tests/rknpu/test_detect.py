@@ -1,0 +1,187 @@
+"""Finding the NPU: by the driver's name; what is in the way is told with what to do."""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from npurt.errors import DeviceNotFound, DriverError, NpurtError, SettingError
+from npurt.rknpu.detect import driver_name, open_driver
+from npurt.rknpu.system import System
+from tests.rknpu.conftest import STRICT
+
+
+@pytest.fixture
+def sim(simulator):
+    """The simulator, with its settings as they were afterwards."""
+    simulator.set(f"reload=1 {STRICT}")
+    yield simulator
+    simulator.set(f"reload=1 {STRICT} nodes=accel0,renderD128,card1")
+
+
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name", "node"),
+    [
+        ("accel0,renderD128,card1", "rocket", "/dev/accel/accel0"),
+        ("accel3", "rocket", "/dev/accel/accel3"),
+        ("renderD128,card1", "rknpu", "/dev/dri/renderD128"),
+        ("renderD130", "rknpu", "/dev/dri/renderD130"),
+        ("card1", "rknpu", "/dev/dri/card1"),
+    ],
+)
+def test_the_driver_is_known_by_its_name_not_by_its_node(sim, nodes, name, node):
+    sim.set(f"nodes={nodes}")
+
+    driver = open_driver(sim)
+
+    assert driver.name == name
+    assert node in driver.detail
+    assert len(driver.spaces) == 3
+    driver.close()
+
+
+def test_a_driver_can_be_asked_for(sim):
+    driver = open_driver(sim, ("rknpu",))
+
+    assert driver.name == "rknpu"
+    assert "0.9.8" in driver.detail
+    driver.close()
+
+
+def test_no_node_is_told_with_what_to_install(sim):
+    sim.set("nodes=none")
+    before = descriptors()
+
+    with pytest.raises(DeviceNotFound, match="no RK3588 NPU") as error:
+        open_driver(sim)
+    assert "rocket" in error.value.remedy
+    assert "rknpu:sim" in error.value.remedy
+    assert descriptors() == before
+
+
+def test_a_node_that_may_not_be_opened_names_the_group(sim):
+    sim.set("nodes=accel0 fault=eacces@open:1+")
+
+    with pytest.raises(DeviceNotFound, match=r"accel0: permission denied; run `sudo usermod -aG"):
+        open_driver(sim)
+
+
+@pytest.mark.parametrize("name", ["rocket", "rknpu"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_opening_that_fails_half_way_leaves_no_descriptor(sim, name, n):
+    before = descriptors()
+    sim.set(f"fault=emfile@open:{n} fault=eio@action:{n}")
+
+    with contextlib.suppress(NpurtError):
+        open_driver(sim, (name,)).close()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(("version", "fits"), [(905, False), (906, True), (907, True)])
+def test_an_old_driver_of_the_vendor_is_refused(sim, version, fits):
+    sim.set(f"version={version}")
+    if not fits:
+        with pytest.raises(DeviceNotFound, match="905, older than 906"):
+            open_driver(sim, ("rknpu",))
+        return
+    driver = open_driver(sim, ("rknpu",))
+    assert f"0.9.{version % 100}" in driver.detail
+    driver.close()
+
+
+def test_the_name_of_something_else_is_an_error(sim, tmp_path):
+    fd = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(DriverError, match="VERSION failed"):
+        driver_name(sim, fd)
+    os.close(fd)
+
+
+def test_settings_that_the_simulator_does_not_know_are_refused(sim):
+    with pytest.raises(SettingError, match="colour"):
+        sim.set("colour=blue")
+
+
+def test_a_node_in_use_names_who_has_it(tmp_path):
+    """Two users at once can hang a board.  Here: two openings of one file, in one process."""
+    node = tmp_path / "accel0"
+    node.touch()
+    system = System()
+    first, second = (system.open(str(node)) for _ in range(2))
+
+    system.lock(first, str(node))
+    system.lock(first, str(node))
+    with pytest.raises(DeviceNotFound, match=f"accel0 is in use by process {os.getpid()}") as error:
+        system.lock(second, str(node))
+    assert "hang the board" in error.value.remedy
+    system.close(first)
+    system.lock(second, str(node))
+    system.close(second)
+
+
+def test_the_holder_of_a_lock_may_stay_unknown(tmp_path):
+    system = System(root=tmp_path)
+    fds = [os.open(tmp_path, os.O_RDONLY) for _ in range(2)]
+    system.lock(fds[0], "node")
+
+    with pytest.raises(DeviceNotFound, match="another process"):
+        system.lock(fds[1], "node")
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("cores", [0, 1, 3])
+def test_cores_of_rocket_are_counted_in_sysfs(tmp_path, cores):
+    for i in range(cores):
+        (tmp_path / f"sys/bus/platform/drivers/rocket/fda{i}0000.npu").mkdir(parents=True)
+
+    assert System(root=tmp_path).cores("rocket") == cores
+
+
+@pytest.mark.parametrize(
+    ("compatible", "cores"),
+    [
+        ("radxa,rock-5b\0rockchip,rk3588\0", 3),
+        ("xunlong,orangepi-5\0rockchip,rk3588s\0", 3),
+        ("some,board\0rockchip,rk3583\0", 2),
+    ],
+)
+def test_cores_of_the_vendor_follow_from_the_chip(tmp_path, compatible, cores):
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    (tmp_path / "proc/device-tree/compatible").write_text(compatible)
+
+    assert System(root=tmp_path).cores("rknpu") == cores
+
+
+@pytest.mark.parametrize("compatible", ["rockchip,rk3568-evb\0rockchip,rk3568\0", None])
+def test_another_chip_is_refused(tmp_path, compatible):
+    if compatible:
+        (tmp_path / "proc/device-tree").mkdir(parents=True)
+        (tmp_path / "proc/device-tree/compatible").write_text(compatible)
+
+    with pytest.raises(DeviceNotFound, match=r"rk3568|unknown"):
+        System(root=tmp_path).cores("rknpu")
+
+
+def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
+    script = (
+        "import resource\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "from npurt.rknpu.detect import open_driver\n"
+        "from npurt.rknpu.system import Simulator\n"
+        "open_driver(Simulator())\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(result.stdout) == (65536 if hard == resource.RLIM_INFINITY else min(65536, hard))

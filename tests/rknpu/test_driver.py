@@ -1,0 +1,290 @@
+"""What a driver does when things go wrong: recover, or say clearly what happened; lose nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
+from npurt.rknpu.detect import open_driver
+from npurt.rknpu.driver import SENTINEL, Work
+from npurt.rknpu.forms import FORMS
+from npurt.rknpu.layout import Layout
+from npurt.rknpu.memory import Created, Space
+from npurt.rknpu.proof import Role
+from npurt.rknpu.vendor import sync_of
+from tests.rknpu.conftest import STRICT
+from tests.rknpu.products import Prepared, buffers, elements, work
+
+INT8 = FORMS["int8"]
+A = elements(INT8, (3, 96), 0)
+B = elements(INT8, (200, 96), 1)
+RIGHT = A.astype(np.int32) @ B.T
+
+
+@pytest.fixture
+def faults(simulator):
+    """A function that arms a fault; nothing is left of it afterwards."""
+    yield simulator.set
+    simulator.set(f"reload=1 {STRICT}")
+
+
+@pytest.fixture
+def product(driver):
+    prepared = Prepared(driver, A, B, INT8, Layout.ROW)
+    yield prepared
+    prepared.free()
+
+
+@pytest.mark.parametrize("fault", ["timeout", "stale", "einval", "enomem"])
+def test_a_job_that_fails_once_is_run_again(driver, product, faults, fault):
+    faults(f"fault={fault}@submit")
+
+    np.testing.assert_array_equal(product.run(), RIGHT)
+
+
+@pytest.mark.parametrize("fault", ["timeout", "stale", "einval", "wedge"])
+def test_a_job_that_fails_again_says_so_and_the_device_can_be_opened_anew(
+    simulator, faults, fault, request
+):
+    for name in ("rocket", "rknpu"):
+        opened = open_driver(simulator, (name,))
+        product = Prepared(opened, A, B, INT8, Layout.ROW)
+        faults(f"fault={fault}@submit:1+")
+        with pytest.raises(DeviceLost, match="a job failed 2 times") as error:
+            product.run()
+        assert error.value.remedy
+        assert error.value.call == "SUBMIT"
+        opened.close()
+
+        faults("reload=1")
+        opened = open_driver(simulator, (name,))
+        product = Prepared(opened, A, B, INT8, Layout.ROW)
+        np.testing.assert_array_equal(product.run(), RIGHT)
+        opened.close()
+
+
+def test_a_reset_brings_a_wedged_core_back_where_the_driver_has_one(driver, product, faults):
+    faults("fault=wedge@submit")
+
+    if driver.name == "rknpu":
+        np.testing.assert_array_equal(product.run(), RIGHT)
+    else:
+        with pytest.raises(DeviceLost, match="without writing its result"):
+            product.run()
+
+
+@pytest.mark.parametrize(("fault", "name"), [("dead", "ENODEV"), ("eio", "EIO")])
+def test_a_dead_node_is_not_tried_again(driver, product, faults, simulator, fault, name):
+    faults(f"counters=0 fault={fault}@submit")
+
+    with pytest.raises(DeviceLost, match=name):
+        product.run()
+    assert simulator.report()["jobs"] == {"rocket": 0, "rknpu": 0}
+
+
+def test_an_interrupted_call_is_made_again(driver, product, faults):
+    for call in ("submit", "sync", "prep", "fini"):
+        faults(f"fault=eintr@{call}:1")
+    np.testing.assert_array_equal(product.run(), RIGHT)
+
+
+def test_a_wait_has_an_end(driver, product, faults):
+    """A job that hangs for longer than the caller wants to wait is given up."""
+    faults("hang_ms=200 fault=timeout@submit:1+")
+
+    with pytest.raises(DeviceLost) as error:
+        driver.run(product.job, timeout_s=0.02)
+    assert isinstance(error.value.__cause__, DriverError)
+
+
+def test_a_flipped_bit_is_for_the_verification_above_to_find(driver, product, faults):
+    faults("fault=flip@submit")
+
+    assert (product.run() != RIGHT).sum() in (1, 3)  # of one core, or of all in a job
+    np.testing.assert_array_equal(product.run(), RIGHT)
+
+
+def test_no_sum_of_int8_products_and_no_finite_float_is_the_sentinel():
+    as_int = int(np.frombuffer(SENTINEL, "<i4")[0])
+
+    assert abs(as_int) > 128 * 128 * 16384
+    assert np.isnan(np.frombuffer(SENTINEL, "<f4")).all()
+
+
+@pytest.mark.parametrize("fault", ["enomem@create:2", "enospc@create:2", "efault@create:2"])
+def test_memory_that_is_not_there_is_told_with_what_is_used(driver, faults, fault):
+    space = driver.spaces[0]
+    first = space.alloc(4096, Role.INPUT, "A")
+    faults(f"fault={fault}")
+    second = space.alloc(4096, Role.INPUT, "B")
+
+    with pytest.raises(DeviceFull, match=r"no room for 8192 bytes of C beside \d+ bytes"):
+        space.alloc(8192, Role.OUTPUT, "C")
+    first.free()
+    second.free()
+
+
+@pytest.mark.parametrize("call", ["create", "map"])
+def test_a_job_that_cannot_be_loaded_leaves_nothing_behind(driver, faults, call):
+    product = Prepared(driver, A, B, INT8, Layout.ROW)
+    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
+    before = [space.spans for space in driver.spaces]
+    if call == "map" and driver.name == "rocket":
+        call = "create"  # it has no such ioctl
+    for n in range(1, 4):
+        faults(f"fault=eio@{call}:{n}")
+        with pytest.raises(DriverError):
+            driver.prepare(works)
+        assert [space.spans for space in driver.spaces] == before
+        faults("reload=1")
+    np.testing.assert_array_equal(product.run(), RIGHT)
+    product.free()
+
+
+def test_a_program_that_leaves_its_buffers_is_refused_before_any_submit(driver, product, simulator):
+    simulator.set("counters=0")
+    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
+    spoilt = [list(places) for places in works[0].addresses]
+    spoilt[-1][2] += 4096
+    before = [space.spans for space in driver.spaces]
+
+    with pytest.raises(LayoutError, match="DPU_DST_BASE_ADDR"):
+        driver.prepare([Work(works[0].tasks, spoilt), *works[1:]])
+    assert [space.spans for space in driver.spaces] == before
+    assert sum(simulator.report()["submits"].values()) == 0
+
+
+def test_a_job_whose_buffer_was_freed_is_refused(driver):
+    product = Prepared(driver, A, B, INT8, Layout.ROW)
+    other = driver.spaces[0].alloc(64, Role.INPUT, "another")
+    other.free()
+    np.testing.assert_array_equal(product.run(), RIGHT)
+
+    product.buffers[0][1].free()
+    with pytest.raises(LayoutError, match="buffer B, which was freed"):
+        product.run()
+    product.free()
+
+
+def test_a_freed_buffer_cannot_be_touched_and_views_of_it_stay_mapped(driver):
+    buffer = driver.spaces[0].alloc(4096, Role.INPUT, "A")
+    with buffer.cpu_access(write=True) as memory:
+        memory[:] = 7
+    buffer.free()
+    buffer.free()
+
+    assert memory.sum() == 7 * 4096
+    with pytest.raises(LayoutError, match="buffer A was freed"), buffer.cpu_access(write=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "offset", "size"),
+    [(0, 1, 0, 64), (100, 164, 64, 128), (8128, 8200, 8128, 72), (0, 8200, 0, 8200)],
+)
+def test_the_vendors_driver_cleans_whole_lines_of_a_part(simulator, start, end, offset, size):
+    opened = open_driver(simulator, ("rknpu",))
+    buffer = opened.spaces[0].alloc(8200, Role.INPUT, "A")
+
+    request = sync_of(buffer, start, end, 1)
+
+    assert (request.offset, request.size, request.obj_addr) == (offset, size, buffer.cookie)
+    opened.close()
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_work_for_no_core_or_too_many_is_refused(driver, count):
+    with pytest.raises(LayoutError, match=f"work for {count} cores"):
+        driver.prepare([Work([], [])] * count)
+    with pytest.raises(LayoutError, match="without tasks"):
+        driver.prepare([Work([], [])])
+
+
+def test_cores_may_have_different_numbers_of_tasks(driver):
+    """17 groups of columns, tiles of 2: three, three and three tasks; then one core alone."""
+    b = elements(INT8, (17 * 32, 64), 2)
+    a = elements(INT8, (5, 64), 3)
+    for cores in (3, 2, 1):
+        product = Prepared(driver, a, b, INT8, Layout.ROW, tile={"max_n": 64}, cores=cores)
+        counts = [part.count for part in product.job.parts]
+        assert len(counts) == cores
+        np.testing.assert_array_equal(product.run(), a.astype(np.int32) @ b.T)
+        product.free()
+
+
+def test_a_chain_that_the_hardware_cannot_count_is_refused(driver):
+    if driver.name == "rocket":
+        return  # which starts each task by itself
+    product = Prepared(driver, A[:1], B[:32], INT8, Layout.ROW)
+    tasks, places = work(product.plan, 0, *product.buffers[0])
+
+    with pytest.raises(LayoutError, match="cannot run 4096 tasks"):
+        driver.prepare([Work(tasks * 4096, places * 4096)])
+    driver.prepare([Work(tasks * 4095, places * 4095)]).free()
+    product.free()
+
+
+def test_memory_above_4_gib_is_given_back():
+    class High(Space):
+        destroyed = 0
+
+        def _create(self, nbytes, role):
+            return Created(1, (1 << 32) - 4096, np.zeros(nbytes, np.uint8))
+
+        def _destroy(self, buffer):
+            self.destroyed += 1
+
+        def to_device(self, buffer, start, end):
+            raise AssertionError
+
+    space = High()
+    with pytest.raises(DeviceFull, match="below 4 GiB"):
+        space.alloc(4097, Role.INPUT, "A")
+    assert space.destroyed == 1
+    assert space.spans == ()
+    space.alloc(4096, Role.INPUT, "A")
+    assert space.spans[0].end == 1 << 32
+
+
+FORKED = """
+import os, sys
+from npurt.errors import LayoutError
+from npurt.rknpu.detect import open_driver
+from npurt.rknpu.system import Simulator
+from tests.rknpu.test_driver import A, B, INT8, Layout, Prepared
+product = Prepared(open_driver(Simulator(), (sys.argv[1],)), A, B, INT8, Layout.ROW)
+child = os.fork()
+if not child:
+    try:
+        product.run()
+    except LayoutError as error:
+        os._exit(7 if "forked" in error.what else 1)
+    os._exit(2)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("name", ["rocket", "rknpu"])
+def test_a_forked_process_is_told_to_open_its_own(name):
+    project = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(project)}
+
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, name], env=environment, timeout=60
+    )
+
+    assert result.returncode == 7
+
+
+def test_closing_twice_is_closing_once(simulator):
+    for name in ("rocket", "rknpu"):
+        before = len(os.listdir("/proc/self/fd"))
+        opened = open_driver(simulator, (name,))
+        buffers(opened, Prepared(opened, A, B, INT8, Layout.ROW).plan, 0)
+        opened.close()
+        opened.close()
+        assert len(os.listdir("/proc/self/fd")) == before
