@@ -1,0 +1,69 @@
+/*
+ * Quantised activations: x[row][column] = code * scale(row, column / 32) * 2^exponent(row).
+ *
+ * Rows lie in panels of R = NPURT_PANEL, those left over in panels of R = 1.  For S = ceil(k / 64)
+ * steps of 64 columns a panel is, each part padded to 128 bytes:
+ *
+ *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes
+ *   int8      codes[8 S][R][8]    -127..127; zeros beyond k
+ *   uint32    record[S][R][4]     pairs of int16, of the first and of the second 32 columns:
+ *                                 scale, 8 T, 16 columns' and 16 columns' zero point (see below)
+ *   vector    zero[S][R]          pairs of int16, repeated: 32 columns' zero point
+ *
+ * scale is 1..32767; codes * scale * 2^exponent reproduce x to half a scale.
+ * Zero points: weights are multiplied as unsigned numbers, 8 (in units of h, see product.h) too
+ * large; -8 times the sum of 32 codes puts it right, -16 times that of 16 for kernels that scale
+ * every 16.  T = sum of 32 codes * scale / 2^15 multiplies the weights' offsets.
+ */
+#ifndef NPURT_ACTIVATIONS_H
+#define NPURT_ACTIVATIONS_H
+
+#include "hvx_base.h"
+
+enum { SCALE, SUMS, ZERO_FIRST, ZERO_LAST, RECORD }; /* words of a record, and their number */
+
+typedef struct {
+    int32_t *exponent;
+    int32_t *total;
+    uint64_t *codes;  /* [8 S][R] */
+    uint32_t *record; /* [S][R][RECORD] */
+    vec *zero;        /* [S][R] */
+} panel;
+
+INLINE uint32_t steps_of(uint32_t k)
+{
+    return (k + NPURT_STEP - 1) / NPURT_STEP;
+}
+
+INLINE size_t panel_bytes(uint32_t rows, uint32_t k)
+{
+    size_t count = (size_t) rows * steps_of(k);
+    return NPURT_VECTOR + padded(count * NPURT_STEP) + padded(count * RECORD * sizeof(uint32_t)) +
+           count * NPURT_VECTOR;
+}
+
+/* The panel that begins with `row`, a multiple of NPURT_PANEL unless only single rows follow. */
+INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint32_t k)
+{
+    size_t count = (size_t) rows * steps_of(k);
+    uint32_t before = row / NPURT_PANEL;
+    uint32_t single = row % NPURT_PANEL;
+    char *at = (char *) activations;
+    at += before * panel_bytes(NPURT_PANEL, k) + single * panel_bytes(1, k);
+    panel p = {.exponent = (int32_t *) at, .total = (int32_t *) at + rows};
+    at += NPURT_VECTOR;
+    p.codes = (uint64_t *) at;
+    at += padded(count * NPURT_STEP);
+    p.record = (uint32_t *) at;
+    at += padded(count * RECORD * sizeof(uint32_t));
+    p.zero = (vec *) at;
+    return p;
+}
+
+/* Rows of the panel that begins with `row` of m. */
+INLINE uint32_t panel_rows(uint32_t row, uint32_t m)
+{
+    return m - row < NPURT_PANEL ? 1 : NPURT_PANEL;
+}
+
+#endif

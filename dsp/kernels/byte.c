@@ -1,0 +1,46 @@
+/*
+ * y = x . w of 8-bit weights with a scale per 32 columns (bytem: and an offset): Q8_0, Q5_0; Q5_1, Q5_K
+ *
+ * w       a step: 16 vectors of codes + 128, vector v in lane c: columns 4 v + 0..3 of row c; a vector
+ *         of scales, pairs of int16 (columns 0..31, 32..63), 15 bits (bytem: 14); bytem: a vector of
+ *         offsets likewise.
+ * h       sum of code * x / 16, rounded.
+ * Rest    product.h.
+ */
+#include "gemm.h"
+#include "gemv.h"
+#include "kinds.h"
+
+static void rows(const call *call, vec out[])
+{
+    gemm(BYTE, 0, call, out);
+}
+
+static void tiles(const call *call, vec out[])
+{
+    gemv(BYTE, 0, TILES, call, out);
+}
+
+static void tile(const call *call, vec out[])
+{
+    gemv(BYTE, 0, 1, call, out);
+}
+
+const kernels npurt_kernels_byte = {rows, tiles, tile};
+
+static void rowsm(const call *call, vec out[])
+{
+    gemm(BYTE, 1, call, out);
+}
+
+static void tilesm(const call *call, vec out[])
+{
+    gemv(BYTE, 1, TILES, call, out);
+}
+
+static void tilem(const call *call, vec out[])
+{
+    gemv(BYTE, 1, 1, call, out);
+}
+
+const kernels npurt_kernels_bytem = {rowsm, tilesm, tilem};

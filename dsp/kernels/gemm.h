@@ -1,0 +1,84 @@
+/* Four rows of x times one tile of w; see product.h. */
+#ifndef NPURT_GEMM_H
+#define NPURT_GEMM_H
+
+#include "product.h"
+
+enum { ROWS = NPURT_PANEL };
+
+/* sum[r] = what it is (or nothing, with `fresh`) + row r times `count` quads from `first` on. */
+INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, const constants *c,
+                      unsigned first, unsigned count, vec sum[ROWS])
+{
+    UNROLL for (unsigned quad = first; quad < first + count; quad++)
+    {
+        columns part = unpack(kind, w, quad, c);
+        UNROLL for (unsigned r = 0; r < ROWS; r++)
+        {
+            uint64_t codes = x[quad * ROWS + r];
+            sum[r] = fresh && quad == first ? dot_first(part, codes) : dot(sum[r], part, codes);
+        }
+    }
+}
+
+/* The same, for narrowing: with rounding, and of 16-bit codes the halves put together. */
+INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constants *c,
+                       unsigned first, unsigned count, vec sum[ROWS])
+{
+    UNROLL for (unsigned r = 0; r < ROWS; r++)
+    {
+        sum[r] = c->start[first >= QUADS / 2];
+    }
+    add_quads(kind, kind == NIB, w + (kind == WIDE ? CODE_VECTORS(BYTE) : 0), x, c, first, count,
+              sum);
+    if (kind == WIDE) {
+        vec high[ROWS];
+        add_quads(kind, 1, w, x, c, first, count, high);
+        UNROLL for (unsigned r = 0; r < ROWS; r++)
+        {
+            sum[r] = Q6_Vw_vaslacc_VwVwR(sum[r], high[r], 8);
+        }
+    }
+}
+
+INLINE void gemm(kind kind, int offsets, const call *call, vec out[])
+{
+    const vec *w = (const vec *) call->tile;
+    constants c = constants_of(kind, w);
+    w += HEADS(kind);
+    const uint64_t *x = call->x.codes;
+    const uint32_t *record = call->x.record;
+    const vec *zero = call->x.zero;
+    vec acc[ROWS];
+    UNROLL for (unsigned r = 0; r < ROWS; r++)
+    {
+        acc[r] = Q6_V_vzero();
+    }
+    for (uint32_t step = 0; step < call->steps; step++) {
+        enum { PARTS = 2 };
+        vec a[PARTS][ROWS], b[PARTS][ROWS];
+        unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
+        UNROLL for (unsigned i = 0; i < parts; i++)
+        {
+            block_sums(kind, w, x, &c, i * count, count, a[i]);
+            block_sums(kind, w, x, &c, QUADS / 2 + i * count, count, b[i]);
+        }
+        UNROLL for (unsigned r = 0; r < ROWS; r++)
+        {
+            vec first[PARTS] = {a[0][r], a[parts - 1][r]}, last[PARTS] = {b[0][r], b[parts - 1][r]};
+            vec g = step_product(kind, offsets, first, last, w + CODE_VECTORS(kind),
+                                 record + r * RECORD, zero[r]);
+            acc[r] = Q6_Vw_vasracc_VwVwR(acc[r], g, (int32_t) call->shift);
+        }
+        w += STEP_VECTORS(kind, offsets);
+        x += QUADS * ROWS;
+        record += ROWS * RECORD;
+        zero += ROWS;
+    }
+    UNROLL for (unsigned r = 0; r < ROWS; r++)
+    {
+        out[r] = acc[r];
+    }
+}
+
+#endif

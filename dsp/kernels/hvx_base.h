@@ -1,0 +1,63 @@
+/*
+ * HVX as the kernels write it: short names for the few instructions they are made of.
+ *
+ * Integer instructions that v68 has, and nothing else, so there is one source for v68 to v81 and it
+ * has no #if.  What differs is what a packet holds: vmpy(h, Rt.h) takes both multipliers of v68 and
+ * one of later ones.  (If an instruction ever depends on the architecture, #if goes here.)
+ *
+ * A packet holds four instructions, of them at most
+ *   2 loads or stores, of these 1 of a vector (a vector store may go with a vector load)
+ *   2 multiplications: vrmpy(ub, Rt.b), vsplat; or 1 of two vectors: vdmpy(h, h), vmpyo(w, h)
+ *   1 shift: vasl, vasr, vlsr, vnormamt
+ *   1 permutation: vror, valign, vlut32, vpack; vshuff and vdeal of pairs count as a shift too
+ * Source: LLVM, HexagonDepIICHVX.td.
+ */
+#ifndef NPURT_HVX_BASE_H
+#define NPURT_HVX_BASE_H
+
+#include "kernels.h"
+#include <hexagon_types.h>
+#include <hvx_hexagon_protos.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("unroll")
+
+/* Hide from the compiler how x was made: it would rather compute pointers from one another. */
+#define OPAQUE(x) __asm__("" : "+r"(x))
+
+typedef HVX_Vector vec;
+typedef HVX_VectorPair vec_pair;
+typedef HVX_UVector unaligned_vec;
+
+/* A vector in memory, to get at its lanes. */
+typedef union {
+    vec all;
+    int32_t lane[NPURT_TILE];
+} lanes;
+
+INLINE vec splat(uint32_t word)
+{
+    return Q6_V_vsplat_R((int32_t) word);
+}
+
+INLINE vec splat_byte(uint8_t byte)
+{
+    return splat(byte * 0x01010101u);
+}
+
+INLINE uint32_t low_word(uint64_t both)
+{
+    return (uint32_t) both;
+}
+
+INLINE uint32_t high_word(uint64_t both)
+{
+    return (uint32_t) (both >> 32);
+}
+
+INLINE size_t padded(size_t nbytes)
+{
+    return (nbytes + NPURT_VECTOR - 1) & ~(size_t) (NPURT_VECTOR - 1);
+}
+
+#endif

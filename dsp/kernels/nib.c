@@ -1,0 +1,46 @@
+/*
+ * y = x . w of 4-bit weights with a scale per 32 columns (nibm: and an offset): Q4_0; Q4_1, Q4_K
+ *
+ * w       a step: 8 vectors of codes 0..15, quad v in lane c: low nibbles columns 8 v + 0..3 of row c,
+ *         high ones 8 v + 4..7; a vector of scales, pairs of int16 (columns 0..31, 32..63), 15 bits
+ *         (nibm: 14); nibm: a vector of offsets likewise, in eighths of their share in h.
+ * h       sum of (code - 8) * x, exact.
+ * Rest    product.h.
+ */
+#include "gemm.h"
+#include "gemv.h"
+#include "kinds.h"
+
+static void rows(const call *call, vec out[])
+{
+    gemm(NIB, 0, call, out);
+}
+
+static void tiles(const call *call, vec out[])
+{
+    gemv(NIB, 0, TILES, call, out);
+}
+
+static void tile(const call *call, vec out[])
+{
+    gemv(NIB, 0, 1, call, out);
+}
+
+const kernels npurt_kernels_nib = {rows, tiles, tile};
+
+static void rowsm(const call *call, vec out[])
+{
+    gemm(NIB, 1, call, out);
+}
+
+static void tilesm(const call *call, vec out[])
+{
+    gemv(NIB, 1, TILES, call, out);
+}
+
+static void tilem(const call *call, vec out[])
+{
+    gemv(NIB, 1, 1, call, out);
+}
+
+const kernels npurt_kernels_nibm = {rowsm, tilesm, tilem};

@@ -1,0 +1,162 @@
+/*
+ * What all products are made of; a kernel is this with a kind of weights put in.
+ *
+ * A tile is 32 rows of w, one to a lane of 32 bits.  After its heads it has, for each step of 64
+ * columns, vectors of codes, scales and offsets.  Code vectors hold four columns of each row in a
+ * lane; x's codes are scalars, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products and no instruction is
+ * spent on spreading x.  A is the sum over the first 32 columns, B over the last 32:
+ *
+ *   A += vrmpy(w.ub, x.b)               x 8                     B likewise
+ *   h  = (B, A) narrowed to pairs of int16, + zero point        sums of code * code
+ *   h' = h * scale of x / 2^15          rounded to nearest      activations' scale, Q15
+ *   G  = sum of the pair h' * scale of w                        G + offset of w * T, where w has them
+ *   y += G >> shift                     rounded down            shift = ceil(log2(steps))
+ *
+ * Units: h is in units in which the largest weight code is 8 (16 where scales are per 16 columns),
+ * so |h| <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits with bits so small that G fits: 15; 14 with
+ * offsets or with scales per 16 columns, 13 with both.  y then fits by the choice of shift.
+ * Narrowing drops bits above 16 without saturation: the sums are of unsigned weights, and only with
+ * the zero point does the true, small value come out, exact modulo 2^16.
+ *
+ * Packets, R rows, a step, v68: 16 R vrmpy are 8 R packets of multiplications, vmpy and vdmpy 2 R
+ * more (v69 on: 1.5 R), offsets another R (R / 2).  So 4 rows are never faster than 204 MAC/packet
+ * (v69 on: 215), with offsets 186 (204).  For one row instructions are what limits: per tile and
+ * step 9 loads, 16 to unpack nibbles, 16 vrmpy, 5 to narrow and scale, 2 and a little for x: 48.5,
+ * so 169 MAC/packet; bytes need 17 loads, one a packet: 120.
+ */
+#ifndef NPURT_PRODUCT_H
+#define NPURT_PRODUCT_H
+
+#include "activations.h"
+
+/* Kinds of weights: kernel of dsp/formats.inc. */
+typedef enum {
+    NIB,  /* 4-bit codes */
+    LUT,  /* 4-bit codes that choose from 16 bytes */
+    BYTE, /* 8-bit codes */
+    HALF, /* 8-bit codes, a scale per 16 columns */
+    WIDE, /* 16-bit codes: high bytes, then low bytes */
+    CHAN, /* 8-bit codes, one scale a row: no h, y is the sum itself */
+} kind;
+
+enum { QUADS = NPURT_STEP / 8 }; /* words of 8 codes of x in a step */
+
+#define CODE_VECTORS(kind) ((kind) == NIB || (kind) == LUT ? 8 : (kind) == WIDE ? 32 : 16)
+#define SCALE_VECTORS(kind) ((kind) == CHAN ? 0 : (kind) == HALF ? 2 : 1)
+#define STEP_VECTORS(kind, offsets)                                                                \
+    (CODE_VECTORS(kind) + SCALE_VECTORS(kind) * (1 + ((offsets) ? 1 : 0)))
+
+/* Bits that narrowing drops, and what is added before so that it rounds. */
+#define NARROW(kind) ((kind) == NIB ? 0 : (kind) == HALF ? 3 : (kind) == WIDE ? 12 : 4)
+#define HALF_UNIT(kind) (1u << NARROW(kind) >> 1)
+
+/* Heads of a tile. */
+enum {
+    HEAD_EXPONENT, /* (exponent + 156) << 23 of every lane, modulo 2^32 */
+    HEAD_RANGE,    /* int32: least and greatest exponent */
+    HEAD_OTHER,    /* LUT: table; CHAN: mantissas of the rows' scales, Q15, in the upper halves */
+};
+
+/* What unpacking needs in registers. */
+typedef struct {
+    vec mask;     /* NIB */
+    vec table;    /* LUT */
+    vec start[2]; /* of A and of B: half of what narrowing drops */
+} constants;
+
+INLINE constants constants_of(kind kind, const vec *heads)
+{
+    constants c;
+    c.mask = splat_byte(0x0f);
+    c.table = kind == LUT ? heads[HEAD_OTHER] : Q6_V_vzero();
+    c.start[0] = splat(HALF_UNIT(kind));
+    c.start[1] = splat(HALF_UNIT(kind) - 1);
+    return c;
+}
+
+/* 8 columns of 32 weights: the first four in `low`, the others in `high`; unsigned. */
+typedef struct {
+    vec low, high;
+} columns;
+
+INLINE columns unpack(kind kind, const vec *w, unsigned quad, const constants *c)
+{
+    columns to;
+    if (kind == NIB) {
+        to.low = Q6_V_vand_VV(w[quad], c->mask);
+        to.high = Q6_Vub_vlsr_VubR(w[quad], 4);
+    } else if (kind == LUT) {
+        to.low = Q6_Vb_vlut32_VbVbR_nomatch(w[quad], c->table, 0);
+        to.high = Q6_Vb_vlut32_VbVbI(Q6_Vub_vlsr_VubR(w[quad], 4), c->table, 0);
+    } else {
+        to.low = w[2 * quad];
+        to.high = w[2 * quad + 1];
+    }
+    return to;
+}
+
+/* A sum starts at zero with `dot_first`, or where it is told. */
+INLINE vec dot_first(columns w, uint64_t x)
+{
+    return Q6_Vw_vrmpyacc_VwVubRb(Q6_Vw_vrmpy_VubRb(w.low, (int32_t) low_word(x)), w.high,
+                                  (int32_t) high_word(x));
+}
+
+INLINE vec dot(vec sum, columns w, uint64_t x)
+{
+    sum = Q6_Vw_vrmpyacc_VwVubRb(sum, w.low, (int32_t) low_word(x));
+    return Q6_Vw_vrmpyacc_VwVubRb(sum, w.high, (int32_t) high_word(x));
+}
+
+/* The pair (low: a, high: b) of int16 modulo 2^16. */
+INLINE vec narrow(kind kind, vec a, vec b)
+{
+    return kind == NIB ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW(kind));
+}
+
+/* Sum of the pair h * (scale of x * scale of w). */
+INLINE vec scaled(vec h, uint32_t x_scale, vec w_scale)
+{
+    return Q6_Vw_vdmpy_VhVh_sat(h, Q6_Vh_vmpy_VhRh_s1_rnd_sat(w_scale, (int32_t) x_scale));
+}
+
+INLINE vec scaled_more(vec g, vec h, uint32_t x_scale, vec w_scale)
+{
+    vec scale = Q6_Vh_vmpy_VhRh_s1_rnd_sat(w_scale, (int32_t) x_scale);
+    return Q6_Vw_vdmpyacc_VwVhVh_sat(g, h, scale);
+}
+
+/*
+ * G of one step: of the sums a of its first columns and b of its last (HALF: of the first 16 of
+ * each 32 in [0], the last in [1]).  w: the step's vectors after its codes.
+ */
+INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], const vec *w,
+                        const uint32_t *record, vec zero)
+{
+    uint32_t x_scale = record[SCALE];
+    if (kind != HALF) {
+        vec g = scaled(Q6_Vh_vadd_VhVh(narrow(kind, a[0], b[0]), zero), x_scale, w[0]);
+        return offsets ? Q6_Vw_vdmpyacc_VwVhRh_sat(g, w[1], (int32_t) record[SUMS]) : g;
+    }
+    vec first = splat(record[ZERO_FIRST]), last = splat(record[ZERO_LAST]);
+    vec g = scaled(Q6_Vh_vadd_VhVh(narrow(kind, a[0], b[0]), first), x_scale, w[0]);
+    g = scaled_more(g, Q6_Vh_vadd_VhVh(narrow(kind, a[1], b[1]), last), x_scale, w[1]);
+    if (offsets) { /* of every 16 columns: the zero points are their sums, times -16 */
+        g = scaled_more(g, first, x_scale, w[2]);
+        g = scaled_more(g, last, x_scale, w[3]);
+    }
+    return g;
+}
+
+/* A call of a kernel. */
+typedef struct {
+    const char *tile;  /* the first of them */
+    size_t tile_bytes; /* from one to the next */
+    panel x;
+    uint32_t steps;
+    uint32_t shift;
+} call;
+
+#define HEADS(kind) ((kind) == LUT || (kind) == CHAN ? HEAD_OTHER + 1 : HEAD_OTHER)
+
+#endif

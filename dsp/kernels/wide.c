@@ -1,0 +1,27 @@
+/*
+ * y = x . w of 16-bit weights with a scale per 32 columns: float tensors
+ *
+ * w       a step: 16 vectors of high bytes + 128 as byte, 16 of low bytes likewise; a vector of scales.
+ * h       sum of code * x / 4096, rounded.
+ * Rest    product.h.
+ */
+#include "gemm.h"
+#include "gemv.h"
+#include "kinds.h"
+
+static void rows(const call *call, vec out[])
+{
+    gemm(WIDE, 0, call, out);
+}
+
+static void tiles(const call *call, vec out[])
+{
+    gemv(WIDE, 0, TILES, call, out);
+}
+
+static void tile(const call *call, vec out[])
+{
+    gemv(WIDE, 0, 1, call, out);
+}
+
+const kernels npurt_kernels_wide = {rows, tiles, tile};

@@ -1,0 +1,136 @@
+"""How the DSP rounds activations: the integers of dsp/kernels/quantise.c in numpy.
+
+Bit for bit the kernel's, and fast enough to say, of every product that is verified, what the DSP
+really multiplied.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError, NumericsError
+
+F32 = npt.NDArray[np.float32]
+I8 = npt.NDArray[np.int8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+BLOCK = 32  # columns for which the kernels have a scale
+GROUPS = (32, 128, 0)  # columns that may share it; 0: the whole row
+LEAST_MAGNITUDE = 40 << 23  # bits of 2^-87: rows below it are zero
+ROUND_UP = 0x40000
+ZERO_ROW = 254
+ROW_EXPONENT = 148
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Rows of activations: x = code * scale * 2^exponent.
+
+    Attributes:
+        codes: int8 ``[M, K]``, -127..127.
+        scales: int32 ``[M, K / 32]``, 1..32767; equal within a group.
+        exponents: int32 ``[M]``.
+    """
+
+    codes: I8
+    scales: I32
+    exponents: I32
+
+    def values(self) -> F32:
+        """Return the activations that are multiplied, float32 ``[M, K]``: exact."""
+        blocks = self.codes.reshape(*self.scales.shape, BLOCK) * self.scales[..., None]
+        exact = np.ldexp(blocks.astype(np.float32), self.exponents[:, None, None])
+        return exact.reshape(self.codes.shape)
+
+
+def quantise(x: F32, group: int = 32) -> Quantised:
+    """Return *x* ``[M, K]`` as the DSP rounds it, one scale for *group* columns (0: for the row).
+
+    Raises:
+        LayoutError: *x* is not float32 ``[M, K]`` with K a multiple of 32, or *group* is unknown.
+        NumericsError: *x* holds a NaN or infinity.
+    """
+    if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] % BLOCK or group not in GROUPS:
+        raise LayoutError(
+            f"cannot quantise {x.dtype} {x.shape} in groups of {group}",
+            remedy="pass float32 [M, K], K padded with zeros to a multiple of 32; group 32, 128, 0",
+        )
+    bits = np.ascontiguousarray(x).view(np.uint32).astype(np.int64)
+    magnitudes = bits & 0x7FFFFFFF
+    blocks = magnitudes.reshape(len(x), -1, BLOCK)
+    greatest = _shared(blocks.max(axis=2, initial=0), group)
+    of_row = greatest.max(axis=1, initial=0)
+    if (of_row >= 0x7F800000).any():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
+        raise NumericsError(
+            f"activation row {row}, column {column} is {x[row, column]}",
+            remedy="look for the op before this one that overflowed or divided by zero",
+        )
+    top = np.where(of_row < LEAST_MAGNITUDE, ZERO_ROW, of_row + ROUND_UP >> 23)
+    scales = _scales(greatest, top[:, None])
+    codes = _codes(blocks, scales, top[:, None]).reshape(x.shape)
+    np.negative(codes, out=codes, where=x < 0)
+    return Quantised(codes, scales.astype(np.int32), (top - ROW_EXPONENT).astype(np.int32))
+
+
+def multiplied(x: F32, group: int = 32) -> F32:
+    """Return the activations that the DSP multiplies when it is given *x*; raises `quantise`'s."""
+    return quantise(x, group).values()
+
+
+def _shared(greatest: I64, group: int) -> I64:
+    """Give blocks that share a scale their common magnitude."""
+    if group == BLOCK:
+        return greatest
+    count = greatest.shape[1] if group == 0 else group // BLOCK
+    starts = np.arange(0, greatest.shape[1], max(count, 1))
+    common = np.maximum.reduceat(greatest, starts, axis=1) if starts.size else greatest
+    shared: I64 = np.repeat(common, count, axis=1)[:, : greatest.shape[1]]
+    return shared
+
+
+def _mantissas(magnitudes: I64) -> I64:
+    return magnitudes & 0x7FFFFF | 0x800000
+
+
+def _scales(greatest: I64, top: I64) -> I64:
+    """V / 508, rounded up a little; V is the magnitude in units of 2^(top - 150)."""
+    v = _mantissas(greatest) >> np.minimum(top - (greatest >> 23), 31)
+    scales: I64 = (v + (v >> 7) + (v >> 14) >> 9) + 1
+    return scales
+
+
+def _codes(blocks: I64, scales: I64, top: I64) -> I8:
+    """Magnitudes ``[M, B, 32]`` divided by their scales; at most 127."""
+    inverse, spare = _reciprocals()
+    product = _mantissas(blocks) * inverse[scales][..., None] + (1 << 14) >> 15
+    shift = np.minimum((top - spare[scales] - 8)[..., None] - (blocks >> 23), 31)
+    in_upper_byte = (product << 8) >> (shift + 8)
+    codes: I8 = (np.minimum(in_upper_byte + (1 << 23), 0x7FFFFFFF) >> 24).astype(np.int8)
+    return codes
+
+
+@functools.cache
+def _reciprocals() -> tuple[I64, I64]:
+    """Return, for scales 0..32767, the 15 bits of the reciprocal and how far they are shifted.
+
+    reciprocal = 2^(29 - shift) / scale: a line, then Newton twice, as quantise.c has it.
+    """
+    scales = np.arange(1 << 15, dtype=np.int64)
+    scales[0] = 1  # no group has it
+    spare = 15 - np.frexp(scales)[1].astype(np.int64)
+    d = scales << spare  # 2^14..2^15 - 1
+    y = 1515870810 - _product(1010580540, d)  # 48/17 - 32/17 d, in Q29
+    error = (1 << 29) - _product(y, d)
+    y = y + _product(y, error << 2 >> 16)
+    error = (1 << 29) - _product(y, d)
+    y = y + (_product(y, error << 9 >> 16) >> 7)
+    return y >> 15, spare
+
+
+def _product(a: I64 | int, b: I64) -> I64:
+    """The vmpyo instruction: int32 times int16 in Q15, rounded."""
+    return a * b + (1 << 14) >> 15
