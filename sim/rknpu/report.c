@@ -169,9 +169,13 @@ static size_t write_report(char *json, size_t size)
     put(&text, ", \"refused\": %" PRIu64 ", \"last_refusal\": ", counters.refused);
     put_string(&text, counters.why);
     put(&text, ", \"cores\": [");
+    const char *comma = "";
     for (int i = 0; i < DRIVERS * CORES; i++) {
-        put(&text, i ? ", " : "");
-        put_core(&text, (enum driver)(i / CORES), i % CORES);
+        if (counters.cores[i / CORES][i % CORES].ns > 0) { /* it was started */
+            put(&text, "%s", comma);
+            put_core(&text, (enum driver)(i / CORES), i % CORES);
+            comma = ", ";
+        }
     }
     put(&text, "], \"last_tasks\": [");
     put_last(&text);

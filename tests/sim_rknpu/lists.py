@@ -307,10 +307,10 @@ def pack_b(b, task):
     return as_bytes(tiles, t.bits)
 
 
-def unpack_c(raw, task, rows=None):
+def unpack_c(raw, task):
     """Return C ``[M, N]`` of the output bytes."""
     out_type = OUTPUTS[task.types][2]
-    values, m, n = raw.view(out_type), rows or task.m, task.columns or task.n
+    values, m, n = raw.view(out_type), task.m, task.columns or task.n
     per_atom = ATOM // task.out_bytes
     if task.mode == "row":
         return values[: m * n].reshape(m, n)
