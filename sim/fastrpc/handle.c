@@ -50,7 +50,7 @@ static void sweep(void)
     }
 }
 
-void handles_forget(void)
+void handles_drop(void)
 {
     handles = NULL; /* leaks a few bytes in a child that may not call free */
 }
@@ -119,6 +119,20 @@ static int open_fault(void)
     return (int) code;
 }
 
+/* Say why a skel did not load: the code alone tells little. */
+static void explain(const session *s, const char *uri, int result, bool missing)
+{
+    char said[300] = "";
+    if (result != DSP_EUNABLETOLOAD && result != DSP_ENOSUCHSYMBOL) {
+        return;
+    }
+    if (!missing) {
+        session_log(s, said, sizeof(said));
+    }
+    report("open of %.200s: %#x\n%s", uri, (unsigned) result,
+           missing ? "there is no such file in DSP_LIBRARY_PATH (\";\" separates folders)" : said);
+}
+
 /* Have the shell open the skel. */
 static int open_remote(session *s, const char *uri, uint32_t *remote)
 {
@@ -132,17 +146,19 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
         return s->death_in_flight;
     }
     int fd = uri_open(uri);
-    bool named = strncmp(uri, "file:///", 8) == 0;
-    result = named && fd < 0 ? DSP_EUNABLETOLOAD : lane_reserve(s, l, bytes + 1);
+    result = lane_reserve(s, l, bytes + 1);
     if (result == AEE_SUCCESS) {
         memcpy(l->area, uri, bytes + 1);
-        lane_link(s, l)->value[0] = (uint32_t) bytes;
+        lane_link(s, l)->value[0] = l->address;
+        lane_link(s, l)->value[1] = (uint32_t) bytes;
+        /* Without a file the DSP gets one that is no skel: it is the DSP that judges the URI. */
         result = lane_call_with(s, l, LINK_OPEN, fd >= 0 ? fd : s->memory);
         *remote = lane_link(s, l)->handle;
     }
     if (fd >= 0) {
         close(fd);
     }
+    explain(s, uri, result, fd < 0);
     lane_leave(s, l);
     return result;
 }

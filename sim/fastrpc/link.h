@@ -48,7 +48,7 @@ typedef struct {
 } link_argument;
 
 enum {
-    LINK_OPEN = 1, /* value 0: bytes of the URI, in the area; a descriptor follows */
+    LINK_OPEN = 1, /* value 0: address of the URI, 1: its bytes; a descriptor follows */
     LINK_CLOSE,
     LINK_INVOKE,
     LINK_ATTACH,    /* value 0: block, 1: its fd on the host, 2: bytes, 3: 1 to map it at once;

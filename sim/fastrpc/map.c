@@ -39,7 +39,31 @@ static uint64_t attached_bytes(const session *s)
 
 /* --- asking the shell ------------------------------------------------------------------------ */
 
-static int attach(session *s, lane *l, mapping *m, int fd, bool map)
+static int detach(session *s, lane *l, uint32_t id)
+{
+    lane_link(s, l)->value[0] = id;
+    return lane_call(s, l, LINK_DETACH);
+}
+
+/* Detach what only calls passed and none passes now; true when that was something. */
+static bool evict(session *s, lane *l)
+{
+    bool some = false;
+    for (int i = 0; i < MAPPINGS; i++) {
+        pthread_mutex_lock(&sim_lock);
+        mapping *m = &s->map[i];
+        uint32_t id = m->argument && m->ready && m->users == 0 ? m->id : 0;
+        m->id = id ? 0 : m->id;
+        pthread_mutex_unlock(&sim_lock);
+        if (id) {
+            detach(s, l, id);
+            some = true;
+        }
+    }
+    return some;
+}
+
+static int try_attach(session *s, lane *l, mapping *m, int fd, bool map)
 {
     uint32_t *value = lane_link(s, l)->value;
     value[0] = m->id;
@@ -51,10 +75,13 @@ static int attach(session *s, lane *l, mapping *m, int fd, bool map)
     return result;
 }
 
-static int detach(session *s, lane *l, uint32_t id)
+static int attach(session *s, lane *l, mapping *m, int fd, bool map)
 {
-    lane_link(s, l)->value[0] = id;
-    return lane_call(s, l, LINK_DETACH);
+    int result = try_attach(s, l, m, fd, map);
+    if (result != AEE_SUCCESS && !load(&s->ended) && evict(s, l)) {
+        result = try_attach(s, l, m, fd, map);
+    }
+    return result;
 }
 
 /* Note what came of an attach. */
@@ -181,24 +208,6 @@ static mapping *mapping_of_block(session *s, uint32_t serial)
     return NULL;
 }
 
-/* Detach what only calls passed and none passes now; true when that was something. */
-static bool evict(session *s, lane *l)
-{
-    bool some = false;
-    for (int i = 0; i < MAPPINGS; i++) {
-        pthread_mutex_lock(&sim_lock);
-        mapping *m = &s->map[i];
-        uint32_t id = m->argument && m->ready && m->users == 0 ? m->id : 0;
-        m->id = id ? 0 : m->id;
-        pthread_mutex_unlock(&sim_lock);
-        if (id) {
-            detach(s, l, id);
-            some = true;
-        }
-    }
-    return some;
-}
-
 /* With sim_lock held: find the mapping, or reserve one that the caller must attach. */
 static mapping *find_or_reserve(session *s, const block *b, bool *reserved)
 {
@@ -229,6 +238,11 @@ int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping
     pthread_mutex_lock(&sim_lock);
     mapping *m = find_or_reserve(s, b, &reserved);
     pthread_mutex_unlock(&sim_lock);
+    if (!m && evict(s, l)) {
+        pthread_mutex_lock(&sim_lock);
+        m = find_or_reserve(s, b, &reserved);
+        pthread_mutex_unlock(&sim_lock);
+    }
     if (!m) {
         return AEE_ENOMEMORY;
     }
@@ -236,9 +250,6 @@ int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping
     *address = m->address;
     if (reserved) {
         result = b->bytes < DMA_SPACE ? attach(s, l, m, b->fd, true) : AEE_ENOMEMORY;
-        if (result != AEE_SUCCESS && !load(&s->ended) && evict(s, l)) {
-            result = attach(s, l, m, b->fd, true);
-        }
         *address = m->address;
         settle(m, result); /* after a failure it is no longer ours */
     }

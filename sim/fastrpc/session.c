@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "sim.h"
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -80,8 +81,7 @@ void dsp_restart(uint32_t milliseconds)
     }
 }
 
-/* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
-static size_t read_log(const session *s, char *text, size_t bytes)
+size_t session_log(const session *s, char *text, size_t bytes)
 {
     uint32_t said = s->link ? load(&s->link->logged) : 0, length = said;
     length = length < LINK_LOG ? length : LINK_LOG;
@@ -97,7 +97,7 @@ static void say_how_it_ended(const session *s, int status)
 {
     char words[400];
     const char *how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "it exited";
-    const char *before = read_log(s, words, sizeof(words)) ? "; it said last:\n" : "";
+    const char *before = session_log(s, words, sizeof(words)) ? "; it said last:\n" : "";
     report("the DSP process of domain %d died: %s%s%s", s->domain, how, before, words);
 }
 
@@ -115,6 +115,7 @@ static void end(session *s, int status)
     }
     s->state = s->state == STOPPING ? STOPPING : DEAD;
     store(&s->ended, 1);
+    futex_wake(&s->ended, INT_MAX);
     lanes_end(s);
     queues_end(s, s->death == AEE_ECONNRESET ? AEE_ECONNRESET : AEE_EINTERRUPTED);
     pthread_cond_broadcast(&sim_changed);
@@ -245,7 +246,9 @@ static int explain_start(pid_t process, bool died)
         return -1;
     }
     if (process > 0) {
+        pthread_mutex_unlock(&sim_lock); /* it starts a process, which may want the lock */
         process_explain();
+        pthread_mutex_lock(&sim_lock);
     }
     errno = ENOENT;
     return AEE_ECONNREFUSED;
@@ -346,7 +349,6 @@ static void in_child(void)
     for (int i = 0; i < SESSIONS; i++) {
         session *s = &sessions[i];
         if (s->state != IDLE) {
-            queues_forget(s);
             release(s);
         }
         s->state = IDLE;
@@ -354,7 +356,9 @@ static void in_child(void)
         s->process = -1;
         pthread_mutex_init(&s->passing, NULL);
     }
-    handles_forget();
+    handles_drop();
+    queues_drop();
+    report_reset();
     pthread_mutex_init(&sim_lock, NULL);
     pthread_cond_init(&sim_changed, NULL);
 }
@@ -395,7 +399,7 @@ size_t npurt_sim_log(int domain, char *text, size_t bytes)
 {
     pthread_mutex_lock(&sim_lock);
     const session *s = session_of(domain);
-    size_t length = s && text && bytes ? read_log(s, text, bytes) : 0;
+    size_t length = s && text && bytes ? session_log(s, text, bytes) : 0;
     pthread_mutex_unlock(&sim_lock);
     return length;
 }

@@ -74,6 +74,11 @@ void report(const char *format, ...)
     pthread_mutex_unlock(&saying);
 }
 
+void report_reset(void)
+{
+    pthread_mutex_init(&saying, NULL);
+}
+
 size_t npurt_sim_error(char *text, size_t bytes)
 {
     pthread_mutex_lock(&saying);

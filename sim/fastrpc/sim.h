@@ -56,6 +56,7 @@ bool fault_due(sim_fault fault, uint32_t *argument);
 
 /* Say something on stderr and remember it for npurt_sim_error. */
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void report_reset(void); /* in a child made by fork */
 
 /* --- memory.c -------------------------------------------------------------------------------- */
 
@@ -141,6 +142,8 @@ int session_start(session *s, bool want_unsigned);
 void session_enter(session *s);
 void session_leave(session *s);
 void session_stop(session *s);
+/* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
+size_t session_log(const session *s, char *text, size_t bytes);
 void session_kill(session *s, int code, int code_in_flight);
 void dsp_restart(uint32_t milliseconds); /* all sessions die; the nodes come back later */
 bool dsp_present(void);
@@ -171,7 +174,7 @@ mapping *map_find(session *s, int fd); /* by fastrpc_mmap; sim_lock held */
 int invoke(session *s, uint32_t handle, uint32_t scalars, remote_arg *arguments, uint64_t *packets);
 
 /* --- handle.c -------------------------------------------------------------------------------- */
-void handles_forget(void); /* in a child made by fork: there are none */
+void handles_drop(void); /* in a child made by fork: there are none */
 /* Enter the session of a domain, started if need be, or return a code. */
 int session_use(int domain, session **entered);
 int handle_domain(uint64_t handle); /* -1: it is none */
@@ -191,6 +194,7 @@ int uri_open(const char *uri);
 void queues_end(session *s, int error); /* the session died; sim_lock held */
 void queues_forget(session *s);         /* and is gone */
 bool queues_any(const session *s);      /* it has one that is open */
+void queues_drop(void);                 /* in a child made by fork: there are none */
 void queues_stuck(bool stuck);
 
 /* --- futex.c --------------------------------------------------------------------------------- */

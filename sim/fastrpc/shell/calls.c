@@ -143,7 +143,7 @@ int call_open(link_lane *lane, const char *uri, uint32_t bytes)
     uri_parts parts;
     handle h = {0};
     int result = DSP_INVALID_FORMAT;
-    if (bytes < LINK_AREA && split(uri, bytes, &parts)) {
+    if (split(uri, bytes, &parts)) {
         result = module_load(parts.file, parts.file_bytes, fd, &h.code);
     }
     sys_close(fd);

@@ -8,8 +8,10 @@ enum { QTIMER_HZ = 19200000, REFUSED = (int) 0x80000414, MODE_128 = 1 };
 static void message(int level, const char *file, int line, const char *format, va_list values)
 {
     char text[256]; /* MAX_FARF_LEN */
+    account_pause();
     text_format(text, sizeof(text), format, values);
     say("[%d] %s:%d: %s", level, file, line, text);
+    account_resume();
 }
 
 void HAP_debug(const char *text, int level, const char *file, int line)

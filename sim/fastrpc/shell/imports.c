@@ -28,6 +28,32 @@ static int nothing_to_do(void)
     return 0;
 }
 
+/* Services that a PD has and this one refuses. */
+static int refused(void)
+{
+    return DSP_UNSUPPORTED;
+}
+
+/* The older kind of signal: its calls return what was set before. */
+static uint32_t wait_any(qurt_signal *signal, uint32_t mask)
+{
+    return qurt_signal_wait(signal, mask, 0);
+}
+
+static uint32_t set_any(qurt_signal *signal, uint32_t mask)
+{
+    uint32_t before = qurt_signal_get(signal);
+    qurt_signal_set(signal, mask);
+    return before;
+}
+
+static uint32_t clear_any(qurt_signal *signal, uint32_t mask)
+{
+    uint32_t before = qurt_signal_get(signal);
+    qurt_signal_clear(signal, mask);
+    return before;
+}
+
 /* Packets that all threads of the PD have executed so far: only this simulator knows. */
 static uint64_t packets_so_far(void)
 {
@@ -36,6 +62,7 @@ static uint64_t packets_so_far(void)
 }
 
 #define SAME(name) {#name, (void *) (name)}
+#define REFUSED(name) {#name, (void *) refused}
 #define WRAPPED(name) {"__wrap_" #name, (void *) (name)}, SAME(name)
 
 static const struct {
@@ -59,6 +86,9 @@ static const struct {
     SAME(strlcpy),
     SAME(strchr),
     SAME(strstr),
+    SAME(strtok_r),
+    SAME(strtoul),
+    SAME(atoi),
     SAME(snprintf),
     SAME(vsnprintf),
     {"__stack_chk_guard", &stack_guard},
@@ -130,6 +160,12 @@ static const struct {
     SAME(qurt_signal_set),
     SAME(qurt_signal_clear),
     SAME(qurt_signal_get),
+    {"qurt_anysignal_init", (void *) qurt_signal_init},
+    {"qurt_anysignal_destroy", (void *) qurt_signal_destroy},
+    {"qurt_anysignal_wait", (void *) wait_any},
+    {"qurt_anysignal_set", (void *) set_any},
+    {"qurt_anysignal_clear", (void *) clear_any},
+    {"qurt_anysignal_get", (void *) qurt_signal_get},
     SAME(qurt_cond_init),
     SAME(qurt_cond_destroy),
     SAME(qurt_cond_wait),
@@ -156,6 +192,14 @@ static const struct {
     SAME(dspqueue_read_noblock),
     SAME(dspqueue_peek),
     SAME(dspqueue_peek_noblock),
+
+    REFUSED(HAP_cache_lock),
+    REFUSED(HAP_cache_unlock),
+    REFUSED(HAP_query_total_cachelock),
+    REFUSED(HAP_query_avail_cachelock),
+    REFUSED(HAP_mem_get_stats),
+    REFUSED(HAP_mem_set_grow_size),
+    REFUSED(adsp_mmap_fd_getinfo),
 
     {"npurt_sim_packets", (void *) packets_so_far},
 };

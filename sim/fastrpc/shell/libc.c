@@ -140,6 +140,61 @@ PLAIN char *strstr(const char *text, const char *part)
     return NULL;
 }
 
+char *strtok_r(char *text, const char *separators, char **state)
+{
+    char *at = text ? text : *state;
+    while (at && *at && strchr(separators, *at)) {
+        at++;
+    }
+    if (!at || !*at) {
+        *state = NULL;
+        return NULL;
+    }
+    char *word = at;
+    while (*at && !strchr(separators, *at)) {
+        at++;
+    }
+    *state = *at ? at + 1 : NULL;
+    *at = 0;
+    return word;
+}
+
+static uint32_t digit_of(char c)
+{
+    char lower = c | 0x20;
+    return c >= '0' && c <= '9'           ? (uint32_t) (c - '0')
+           : lower >= 'a' && lower <= 'z' ? (uint32_t) (lower - 'a') + 10
+                                          : 99;
+}
+
+unsigned long strtoul(const char *text, char **end, int base)
+{
+    while (*text == ' ' || *text == '\t') {
+        text++;
+    }
+    bool minus = *text == '-';
+    text += *text == '-' || *text == '+';
+    bool hex = text[0] == '0' && (text[1] | 0x20) == 'x' && digit_of(text[2]) < 16;
+    if (hex && (base == 0 || base == 16)) {
+        base = 16;
+        text += 2;
+    }
+    base = base ? base : *text == '0' ? 8 : 10;
+    unsigned long value = 0;
+    for (; digit_of(*text) < (uint32_t) base; text++) {
+        value = value * (unsigned long) base + digit_of(*text);
+    }
+    if (end) {
+        *end = (char *) text;
+    }
+    return minus ? -value : value;
+}
+
+int atoi(const char *text)
+{
+    return (int) strtoul(text, NULL, 10);
+}
+
 int vsnprintf(char *to, size_t bytes, const char *format, va_list values)
 {
     return text_format(to, bytes, format, values);

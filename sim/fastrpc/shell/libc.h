@@ -22,6 +22,9 @@ char *strncpy(char *to, const char *from, size_t bytes);
 size_t strlcpy(char *to, const char *from, size_t bytes);
 char *strchr(const char *text, int c);
 char *strstr(const char *text, const char *part);
+char *strtok_r(char *text, const char *separators, char **state);
+unsigned long strtoul(const char *text, char **end, int base);
+int atoi(const char *text);
 int snprintf(char *to, size_t bytes, const char *format, ...);
 int vsnprintf(char *to, size_t bytes, const char *format, va_list values);
 

@@ -19,7 +19,8 @@ enum { SOL_SOCKET = 1, SCM_RIGHTS = 1 };
 typedef struct {
     uint32_t id; /* the library's; 0: this entry is free */
     int fd;      /* on the host; LINK_NO_FD when no skel can name it */
-    int mine;    /* its descriptor here */
+    bool argument;
+    int mine; /* its descriptor here */
     uint32_t bytes;
     uint8_t *address; /* what skels use; NULL while not mapped */
     uint8_t *window;  /* the host's memory; the same without a shadow */
@@ -62,9 +63,10 @@ int receive_descriptor(void)
 
 /* --- mapping --------------------------------------------------------------------------------- */
 
-static uint32_t whole_pages(uint32_t bytes)
+/* What a block takes of the PD's space; arguments are there for a call only and take none. */
+static uint32_t charge_of(const block *b)
 {
-    return (bytes + PAGE - 1) & ~(uint32_t) (PAGE - 1);
+    return b->argument ? 0 : b->bytes;
 }
 
 static uint8_t *anonymous(uint32_t bytes)
@@ -77,15 +79,15 @@ static bool map_block(block *b)
     if (b->address) {
         return true;
     }
-    uint32_t bytes = whole_pages(b->bytes);
-    if (bytes < b->bytes || bytes > shared->machine.space - mapped) {
+    uint32_t bytes = charge_of(b);
+    if (bytes > shared->machine.space - mapped) {
         say("no room to map %u bytes: %u of %u are mapped", (unsigned) b->bytes, (unsigned) mapped,
             (unsigned) shared->machine.space);
         return false;
     }
     b->window = sys_map(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->mine);
     b->address = b->window;
-    if (b->window && shared->machine.shadow && b->fd != LINK_NO_FD) {
+    if (b->window && shared->machine.shadow && !b->argument) {
         b->address = anonymous(b->bytes);
         b->synced = anonymous(b->bytes);
         if (!b->address || !b->synced) {
@@ -109,7 +111,7 @@ static void unmap_block(block *b)
         sys_unmap(b->synced, b->bytes);
     }
     b->address = NULL;
-    mapped -= whole_pages(b->bytes);
+    mapped -= charge_of(b);
 }
 
 static block *block_of_id(uint32_t id)
@@ -151,6 +153,7 @@ int block_attach(uint32_t id, int fd, uint32_t bytes, bool map, uint32_t *addres
     int result = b ? DSP_OK : DSP_NO_MEMORY;
     if (b) {
         *b = (block){.id = id, .fd = fd, .mine = mine, .bytes = bytes};
+        b->argument = fd == LINK_NO_FD;
         b->held = map && map_block(b);
         *address = (uint32_t) b->address;
         if (map && !b->held) {

@@ -5,12 +5,12 @@ enum { SPINS = 300 }; /* looks at a lane before its thread sleeps */
 
 link_memory *shared;
 
-static int serve(link_lane *lane, const uint8_t *area)
+static int serve(link_lane *lane)
 {
     uint32_t *value = lane->value;
     switch (lane->command) {
     case LINK_OPEN:
-        return call_open(lane, (const char *) area, value[0]);
+        return call_open(lane, (const char *) value[0], value[1]);
     case LINK_CLOSE:
         return call_close(lane);
     case LINK_INVOKE:
@@ -32,7 +32,6 @@ static int serve(link_lane *lane, const uint8_t *area)
 static void serve_lane(void *number)
 {
     link_lane *lane = &shared->lane[(uint32_t) number];
-    const uint8_t *area = shared->area[(uint32_t) number];
     uint32_t done = LINK_ENDED;
     for (;;) {
         for (int i = 0; i < SPINS && load(&lane->asked) == done; i++) {
@@ -41,7 +40,7 @@ static void serve_lane(void *number)
             futex_wait(&lane->asked, done);
         }
         done = load(&lane->asked);
-        lane->result = serve(lane, area);
+        lane->result = serve(lane);
         if (lane->crash) {
             *(volatile uint32_t *) 0 = 0;
         }

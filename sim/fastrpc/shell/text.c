@@ -254,6 +254,9 @@ void say_values(const char *format, va_list values)
     char text[MESSAGE];
     int length = text_format(text, sizeof(text) - 1, format, values);
     length = length < MESSAGE - 2 ? length : MESSAGE - 2;
+    while (length && text[length - 1] == '\n') {
+        length--;
+    }
     text[length++] = '\n';
     lock_take(&speaking);
     for (int i = 0; i < length; i++) {

@@ -217,8 +217,8 @@ void thread_main_starts(void)
 
 /* --- QuRT ------------------------------------------------------------------------------------ */
 
-int qurt_thread_create(uint32_t *id, const qurt_thread_attributes *attributes,
-                       void (*entry)(void *), void *argument)
+static int create(uint32_t *id, const qurt_thread_attributes *attributes, void (*entry)(void *),
+                  void *argument)
 {
     if (!id || !attributes || !entry || !attributes->stack || attributes->stack_bytes < 256) {
         return QURT_EVAL;
@@ -235,12 +235,20 @@ int qurt_thread_create(uint32_t *id, const qurt_thread_attributes *attributes,
     __builtin_memcpy(t->name, attributes->name, QURT_NAME);
     t->name[QURT_NAME - 1] = 0;
     *id = id_of(t);
-    account_settle();
-    if (start(t, attributes->stack, attributes->stack_bytes) < 0) {
+    long got = start(t, attributes->stack, attributes->stack_bytes);
+    if (got < 0) {
         unclaim(t);
-        return QURT_EMEM;
     }
-    return QURT_EOK;
+    return got < 0 ? QURT_EMEM : QURT_EOK;
+}
+
+int qurt_thread_create(uint32_t *id, const qurt_thread_attributes *attributes,
+                       void (*entry)(void *), void *argument)
+{
+    account_settle();
+    int result = create(id, attributes, entry, argument);
+    account_start();
+    return result;
 }
 
 UNREACHABLE void qurt_thread_exit(int status)

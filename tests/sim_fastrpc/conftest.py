@@ -1,0 +1,60 @@
+"""A simulator of its own, apart from the one that npurt's tests load, and skels to run on it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from npurt import build
+from tests.sim_fastrpc.rpc import Rpc
+
+HERE = Path(__file__).parent
+SKELS = HERE / "skels"
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory):
+    """The library, built and copied, its shell beside it.
+
+    Its name is none of libcdsprpc's: two of those in a process are what npurt warns of.
+    """
+    made = build.make(build.PACKAGE, build.host(), ("fastrpc", "shell"))
+    folder = tmp_path_factory.mktemp("simulator")
+    for path in made:
+        shutil.copy(path, folder / path.name.replace("libcdsprpc_sim", "librpc_under_test"))
+    return folder / "librpc_under_test.so"
+
+
+@pytest.fixture(scope="session")
+def skels(tmp_path_factory):
+    """The folder of the skels, compiled for v68."""
+    folder = tmp_path_factory.mktemp("skels")
+    for source in SKELS.glob("*.c"):
+        out = folder / f"lib{source.stem}_skel.so"
+        build.compile_skel([source], "v68", out, includes=[SKELS])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(simulator):
+    return Rpc(simulator)
+
+
+@pytest.fixture
+def rpc(loaded, skels, monkeypatch):
+    """The library as it was just loaded, allowed to open unsigned PDs; it must end with no process."""
+    monkeypatch.setenv("DSP_LIBRARY_PATH", str(skels))
+    loaded.control("reset")
+    for domain in (3, 11, 19, 27):
+        assert loaded.ask_unsigned(domain) == 0, "the test before this one left a session open"
+    yield loaded
+    left = [domain for domain in (3, 11, 19, 27) if loaded.process(domain) > 0]
+    assert left == [], "the test left sessions open"
+
+
+@pytest.fixture
+def probe(rpc):
+    """The skel that looks about, open."""
+    handle = rpc.opened("probe")
+    yield handle
+    rpc.close(handle)

@@ -1,0 +1,39 @@
+"""Programs of their own that use the library: what a process does to it needs a process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROLOGUE = """
+import ctypes as c, os, signal, sys, threading, time
+from pathlib import Path
+from tests.sim_fastrpc.rpc import *
+rpc = Rpc(Path(sys.argv[1]))
+rpc.ask_unsigned()
+"""
+
+
+def start(simulator, skels, code, **variables):
+    """Start *code*, in which `rpc` is the library, with `variables` in the environment."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DSP_LIBRARY_PATH": str(skels)}
+    environment = {**environment, **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROLOGUE + textwrap.dedent(code), str(simulator)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(simulator, skels, code, **variables):
+    """Run *code* to its end, which must be a good one, and return what it printed."""
+    with start(simulator, skels, code, **variables) as program:
+        said, complained = program.communicate(timeout=60)
+    assert program.returncode == 0, complained
+    return said
