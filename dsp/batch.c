@@ -1,7 +1,7 @@
 /* Reading a batch: nothing is believed, every number is compared with what is mapped. */
 #include "batch.h"
 
-enum { ALIGNMENT = NPURT_VECTOR, K_STEP = 32, MOST_COLUMNS = 1 << 24 };
+enum { ALIGNMENT = NPURT_VECTOR, K_STEP = 32 };
 
 /* Where the first `nbytes` bytes of a part are, which must have as many; NULL. */
 static char *locate(const npurt_ref *ref, uint64_t nbytes, const maps *maps)
@@ -27,8 +27,8 @@ static uint32_t check_kind(const npurt_op *op, const npurt_format *format, int f
 static uint32_t check_shape(const npurt_op *op)
 {
     uint64_t x_row = (uint64_t) op->k * sizeof(float), y_row = (uint64_t) op->n * sizeof(float);
-    if (op->m == 0 || op->n == 0 || op->n > MOST_COLUMNS || op->k == 0 || op->k % K_STEP ||
-        op->k > NPURT_MAX_K) {
+    if (op->m == 0 || op->m > NPURT_MAX_M || op->n == 0 || op->n > NPURT_MAX_N || op->k == 0 ||
+        op->k > NPURT_MAX_K || op->k % K_STEP) {
         return NPURT_E_SHAPE;
     }
     if (op->x.stride < x_row || op->x.stride % ALIGNMENT || op->y.stride < y_row ||

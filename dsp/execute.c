@@ -96,43 +96,54 @@ static size_t scratch_part(uint32_t k)
     return (nbytes + NPURT_VECTOR - 1) & ~(size_t) (NPURT_VECTOR - 1);
 }
 
-/* Have memory for every op; the first that there is none for ends the batch. */
+static size_t most(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Have memory for all ops, or end the batch before the first that there is none for. */
 static void reserve(workspace *work, uint32_t threads)
 {
     batch *batch = &work->batch;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        const npurt_quantisation *x = &batch->op[i].x;
-        if (!grow(&work->activations, &work->activations_bytes,
-                  npurt_activation_bytes(x->m, x->k)) ||
-            !grow(&work->scratch, &work->scratch_bytes, threads * scratch_part(x->k))) {
-            batch->count = i;
-            batch->status = NPURT_E_MEMORY;
+    for (;; batch->count--, batch->status = NPURT_E_MEMORY) {
+        size_t activations = 0, scratch = 0;
+        for (uint32_t i = 0; i < batch->count; i++) {
+            const npurt_quantisation *x = &batch->op[i].x;
+            activations = most(activations, npurt_activation_bytes(x->m, x->k));
+            scratch = most(scratch, threads * scratch_part(x->k));
+        }
+        if (grow(&work->activations, &work->activations_bytes, activations) &&
+            grow(&work->scratch, &work->scratch_bytes, scratch)) {
+            return;
         }
     }
 }
 
 /* --- caches ------------------------------------------------------------------------------------ */
 
+static uint64_t extent_of_y(const batch_op *op)
+{
+    return batch_extent(op->y.m, op->y.y_stride, (uint64_t) op->y.n * sizeof(float));
+}
+
 static void before_batch(const batch *batch)
 {
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
         const npurt_quantisation *x = &op->x;
         if (!(op->flags & NPURT_SAME_X)) {
-            uint64_t nbytes = batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float));
-            cache_take(x->x, nbytes);
+            cache_take(x->x, batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float)));
         }
         if (op->flags & NPURT_NEW_W) {
             cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
         }
+        cache_take(op->y.y, extent_of_y(op)); /* the host's bytes between and beside its rows */
     }
 }
 
 static void after_batch(const batch *batch)
 {
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
-        const npurt_product *y = &op->y;
-        uint64_t nbytes = batch_extent(y->m, y->y_stride, (uint64_t) y->n * sizeof(float));
-        cache_give(y->y, nbytes);
+        cache_give(op->y.y, extent_of_y(op));
     }
 }
 

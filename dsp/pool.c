@@ -1,14 +1,17 @@
 /*
  * Threads that do one piece of work together.
  *
- * The thread that FastRPC lends us has a stack of 16 KiB, so it only gives work and waits.  Words
- * that threads wait for only ever count up or down to 0, and are read before every sleep.
+ * The thread that FastRPC lends us has a stack of 16 KiB, so it only gives work and waits.
+ *
+ * The barrier is our own because it is passed several times for each op, and QuRT's does not spin.
+ * Its futexes take turns: a thread that is still waking up others when all are at the next barrier
+ * wakes nobody there.  So a barrier is the same number of instructions whatever the timing.
  */
 #include "pool.h"
 #include "hap.h"
 #include "timer.h"
 
-/* At the barrier a wake-up costs more than what is left to wait for; sleep only after that long. */
+/* A wake-up costs more than what is left to wait for; sleep only after that long. */
 enum { SPIN_CYCLES = 20000 };
 
 static uint32_t load(const uint32_t *word)
@@ -16,60 +19,53 @@ static uint32_t load(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-static void store(uint32_t *word, uint32_t value)
-{
-    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
-}
-
-/* Return when *word is not *seen* any more. */
-static void await_change(uint32_t *word, uint32_t seen)
-{
-    do {
-        qurt_futex_wait(word, (int) seen);
-    } while (load(word) == seen);
-}
-
-/* As await_change, but awake at first.  Not where cycles do not count: that is an emulator, whose
- * threads take turns, and what it executes is to be the same every time. */
-static void spin_for_change(uint32_t *word, uint32_t seen)
+/* Whether *word changes soon.  Not where cycles do not count: that is an emulator, whose threads
+ * take turns. */
+static int changes_soon(const uint32_t *word, uint32_t seen)
 {
     uint64_t start = timer_cycles();
     while (start && timer_cycles() - start < SPIN_CYCLES) {
         if (load(word) != seen) {
-            return;
+            return 1;
         }
     }
-    await_change(word, seen);
+    return 0;
+}
+
+static void await_change(uint32_t *word, uint32_t seen)
+{
+    if (!changes_soon(word, seen)) {
+        do {
+            qurt_futex_wait(word, (int) seen);
+        } while (load(word) == seen);
+    }
 }
 
 void pool_barrier(pool *pool)
 {
-    if (pool->threads == 1) {
-        return;
-    }
-    uint32_t round = load(&pool->rounds);
+    uint32_t *gate = &pool->gate[pool->round & 1];
+    uint32_t seen = load(gate);
     if (__atomic_sub_fetch(&pool->waiting, 1, __ATOMIC_SEQ_CST)) {
-        spin_for_change(&pool->rounds, round);
+        await_change(gate, seen);
         return;
     }
-    store(&pool->waiting, pool->threads);
-    store(&pool->rounds, round + 1);
-    qurt_futex_wake(&pool->rounds, POOL_MAX);
+    pool->waiting = pool->threads;
+    pool->round++;
+    __atomic_add_fetch(gate, 1, __ATOMIC_SEQ_CST); /* also makes the two lines above seen */
+    qurt_futex_wake(gate, POOL_MAX);
 }
 
 static void serve(void *argument)
 {
-    const pool_member *self = argument;
+    pool_member *self = argument;
     pool *pool = self->pool;
-    for (uint32_t seen = 0;; seen++) {
-        await_change(&pool->calls, seen);
+    for (;;) {
+        qurt_sem_down(&self->start);
         if (!pool->work) {
             qurt_thread_exit(0);
         }
         pool->work(pool->context, self->index);
-        if (__atomic_sub_fetch(&pool->working, 1, __ATOMIC_SEQ_CST) == 0) {
-            qurt_futex_wake(&pool->working, 1);
-        }
+        qurt_sem_up(&pool->end);
     }
 }
 
@@ -86,6 +82,7 @@ static int start_thread(pool *pool, uint32_t index, int priority)
     };
     pool_member *member = &pool->member[index];
     *member = (pool_member){.pool = pool, .index = index};
+    qurt_sem_init_val(&member->start, 0);
     return qurt_thread_create(&member->id, &attr, serve, member);
 }
 
@@ -93,6 +90,7 @@ void pool_start(pool *pool, uint32_t threads)
 {
     int priority = qurt_thread_get_priority(qurt_thread_get_id());
     threads = threads < POOL_MAX ? threads : POOL_MAX;
+    qurt_sem_init_val(&pool->end, 0);
     pool->stacks = malloc((size_t) threads * POOL_STACK);
     while (pool->stacks && pool->threads < threads &&
            start_thread(pool, pool->threads, priority) == QURT_EOK) {
@@ -101,28 +99,33 @@ void pool_start(pool *pool, uint32_t threads)
     pool->waiting = pool->threads;
 }
 
-void pool_run(pool *pool, pool_work work, void *context)
+static void give(pool *pool, pool_work work, void *context)
 {
     pool->work = work;
     pool->context = context;
-    store(&pool->working, pool->threads);
-    __atomic_add_fetch(&pool->calls, 1, __ATOMIC_SEQ_CST);
-    qurt_futex_wake(&pool->calls, POOL_MAX);
-    for (uint32_t left; (left = load(&pool->working)) != 0;) {
-        qurt_futex_wait(&pool->working, (int) left);
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        qurt_sem_up(&pool->member[i].start);
+    }
+}
+
+void pool_run(pool *pool, pool_work work, void *context)
+{
+    give(pool, work, context);
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        qurt_sem_down(&pool->end);
     }
 }
 
 void pool_stop(pool *pool)
 {
-    pool->work = NULL;
-    __atomic_add_fetch(&pool->calls, 1, __ATOMIC_SEQ_CST);
-    qurt_futex_wake(&pool->calls, POOL_MAX);
+    give(pool, NULL, NULL);
     for (uint32_t i = 0; i < pool->threads; i++) {
         int status;
         qurt_thread_join(pool->member[i].id, &status);
+        qurt_sem_destroy(&pool->member[i].start);
     }
     pool->threads = 0;
+    qurt_sem_destroy(&pool->end);
     free(pool->stacks);
     pool->stacks = NULL;
 }

@@ -19,16 +19,17 @@ typedef struct {
     pool *pool;
     uint32_t index;
     qurt_thread_t id;
+    qurt_sem_t start; /* up: there is work */
 } pool_member;
 
 struct pool {
     uint32_t threads; /* that run */
-    uint32_t calls;   /* futex: work is given when it changes */
-    uint32_t working; /* futex: threads that have not finished the work yet */
-    uint32_t waiting; /* threads that have not reached the barrier yet */
-    uint32_t rounds;  /* futex: the barrier opens when it changes */
     pool_work work;   /* NULL: end */
     void *context;
+    qurt_sem_t end;   /* up, by each thread: the work is done */
+    uint32_t waiting; /* threads that have not reached the barrier yet */
+    uint32_t round;   /* of the barrier */
+    uint32_t gate[2]; /* futexes: changes when a round of that parity ends */
     void *stacks;
     pool_member member[POOL_MAX];
 };

@@ -1,7 +1,7 @@
 /*
  * QuRT, the operating system of the DSP: what the skel uses of it.
  *
- * Sources: qurt_thread.h, qurt_futex.h, qurt_memory.h and qurt_hvx.h as published in public Hexagon
+ * Sources: qurt_thread.h, qurt_sem.h, qurt_futex.h, qurt_memory.h and qurt_hvx.h as published in public Hexagon
  * trees; the thread attributes have had this layout since 2013, and the compiler makes enums of one
  * byte.  QuRT's own qurt_thread_attr_init is inline, so its work is done in pool.c.
  *
@@ -42,6 +42,15 @@ int qurt_thread_join(qurt_thread_t id, int *status);
 void qurt_thread_exit(int status);
 qurt_thread_t qurt_thread_get_id(void);
 int qurt_thread_get_priority(qurt_thread_t id);
+
+typedef struct {
+    uint64_t opaque[2]; /* 8 bytes in the headers */
+} qurt_sem_t;
+
+int qurt_sem_init_val(qurt_sem_t *semaphore, uint16_t value);
+int qurt_sem_up(qurt_sem_t *semaphore);
+int qurt_sem_down(qurt_sem_t *semaphore);
+int qurt_sem_destroy(qurt_sem_t *semaphore);
 
 /* Sleep while *word is value; wake at most that many threads that do. */
 int qurt_futex_wait(void *word, int value);

@@ -16,6 +16,8 @@
 #define NPURT_BATCH_MAGIC 0x4254504eu /* "NPTB" */
 #define NPURT_REPLY_MAGIC 0x5254504eu /* "NPTR" */
 #define NPURT_MAX_OPS 256u
+#define NPURT_MAX_M 65536u
+#define NPURT_MAX_N 16777216u
 
 typedef struct {
     int32_t fd;      /* of a mapped block */

@@ -17,6 +17,8 @@ PROTOCOL = 1
 BATCH_MAGIC = 0x4254_504E  # "NPTB"
 REPLY_MAGIC = 0x5254_504E  # "NPTR"
 MAX_OPS = 256
+MAX_M = 1 << 16
+MAX_N = 1 << 24
 ALIGNMENT = 128  # bytes, of offsets and of the stride of x
 
 

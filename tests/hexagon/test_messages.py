@@ -22,6 +22,8 @@ NUMBERS = {
     "NPURT_BATCH_MAGIC": messages.BATCH_MAGIC,
     "NPURT_REPLY_MAGIC": messages.REPLY_MAGIC,
     "NPURT_MAX_OPS": messages.MAX_OPS,
+    "NPURT_MAX_M": messages.MAX_M,
+    "NPURT_MAX_N": messages.MAX_N,
     **{f"NPURT_OP_{kind.name}": kind for kind in messages.Kind},
     **{f"NPURT_{flag.name}": flag for flag in messages.Flag},
     **{f"NPURT_E_{status.name}": status for status in messages.Status},

@@ -1,0 +1,119 @@
+"""The skel that ships, run by the simulator, and what a test says to it."""
+
+import contextlib
+
+import numpy as np
+
+from npurt.errors import DriverError
+from npurt.hexagon import layout, lib, messages
+from npurt.hexagon.messages import Flag
+from npurt.hexagon.session import Session
+from npurt.hexagon.store import aligned
+
+SECONDS = 60  # that a call may take on a busy machine
+CANARY = 0xC5
+
+
+class Dsp:
+    """A session with one block of shared memory, filled from the front."""
+
+    def __init__(self, session, nbytes=16 << 20):
+        self.session = session
+        self.block = session.allocate(nbytes)
+        self.used = 0
+
+    def take(self, nbytes):
+        """Return a dict that names *nbytes* bytes of the block, filled with canaries."""
+        offset, self.used = self.used, self.used + aligned(nbytes) + 128
+        assert self.used <= self.block.nbytes
+        self.block.array[offset : self.used] = CANARY
+        return {"fd": self.block.fd, "offset": offset, "nbytes": nbytes, "stride": 0}
+
+    def put(self, x):
+        """Copy float32 rows in; their stride is a multiple of 128 bytes."""
+        stride = aligned(4 * x.shape[1])
+        ref = self.take(stride * len(x)) | {"stride": stride}
+        self.matrix(ref, x.shape)[...] = x
+        return ref
+
+    def weight(self, tensor):
+        """Copy a tensor's image in."""
+        fmt = layout.format_of(tensor)
+        ref = self.take(layout.image_bytes(fmt, *tensor.shape))
+        layout.pack(tensor, self.bytes(ref))
+        return ref
+
+    def bytes(self, ref):
+        return self.block.array[ref["offset"] : ref["offset"] + ref["nbytes"]]
+
+    def matrix(self, ref, shape):
+        """View rows of float32."""
+        rows = self.bytes(ref)[: ref["stride"] * shape[0]].reshape(shape[0], ref["stride"])
+        return rows[:, : 4 * shape[1]].view(np.float32)
+
+    def product(self, x, tensor, w=None, *, flags=Flag.NEW_W, x_ref=None):
+        """Return an op that multiplies: a dict of its fields, and `shape` of y."""
+        n, k = tensor.shape
+        m = len(x)
+        stride = 4 * n + 4  # no multiple of anything
+        return {
+            "flags": flags,
+            "m": m,
+            "k": k,
+            "n": n,
+            "format": layout.format_of(tensor).number,
+            "group": 32,
+            "x": x_ref or self.put(x),
+            "w": w or self.weight(tensor),
+            "y": self.take(stride * m) | {"stride": stride},
+        }
+
+    def request(self, *ops):
+        """Return the batch of these ops."""
+        request = messages.Request(len(ops))
+        request.head["sequence"] = 77
+        for i, op in enumerate(ops):
+            for name, value in op.items():
+                if isinstance(value, dict):
+                    request.ops[i][name] = tuple(value[field] for field in messages.REF.names)
+                else:
+                    request.ops[i][name] = value
+        return request
+
+    def send(self, data):
+        """Execute the bytes of a batch; return the fields of the reply as a dict."""
+        reply = messages.reply()
+        self.session.prepare(np.frombuffer(bytes(data), np.uint8), reply)()
+        read = reply.view(messages.REPLY)[0]
+        return {name: int(read[name]) for name in messages.REPLY.names}
+
+    def run(self, *ops):
+        """Execute ops that must succeed; return each y."""
+        reply = self.send(self.request(*ops).data)
+        assert (reply["magic"], reply["sequence"]) == (messages.REPLY_MAGIC, 77)
+        assert (reply["status"], reply["done"]) == (0, len(ops))
+        return [self.y(op) for op in ops]
+
+    def y(self, op):
+        return self.matrix(op["y"], (op["m"], op["n"])).copy()
+
+
+@contextlib.contextmanager
+def simulated(settings=""):
+    """Open a session on a DSP of these settings."""
+    library = lib.load([str(lib.SIMULATOR)])
+    library.check("npurt_sim_control", f"reset {settings}".encode())
+    try:
+        with contextlib.closing(Session.open(library, deadline=SECONDS)) as session:
+            yield session
+    finally:
+        library.check("npurt_sim_control", b"reset")
+
+
+def code_of(call, *arguments):
+    """Return the code with which a call fails, 0 when it does not."""
+    try:
+        call(*arguments)
+    except DriverError as error:
+        return error.code & 0xFFFF_FFFF
+    return 0
