@@ -11,36 +11,26 @@
 #include "gemv.h"
 #include "kinds.h"
 
-static void rows(const call *call, vec out[])
+static void rows(const job *job)
 {
-    gemm(BYTE, 0, call, out);
+    gemm(BYTE, 0, job);
 }
 
-static void tiles(const call *call, vec out[])
+static void row(const job *job)
 {
-    gemv(BYTE, 0, TILES, call, out);
+    gemv(BYTE, 0, job);
 }
 
-static void tile(const call *call, vec out[])
+const kernels npurt_kernels_byte = {rows, row};
+
+static void rowsm(const job *job)
 {
-    gemv(BYTE, 0, 1, call, out);
+    gemm(BYTE, 1, job);
 }
 
-const kernels npurt_kernels_byte = {rows, tiles, tile};
-
-static void rowsm(const call *call, vec out[])
+static void rowm(const job *job)
 {
-    gemm(BYTE, 1, call, out);
+    gemv(BYTE, 1, job);
 }
 
-static void tilesm(const call *call, vec out[])
-{
-    gemv(BYTE, 1, TILES, call, out);
-}
-
-static void tilem(const call *call, vec out[])
-{
-    gemv(BYTE, 1, 1, call, out);
-}
-
-const kernels npurt_kernels_bytem = {rowsm, tilesm, tilem};
+const kernels npurt_kernels_bytem = {rowsm, rowm};

@@ -1,5 +1,5 @@
 /*
- * Sums to float32, times a power of two for each lane.
+ * Sums to float32, times a power of two for each lane and row.
  *
  * The bits are put together by hand: normalise the magnitude to 31 bits, round it to 24 (halves
  * up), and let the leading one carry into the exponent.  Zero stays zero.  Where a tile's scales or
@@ -17,63 +17,75 @@ enum {
     GREATEST_EXPONENT = 96, /* within these */
 };
 
-/* 32 results to be: sum[i] * 2^(exponent of lane i + exponent). */
-typedef struct {
-    vec sum;
-    vec lanes;        /* as HEAD_EXPONENT */
-    int32_t exponent; /* of the row */
-    float *y;
-} result;
-
-/* Without its sign, to float32's 24 bits: the leading one at bit 23. */
-INLINE vec mantissa(vec normal)
+/* sum * 2^exponent, the exponent being (its value + BIAS) << 23. */
+INLINE vec to_float(vec sum, vec exponent)
 {
-    return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(normal, splat(64)), 7);
-}
-
-INLINE vec to_float(const result *of)
-{
-    vec magnitude = Q6_Vw_vabs_Vw(of->sum);
+    vec magnitude = Q6_Vw_vabs_Vw(sum);
     vec shift = Q6_Vw_vnormamt_Vw(magnitude);
-    vec bits = mantissa(Q6_Vw_vasl_VwVw(magnitude, shift));
-    vec exponent = Q6_Vw_vadd_VwVw(of->lanes, splat((uint32_t) of->exponent << 23));
+    vec normal = Q6_Vw_vasl_VwVw(magnitude, shift);
+    vec bits = Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(normal, splat(64)), 7);
     exponent = Q6_Vw_vsub_VwVw(exponent, Q6_Vw_vasl_VwR(shift, 23));
-    HVX_VectorPred is_zero = Q6_Q_vcmp_eq_VwVw(of->sum, Q6_V_vzero());
+    HVX_VectorPred is_zero = Q6_Q_vcmp_eq_VwVw(sum, Q6_V_vzero());
     bits = Q6_Vw_condacc_QnVwVw(is_zero, bits, exponent);
-    return Q6_V_vor_VV(bits, Q6_V_vand_VV(of->sum, splat(0x80000000u)));
+    return Q6_V_vor_VV(bits, Q6_V_vand_VV(sum, splat(0x80000000u)));
 }
 
-/* One lane, of any range. */
-static uint32_t float_bits(int32_t sum, int32_t exponent)
+/*
+ * For CHAN: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first; what that
+ * shifts it by comes off the exponents.
+ */
+INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 {
-    if (sum == 0) {
-        return 0;
-    }
-    uint32_t sign = sum < 0 ? 0x80000000u : 0;
-    uint32_t magnitude = sum < 0 ? 0u - (uint32_t) sum : (uint32_t) sum;
-    int32_t shift = __builtin_clz(magnitude) - 1;
-    uint32_t bits = ((magnitude << shift) + 64) >> 7;
-    int32_t biased = exponent + BIAS - shift + (int32_t) (bits >> 23);
-    if (biased > 254) {
-        return sign | 0x7f800000u;
-    }
-    return biased < 1 ? sign : sign | (uint32_t) biased << 23 | (bits & 0x7fffffu);
+    vec shift = Q6_Vw_vnormamt_Vw(*sum);
+    vec product = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(Q6_Vw_vasl_VwVw(*sum, shift), w_scale);
+    *sum = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(product, splat(x_scale));
+    *exponent = Q6_Vw_vsub_VwVw(*exponent, Q6_Vw_vasl_VwR(shift, 23));
 }
 
-static __attribute__((noinline)) vec to_float_slowly(const result *of)
-{
-    lanes sum = {.all = of->sum}, exponent = {.all = of->lanes}, bits;
-    for (unsigned i = 0; i < NPURT_TILE; i++) {
-        int32_t lane = (exponent.lane[i] >> 23) - BIAS;
-        bits.lane[i] = (int32_t) float_bits(sum.lane[i], lane + of->exponent);
-    }
-    return bits.all;
-}
+/* Write up to 32 results of any range; `exponent` is the lanes' and the row's in front of it. */
+void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
-INLINE int all_normal(const result *of, const int32_t range[2])
+/*
+ * Finish `count` sums: of one tile and rows 0.. (`rows`), or of tiles 0.. and row 0.  `column` is
+ * the first of the first tile.
+ */
+INLINE void finish(kind kind, int rows, unsigned count, const job *job, const char *tile,
+                   uint32_t column, const vec sums[])
 {
-    return of->exponent + range[0] >= LEAST_EXPONENT &&
-           of->exponent + range[1] <= GREATEST_EXPONENT;
+    enum { MOST = 4 };
+    vec sum[MOST], exponent[MOST];
+    float *y[MOST];
+    int normal = column + (rows ? 1 : count) * NPURT_TILE <= job->n;
+    UNROLL
+    for (unsigned t = 0; t < (rows ? 1 : count); t++) {
+        const int32_t *range = (const int32_t *) (tile + t * job->tile_bytes) +
+                               HEAD_RANGE * NPURT_VECTOR / sizeof(int32_t);
+        normal &= job->least + range[0] >= LEAST_EXPONENT;
+        normal &= job->greatest + range[1] <= GREATEST_EXPONENT;
+    }
+    UNROLL
+    for (unsigned i = 0; i < count; i++) {
+        unsigned r = rows ? i : 0, t = rows ? 0 : i;
+        const vec *heads = (const vec *) (tile + t * job->tile_bytes);
+        sum[i] = sums[i];
+        exponent[i] = heads[HEAD_EXPONENT];
+        y[i] = (float *) ((char *) job->y + r * job->y_stride) + column + t * NPURT_TILE;
+        if (kind == CHAN) {
+            scale_row(&sum[i], &exponent[i], heads[HEAD_OTHER], job->x.record[r * RECORD + SCALE]);
+        }
+    }
+    if (normal) {
+        UNROLL
+        for (unsigned i = 0; i < count; i++) {
+            vec of_row = job->shifted_exponent[rows ? i : 0];
+            *(unaligned_vec *) y[i] = to_float(sum[i], Q6_Vw_vadd_VwVw(exponent[i], of_row));
+        }
+        return;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        uint32_t left = job->n - column - (rows ? 0 : i) * NPURT_TILE;
+        npurt_write_slowly(y[i], left, sum[i], exponent[i], job->exponent[rows ? i : 0]);
+    }
 }
 
 #endif

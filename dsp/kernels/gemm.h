@@ -2,7 +2,7 @@
 #ifndef NPURT_GEMM_H
 #define NPURT_GEMM_H
 
-#include "product.h"
+#include "epilogue.h"
 
 enum { ROWS = NPURT_PANEL };
 
@@ -10,11 +10,11 @@ enum { ROWS = NPURT_PANEL };
 INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, const constants *c,
                       unsigned first, unsigned count, vec sum[ROWS])
 {
-    UNROLL for (unsigned quad = first; quad < first + count; quad++)
-    {
+    UNROLL
+    for (unsigned quad = first; quad < first + count; quad++) {
         columns part = unpack(kind, w, quad, c);
-        UNROLL for (unsigned r = 0; r < ROWS; r++)
-        {
+        UNROLL
+        for (unsigned r = 0; r < ROWS; r++) {
             uint64_t codes = x[quad * ROWS + r];
             sum[r] = fresh && quad == first ? dot_first(part, codes) : dot(sum[r], part, codes);
         }
@@ -25,8 +25,8 @@ INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, con
 INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constants *c,
                        unsigned first, unsigned count, vec sum[ROWS])
 {
-    UNROLL for (unsigned r = 0; r < ROWS; r++)
-    {
+    UNROLL
+    for (unsigned r = 0; r < ROWS; r++) {
         sum[r] = c->start[first >= QUADS / 2];
     }
     add_quads(kind, kind == NIB, w + (kind == WIDE ? CODE_VECTORS(BYTE) : 0), x, c, first, count,
@@ -34,50 +34,62 @@ INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constan
     if (kind == WIDE) {
         vec high[ROWS];
         add_quads(kind, 1, w, x, c, first, count, high);
-        UNROLL for (unsigned r = 0; r < ROWS; r++)
-        {
+        UNROLL
+        for (unsigned r = 0; r < ROWS; r++) {
             sum[r] = Q6_Vw_vaslacc_VwVwR(sum[r], high[r], 8);
         }
     }
 }
 
-INLINE void gemm(kind kind, int offsets, const call *call, vec out[])
+/* One step: add to acc what 64 columns make. */
+INLINE void gemm_step(kind kind, int offsets, const vec *w, const uint64_t *x,
+                      const uint32_t *record, const vec *zero, const constants *c, uint32_t shift,
+                      vec acc[ROWS])
 {
-    const vec *w = (const vec *) call->tile;
-    constants c = constants_of(kind, w);
-    w += HEADS(kind);
-    const uint64_t *x = call->x.codes;
-    const uint32_t *record = call->x.record;
-    const vec *zero = call->x.zero;
-    vec acc[ROWS];
-    UNROLL for (unsigned r = 0; r < ROWS; r++)
-    {
-        acc[r] = Q6_V_vzero();
+    enum { PARTS = 2 };
+    vec a[PARTS][ROWS], b[PARTS][ROWS];
+    unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
+    UNROLL
+    for (unsigned i = 0; i < parts; i++) {
+        block_sums(kind, w, x, c, i * count, count, a[i]);
+        block_sums(kind, w, x, c, QUADS / 2 + i * count, count, b[i]);
     }
-    for (uint32_t step = 0; step < call->steps; step++) {
-        enum { PARTS = 2 };
-        vec a[PARTS][ROWS], b[PARTS][ROWS];
-        unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
-        UNROLL for (unsigned i = 0; i < parts; i++)
-        {
-            block_sums(kind, w, x, &c, i * count, count, a[i]);
-            block_sums(kind, w, x, &c, QUADS / 2 + i * count, count, b[i]);
-        }
-        UNROLL for (unsigned r = 0; r < ROWS; r++)
-        {
-            vec first[PARTS] = {a[0][r], a[parts - 1][r]}, last[PARTS] = {b[0][r], b[parts - 1][r]};
-            vec g = step_product(kind, offsets, first, last, w + CODE_VECTORS(kind),
-                                 record + r * RECORD, zero[r]);
-            acc[r] = Q6_Vw_vasracc_VwVwR(acc[r], g, (int32_t) call->shift);
-        }
-        w += STEP_VECTORS(kind, offsets);
-        x += QUADS * ROWS;
-        record += ROWS * RECORD;
-        zero += ROWS;
+    UNROLL
+    for (unsigned r = 0; r < ROWS; r++) {
+        vec first[PARTS] = {a[0][r], a[parts - 1][r]}, last[PARTS] = {b[0][r], b[parts - 1][r]};
+        vec g = step_product(kind, offsets, first, last, w + CODE_VECTORS(kind),
+                             record + r * RECORD, zero[r]);
+        acc[r] = Q6_Vw_vasracc_VwVwR(acc[r], g, (int32_t) shift);
     }
-    UNROLL for (unsigned r = 0; r < ROWS; r++)
-    {
-        out[r] = acc[r];
+}
+
+INLINE void gemm(kind kind, int offsets, const job *job)
+{
+    constants c = constants_of(kind, (const vec *) job->tile);
+    const char *tile = job->tile;
+    for (uint32_t i = 0; i < job->tiles; i++) {
+        const vec *w = (const vec *) tile + HEADS(kind);
+        const uint64_t *x = job->x.codes;
+        const uint32_t *record = job->x.record;
+        const vec *zero = job->x.zero;
+        vec acc[ROWS];
+        UNROLL
+        for (unsigned r = 0; r < ROWS; r++) {
+            acc[r] = kind == CHAN ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();
+        }
+        for (uint32_t step = 0; step < job->steps; step++) {
+            if (kind == CHAN) {
+                add_quads(kind, 0, w, x, &c, 0, QUADS, acc);
+            } else {
+                gemm_step(kind, offsets, w, x, record, zero, &c, job->shift, acc);
+            }
+            w += STEP_VECTORS(kind, offsets);
+            x += QUADS * ROWS;
+            record += ROWS * RECORD;
+            zero += ROWS;
+        }
+        finish(kind, 1, ROWS, job, tile, i * NPURT_TILE, acc);
+        tile += job->tile_bytes;
     }
 }
 

@@ -2,13 +2,15 @@
 #ifndef NPURT_GEMV_H
 #define NPURT_GEMV_H
 
-#include "product.h"
+#include "epilogue.h"
+
+enum { TILES = 4 }; /* that are multiplied together */
 
 INLINE vec add_quads_of_tile(kind kind, int fresh, const vec *w, const uint64_t *x,
                              const constants *c, unsigned first, unsigned count, vec sum)
 {
-    UNROLL for (unsigned quad = first; quad < first + count; quad++)
-    {
+    UNROLL
+    for (unsigned quad = first; quad < first + count; quad++) {
         columns part = unpack(kind, w, quad, c);
         sum = fresh && quad == first ? dot_first(part, x[quad]) : dot(sum, part, x[quad]);
     }
@@ -28,43 +30,67 @@ INLINE vec block_sum(kind kind, const vec *w, const uint64_t *x, const constants
     return add_quads_of_tile(kind, kind == NIB, w, x, c, first, count, start);
 }
 
-INLINE void gemv(kind kind, int offsets, unsigned tiles, const call *call, vec out[])
+/* What one step of a tile makes. */
+INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
+                     const uint32_t *record, vec zero, const constants *c)
 {
-    enum { MOST = 4, PARTS = 2 };
-    const vec *w[MOST];
-    constants c = constants_of(kind, (const vec *) call->tile);
-    const uint64_t *x = call->x.codes;
-    const uint32_t *record = call->x.record;
-    const uint32_t *zero = (const uint32_t *) call->x.zero;
-    vec acc[MOST];
-    UNROLL for (unsigned t = 0; t < tiles; t++)
-    {
-        w[t] = (const vec *) (call->tile + t * call->tile_bytes) + HEADS(kind);
-        OPAQUE(w[t]);
-        acc[t] = Q6_V_vzero();
+    enum { PARTS = 2 };
+    vec a[PARTS], b[PARTS];
+    unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
+    UNROLL
+    for (unsigned i = 0; i < parts; i++) {
+        a[i] = block_sum(kind, w, x, c, i * count, count);
+        b[i] = block_sum(kind, w, x, c, QUADS / 2 + i * count, count);
     }
-    for (uint32_t step = 0; step < call->steps; step++) {
+    return step_product(kind, offsets, a, b, w + CODE_VECTORS(kind), record, zero);
+}
+
+/* `count` tiles from `tile` on, whose first column is `column`. */
+INLINE void gemv_tiles(kind kind, int offsets, unsigned count, const job *job, const char *tile,
+                       uint32_t column, const constants *c)
+{
+    const vec *w[TILES];
+    const uint64_t *x = job->x.codes;
+    const uint32_t *record = job->x.record;
+    const uint32_t *zero = (const uint32_t *) job->x.zero;
+    vec acc[TILES];
+    UNROLL
+    for (unsigned t = 0; t < count; t++) {
+        w[t] = (const vec *) (tile + t * job->tile_bytes) + HEADS(kind);
+        OPAQUE(w[t]);
+        acc[t] = kind == CHAN ? splat((uint32_t) *job->x.total) : Q6_V_vzero();
+    }
+    for (uint32_t step = 0; step < job->steps; step++) {
         vec z = splat(*zero);
-        UNROLL for (unsigned t = 0; t < tiles; t++)
-        {
-            vec a[PARTS], b[PARTS];
-            unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
-            UNROLL for (unsigned i = 0; i < parts; i++)
-            {
-                a[i] = block_sum(kind, w[t], x, &c, i * count, count);
-                b[i] = block_sum(kind, w[t], x, &c, QUADS / 2 + i * count, count);
+        UNROLL
+        for (unsigned t = 0; t < count; t++) {
+            if (kind == CHAN) {
+                acc[t] = add_quads_of_tile(kind, 0, w[t], x, c, 0, QUADS, acc[t]);
+            } else {
+                vec g = gemv_step(kind, offsets, w[t], x, record, z, c);
+                acc[t] = Q6_Vw_vasracc_VwVwR(acc[t], g, (int32_t) job->shift);
             }
-            vec g = step_product(kind, offsets, a, b, w[t] + CODE_VECTORS(kind), record, z);
-            acc[t] = Q6_Vw_vasracc_VwVwR(acc[t], g, (int32_t) call->shift);
             w[t] += STEP_VECTORS(kind, offsets);
         }
         x += QUADS;
         record += RECORD;
-        zero += NPURT_VECTOR / sizeof(uint32_t);
+        zero += NPURT_VECTOR / sizeof(*zero);
     }
-    UNROLL for (unsigned t = 0; t < tiles; t++)
-    {
-        out[t] = acc[t];
+    finish(kind, 0, count, job, tile, column, acc);
+}
+
+INLINE void gemv(kind kind, int offsets, const job *job)
+{
+    constants c = constants_of(kind, (const vec *) job->tile);
+    const char *tile = job->tile;
+    uint32_t done = 0;
+    for (; done + TILES <= job->tiles; done += TILES) {
+        gemv_tiles(kind, offsets, TILES, job, tile, done * NPURT_TILE, &c);
+        tile += TILES * job->tile_bytes;
+    }
+    for (; done < job->tiles; done++) {
+        gemv_tiles(kind, offsets, 1, job, tile, done * NPURT_TILE, &c);
+        tile += job->tile_bytes;
     }
 }
 

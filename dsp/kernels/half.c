@@ -10,36 +10,26 @@
 #include "gemv.h"
 #include "kinds.h"
 
-static void rows(const call *call, vec out[])
+static void rows(const job *job)
 {
-    gemm(HALF, 0, call, out);
+    gemm(HALF, 0, job);
 }
 
-static void tiles(const call *call, vec out[])
+static void row(const job *job)
 {
-    gemv(HALF, 0, TILES, call, out);
+    gemv(HALF, 0, job);
 }
 
-static void tile(const call *call, vec out[])
+const kernels npurt_kernels_half = {rows, row};
+
+static void rowsm(const job *job)
 {
-    gemv(HALF, 0, 1, call, out);
+    gemm(HALF, 1, job);
 }
 
-const kernels npurt_kernels_half = {rows, tiles, tile};
-
-static void rowsm(const call *call, vec out[])
+static void rowm(const job *job)
 {
-    gemm(HALF, 1, call, out);
+    gemv(HALF, 1, job);
 }
 
-static void tilesm(const call *call, vec out[])
-{
-    gemv(HALF, 1, TILES, call, out);
-}
-
-static void tilem(const call *call, vec out[])
-{
-    gemv(HALF, 1, 1, call, out);
-}
-
-const kernels npurt_kernels_halfm = {rowsm, tilesm, tilem};
+const kernels npurt_kernels_halfm = {rowsm, rowm};

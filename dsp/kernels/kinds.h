@@ -4,14 +4,9 @@
 
 #include "product.h"
 
-enum { TILES = 4 }; /* that a gemv takes together */
-
-typedef void product_kernel(const call *call, vec out[]);
-
 typedef struct {
-    product_kernel *rows;  /* NPURT_PANEL rows times a tile: out[row] */
-    product_kernel *tiles; /* a row times TILES tiles: out[tile] */
-    product_kernel *tile;  /* a row times a tile: out[0] */
+    void (*rows)(const job *job); /* NPURT_PANEL rows */
+    void (*row)(const job *job);  /* a row */
 } kernels;
 
 extern const kernels npurt_kernels_nib, npurt_kernels_nibm, npurt_kernels_lut, npurt_kernels_byte,

@@ -10,19 +10,14 @@
 #include "gemv.h"
 #include "kinds.h"
 
-static void rows(const call *call, vec out[])
+static void rows(const job *job)
 {
-    gemm(LUT, 0, call, out);
+    gemm(LUT, 0, job);
 }
 
-static void tiles(const call *call, vec out[])
+static void row(const job *job)
 {
-    gemv(LUT, 0, TILES, call, out);
+    gemv(LUT, 0, job);
 }
 
-static void tile(const call *call, vec out[])
-{
-    gemv(LUT, 0, 1, call, out);
-}
-
-const kernels npurt_kernels_lut = {rows, tiles, tile};
+const kernels npurt_kernels_lut = {rows, row};

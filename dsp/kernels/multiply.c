@@ -44,35 +44,35 @@ int npurt_takes_group(const npurt_format *format, uint32_t group)
     return format->per_row ? group == 0 : group == 32 || group == 128;
 }
 
-/* --- results ------------------------------------------------------------------------------------ */
+/* --- results that are few, large or small -------------------------------------------------------- */
 
-enum { RESULTS = 4 }; /* that are finished together: rows of a tile, or tiles of a row */
-
-/*
- * y = sum * mantissa of w * mantissa of x * 2^exponents: the sums are normalised, multiplied, and
- * what normalising and multiplying (by Q15) shifted out goes into the exponents.
- */
-static void scale_rows(result *of, const vec *heads, uint32_t x_scale)
+/* One lane, of any range. */
+static uint32_t float_bits(int32_t sum, int32_t exponent)
 {
-    vec shift = Q6_Vw_vnormamt_Vw(of->sum);
-    vec sum = Q6_Vw_vasl_VwVw(of->sum, shift);
-    sum = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(sum, heads[HEAD_OTHER]);
-    of->sum = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(sum, splat(x_scale));
-    of->lanes = Q6_Vw_vsub_VwVw(of->lanes, Q6_Vw_vasl_VwR(shift, 23));
+    if (sum == 0) {
+        return 0;
+    }
+    uint32_t sign = sum < 0 ? 0x80000000u : 0;
+    uint32_t magnitude = sum < 0 ? 0u - (uint32_t) sum : (uint32_t) sum;
+    int32_t shift = __builtin_clz(magnitude) - 1;
+    uint32_t bits = ((magnitude << shift) + 64) >> 7;
+    int32_t biased = exponent + BIAS - shift + (int32_t) (bits >> 23);
+    if (biased > 254) {
+        return sign | 0x7f800000u;
+    }
+    return biased < 1 ? sign : sign | (uint32_t) biased << 23 | (bits & 0x7fffffu);
 }
 
-/* Write the first n of 32 lanes. */
-static void write(float *y, vec bits, uint32_t n)
+void npurt_write_slowly(float *y, uint32_t count, vec sum, vec exponent, int32_t of_row)
 {
-    if (n >= NPURT_TILE) {
-        *(unaligned_vec *) y = bits;
-        return;
-    }
-    lanes all = {.all = bits};
-    for (uint32_t i = 0; i < n; i++) {
-        ((uint32_t *) y)[i] = (uint32_t) all.lane[i];
+    lanes sums = {.all = sum}, exponents = {.all = exponent};
+    for (uint32_t i = 0; i < count && i < NPURT_TILE; i++) {
+        int32_t of_lane = (exponents.lane[i] >> 23) - BIAS;
+        ((uint32_t *) y)[i] = float_bits(sums.lane[i], of_lane + of_row);
     }
 }
+
+/* --- products ----------------------------------------------------------------------------------- */
 
 /* ceil(log2(steps)): what sums of G are shifted by to fit, see product.h. */
 static uint32_t shift_of(uint32_t steps)
@@ -80,74 +80,31 @@ static uint32_t shift_of(uint32_t steps)
     return steps > 1 ? 32 - (uint32_t) __builtin_clz(steps - 1) : 0;
 }
 
-typedef struct {
-    const npurt_product *p;
-    call call;
-    int32_t exponent; /* of what the kernel's units are, whatever the row and the tile */
-} job;
-
-/* Finish sums[i] of row + i (rows = 1) or of tile + i (rows = 0), i < count. */
-static void finish(const job *job, const vec sums[], uint32_t count, uint32_t row, uint32_t tile,
-                   uint32_t rows)
+/* The exponents of the units in which sums of every row are: `of_kernel` and the activations'. */
+static void set_exponents(job *job, uint32_t rows, int32_t of_kernel)
 {
-    const npurt_product *p = job->p;
-    result of[RESULTS];
-    int normal = 1;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t r = rows ? i : 0, t = rows ? 0 : i;
-        const vec *heads = (const vec *) (job->call.tile + t * job->call.tile_bytes);
-        char *y = (char *) p->y + (row + r) * p->y_stride;
-        of[i].sum = sums[i];
-        of[i].lanes = heads[HEAD_EXPONENT];
-        of[i].exponent = job->exponent + job->call.x.exponent[r];
-        of[i].y = (float *) y + (tile + t) * NPURT_TILE;
-        normal &= all_normal(&of[i], (const int32_t *) &heads[HEAD_RANGE]);
-        if (p->format->per_row) {
-            scale_rows(&of[i], heads, job->call.x.record[r * RECORD + SCALE]);
-        }
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t n = p->n - (tile + (rows ? 0 : i)) * NPURT_TILE;
-        write(of[i].y, normal ? to_float(&of[i]) : to_float_slowly(&of[i]), n);
-    }
-}
-
-/* --- products ----------------------------------------------------------------------------------- */
-
-static void multiply_rows(job *job, uint32_t row, uint32_t first, uint32_t last)
-{
-    vec sums[NPURT_PANEL];
-    for (uint32_t tile = first; tile < last; tile++) {
-        job->p->format->kernels->rows(&job->call, sums);
-        finish(job, sums, NPURT_PANEL, row, tile, 1);
-        job->call.tile += job->call.tile_bytes;
-    }
-}
-
-static void multiply_row(job *job, uint32_t row, uint32_t first, uint32_t last)
-{
-    vec sums[TILES];
-    for (uint32_t tile = first; tile < last;) {
-        uint32_t count = last - tile < TILES ? 1 : TILES;
-        const kernels *kernels = job->p->format->kernels;
-        (count == 1 ? kernels->tile : kernels->tiles)(&job->call, sums);
-        finish(job, sums, count, row, tile, 0);
-        job->call.tile += count * job->call.tile_bytes;
-        tile += count;
+    for (uint32_t r = 0; r < rows; r++) {
+        int32_t exponent = of_kernel + job->x.exponent[r];
+        job->exponent[r] = exponent;
+        job->shifted_exponent[r] = splat((uint32_t) exponent << 23);
+        job->least = r == 0 || exponent < job->least ? exponent : job->least;
+        job->greatest = r == 0 || exponent > job->greatest ? exponent : job->greatest;
     }
 }
 
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last)
 {
-    job job = {.p = p};
-    job.call.tile_bytes = npurt_tile_bytes(p->format, p->k);
-    job.call.steps = steps_of(p->k);
-    job.call.shift = shift_of(job.call.steps);
-    job.exponent = p->format->per_row ? 30 : (int32_t) job.call.shift + 15;
+    job job = {.tile = tiles, .tile_bytes = npurt_tile_bytes(p->format, p->k)};
+    job.tiles = last - first;
+    job.steps = steps_of(p->k);
+    job.shift = shift_of(job.steps);
+    job.y_stride = p->y_stride;
+    job.n = p->n - first * NPURT_TILE;
     for (uint32_t row = 0, rows; row < p->m; row += rows) {
         rows = panel_rows(row, p->m);
-        job.call.tile = tiles;
-        job.call.x = panel_at(p->activations, row, rows, p->k);
-        (rows == 1 ? multiply_row : multiply_rows)(&job, row, first, last);
+        job.x = panel_at(p->activations, row, rows, p->k);
+        job.y = (float *) ((char *) p->y + row * p->y_stride) + first * NPURT_TILE;
+        set_exponents(&job, rows, p->format->per_row ? 30 : (int32_t) job.shift + 15);
+        (rows == 1 ? p->format->kernels->row : p->format->kernels->rows)(&job);
     }
 }

@@ -11,36 +11,26 @@
 #include "gemv.h"
 #include "kinds.h"
 
-static void rows(const call *call, vec out[])
+static void rows(const job *job)
 {
-    gemm(NIB, 0, call, out);
+    gemm(NIB, 0, job);
 }
 
-static void tiles(const call *call, vec out[])
+static void row(const job *job)
 {
-    gemv(NIB, 0, TILES, call, out);
+    gemv(NIB, 0, job);
 }
 
-static void tile(const call *call, vec out[])
+const kernels npurt_kernels_nib = {rows, row};
+
+static void rowsm(const job *job)
 {
-    gemv(NIB, 0, 1, call, out);
+    gemm(NIB, 1, job);
 }
 
-const kernels npurt_kernels_nib = {rows, tiles, tile};
-
-static void rowsm(const call *call, vec out[])
+static void rowm(const job *job)
 {
-    gemm(NIB, 1, call, out);
+    gemv(NIB, 1, job);
 }
 
-static void tilesm(const call *call, vec out[])
-{
-    gemv(NIB, 1, TILES, call, out);
-}
-
-static void tilem(const call *call, vec out[])
-{
-    gemv(NIB, 1, 1, call, out);
-}
-
-const kernels npurt_kernels_nibm = {rowsm, tilesm, tilem};
+const kernels npurt_kernels_nibm = {rowsm, rowm};

@@ -148,14 +148,21 @@ INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], 
     return g;
 }
 
-/* A call of a kernel. */
+/* What a kernel is to do: multiply one panel by tiles that lie one after another. */
 typedef struct {
-    const char *tile;  /* the first of them */
-    size_t tile_bytes; /* from one to the next */
-    panel x;
+    const char *tile;
+    size_t tile_bytes;
+    uint32_t tiles;
     uint32_t steps;
-    uint32_t shift;
-} call;
+    uint32_t shift; /* ceil(log2(steps)) */
+    panel x;
+    float *y;                          /* [row][column] */
+    size_t y_stride;                   /* bytes */
+    uint32_t n;                        /* columns of y: the last tile may have fewer than 32 */
+    int32_t exponent[NPURT_PANEL];     /* of the units of a row's sums, but for the lanes' */
+    vec shifted_exponent[NPURT_PANEL]; /* << 23, in all lanes */
+    int32_t least, greatest;           /* exponent of these */
+} job;
 
 #define HEADS(kind) ((kind) == LUT || (kind) == CHAN ? HEAD_OTHER + 1 : HEAD_OTHER)
 

@@ -292,7 +292,7 @@ static int quantise_row(const row *row, int32_t *exponent, int32_t *total)
     make_scales(row, top);
     make_codes(row);
     *total = make_records(row);
-    *exponent = (int32_t) top - ROW_EXPONENT;
+    *exponent = top == ZERO_ROW ? 0 : (int32_t) top - ROW_EXPONENT;
     return greatest >= NOT_FINITE;
 }
 

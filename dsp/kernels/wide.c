@@ -9,19 +9,14 @@
 #include "gemv.h"
 #include "kinds.h"
 
-static void rows(const call *call, vec out[])
+static void rows(const job *job)
 {
-    gemm(WIDE, 0, call, out);
+    gemm(WIDE, 0, job);
 }
 
-static void tiles(const call *call, vec out[])
+static void row(const job *job)
 {
-    gemv(WIDE, 0, TILES, call, out);
+    gemv(WIDE, 0, job);
 }
 
-static void tile(const call *call, vec out[])
-{
-    gemv(WIDE, 0, 1, call, out);
-}
-
-const kernels npurt_kernels_wide = {rows, tiles, tile};
+const kernels npurt_kernels_wide = {rows, row};

@@ -73,7 +73,8 @@ def quantise(x: F32, group: int = 32) -> Quantised:
     scales = _scales(greatest, top[:, None])
     codes = _codes(blocks, scales, top[:, None]).reshape(x.shape)
     np.negative(codes, out=codes, where=x < 0)
-    return Quantised(codes, scales.astype(np.int32), (top - ROW_EXPONENT).astype(np.int32))
+    exponents = np.where(top == ZERO_ROW, 0, top - ROW_EXPONENT).astype(np.int32)
+    return Quantised(codes, scales.astype(np.int32), exponents)
 
 
 def multiplied(x: F32, group: int = 32) -> F32:

@@ -1,0 +1,103 @@
+"""Packets of the Hexagon kernels, counted by qemu-hexagon: deterministic, so exact in tests too.
+
+A packet is what one hardware thread issues at a time; it is a measure of work, not of time.  Counted
+are the quantiser and the product with everything that belongs to it, down to float32 results.
+
+    python bench/hexagon_kernels.py [--arch v68 v73] [--json]
+    python bench/hexagon_kernels.py --update      write the counts that the tests compare with
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
+
+from npurt.hexagon import layout  # noqa: E402
+from npurt.hexagon.formats import BY_NAME, FORMATS  # noqa: E402
+from npurt.quant.tensor import QTensor  # noqa: E402
+from tests.hexagon.kernels import Driver  # noqa: E402
+
+COUNTS = Path(__file__).resolve().parents[1] / "tests/data/hexagon/packets.json"
+SHAPE = (1536, 8960)  # (K, N) of the table: the feed-forward layers of Qwen2.5 1.5B
+SMALL = (640, 160)  # of the test: odd steps, tiles that are not a multiple of four
+ROWS = (1, 4, 32, 128)
+ARCHS = ("v68", "v73")
+
+
+def image(name: str, k: int, n: int) -> np.ndarray:
+    """An image of any contents: what packets are executed does not depend on them."""
+    return np.zeros(layout.image_bytes(BY_NAME[name], n, k), np.uint8)
+
+
+def count(driver: Driver, name: str, m: int, k: int, n: int, group: int) -> dict[str, object]:
+    """Run one product and return its row of the table."""
+    x = np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)
+    answer = driver.run(x, image(name, k, n), name, n, group=group)
+    quantise, multiply = answer.quantise_packets, answer.multiply_packets
+    return {
+        "format": name, "m": m, "k": k, "n": n, "group": group,
+        "quantise": quantise, "multiply": multiply,
+        "mac_per_packet": m * k * n / (quantise + multiply),
+        "quantise_per_element": quantise / (m * k),
+    }  # fmt: skip
+
+
+def groups(name: str) -> tuple[int, ...]:
+    """Groupings of activations that a format takes."""
+    return (0,) if name == "i8" else (32, 128)
+
+
+def small_counts(driver: Driver) -> dict[str, list[int]]:
+    """What the test compares: packets of the quantiser and the product, by format, rows, group."""
+    counts = {}
+    for fmt in FORMATS:
+        for m in (1, 4, 7):
+            for group in groups(fmt.name):
+                row = count(driver, fmt.name, m, *SMALL, group)
+                counts[f"{fmt.name} m={m} group={group}"] = [row["quantise"], row["multiply"]]
+    return counts
+
+
+def main() -> int:
+    """Print or write counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", nargs="+", default=ARCHS)
+    parser.add_argument("--formats", nargs="+", default=["q4_0", "q8_0", "q4_k", "q6_k", "i8"])
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
+    parser.add_argument("--update", action="store_true", help=f"write {COUNTS.name}, for all archs")
+    args = parser.parse_args()
+    table = []
+    written = {}
+    for arch in args.arch:
+        with tempfile.TemporaryDirectory() as folder:
+            driver = Driver(arch, Path(folder))
+            if args.update:
+                written[arch] = small_counts(driver)
+            else:
+                for name in args.formats:
+                    for m in args.rows:
+                        row = count(driver, name, m, *SHAPE, groups(name)[0])
+                        table.append({"arch": arch, **row})
+            driver.close()
+    if args.update:
+        COUNTS.write_text(json.dumps(written, indent=1) + "\n")
+    elif args.json:
+        print(json.dumps(table))
+    else:
+        print(f"{'arch':5} {'format':7} {'M':>4} {'MAC/packet':>10} {'quantiser, packets/element':>27}")
+        for row in table:
+            print(
+                f"{row['arch']:5} {row['format']:7} {row['m']:4} {row['mac_per_packet']:10.1f} "
+                f"{row['quantise_per_element']:27.3f}"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
