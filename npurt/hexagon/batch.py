@@ -15,6 +15,8 @@ from npurt.hexagon.messages import Flag, Request
 from npurt.hexagon.rpcmem import Block, Slice, aligned
 from npurt.hexagon.store import Store
 
+MOST_ROWS = 512  # of a batch: what the CPU device takes at once too
+
 
 class Weight(NamedTuple):
     """What a batch needs of a weight."""
@@ -95,6 +97,3 @@ def _matrix(block: Block, start: int, stride: int) -> F32:
     part = block.array[start : start + rows * stride]
     matrix: F32 = part.view(np.float32).reshape(rows, stride // 4)
     return matrix
-
-
-MOST_ROWS = 512

@@ -1,0 +1,353 @@
+"""The Hexagon CDSP as a device: weights in memory it shares, products in batches it is sent.
+
+A DSP process that dies, or does not answer, is opened anew at most `RESTARTS` times, its weights
+uploaded again and the batch repeated; after that the device stays lost.
+"""
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from npurt.device import F32, F64, Caps, Device, MatMul, Packed
+from npurt.errors import (
+    DeviceFull,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceTimeout,
+    DriverError,
+    LayoutError,
+    NpurtError,
+    UnsupportedOp,
+)
+from npurt.hexagon import layout, probe, quantise
+from npurt.hexagon.batch import Batch, Weight
+from npurt.hexagon.formats import BY_NAME
+from npurt.hexagon.lib import SIMULATOR
+from npurt.hexagon.messages import MAX_N
+from npurt.hexagon.names import parse
+from npurt.hexagon.rpcmem import LARGEST, Arena, Slice
+from npurt.hexagon.store import Store
+from npurt.hexagon.way import Way
+from npurt.quant.tensor import QTensor
+from npurt.settings import DEADLINE, HEXAGON_TRANSPORT, HEXAGON_WORKER, read
+
+RESTARTS = 2  # of a device that died
+RESTART_SECONDS = 10  # that a DSP may take to be back
+RETRY_SECONDS = 0.1
+GROUP = 32  # columns that share an activation scale
+MAX_K = 65536  # NPURT_MAX_K of dsp/kernels/kernels.h
+
+Parts = list[tuple[Batch, slice]]  # of one product: batches, and which of the weights each has
+
+
+class HexagonPacked(Packed):
+    """A weight in shared memory, in the layout of the DSP's kernels."""
+
+    device: "HexagonDevice"
+
+    def __init__(self, device: "HexagonDevice", tensor: QTensor, number: int) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.format = BY_NAME[tensor.dtype]
+        self.number = number  # never used twice
+        self.batches: dict[tuple[int, ...], Parts] = {}  # that begin with this weight
+        self._finalizer: weakref.finalize[..., HexagonPacked] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+        return self.part.nbytes
+
+    def put(self, store: Store, arena: Arena, part: Slice) -> None:
+        """Write the image to *part*, which goes back to *arena* when this object goes."""
+        if self._finalizer:
+            self._finalizer.detach()  # memory of a session that is no more
+        self._finalizer = weakref.finalize(self, arena.give_back, part)
+        self.store, self.part, self.batches = store, part, {}
+        part.block.begin(write=True)
+        layout.pack(self.tensor, part.array)
+        part.block.end(write=True)
+
+    @property
+    def weight(self) -> Weight:
+        """What batches need of it."""
+        return Weight(self.part, self.n, self.k, self.format.number)
+
+    def multiplied(self, rows: slice) -> F32:
+        """Return the values that the kernels multiply by: scales are rounded to integers."""
+        return layout.multiplied(self.part.array, self.format, self.n, self.k, rows)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error of what the kernels round, as `layout.error` derives it."""
+        return layout.error(self.part.array, self.format, self.n, self.k, rows)
+
+
+class HexagonDevice(Device):
+    """An opened DSP.
+
+    Args:
+        name: What it is called in device strings.
+        way: How to reach it; tried again after a failure, and for each further session.
+
+    Raises:
+        NpurtError: It cannot be opened; see `Session.open`.
+    """
+
+    def __init__(self, name: str, way: Way) -> None:
+        self._way = way
+        self._stores = [self._open_store()]
+        self._info = self._stores[0].transport.info
+        self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
+        self._numbers = itertools.count()
+        self._failures = 0
+        self._failed: DriverError | None = None  # what must be recovered from
+        self._closed = False
+        self._news: list[str] = []
+        self._packets = 0  # of sessions that are closed
+        self._lock = threading.RLock()
+        self.caps = Caps(name, self._describe(), way.simulated)
+
+    def _describe(self) -> str:
+        info, way = self._info, self._way
+        vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
+        worker = ", worker process" if way.worker else ""
+        return f"Hexagon v{info.arch}, {info.threads} threads, {vtcm}, {way.transport}{worker}"
+
+    def _open_store(self) -> Store:
+        transport = self._way.connect()
+        try:
+            return Store(transport, lambda: probe.capacity(self._way))
+        except BaseException:
+            transport.close()
+            raise
+
+    # --- Weights ----------------------------------------------------------------------------------
+
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None, or the first rule that *op* breaks."""
+        fmt = BY_NAME.get(op.format)
+        if fmt is None:
+            return f"there is no kernel for {op.format}"
+        if fmt.arch > self._info.arch:
+            return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{self._info.arch}"
+        if op.k % GROUP or op.k > MAX_K:
+            return f"K must be a multiple of {GROUP} and at most {MAX_K}"
+        if op.n > MAX_N:
+            return f"N is more than {MAX_N}"
+        if layout.image_bytes(fmt, op.n, op.k) > LARGEST:
+            return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
+        return None
+
+    def pack(self, tensor: QTensor, *, fine: bool = False) -> HexagonPacked:
+        """Lay out a weight and upload it; activations have one precision, whatever *fine* says.
+
+        Raises:
+            UnsupportedOp: There is no kernel for it.
+            DeviceFull: No session has room for it.
+            DeviceLost: The device died too often.
+        """
+        if tensor.ndim != 2 or tensor.transposed:
+            raise LayoutError(
+                f"a weight is 2-D, [N, K] as in the file, not {tensor!r}",
+                remedy="pass the tensor itself, not its .T; take experts one by one",
+            )
+        n, k = tensor.shape
+        reason = self.why_not(MatMul(1, k, n, tensor.dtype))
+        if reason:
+            raise UnsupportedOp(
+                f"{self.caps.name} cannot pack {tensor!r}: {reason}",
+                remedy="use device 'cpu' for it, or requantise it",
+            )
+        with self._lock:
+            packed = HexagonPacked(self, tensor, next(self._numbers))
+            self._surviving(lambda: self._place(packed))
+            self._packed.add(packed)
+            return packed
+
+    def _place(self, packed: HexagonPacked) -> None:
+        nbytes = layout.image_bytes(packed.format, packed.n, packed.k)
+        for store in self._with_room():
+            found = store.take(nbytes)
+            if found:
+                packed.put(store, *found)
+                return
+        raise DeviceFull(
+            f"{self.caps.name} has no room for {nbytes} bytes more",
+            remedy="use a smaller model, or close other programs that use the DSP",
+            call="pack",
+            code=0,
+        )
+
+    def _with_room(self) -> Iterator[Store]:
+        """Yield the sessions there are, and then another one if it can be had."""
+        yield from self._stores
+        if self._way.session is None:
+            try:
+                self._stores.append(self._open_store())
+            except (DeviceNotFound, DriverError):
+                return
+            yield self._stores[-1]
+
+    # --- Products ---------------------------------------------------------------------------------
+
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*; errors as `matmuls`."""
+        self.matmuls(x, [w], [out])
+
+    def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+        """Write the products of x with all weights to *outs*: one call where they fit one batch.
+
+        Raises:
+            DeviceLost: The device died too often.
+            NumericsError: *x* holds NaN or infinity.
+        """
+        with self._lock:
+            self._surviving(lambda: self._multiply(x, weights, outs))
+
+    def _multiply(self, x: F32, weights: Sequence[Any], outs: Sequence[F32]) -> None:
+        for store in self._stores:
+            store.transport.settle()
+        for batch, which in self._parts(weights):
+            if len(x) <= batch.rows:
+                batch.run(x, outs[which])
+                continue
+            for start in range(0, len(x), batch.rows):
+                rows = slice(start, start + batch.rows)
+                batch.run(x[rows], [out[rows] for out in outs[which]])
+
+    def _parts(self, weights: Sequence[HexagonPacked]) -> Parts:
+        """Return the batches for *weights*, kept with the first of them."""
+        key = tuple([w.number for w in weights])
+        known = weights[0].batches
+        if key not in known:
+            known[key] = list(self._split(weights))
+        return known[key]
+
+    def _split(self, weights: Sequence[HexagonPacked]) -> Iterator[tuple[Batch, slice]]:
+        """Make a batch for each run of weights that are in one session."""
+        start = 0
+        for _, members in itertools.groupby(weights, key=lambda w: id(w.store)):
+            group = list(members)
+            yield (
+                Batch(group[0].store, [w.weight for w in group], GROUP),
+                slice(start, start + len(group)),
+            )
+            start += len(group)
+
+    def multiplied(self, x: F32, w: Packed) -> F32:
+        """Return x as the kernels see it: rounded to int8, one scale for `GROUP` columns."""
+        return quantise.multiplied(x, GROUP)
+
+    # --- Recovery ---------------------------------------------------------------------------------
+
+    def _surviving(self, work: Callable[[], None]) -> None:
+        """Do *work*; when the DSP dies over it, open it again and repeat.
+
+        Raises:
+            DeviceLost: It died too often.
+        """
+        if self._closed:
+            raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
+        while self._failures <= RESTARTS:
+            try:
+                if self._failed:
+                    self._recover(self._failed)
+                return work()
+            except (DeviceLost, DeviceTimeout) as error:
+                self._failures += 1
+                self._failed = error
+        assert self._failed
+        raise DeviceLost(
+            f"{self.caps.name} was lost {self._failures} times and is given up: "
+            f"{self._failed.what}",
+            remedy="run `npurt doctor`; if products of one model kill it, report which",
+            call=self._failed.call,
+            code=self._failed.code,
+        ) from self._failed
+
+    def _recover(self, failure: DriverError) -> None:
+        """Open the device again and upload all weights."""
+        self._release()
+        self._demote()
+        try:
+            self._stores.append(self._reopened())
+            for packed in sorted(self._packed, key=lambda p: p.number):
+                self._place(packed)
+        except (DeviceNotFound, DriverError) as error:
+            raise DeviceLost(
+                f"{self.caps.name} cannot be opened again: {error.what}",
+                remedy=error.remedy,
+                call=failure.call,
+                code=failure.code,
+            ) from error
+        self._failed = None
+        self._news.append(
+            f"{self.caps.name} was lost, opened again, its weights uploaded: {failure.what}"
+        )
+
+    def _demote(self) -> None:
+        """After a failure of dspqueue, go on without, also in the future."""
+        if self._way.transport == "dspqueue":
+            probe.forget_queue(self._way)
+            self._way = replace(self._way, transport="invoke")
+
+    def _reopened(self) -> Store:
+        """Open the first session again; a DSP that restarts takes a while to be back."""
+        end = time.monotonic() + RESTART_SECONDS
+        while True:
+            try:
+                return self._open_store()
+            except (DeviceNotFound, DeviceLost):
+                if time.monotonic() > end:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    # --- Accounts ---------------------------------------------------------------------------------
+
+    def packets(self) -> int:
+        """Return the DSP's packets so far, where they are counted."""
+        return self._packets + sum(store.transport.packets() for store in self._stores)
+
+    def news(self) -> list[str]:
+        """Return what happened since the last call; see `Device.news`."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """Release sessions and memory.  A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        self._packets = self.packets()
+        for store in self._stores:
+            store.transport.close()
+        self._stores.clear()
+
+
+def open_hexagon(text: str) -> HexagonDevice:
+    """Open what a device string asks for: ``hexagon[:INDEX[/SESSION]]`` or ``hexagon:sim[-vNN]``.
+
+    Raises:
+        DeviceNotFound: *text* is no such string, or there is no such device.
+        DriverError: It cannot be opened; the message says why.
+        SettingError: A setting makes no sense.
+    """
+    name = parse(text)
+    way = Way(
+        library=str(SIMULATOR) if name.simulated else "",
+        domain=name.domain,
+        session=name.session,
+        transport=read(HEXAGON_TRANSPORT, str),
+        worker=bool(read(HEXAGON_WORKER, int)),
+        deadline=read(DEADLINE, int),
+        simulate=f"arch=v{name.arch}" if name.arch else "",
+    )
+    if way.transport == "dspqueue" and not probe.queue_works(way):
+        way = replace(way, transport="invoke")
+    return HexagonDevice(name.text, way)
