@@ -79,6 +79,12 @@ def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
     assert not fits(most + layout.panel_rows)
 
 
+@pytest.mark.parametrize(("k", "entries"), [(32, 2), (64, 4), (96, 8), (128, 8), (160, 10)])
+def test_pixels_of_a_line_share_entries(k, entries):
+    """Eight int4 pixels of 1, 2, 3, 4 and 5 atoms: the tails of happyme531's panel8."""
+    assert cbuf.entries(form("int4"), k, 8) == entries
+
+
 def test_half_an_entry_a_line_is_counted():
     """The int8 'resonance': at K % 64 == 32 each row of 32 bytes too many takes a whole entry."""
     int8 = form("int8")

@@ -11,7 +11,7 @@ from npurt.rknpu.layout import Layout
 from tests.oracle import assert_within, gamma
 from tests.rknpu.products import Prepared, elements
 
-EXAMPLES = 60
+EXAMPLES = 150
 
 
 def check(y, a, b, form):
