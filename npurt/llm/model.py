@@ -46,7 +46,8 @@ class Llama:
 
     Args:
         path: The file; architectures llama and qwen2.
-        device: Where products run: see `npurt.devices`.  The host does the rest.
+        device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
+            model.  The host does the rest.
         n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
         n_batch: Tokens evaluated at once, 1 to 512.
         n_threads: CPU threads; by default what the machine's cores and limits suggest.
@@ -71,7 +72,7 @@ class Llama:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        device: str | None = "auto",
+        device: str | Device | None = "auto",
         *,
         n_ctx: int | None = None,
         n_batch: int = MAX_ROWS,
@@ -103,7 +104,9 @@ class Llama:
         self._file = GGUF(path)
         self.metadata = self._file.metadata
         self._open_model(n_ctx, kv_type)
-        self._device = open_device(device, threads=n_threads)
+        self._device = (
+            device if isinstance(device, Device) else open_device(device, threads=n_threads)
+        )
         self._cpu = self._device if isinstance(self._device, CpuDevice) else CpuDevice(n_threads)
         self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}")
         try:

@@ -1,6 +1,6 @@
 """From a file's tensors to weights on devices: checked by name and shape, packed, pages let go."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from npurt.device import F32, Device
 from npurt.errors import ModelFormatError
 from npurt.llm.arch.decoder import Expected
 from npurt.llm.gguf import DAMAGED, GGUF
+from npurt.quant.tensor import QTensor
 from npurt.runtime.placement import Placed, place
 
 FLOATS = ("f32", "f16", "bf16")
@@ -71,6 +72,20 @@ def vectors(file: GGUF) -> dict[str, F32]:
     return found
 
 
+def matrices(file: GGUF) -> Iterator[tuple[str, QTensor, bool]]:
+    """Yield name and tensor of every matrix that is multiplied, and whether it is `FINE`."""
+    names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n != EMBEDDING]
+    if "output.weight" not in file:
+        names.append(EMBEDDING)
+    for name in names:
+        yield name, file[name], _role(name).rpartition(".")[2] in FINE
+
+
+def _role(name: str) -> str:
+    """Return the name of a matrix without ``.weight``; a tied embedding is the output."""
+    return "output" if name == EMBEDDING else name.removesuffix(".weight")
+
+
 def load(
     file: GGUF,
     device: Device,
@@ -90,16 +105,15 @@ def load(
         NotOffloaded: *strict*, and *device* refuses a weight.
     """
     biases = {n.removesuffix(".bias"): v for n, v in vectors(file).items() if n.endswith(".bias")}
-    names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n != EMBEDDING]
-    if "output.weight" not in file:
-        names.append(EMBEDDING)
+    found = list(matrices(file))
 
     def done(index: int) -> None:
-        file.release(names[index])
-        progress(file.tensors[names[index]].nbytes)
+        name = found[index][0]
+        file.release(name)
+        progress(file.tensors[name].nbytes)
 
-    tensors = [("output" if n == EMBEDDING else n.removesuffix(".weight"), file[n]) for n in names]
-    fine = {name for name, _ in tensors if name.rpartition(".")[2] in FINE}
+    tensors = [(_role(name), tensor) for name, tensor, _ in found]
+    fine = {_role(name) for name, _, wanted in found if wanted}
     placed = place(tensors, device, cpu, strict=strict, fine=fine, done=done)
     for weight in placed:
         weight.bias = biases.get(weight.name)

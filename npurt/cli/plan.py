@@ -1,0 +1,49 @@
+"""`npurt plan`: what a model will be on an NPU, and how far off, before it is loaded there."""
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+DEVICES = {"rknpu": "rknpu:sim"}  # and where predictions are measured
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("plan", help="price a model for an NPU before loading it")
+    parser.add_argument("model", metavar="MODEL", help="GGUF file")
+    parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
+    parser.add_argument("--quick", action="store_true", help="do not evaluate a text in simulation")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each matrix, totals, and the divergence to expect."""
+    from npurt.llm.price import divergence, prices
+
+    rows = list(prices(args.model))
+    apart = None if args.quick else divergence(args.model, DEVICES[args.device])
+    nbytes = sum(row.nbytes for row in rows)
+    if args.json:
+        print(json.dumps({
+            "tensors": [asdict(row) for row in rows],
+            "bytes": nbytes,
+            "forms": Counter(row.form for row in rows),
+            "divergence": asdict(apart) if apart else None,
+        }))  # fmt: skip
+        return 0
+    width = max(len(row.tensor) for row in rows)
+    print(f"{'tensor':{width}}  {'N x K':>14}  {'file':6}  {'form':10}  {'error':>8}  {'MB':>8}")
+    for row in rows:
+        shape = f"{row.shape[0]} x {row.shape[1]}"
+        print(f"{row.tensor:{width}}  {shape:>14}  {row.dtype:6}  {row.form:10}  "
+              f"{row.error:8.1e}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
+    forms = ", ".join(f"{n} {form}" for form, n in Counter(row.form for row in rows).items())
+    print(f"{len(rows)} weights ({forms}), {nbytes / 1e6:.0f} MB on the NPU")
+    if apart:
+        print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
+              f"the same best token {100 * apart.same_best:.1f} % of the time "
+              f"(simulated, {apart.tokens} tokens)")  # fmt: skip
+    return 0
