@@ -77,7 +77,7 @@ def _diagnosis(diagnosis: "Diagnosis") -> Iterator[str]:
     waiting = 0
     for finding in diagnosis.findings:
         result = finding.result
-        if result.state == "skip" and result.what.startswith("needs "):
+        if finding.waits:
             waiting += 1
             continue
         state = result.state.upper() if result.state == "fail" else result.state

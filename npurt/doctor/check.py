@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from npurt.doctor.system import Evidence, Recorder, System
 
 STATES = ("ok", "warn", "fail", "skip")
+NEEDS = "needs "
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,23 @@ class Finding:
     result: Result
     evidence: Evidence
 
+    @property
+    def waits(self) -> bool:
+        """Whether it was not looked at, for want of something else."""
+        return self.result.state == "skip" and self.result.what.startswith(NEEDS)
+
 
 def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
-    """Make the checks in their order; one whose needs are not met is skipped."""
+    """Make the checks in their order; one whose needs failed, or were not met, is skipped."""
     findings: list[Finding] = []
     for check in checks:
         system.begin()
         missing = [
             f.check.name
             for f in findings
-            if f.check.name in check.needs and f.result.state in ("fail", "skip")
+            if f.check.name in check.needs and (f.result.state == "fail" or f.waits)
         ]
-        result = skip(f"needs {', '.join(missing)}") if missing else check.look(system)
+        result = skip(f"{NEEDS}{', '.join(missing)}") if missing else check.look(system)
         seen = {key: system.evidence[key] for key in system.asked}
         findings.append(Finding(check, result, seen))
     return findings

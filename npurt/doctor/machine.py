@@ -24,6 +24,7 @@ MOST_FOUND = 64  # matches, lines
 MOST_NAMES = 4096
 MOST_RECORDS = 1 << 17  # of the kernel's log
 UNPACK_SECONDS = 20
+PEOPLE = 1000  # the first id that is given to a person; Debian, Fedora: adduser.conf, login.defs
 
 
 class Machine(System):
@@ -115,6 +116,9 @@ class Machine(System):
 
 
 def _name(look_up: Callable[[int], Any], number: int) -> str:
+    """Return the name of a user or group of the system; those of people are nobody's business."""
+    if number >= PEOPLE:
+        return "user"
     try:
         return str(look_up(number)[0])
     except KeyError:

@@ -10,13 +10,12 @@ from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.hexagon import doctor_files as files
 from npurt.hexagon import doctor_live as live
-from npurt.hexagon.doctor_files import android, remoteproc
+from npurt.hexagon.doctor_files import HIDDEN, android, remoteproc
 
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
 VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # of the vendor's kernels
 HEAP = "/dev/dma_heap/system"
 BOARD = "/sys/firmware/devicetree/base"
-HIDDEN = "Android shows this to its own services only"
 
 
 def why_not(system: System) -> str | None:
@@ -57,7 +56,7 @@ def board(system: System) -> Result:
 def dsp(system: System) -> Result:
     """The kernel must know the compute DSP as a remote processor."""
     if android(system):
-        return ok(HIDDEN)
+        return skip(HIDDEN)
     path = remoteproc(system)
     if path:
         return ok(path)
@@ -87,7 +86,7 @@ _REASONS = (  # errno in the kernel's log, what it means, what helps; source: K#
 def running(system: System) -> Result:
     """The DSP must have been started."""
     if android(system):
-        return ok(HIDDEN)
+        return skip(HIDDEN)
     path = remoteproc(system)
     state = system.text(f"{path}/state") or "unknown"
     if state in ("running", "attached"):
@@ -98,9 +97,10 @@ def running(system: System) -> Result:
             "the CDSP has crashed: the kernel's log says in which code",
             f"sudo dmesg | grep remoteproc; then: sudo sh -c 'echo stop > {path}/state; {start}'",
         )
-    log = "\n".join(system.log("cdsp|firmware load"))
+    log = "\n".join(system.log("cdsp"))
+    errors = re.findall(r"(?:rproc cdsp: |failed with error )(-\d+)", log)
     for errno, reason, command in _REASONS:
-        if re.search(rf"(cdsp: |failed with error ){errno}\b", log):
+        if errors and errors[-1] == errno:
             return fail(f"the CDSP is {state}: {reason}", command or f"sudo sh -c '{start}'")
     return fail(
         f"the CDSP is {state}: perhaps its firmware was not there yet when the kernel looked",
@@ -110,9 +110,11 @@ def running(system: System) -> Result:
 
 def driver(system: System) -> Result:
     """FastRPC's driver must have made its nodes."""
+    if android(system):
+        return skip(HIDDEN)
     misc = system.names("/sys/class/misc")
-    if android(system) or any(n.startswith(("fastrpc-cdsp", "adsprpc-smd")) for n in misc):
-        return ok(HIDDEN if android(system) else "the FastRPC driver has the CDSP")
+    if any(name.startswith(("fastrpc-cdsp", "adsprpc-smd")) for name in misc):
+        return ok("the FastRPC driver has the CDSP")
     if "fastrpc" in system.names("/sys/module"):
         return fail(
             "the FastRPC driver is loaded, but does not know the CDSP: the device tree lacks its "
@@ -136,7 +138,7 @@ def node(system: System) -> Result:
         return ok(f"{', '.join(readable)} can be opened")
     if not there:
         if android(system):
-            return ok(HIDDEN)
+            return skip(HIDDEN)
         return fail(
             f"there is no {NODES[1]}",
             "sudo udevadm trigger; in a container: pass the node and /dev/dma_heap/system in",
@@ -150,7 +152,7 @@ def heap(system: System) -> Result:
     found = system.node(HEAP)
     if found is None:
         if android(system):
-            return ok(HIDDEN)
+            return skip(HIDDEN)
         return warn(
             f"there is no {HEAP}: the library falls back to memory of the FastRPC driver",
             "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
@@ -174,7 +176,7 @@ def _permit(path: str, group: str) -> str:
 def daemon(system: System) -> Result:
     """Only the daemon passes on what the DSP's own log says of a crash."""
     if android(system):
-        return ok(HIDDEN)
+        return skip(HIDDEN)
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
     return warn(

@@ -21,6 +21,7 @@ SHELL_FOLDERS = (
 )
 PATHS = ("DSP_LIBRARY_PATH", "ADSP_LIBRARY_PATH")  # the second is read if the first is not set
 PACKED = ("", ".zst", ".xz")
+HIDDEN = "Android shows this to its own services only"
 
 
 def remoteproc(system: System) -> str | None:
@@ -55,7 +56,7 @@ def firmware_file(system: System) -> str | None:
 def firmware(system: System) -> Result:
     """The file that the kernel starts the DSP with."""
     if android(system):
-        return ok("Android shows this to its own services only")
+        return skip(HIDDEN)
     path = firmware_file(system)
     if path:
         return ok(path)
@@ -118,7 +119,7 @@ def shell(system: System) -> Result:
     if path:
         return ok(path)
     if android(system):
-        return ok("Android shows this to its own services only")
+        return skip(HIDDEN)
     return fail(
         f"there is no {SHELL} in {', '.join(shell_folders(system)[1::2])}: only signed code could "
         "start on the DSP",
@@ -130,7 +131,7 @@ def shell(system: System) -> Result:
 def build(system: System) -> Result:
     """The DSP starts only shells of its firmware's own build (#188, #231, #325, #377)."""
     if android(system):
-        return ok("Android shows this to its own services only")
+        return skip(HIDDEN)
     paths = firmware_file(system), shell_file(system)
     builds = [system.matches(path, BUILD) if path else None for path in paths]
     if not builds[0] or not builds[1]:

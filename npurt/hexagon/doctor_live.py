@@ -1,5 +1,6 @@
 """Checks that read what a trial of the DSP saw (`doctor_trial`)."""
 
+import re
 from typing import Any
 
 from npurt.doctor.check import Result, fail, ok, warn
@@ -12,7 +13,11 @@ PACKAGES = (
     r"Package: (?:lib[ac]dsprpc1|libfastrpc1|qcom-fastrpc1|fastrpc)\n(?:[^\n]+\n)*?Version: [^\n]+"
 )
 INSTALL = "sudo apt install libfastrpc1 (RadxaOS: libcdsprpc1)"
-REPORT = "npurt doctor --bundle report.tar.gz, and send that with your report"
+REPORT = (
+    "sudo journalctl -b | grep -i -e cdsprpcd -e fastrpc shows what the DSP said; npurt doctor "
+    "--bundle report.tar.gz puts together what a report needs"
+)
+_HERE = re.compile("npurt doctor")  # advice to come here, where we are
 
 
 def _step(system: System, name: str) -> dict[str, Any]:
@@ -37,7 +42,10 @@ def _trouble(system: System, *names: str) -> Result | None:
     for name in names:
         step = _step(system, name)
         if "error" in step:
-            return fail(str(step["error"]), str(step.get("remedy", REPORT)))
+            remedy = str(step.get("remedy", ""))
+            return fail(
+                str(step["error"]), remedy if remedy and not _HERE.search(remedy) else REPORT
+            )
         if not step:
             ended = system.probe(TRIAL).get("ended") or f"it was not tried: {name}"
             return fail(f"the DSP does not answer: {ended}", _HANG)

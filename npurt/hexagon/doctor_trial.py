@@ -23,10 +23,11 @@ from npurt.hexagon import abi, loadable, messages, rpcmem, skel
 from npurt.hexagon.abi import SessionRequest
 from npurt.hexagon.control import capabilities
 from npurt.hexagon.lib import loaded
-from npurt.hexagon.session import Session
+from npurt.hexagon.session import NONCE_MASK, Session
 from npurt.hexagon.way import Way
 
 STEP_SECONDS = 15  # the kernel itself gives up starting a process on the DSP after 10
+ECHOES = 100
 COPIED = 1 << 16  # bytes of a buffer that the kernel copies
 SHARED = 1 << 26  # bytes of a block that the DSP reads where it is
 CYCLES = 4  # of mapping and unmapping
@@ -174,11 +175,12 @@ class _Trying:
         return self._session
 
     def echo(self) -> Seen:
-        """Call it a hundred times."""
+        """Call it again and again."""
         start = time.monotonic()
-        for nonce in range(100):
-            self._opened().call("echo", nonce)
-        return {"seconds": (time.monotonic() - start) / 100}
+        for nonce in range(ECHOES):
+            (answer,) = self._opened().call("echo", nonce)
+            _compare(nonce ^ NONCE_MASK, answer, "numbers that are echoed")
+        return {"seconds": (time.monotonic() - start) / ECHOES}
 
     def copy(self) -> Seen:
         """Send buffers that the kernel copies, and have the DSP sum their bytes."""
@@ -230,6 +232,6 @@ def _bytes(nbytes: int) -> Any:
 def _compare(sent: int, seen: int, what: str) -> None:
     if sent != seen:
         raise NpurtError(
-            f"{what} do not arrive whole: their sum is {sent}, the DSP's is {seen}",
+            f"{what} do not arrive whole: {sent:#x} is expected of the DSP, {seen:#x} came back",
             remedy="update kernel and firmware: results cannot be trusted",
         )

@@ -1,0 +1,107 @@
+"""Boards that people reported, as trees of files: tests/data/doctor/boards.json.
+
+What a report does not say is as on the board called "working".
+"""
+
+import json
+import os
+from pathlib import Path
+
+from npurt.doctor.machine import Machine
+from npurt.hexagon import codes
+
+DATA = json.loads((Path(__file__).parents[1] / "data/doctor/boards.json").read_text())
+WORKING, REPORTS = DATA["working"], DATA["boards"]
+FOLDERS = ("/dev", "/proc", "/sys")
+
+
+def board(name):
+    """Return all that is known of a board."""
+    report = REPORTS[name] if name != "working" else {"first": None, "command": ""}
+    whole = {}
+    for section, default in WORKING.items():
+        if isinstance(default, dict):
+            base = (
+                {} if report.get("android") and section in ("files", "builds", "nodes") else default
+            )
+            changed = report.get(section, {})
+            merged = {
+                k: _merge(v, changed.get(k))
+                for k, v in base.items()
+                if k not in changed or changed[k] is not None
+            }
+            whole[section] = merged | {
+                k: v for k, v in changed.items() if k not in base and v is not None
+            }
+        else:
+            whole[section] = report.get(section, default)
+    return whole | {key: report[key] for key in ("first", "command")}
+
+
+def _merge(default, change):
+    if change is None:
+        return default
+    if isinstance(default, dict) and "call" not in change:
+        return default | change
+    return change
+
+
+def tree(name, root, **environment):
+    """Make the files of a board under *root*; return a `Machine` that reads them."""
+    known = board(name)
+    known["environment"] |= environment
+    for path, text in known["files"].items():
+        _write(root, path, text.encode())
+    for path, builds in known["builds"].items():
+        filler = b"\x7fELF" + bytes(5000)
+        strings = b"".join(b"QC_IMAGE_VERSION_STRING=" + b.encode() + b"\0" for b in builds)
+        _write(root, path, filler + strings + filler)
+    for i, process in enumerate(known["running"]):
+        _write(root, f"/proc/{i + 100}/comm", process.encode() + b"\n")
+    for path in known["nodes"]:
+        _write(root, path, b"")
+    log = "".join(f"6,{i},{i},-;{line}\n" for i, line in enumerate(known["log"]))
+    _write(root, "/dev/kmsg", log.encode())
+    return _Tree(root, known)
+
+
+def _write(root, path, data):
+    here = root / path.lstrip("/")
+    here.parent.mkdir(parents=True, exist_ok=True)
+    here.write_bytes(data)
+
+
+class _Tree(Machine):
+    """A tree of files; what files in it cannot show, such as owners of nodes, the board says."""
+
+    def __init__(self, root, known):
+        self._nodes = known["nodes"]
+        super().__init__(
+            root,
+            access=os.access,
+            probes={"hexagon": lambda: trial(known["trial"])},
+            machine=known["machine"],
+            environment=lambda name: known["environment"].get(name, ""),
+        )
+
+    def ask(self, kind, *words):
+        if kind == "node" and words[0] in self._nodes:
+            mode, owner, may = self._nodes[words[0]].split()
+            user, group = owner.split(":")
+            return {
+                "mode": mode, "owner": user, "group": group, "read": "r" in may, "write": "w" in may
+            }  # fmt: skip
+        return super().ask(kind, *words)
+
+
+def trial(steps):
+    """Return what a trial would have seen; a step with a code failed, and is the last."""
+    seen = {}
+    for name, step in steps.items():
+        if "call" not in step:
+            seen[name] = step
+            continue
+        error = codes.failed(step["call"], int(step["code"], 16), step["errno"])
+        seen[name] = {"error": error.what, "remedy": error.remedy, "code": int(step["code"], 16)}
+        break
+    return {"steps": seen, "ended": ""}

@@ -1,0 +1,143 @@
+"""Boards that people reported: the first cause is found, and what mends it is named."""
+
+import json
+
+import pytest
+
+from npurt.doctor.anonymous import anonymised
+from npurt.doctor.check import diagnose, start_here
+from npurt.doctor.system import Recorder, Replay, wrong
+from npurt.hexagon import doctor
+from tests.doctor import boards
+
+
+def examine(system):
+    recorder = Recorder(system)
+    return diagnose(doctor.CHECKS, recorder), recorder
+
+
+def states(findings):
+    return {f.check.name: f.result.state for f in findings}
+
+
+@pytest.mark.parametrize("name", boards.REPORTS)
+def test_the_first_cause_is_found_with_what_mends_it(name, tmp_path):
+    known = boards.board(name)
+
+    findings, _ = examine(boards.tree(name, tmp_path))
+    first = start_here(findings)
+
+    if known["first"] is None:
+        assert first is None, first
+        return
+    assert first is not None
+    assert first.check.name == known["first"], first.result
+    assert known["command"] in first.result.command
+
+
+def test_there_are_enough_boards():
+    assert len(boards.REPORTS) >= 18
+    assert all(report["source"] for report in boards.REPORTS.values())
+
+
+def test_a_board_that_works_has_nothing_to_mend(tmp_path):
+    findings, _ = examine(boards.tree("working", tmp_path))
+
+    assert states(findings) == {c.name: "ok" for c in doctor.CHECKS} | {"banks": "skip"}
+
+
+@pytest.mark.parametrize("name", ["working", *boards.REPORTS])
+def test_the_evidence_alone_gives_the_same_diagnosis(name, tmp_path):
+    """Also as JSON, and with this board's words replaced."""
+    findings, recorder = examine(boards.tree(name, tmp_path))
+    recorded = json.loads(json.dumps(recorder.evidence))
+    anonymous = anonymised(recorded, {"dragon": "HOST"})
+
+    assert wrong(recorded) is None
+    again, _ = examine(Replay(recorded))
+    assert [(f.check.name, f.result, f.evidence) for f in again] == [
+        (f.check.name, f.result, f.evidence) for f in findings
+    ]
+    assert states(examine(Replay(anonymous))[0]) == states(findings)
+
+
+@pytest.mark.parametrize("name", boards.REPORTS)
+def test_every_finding_has_evidence_and_every_failure_a_command(name, tmp_path):
+    findings, _ = examine(boards.tree(name, tmp_path))
+
+    for finding in findings:
+        if finding.result.state != "skip":
+            assert finding.evidence, finding.check.name
+        if finding.result.state == "fail":
+            assert finding.result.command
+
+
+# --- one step at a time: what a mutated board must change ---------------------------------------
+
+
+def first_of(tmp_path, name="working", **changes):
+    tree = boards.tree(name, tmp_path)
+    for path, text in changes.items():
+        here = tmp_path / path
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.write_text(text) if isinstance(text, str) else here.write_bytes(text)
+    findings, _ = examine(tree)
+    return start_here(findings), states(findings)
+
+
+@pytest.mark.parametrize(
+    ("state", "command"),
+    [("offline", "echo start"), ("crashed", "echo stop"), ("suspended", "echo start")],
+)
+def test_a_dsp_that_does_not_run_is_started(state, command, tmp_path):
+    first, _ = first_of(tmp_path, **{"sys/class/remoteproc/remoteproc1/state": state})
+
+    assert first.check.name == "running"
+    assert state in first.result.what
+    assert command in first.result.command
+
+
+def test_a_dsp_that_is_attached_runs(tmp_path):
+    first, _ = first_of(tmp_path, **{"sys/class/remoteproc/remoteproc1/state": "attached"})
+
+    assert first is None
+
+
+def test_the_firmware_may_be_packed(tmp_path):
+    import lzma
+
+    tree = boards.tree("working", tmp_path)
+    path = tmp_path / "lib/firmware/qcom/qcs6490/radxa/dragon-q6a/cdsp.mbn"
+    path.with_name("cdsp.mbn.xz").write_bytes(lzma.compress(path.read_bytes()))
+    path.unlink()
+
+    findings, _ = examine(tree)
+
+    by_name = {f.check.name: f.result for f in findings}
+    assert by_name["firmware"].what.endswith("cdsp.mbn.xz")
+    assert by_name["build"].what == "CDSP.HT.2.5.c4-00004-KODIAK-1"
+
+
+def test_packed_firmware_that_is_damaged_is_not_compared(tmp_path):
+    tree = boards.tree("working", tmp_path)
+    path = tmp_path / "lib/firmware/qcom/qcs6490/radxa/dragon-q6a/cdsp.mbn"
+    path.with_name("cdsp.mbn.xz").write_bytes(b"no xz")
+    path.unlink()
+
+    findings, _ = examine(tree)
+
+    assert states(findings)["build"] == "skip"
+    assert start_here(findings) is None
+
+
+def test_a_shell_on_the_users_path_comes_first(tmp_path):
+    """As in Debian's build, which looks there too."""
+    tree = boards.tree("working", tmp_path, DSP_LIBRARY_PATH="/opt/dsp;/opt/more")
+    shell = tmp_path / "opt/more/fastrpc_shell_unsigned_3"
+    shell.parent.mkdir(parents=True)
+    shell.write_bytes(b"CDSP.HT.9.9-00009-OTHER-1\0")
+
+    findings, _ = examine(tree)
+
+    assert start_here(findings).check.name == "build"
+    assert "CDSP.HT.9.9-00009-OTHER-1" in start_here(findings).result.what
