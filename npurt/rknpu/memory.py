@@ -6,6 +6,7 @@ inputs only have to be cleaned; what it writes is invalidated when a job has end
 
 import abc
 import errno
+from bisect import insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Buffer:
         role: What the NPU does with it.
         name: What for, in messages.
         alive: False once it was freed.
+        span: All of that, for proofs.
     """
 
     def __init__(
@@ -49,12 +51,8 @@ class Buffer:
         self.name = name
         self.alive = True
         self.space = space
+        self.span = Span(self.address, self.address + nbytes, role, name)
         self._memory = created.memory
-
-    @property
-    def span(self) -> Span:
-        """Where it is and what it is for."""
-        return Span(self.address, self.address + self.nbytes, self.role, self.name)
 
     @contextmanager
     def cpu_access(self, *, write: bool, nbytes: int | None = None) -> Iterator[U8]:
@@ -92,15 +90,8 @@ class Space(abc.ABC):
 
     def __init__(self) -> None:
         self._buffers: dict[int, Buffer] = {}  # by address
-        self._spans: tuple[Span, ...] | None = None
+        self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
         self.freed = 0  # how often: what was proven before may no longer hold
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Every buffer, for `proof.prove`."""
-        if self._spans is None:
-            self._spans = tuple(buffer.span for buffer in self._buffers.values())
-        return self._spans
 
     def at(self, span: Span) -> Buffer:
         """Return the buffer that a proof names."""
@@ -124,7 +115,7 @@ class Space(abc.ABC):
             self._destroy(buffer)
             raise self._full(nbytes, name, None)
         self._buffers[buffer.address] = buffer
-        self._spans = None
+        insort(self.spans, buffer.span, key=lambda span: span.start)
         return buffer
 
     def _full(self, nbytes: int, name: str, error: DriverError | None) -> DeviceFull:
@@ -141,7 +132,7 @@ class Space(abc.ABC):
     def forget(self, buffer: Buffer) -> None:
         """Destroy a buffer: what `Buffer.free` does."""
         del self._buffers[buffer.address]
-        self._spans = None
+        self.spans.remove(buffer.span)
         self.freed += 1
         self._destroy(buffer)
 

@@ -5,6 +5,7 @@ stays true as long as the words and the buffers do, so a prepared program is pro
 """
 
 import functools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -124,7 +125,7 @@ def prove(
 
     Args:
         words: ``[T, stride]``.
-        spans: Every buffer that the NPU can reach.
+        spans: Every buffer that the NPU can reach, by address.
         at: Where the words are, in the NPU's address space.
         chained: Whether each task has to start the next.
         profile: Which blocks it has to start.
@@ -138,11 +139,11 @@ def prove(
     program.check_banks()
     feature, weight, result = ADDRESSES
     results = program.results()
-    table = _Table(spans)
-    table.find(TAIL_NAMES[0], np.array([[at, at + words.nbytes]], np.int64), Role.PROGRAM)
-    reads = table.find(feature, program.features(), Role.INPUT)
-    reads |= table.find(weight, program.weights(), Role.INPUT)
-    return Proof(reads, table.find(result, results, Role.OUTPUT), results)
+    code = np.array([[at, at + words.nbytes]], np.int64)
+    _find(TAIL_NAMES[0], code, spans, Role.PROGRAM)
+    reads = _find(feature, program.features(), spans, Role.INPUT)
+    reads |= _find(weight, program.weights(), spans, Role.INPUT)
+    return Proof(reads, _find(result, results, spans, Role.OUTPUT), results)
 
 
 def _refuse(register: str, task: int, why: str) -> NoReturn:
@@ -354,23 +355,20 @@ class _Program:
         return np.stack([start, start + (reach.sum(axis=1) + 1) * ATOM], axis=1)
 
 
-class _Table:
-    """The buffers, by address."""
+def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> frozenset[Span]:
+    """Return the buffers that hold *ranges* ``[T, 2]``, each of them whole and in one."""
+    found = set()
+    for task, (low, high) in enumerate(ranges.tolist()):
+        place = bisect_right(spans, low, key=_start) - 1
+        span = spans[place] if place >= 0 else None
+        if span is None or high > span.end:
+            near = f"; the buffer before is {span}" if span else ""
+            _refuse(register, task, f"reaches {low:#x} .. {high:#x}, no buffer of ours{near}")
+        if span.role is not role:
+            _refuse(register, task, f"would {role.value} {span.name}, which is not for that")
+        found.add(span)
+    return frozenset(found)
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = sorted(spans)
-        self._starts = np.array([span.start for span in self._spans] or [1 << 62], np.int64)
 
-    def find(self, register: str, ranges: I64, role: Role) -> frozenset[Span]:
-        """Return the buffers that hold *ranges* ``[T, 2]``, each of them whole and in one."""
-        found = set()
-        places = np.searchsorted(self._starts, ranges[:, 0], side="right") - 1
-        for task, (place, (low, high)) in enumerate(zip(places, ranges.tolist(), strict=True)):
-            span = self._spans[place] if place >= 0 else None
-            if span is None or high > span.end:
-                near = f"; the buffer before is {span}" if span else ""
-                _refuse(register, task, f"reaches {low:#x} .. {high:#x}, no buffer of ours{near}")
-            if span.role is not role:
-                _refuse(register, task, f"would {role.value} {span.name}, which is not for that")
-            found.add(span)
-        return frozenset(found)
+def _start(span: Span) -> int:
+    return span.start

@@ -42,6 +42,7 @@ int munmap(void *address, size_t length);
 int rknpu_sim_set(const char *settings, char *why, size_t size);
 size_t rknpu_sim_report(char *json, size_t size);
 """  # the last two are in the simulator only
+INTERRUPTIONS = 1000  # of one request, by signals
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
 
 SIMULATOR = Path(__file__).with_name("sim") / "librknpu_sim.so"
@@ -96,15 +97,19 @@ class System:
         self._calls.close(fd)
 
     def ioctl(self, fd: int, request: Request, argument: Any) -> None:
-        """Make a request; one that a signal interrupted is made again.
+        """Make a request; one that a signal interrupted is made again, within reason.
 
         Raises:
             DriverError: errno, with what to do about it; a subclass where one fits.
         """
-        while self._calls.ioctl(fd, request.number, argument) < 0:
+        code = errno.EINTR
+        for _ in range(INTERRUPTIONS):
+            if self._calls.ioctl(fd, request.number, argument) >= 0:
+                return
             code = ffi().errno
-            if code not in (errno.EINTR, errno.EAGAIN):
-                raise failure(request.name, code)
+            if code != errno.EINTR:
+                break
+        raise failure(request.name, code)
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:
         """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.

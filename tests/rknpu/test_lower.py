@@ -8,7 +8,7 @@ from npurt.errors import LayoutError
 from npurt.rknpu import regcmd
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.lower import Profile
-from npurt.rknpu.program import ALIGNMENT, link, single, stride
+from npurt.rknpu.program import ALIGNMENT, link, single, stride, template
 from npurt.rknpu.regs import REG
 from npurt.rknpu.task import Task
 from tests.rknpu.fixtures import A, B, C, load, tasks, whole
@@ -166,6 +166,8 @@ def test_a_template_is_not_spoilt_by_the_programs_made_from_it():
     link([task], [[0xFFFF_FFF0] * 3])[:] = 0
 
     assert single(task, A, B, C) == before
+    with pytest.raises(ValueError, match="read-only"):
+        template(task, Profile.FULL)[0] = 0
 
 
 def test_the_main_reader_of_dpu_rdma_is_always_off():
