@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npurt.errors import (
     ContextFull,
+    DeviceFull,
     DeviceLost,
     DeviceNotFound,
     DeviceTimeout,
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "GGUF",
     "ContextFull",
+    "DeviceFull",
     "DeviceLost",
     "DeviceNotFound",
     "DeviceTimeout",

@@ -33,15 +33,31 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         name = read(DEVICE, str)
     if name in ("auto", "cpu"):
         return CpuDevice(threads)
-    kind = name.partition(":")[0]
-    if kind in KINDS[1:]:
+    opener = OPENERS.get(name.partition(":")[0])
+    if opener is None:
         raise DeviceNotFound(
-            f"device {name!r}: the {kind} backend is not part of this version",
-            remedy="use device 'cpu'; the support matrix in README.md says what is there",
+            f"{name!r} is not a device name", remedy=f"use auto, or one of {', '.join(KINDS)}"
         )
-    raise DeviceNotFound(
-        f"{name!r} is not a device name", remedy=f"use auto, or one of {', '.join(KINDS)}"
-    )
+    try:
+        return opener(name)
+    except DeviceNotFound as error:
+        what = f"device {name!r} cannot be used: {error.what}"
+        raise DeviceNotFound(what, remedy=error.remedy) from error
+
+
+def _hexagon(name: str) -> Device:
+    from npurt.hexagon.device import open_hexagon  # who uses the CPU alone does not load it
+
+    return open_hexagon(name)
+
+
+def _rknpu(name: str) -> Device:
+    from npurt.rknpu.device import open_rknpu
+
+    return open_rknpu(name)
+
+
+OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu}
 
 
 def devices() -> list[Found]:

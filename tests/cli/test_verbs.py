@@ -300,7 +300,7 @@ def test_bench_matmul_prints_the_same_for_people(npurt):
         ("--m", 0, "--k", 32, "--n", 8),
         ("--m", 1, "--k", 32, "--n", 8, "--type", "q9"),
         ("--m", 1, "--k", 256, "--n", 8, "--type", "q2_k"),
-        ("--m", 1, "--k", 32, "--n", 8, "-dev", "hexagon:sim"),
+        ("--m", 1, "--k", 32, "--n", 8, "-dev", "hexagon:simple"),
         ("--m", 1, "--k", 131072, "--n", 1, "--type", "i8"),
     ],
 )

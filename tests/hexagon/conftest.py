@@ -6,6 +6,7 @@ import pytest
 
 from npurt.hexagon import control, skel
 from tests.hexagon.fake import Fake, compile_fake
+from tests.hexagon.simulator import tell
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,13 @@ def fake(compiled_fake, tmp_path, monkeypatch):
     monkeypatch.setattr(skel, "FOLDER", tmp_path)
     yield compiled_fake
     compiled_fake.reset()
+
+
+@pytest.fixture
+def simulator(monkeypatch, tmp_path):
+    """The simulator, a v68 without faults, and nothing remembered of it."""
+    monkeypatch.setenv("NPURT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("NPURT_SIM_FASTRPC", raising=False)
+    tell("reset")
+    yield
+    tell("reset")

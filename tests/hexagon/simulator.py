@@ -1,0 +1,94 @@
+"""The simulator as tests use it: what it is told, and ways to reach it."""
+
+import contextlib
+import gc
+import os
+import signal
+import time
+
+import numpy as np
+
+from npurt.hexagon import layout, lib
+from npurt.hexagon.batch import Batch, Weight
+from npurt.hexagon.store import Store
+from npurt.hexagon.way import Way
+from npurt.quant.tensor import QTensor
+
+SECONDS = 60  # that a call may take on a busy machine
+WAYS = {
+    "invoke": {},
+    "dspqueue": {"transport": "dspqueue"},
+    "worker": {"worker": True},
+    "worker with dspqueue": {"worker": True, "transport": "dspqueue"},
+}
+
+
+def way(**fields):
+    return Way(str(lib.SIMULATOR), **{"deadline": SECONDS, **fields})
+
+
+def tell(settings):
+    """Have the simulator in this process behave so from now on."""
+    library = lib.load([str(lib.SIMULATOR)])
+    library.check("npurt_sim_control", settings.encode(), about=settings)
+
+
+def process(domain=3):
+    """Return the id of the process that is the DSP of a session in this process, or 0."""
+    return max(0, int(lib.load([str(lib.SIMULATOR)]).c.npurt_sim_process(domain)))
+
+
+def kill(domain=3):
+    os.kill(process(domain), signal.SIGKILL)
+
+
+class Product:
+    """A batch of two small products on a transport, and what must come out."""
+
+    def __init__(self, transport, seed=1):
+        rng = np.random.default_rng(seed)
+        self.store = Store(transport, lambda: 1 << 40)
+        tensors = [
+            QTensor.quantize(rng.standard_normal((n, 64)).astype(np.float32), "q8_0")
+            for n in (32, 70)
+        ]
+        self.x = rng.standard_normal((3, 64)).astype(np.float32)
+        self.outs = [np.zeros((3, t.shape[0]), np.float32) for t in tensors]
+        self._exact = [self.x.astype(np.float64) @ t.dequantize().T.astype(float) for t in tensors]
+        self.batch = Batch(self.store, [self._upload(t) for t in tensors], 32)
+
+    def _upload(self, tensor):
+        fmt = layout.format_of(tensor)
+        _, part = self.store.take(layout.image_bytes(fmt, *tensor.shape))
+        layout.pack(tensor, part.array)
+        return Weight(part, *tensor.shape, fmt.number)
+
+    def run(self):
+        """Multiply; say whether the results are the products, up to int8 rounding of x.
+
+        Off by half a step of 1/127 of the largest of 32 at most, Gaussian numbers are off by 1/200
+        as a vector; another product altogether is off by more than 1.
+        """
+        for out in self.outs:
+            out[:] = np.nan
+        self.batch.run(self.x, self.outs)
+        return all(
+            np.linalg.norm(out - exact) < 0.02 * np.linalg.norm(exact)
+            for out, exact in zip(self.outs, self._exact, strict=True)
+        )
+
+
+def wait_until(true):
+    for _ in range(6000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to be")
+
+
+@contextlib.contextmanager
+def opened(**fields):
+    """Open a transport on the simulator, and close it."""
+    with contextlib.closing(way(**fields).connect()) as transport:
+        yield transport
+    gc.collect()
