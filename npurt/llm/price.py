@@ -71,13 +71,15 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
             file.release(name)
 
 
-def divergence(path: str | os.PathLike[str], device: str, text: str = TEXT) -> Divergence:
-    """Evaluate *text* on *device* and with exact arithmetic.
+def divergence(
+    path: str | os.PathLike[str], device: str | Device, text: str = TEXT, *, tokens: int = 512
+) -> Divergence:
+    """Evaluate the first *tokens* of *text* on *device* and with exact arithmetic.
 
     Both run without a rounded KV cache, so what differs is the products.
     """
     with Llama(path, Exact(), n_ctx=512, kv_type="f32", verify="off") as llm:
-        ids = llm.tokenize(text)[: llm.n_ctx]
+        ids = llm.tokenize(text)[: min(tokens, llm.n_ctx)]
         exact = _log_softmax(llm.eval(ids))
     with Llama(path, device, n_ctx=512, kv_type="f32", verify="off") as llm:
         other = _log_softmax(llm.eval(ids))
