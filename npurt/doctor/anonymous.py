@@ -30,16 +30,11 @@ _SHORTEST = 3  # a name of one or two letters is in every other word
 def secrets() -> dict[str, str]:
     """Return what this machine and its user are called, and what stands for it."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in containers
-        user = ""
+        user, home = getpass.getuser(), str(Path.home())
+    except (KeyError, OSError, RuntimeError):  # a number without a name, as in containers
+        user = home = ""
     host = node()
-    return {
-        str(Path.home()): "/home/USER",
-        host: "HOST",
-        host.partition(".")[0]: "HOST",
-        user: "USER",
-    }
+    return {home: "/home/USER", host: "HOST", host.partition(".")[0]: "HOST", user: "USER"}
 
 
 def anonymised(evidence: Evidence, names: dict[str, str]) -> Evidence:

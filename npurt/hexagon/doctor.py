@@ -10,7 +10,7 @@ from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.hexagon import doctor_files as files
 from npurt.hexagon import doctor_live as live
-from npurt.hexagon.doctor_files import HIDDEN, android, remoteproc
+from npurt.hexagon.doctor_files import on_linux, remoteproc
 
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
 VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # of the vendor's kernels
@@ -53,10 +53,9 @@ def board(system: System) -> Result:
     return ok(", ".join(part for part in about if part))
 
 
+@on_linux
 def dsp(system: System) -> Result:
     """The kernel must know the compute DSP as a remote processor."""
-    if android(system):
-        return skip(HIDDEN)
     path = remoteproc(system)
     if path:
         return ok(path)
@@ -83,10 +82,9 @@ _REASONS = (  # errno in the kernel's log, what it means, what helps; source: K#
 )
 
 
+@on_linux
 def running(system: System) -> Result:
     """The DSP must have been started."""
-    if android(system):
-        return skip(HIDDEN)
     path = remoteproc(system)
     state = system.text(f"{path}/state") or "unknown"
     if state in ("running", "attached"):
@@ -108,10 +106,9 @@ def running(system: System) -> Result:
     )
 
 
+@on_linux
 def driver(system: System) -> Result:
     """FastRPC's driver must have made its nodes."""
-    if android(system):
-        return skip(HIDDEN)
     misc = system.names("/sys/class/misc")
     if any(name.startswith(("fastrpc-cdsp", "adsprpc-smd")) for name in misc):
         return ok("the FastRPC driver has the CDSP")
@@ -128,6 +125,7 @@ def driver(system: System) -> Result:
     )
 
 
+@on_linux
 def node(system: System) -> Result:
     """This user must be allowed to open one of the nodes."""
     names = NODES if any(system.node(n) for n in NODES) else VENDOR_NODES
@@ -137,8 +135,6 @@ def node(system: System) -> Result:
     if readable:
         return ok(f"{', '.join(readable)} can be opened")
     if not there:
-        if android(system):
-            return skip(HIDDEN)
         return fail(
             f"there is no {NODES[1]}",
             "sudo udevadm trigger; in a container: pass the node and /dev/dma_heap/system in",
@@ -147,12 +143,11 @@ def node(system: System) -> Result:
     return fail(f"no permission to open {name} ({there[name]})", _permit(name, there[name].group))
 
 
+@on_linux
 def heap(system: System) -> Result:
     """Memory that is shared with the DSP comes from the DMA heap."""
     found = system.node(HEAP)
     if found is None:
-        if android(system):
-            return skip(HIDDEN)
         return warn(
             f"there is no {HEAP}: the library falls back to memory of the FastRPC driver",
             "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
@@ -173,10 +168,9 @@ def _permit(path: str, group: str) -> str:
     )
 
 
+@on_linux
 def daemon(system: System) -> Result:
     """Only the daemon passes on what the DSP's own log says of a crash."""
-    if android(system):
-        return skip(HIDDEN)
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
     return warn(

@@ -4,7 +4,9 @@ Where files are looked for: Linux, Documentation/driver-api/firmware/fw_search_p
 files of qualcomm/fastrpc (README, src/fastrpc_config_parser.c) and linux-msm/hexagon-dsp-binaries.
 """
 
+import functools
 import re
+from collections.abc import Callable
 
 from npurt.doctor.check import Result, fail, ok, skip, warn
 from npurt.doctor.system import System
@@ -39,6 +41,16 @@ def android(system: System) -> bool:
     return bool(system.environment("ANDROID_ROOT"))
 
 
+def on_linux(look: Callable[[System], Result]) -> Callable[[System], Result]:
+    """Make a check skip what an app cannot see on Android."""
+
+    @functools.wraps(look)
+    def looked(system: System) -> Result:
+        return skip(HIDDEN) if android(system) else look(system)
+
+    return looked
+
+
 def firmware_file(system: System) -> str | None:
     """Return where the DSP's firmware is."""
     name = system.text(f"{remoteproc(system)}/firmware")
@@ -53,10 +65,9 @@ def firmware_file(system: System) -> str | None:
     return None
 
 
+@on_linux
 def firmware(system: System) -> Result:
     """The file that the kernel starts the DSP with."""
-    if android(system):
-        return skip(HIDDEN)
     path = firmware_file(system)
     if path:
         return ok(path)
@@ -113,13 +124,12 @@ def shell_file(system: System) -> str | None:
     return next((path for path in paths if system.node(path)), None)
 
 
+@on_linux
 def shell(system: System) -> Result:
     """The program that a process on the DSP starts with; npurt's code is not signed."""
     path = shell_file(system)
     if path:
         return ok(path)
-    if android(system):
-        return skip(HIDDEN)
     return fail(
         f"there is no {SHELL} in {', '.join(shell_folders(system)[1::2])}: only signed code could "
         "start on the DSP",
@@ -128,10 +138,9 @@ def shell(system: System) -> Result:
     )
 
 
+@on_linux
 def build(system: System) -> Result:
     """The DSP starts only shells of its firmware's own build (#188, #231, #325, #377)."""
-    if android(system):
-        return skip(HIDDEN)
     paths = firmware_file(system), shell_file(system)
     builds = [system.matches(path, BUILD) if path else None for path in paths]
     if not builds[0] or not builds[1]:

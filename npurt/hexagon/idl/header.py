@@ -83,23 +83,17 @@ def _params(param: Param) -> list[str]:
     if isinstance(kind, String) and param.mode == "in":
         return [f"const char *{name}"]
     if isinstance(kind, Sequence):
-        return [f"{const}{c_type(kind.element)} *{name}", f"int {name}Len"]
+        return [f"{const}{kind.element.c} *{name}", f"int {name}Len"]
     if isinstance(kind, Struct) or param.mode != "in":
-        return [f"{const}{c_type(kind)} *{name}"]
-    return [f"{c_type(kind)} {name}"]
-
-
-def c_type(kind: Type) -> str:
-    """Return the C type of a value, or of an element."""
-    return str(getattr(kind, "c"))  # noqa: B009  # arrays and handles have none, and none is asked
+        return [f"{const}{kind.c} *{name}"]
+    return [f"{kind.c} {name}"]
 
 
 def _declaration(c: str, kind: Type) -> list[str]:
-    own = getattr(kind, "c", c)
     if isinstance(kind, Dma):
         return []
-    if own != c:
-        return [f"typedef {own} {c};"]
+    if kind.c != c:
+        return [f"typedef {kind.c} {c};"]
     if isinstance(kind, Enum):
         members = [*kind.members, f"_32BIT_PLACEHOLDER_{c} = 0x7fffffff"]
         return ["typedef enum {", *(f"    {m}," for m in members), f"}} {c};"]
@@ -114,10 +108,10 @@ def _declaration(c: str, kind: Type) -> list[str]:
 
 def _field(name: str, kind: Type) -> list[str]:
     if isinstance(kind, Array):
-        return [f"    {c_type(kind.element)} {name}[{kind.length}];"]
+        return [f"    {kind.element.c} {name}[{kind.length}];"]
     if isinstance(kind, Sequence):
-        return [f"    {c_type(kind.element)} *{name};", f"    int {name}Len;"]
-    return [f"    {c_type(kind)} {name};"]
+        return [f"    {kind.element.c} *{name};", f"    int {name}Len;"]
+    return [f"    {kind.c} {name};"]
 
 
 def literal(value: Any) -> str:

@@ -152,7 +152,7 @@ class Call:
             self._cells += param.type.give(value, where, inputs)
         if param.comes_out and not param.type.fixed:
             count = param.type.reserve(room, where, inputs, outputs)
-            if param.mode == "inrout" and count < self._cells[-1:]:
+            if param.mode == "inrout" and count[0] < self._cells[-1]:
                 raise LayoutError(
                     f"{where}: {self._cells[-1]} elements go in, and there is room for {count[0]}",
                     remedy="give at least as much room as there are elements",

@@ -6,7 +6,6 @@ some more: buffers must be aligned, and none may be left over.  Needs no library
 
 from collections.abc import Iterator
 
-from npurt.hexagon.idl.header import c_type
 from npurt.hexagon.idl.method import ESCAPE, Interface, Method, Param
 from npurt.hexagon.idl.types import COUNT, Dma, Scalar, Sequence, String, Struct, Type, place
 
@@ -292,9 +291,9 @@ class _Body:
             self.nested(v, kind, param, room if given is None else given, answer)
             return
         if isinstance(kind, Sequence):
-            self.before += [f"    {c_type(kind.element)} *{v};", f"    int {v}Len;"]
+            self.before += [f"    {kind.element.c} *{v};", f"    int {v}Len;"]
         else:
-            self.before.append(f"    {c_type(kind)} {v};")
+            self.before.append(f"    {kind.c} {v};")
         if given is not None and param.comes_out and isinstance(kind, Sequence):
             self.inrout(v, kind, given, room)
         elif given is not None:
@@ -332,14 +331,14 @@ class _Body:
     def inrout(self, v: str, kind: Sequence, given: int, room: int) -> None:
         """Take both buffers, and copy what came in."""
         size = kind.element.given.size
-        self.before += [f"    {c_type(kind.element)} *{v}In;", f"    int {v}InLen;"]
+        self.before += [f"    {kind.element.c} *{v}In;", f"    int {v}InLen;"]
         self.give(f"{v}In", kind, "sent", given)
         self.reserve(v, kind, "sent", room)
         self.before.append(f"    {v} = in_place(w, {v}In, {v}InLen, {v}, {v}Len, {size});")
 
     def nested(self, v: str, kind: Sequence, param: Param, counts: int, answer: int) -> None:
         """Unpack a sequence of sequences, strings or structs with such."""
-        element, c = kind.element, c_type(kind.element)
+        element, c = kind.element, kind.element.c
         part = element.given if param.goes_in else element.room
         self.before += [
             f"    const int {v}Len = elements(w, sent + {counts}, sizeof({c}));",

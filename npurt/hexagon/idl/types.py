@@ -68,6 +68,7 @@ def wrong(where: str, value: object, needed: str) -> LayoutError:
 class Type(abc.ABC):
     """One type of the interface."""
 
+    c: str = ""  # the C type of a value, where it has one
     given: Part  # in the block that goes to the DSP, for `in`
     room: Part  # in the same block, for `rout`
     answer: Part  # in the block that comes back, for `rout`
@@ -135,10 +136,9 @@ class Array(Type):
 
     def __init__(self, element: Type, length: int) -> None:
         part = element.given
-        text = f"{length}{part.format}" if isinstance(element, Scalar) else part.format * length
         self.element = element
         self.length = length
-        self.given = self.answer = Part(text, part.size * length, part.align)
+        self.given = self.answer = Part(repeated(element, length), part.size * length, part.align)
         self.room = NOTHING
         self.depth = element.depth + 1
 
@@ -212,7 +212,7 @@ class Sequence(Type):
     """
 
     def __init__(self, c: str, element: Type) -> None:
-        self.c = c  # the C struct of data and length, if it has a name
+        self.c = c  # a struct of data and length
         self.element = element
         self.given = self.room = COUNT
         self.answer = NOTHING
