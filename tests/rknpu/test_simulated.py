@@ -84,6 +84,17 @@ def test_the_largest_sums_are_exact(driver):
     assert (y == 128 * 128 * 11264).all()
 
 
+def test_partial_sums_of_int4_add_up_beyond_int16(driver):
+    """Two tasks of 480 products of -8 and -8 hold 30720 each."""
+    a, b = np.full((2, 960), -8, np.int8), np.full((64, 960), -8, np.int8)
+    product = Prepared(driver, a, b, FORMS["int4"], Layout.ROW)
+
+    y = product.run()
+    product.free()
+
+    assert (y == 64 * 960).all()
+
+
 def test_a_prepared_job_runs_again_with_other_features(driver):
     form = FORMS["int8"]
     b = elements(form, (200, 100), 4)
