@@ -4,7 +4,8 @@
  * Rows lie in panels of R = NPURT_PANEL, those left over in panels of R = 1.  For S = ceil(k / 64)
  * steps of 64 columns a panel is, each part padded to 128 bytes:
  *
- *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes
+ *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes,
+ *                                           where the row has one scale, else 0
  *   int8      codes[8 S][R][8]    -127..127; zeros beyond k
  *   uint32    record[S][R][4]     pairs of int16, of the first and of the second 32 columns:
  *                                 scale, 8 T, 16 columns' and 16 columns' zero point (see below)

@@ -11,11 +11,7 @@
 
 #include "product.h"
 
-enum {
-    BIAS = 156,             /* exponent of float32, less one for the leading one that is added */
-    LEAST_EXPONENT = -123,  /* results are normal when every lane's exponent is */
-    GREATEST_EXPONENT = 96, /* within these */
-};
+enum { BIAS = 156 }; /* exponent of float32, less one for the leading one that is added */
 
 /* sum * 2^exponent, the exponent being (its value + BIAS) << 23. */
 INLINE vec to_float(vec sum, vec exponent)
@@ -45,6 +41,18 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 /* Write up to 32 results of any range; `exponent` is the lanes' and the row's in front of it. */
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
+/* Whether all results of these tiles are normal numbers, and there is a column for each. */
+INLINE int plain(const job *job, const char *tile, uint32_t column, unsigned tiles)
+{
+    int yes = column + tiles * NPURT_TILE <= job->n;
+    UNROLL
+    for (unsigned t = 0; t < tiles; t++, tile += job->tile_bytes) {
+        const int32_t *range = (const int32_t *) (tile + HEAD_RANGE * NPURT_VECTOR);
+        yes &= (range[0] >= job->least) & (range[1] <= job->greatest);
+    }
+    return yes;
+}
+
 /*
  * Finish `count` sums: of one tile and rows 0.. (`rows`), or of tiles 0.. and row 0.  `column` is
  * the first of the first tile.
@@ -53,38 +61,32 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const ch
                    uint32_t column, const vec sums[])
 {
     enum { MOST = 4 };
-    vec sum[MOST], exponent[MOST];
-    float *y[MOST];
-    int normal = column + (rows ? 1 : count) * NPURT_TILE <= job->n;
-    UNROLL
-    for (unsigned t = 0; t < (rows ? 1 : count); t++) {
-        const int32_t *range = (const int32_t *) (tile + t * job->tile_bytes) +
-                               HEAD_RANGE * NPURT_VECTOR / sizeof(int32_t);
-        normal &= job->least + range[0] >= LEAST_EXPONENT;
-        normal &= job->greatest + range[1] <= GREATEST_EXPONENT;
-    }
+    vec sum[MOST], exponent[MOST], bits[MOST];
     UNROLL
     for (unsigned i = 0; i < count; i++) {
-        unsigned r = rows ? i : 0, t = rows ? 0 : i;
-        const vec *heads = (const vec *) (tile + t * job->tile_bytes);
+        const vec *heads = (const vec *) (tile + (rows ? 0 : i) * job->tile_bytes);
         sum[i] = sums[i];
         exponent[i] = heads[HEAD_EXPONENT];
-        y[i] = (float *) ((char *) job->y + r * job->y_stride) + column + t * NPURT_TILE;
         if (kind == CHAN) {
-            scale_row(&sum[i], &exponent[i], heads[HEAD_OTHER], job->x.record[r * RECORD + SCALE]);
+            uint32_t scale = job->x.record[(rows ? i : 0) * RECORD + SCALE];
+            scale_row(&sum[i], &exponent[i], heads[HEAD_OTHER], scale);
         }
+        vec of_row = job->shifted_exponent[rows ? i : 0];
+        bits[i] = to_float(sum[i], Q6_Vw_vadd_VwVw(exponent[i], of_row));
     }
-    if (normal) {
+    char *y = (char *) (job->y + column);
+    size_t next = rows ? job->y_stride : NPURT_VECTOR;
+    if (plain(job, tile, column, rows ? 1 : count)) {
         UNROLL
         for (unsigned i = 0; i < count; i++) {
-            vec of_row = job->shifted_exponent[rows ? i : 0];
-            *(unaligned_vec *) y[i] = to_float(sum[i], Q6_Vw_vadd_VwVw(exponent[i], of_row));
+            *(unaligned_vec *) (y + i * next) = bits[i];
         }
         return;
     }
     for (unsigned i = 0; i < count; i++) {
         uint32_t left = job->n - column - (rows ? 0 : i) * NPURT_TILE;
-        npurt_write_slowly(y[i], left, sum[i], exponent[i], job->exponent[rows ? i : 0]);
+        npurt_write_slowly((float *) (y + i * next), left, sum[i], exponent[i],
+                           job->exponent[rows ? i : 0]);
     }
 }
 

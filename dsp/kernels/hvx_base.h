@@ -21,6 +21,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
+#define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler does that, or unrolls */
 
 /* Hide from the compiler how x was made: it would rather compute pointers from one another. */
 #define OPAQUE(x) __asm__("" : "+r"(x))

@@ -80,15 +80,19 @@ static uint32_t shift_of(uint32_t steps)
     return steps > 1 ? 32 - (uint32_t) __builtin_clz(steps - 1) : 0;
 }
 
+enum { LEAST = -123, GREATEST = 96 }; /* exponents of sums whose float32 is normal */
+
 /* The exponents of the units in which sums of every row are: `of_kernel` and the activations'. */
 static void set_exponents(job *job, uint32_t rows, int32_t of_kernel)
 {
+    job->least = INT32_MIN;
+    job->greatest = INT32_MAX;
     for (uint32_t r = 0; r < rows; r++) {
         int32_t exponent = of_kernel + job->x.exponent[r];
         job->exponent[r] = exponent;
         job->shifted_exponent[r] = splat((uint32_t) exponent << 23);
-        job->least = r == 0 || exponent < job->least ? exponent : job->least;
-        job->greatest = r == 0 || exponent > job->greatest ? exponent : job->greatest;
+        job->least = LEAST - exponent > job->least ? LEAST - exponent : job->least;
+        job->greatest = GREATEST - exponent < job->greatest ? GREATEST - exponent : job->greatest;
     }
 }
 

@@ -161,7 +161,7 @@ typedef struct {
     uint32_t n;                        /* columns of y: the last tile may have fewer than 32 */
     int32_t exponent[NPURT_PANEL];     /* of the units of a row's sums, but for the lanes' */
     vec shifted_exponent[NPURT_PANEL]; /* << 23, in all lanes */
-    int32_t least, greatest;           /* exponent of these */
+    int32_t least, greatest;           /* that those of lanes may be for results to be normal */
 } job;
 
 #define HEADS(kind) ((kind) == LUT || (kind) == CHAN ? HEAD_OTHER + 1 : HEAD_OTHER)

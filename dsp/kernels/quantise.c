@@ -6,8 +6,8 @@
  *
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down: at most 24 bits
  *   scale (V + V / 2^7 + V / 2^14) / 2^9 + 1, rounded down: V / 508 and a little, 1..32767
- *   code  x / (scale * 2^(E - 148)), by the reciprocal of the scale to 15 bits, halves away from 0:
- *         |code| <= 127, the greatest magnitude's is 127 and almost exact.
+ *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
+ *         scale, halves away from 0; |code| <= 127, the greatest magnitude's is 127 and almost exact.
  *
  * Rows whose greatest magnitude is below 2^-87 are zero; so exponents of everything that matters
  * are normal.  NaN and infinity are the greatest of magnitudes, and are reported.
@@ -21,10 +21,13 @@
 #define NOT_FINITE 0x7f800000u
 
 enum {
-    UNIT_COLUMNS = 128,   /* four vectors of x, one of codes */
-    CHUNK_COLUMNS = 1024, /* 32 groups: one vector of their scales */
-    CHUNK_UNITS = CHUNK_COLUMNS / UNIT_COLUMNS,
-    CHUNK_RECORDS = CHUNK_COLUMNS / 64,
+    UNIT_COLUMNS = 256,   /* eight vectors of x: a row's last unit may be part of one */
+    CODE_COLUMNS = 128,   /* a vector of codes */
+    CHUNK_COLUMNS = 1024, /* 32 groups: a vector of their scales */
+    UNIT_VECTORS = UNIT_COLUMNS / NPURT_TILE,
+    CODE_VECTORS_OF_X = CODE_COLUMNS / NPURT_TILE,
+    CHUNK_CODES = CHUNK_COLUMNS / CODE_COLUMNS,
+    CHUNK_STEPS = CHUNK_COLUMNS / NPURT_STEP,
     EXPONENT_BIT = 23,
     ROUND_UP = 0x40000,         /* added to bits: 2^24 - 2^18 is the first mantissa rounded up */
     LEAST_MAGNITUDE = 40 << 23, /* 2^-87 */
@@ -37,13 +40,13 @@ typedef struct {
     const vec *x;
     vec *tail; /* the last unit, padded with zeros, when x has only a part of it */
     uint32_t k, group, chunks;
-    vec *greatest; /* [chunks] magnitudes of 32 groups */
-    vec *factor;   /* [chunks] of 32 groups: reciprocal << 16 | shift */
-    vec *scale;    /* [chunks] of 32 groups: int32 */
-    vec *codes;    /* [units] */
-    vec *quads;    /* [chunks][8] sums of four codes */
-    vec *record;   /* [chunks][2] */
-    vec *zero;     /* [chunks] pairs of 32 columns' zero points, 16 to a chunk */
+    vec *greatest;  /* [chunks + 1] magnitudes of 32 groups */
+    vec *factor;    /* [chunks + 1] of 16 pairs of groups: pair of reciprocals, pair of shifts */
+    vec *scale;     /* [chunks + 1] of 32 groups: int32 */
+    uint32_t *zero; /* [chunks][16] pairs of 32 columns' zero points */
+    vec *record;    /* [chunks][2] */
+    vec *codes;     /* [units][2] */
+    vec *quads;     /* [chunks][8] sums of four codes */
 } row;
 
 static uint32_t chunks_of(uint32_t k)
@@ -51,14 +54,9 @@ static uint32_t chunks_of(uint32_t k)
     return (k + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
 }
 
-static uint32_t units_of(uint32_t k)
-{
-    return (k + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-}
-
 enum {
-    ROW_VECTORS = 3 + 2 * CHUNK_UNITS + 2 + 1, /* of scratch, a chunk */
-    TAIL_VECTORS = UNIT_COLUMNS / NPURT_TILE,
+    ROW_VECTORS = 4 + 2 + 2 * CHUNK_CODES, /* of scratch, a chunk: see lay_out */
+    MORE_VECTORS = 3 + UNIT_VECTORS,       /* of scratch, a row */
 };
 
 size_t npurt_activation_bytes(uint32_t m, uint32_t k)
@@ -68,7 +66,7 @@ size_t npurt_activation_bytes(uint32_t m, uint32_t k)
 
 size_t npurt_quantise_scratch(uint32_t k)
 {
-    return NPURT_PANEL * (chunks_of(k) * ROW_VECTORS + TAIL_VECTORS) * (size_t) NPURT_VECTOR;
+    return NPURT_PANEL * (chunks_of(k) * ROW_VECTORS + MORE_VECTORS) * (size_t) NPURT_VECTOR;
 }
 
 /* --- pass 1: greatest magnitudes ---------------------------------------------------------------- */
@@ -94,50 +92,66 @@ INLINE vec magnitude(vec bits)
     return Q6_V_vand_VV(bits, splat(0x7fffffff));
 }
 
-/* Greatest of each of four groups of 32, in lanes 0..3, 4..7 and so on. */
-INLINE vec greatest_of_unit(const vec *x)
+/* Greatest of each of eight groups of 32 (`shared`: of each four of them), four times over. */
+INLINE vec greatest_of_unit(const vec *x, int shared)
 {
-    vec a = greater_of_pairs(magnitude(x[0]), magnitude(x[2]));
-    vec b = greater_of_pairs(magnitude(x[1]), magnitude(x[3]));
-    vec all = greater_of_pairs(a, b);
-    return greater_rotated(greater_rotated(greater_rotated(all, 16), 32), 64);
-}
-
-/* Columns 128 * unit.. of the row; beyond its k there are zeros. */
-INLINE const vec *unit_of(const row *row, uint32_t unit)
-{
-    uint32_t first = unit * UNIT_COLUMNS;
-    return first + UNIT_COLUMNS <= row->k ? row->x + first / NPURT_TILE : row->tail;
+    vec m[UNIT_VECTORS];
+    UNROLL
+    for (unsigned i = 0; i < UNIT_VECTORS; i++) {
+        m[i] = magnitude(x[i]);
+    }
+    if (shared) {
+        m[0] = m[1] = m[2] = m[3] = greater(greater(m[0], m[1]), greater(m[2], m[3]));
+        m[4] = m[5] = m[6] = m[7] = greater(greater(m[4], m[5]), greater(m[6], m[7]));
+    }
+    vec even = greater_of_pairs(greater_of_pairs(m[0], m[4]), greater_of_pairs(m[2], m[6]));
+    vec odd = greater_of_pairs(greater_of_pairs(m[1], m[5]), greater_of_pairs(m[3], m[7]));
+    return greater_rotated(greater_rotated(greater_of_pairs(even, odd), 32), 64);
 }
 
 static void copy_tail(const row *row)
 {
-    uint32_t first = row->k / UNIT_COLUMNS * TAIL_VECTORS;
-    for (uint32_t i = 0; i < TAIL_VECTORS; i++) {
+    uint32_t first = row->k / UNIT_COLUMNS * UNIT_VECTORS;
+    for (uint32_t i = 0; i < UNIT_VECTORS; i++) {
         row->tail[i] = first + i < row->k / NPURT_TILE ? row->x[first + i] : Q6_V_vzero();
     }
 }
 
-/* Fill row->greatest, and return the greatest magnitude of the row. */
+/*
+ * Of `units`, a word for each group, and zeros to the end of a chunk.  They are written as whole
+ * vectors, of which the next overwrites all but eight words.
+ */
+INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units, int shared,
+                             vec of_row)
+{
+    PIPELINE
+    for (; units > 0; units--) {
+        vec eight = greatest_of_unit(x, shared);
+        of_row = greater(of_row, eight);
+        *(unaligned_vec *) to = eight;
+        x += UNIT_VECTORS;
+        to += UNIT_VECTORS * sizeof(uint32_t);
+    }
+    *(unaligned_vec *) to = Q6_V_vzero();
+    return of_row;
+}
+
+INLINE vec greatest_of_groups(const row *row, int shared)
+{
+    uint32_t units = row->k / UNIT_COLUMNS;
+    char *to = (char *) row->greatest;
+    vec of_row = greatest_of_units(row->x, to, units, shared, Q6_V_vzero());
+    if (row->k % UNIT_COLUMNS) {
+        to += units * UNIT_VECTORS * sizeof(uint32_t);
+        of_row = greatest_of_units(row->tail, to, 1, shared, of_row);
+    }
+    return of_row;
+}
+
+/* Fill row->greatest, and return the greatest of all. */
 static uint32_t find_greatest(const row *row)
 {
-    uint32_t units = units_of(row->k);
-    vec of_row = Q6_V_vzero();
-    for (uint32_t chunk = 0, unit = 0; chunk < row->chunks; chunk++) {
-        vec groups = Q6_V_vzero();
-        for (uint32_t i = 0; i < CHUNK_UNITS; i++, unit++) {
-            vec four = Q6_V_vzero();
-            if (unit < units) {
-                four = greatest_of_unit(unit_of(row, unit));
-            }
-            if (row->group == UNIT_COLUMNS) {
-                four = greater_rotated(greater_rotated(four, 4), 8);
-            }
-            groups = Q6_V_valign_VVR(four, groups, 16);
-        }
-        row->greatest[chunk] = groups;
-        of_row = greater(of_row, groups);
-    }
+    vec of_row = row->group == 128 ? greatest_of_groups(row, 1) : greatest_of_groups(row, 0);
     for (int bytes = 4; bytes < (int) NPURT_VECTOR; bytes *= 2) {
         of_row = greater_rotated(of_row, bytes);
     }
@@ -152,85 +166,104 @@ static uint32_t find_greatest(const row *row)
 
 /* --- pass 2: scales and their reciprocals ------------------------------------------------------- */
 
-/* The leading one and the fraction: 24 bits. */
-INLINE vec mantissa_of(vec bits)
+/* Lower halves of the words of a, then of b. */
+INLINE vec lower_halves(vec a, vec b)
 {
-    return Q6_V_vor_VV(Q6_V_vand_VV(bits, splat(0x7fffff)), splat(0x800000));
+    return Q6_Vh_vpacke_VwVw(b, a);
 }
 
 /*
- * 2^44 / d for d = 2^30..2^31 - 1 in steps of 2^16, rounded down to 15 bits, in the upper halves.
+ * 2^44 / d for d = 2^30..2^31 - 1 in steps of 2^16, rounded down to 15 bits.
  * A line that is nowhere wrong by more than 1/17, then Newton's y += y (1 - d y) twice; y is in Q29.
  */
 INLINE vec reciprocal(vec d)
 {
-    vec y = Q6_Vw_vsub_VwVw(splat(1515870810),                                  /* 48/17 */
-                            Q6_Vw_vmpyo_VwVh_s1_rnd_sat(splat(1010580540), d)); /* 32/17 */
+    vec line = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(splat(1010580540), d); /* 32/17 d */
+    vec y = Q6_Vw_vsub_VwVw(splat(1515870810), line);             /* 48/17 - that */
     vec error = Q6_Vw_vsub_VwVw(splat(1 << 29), Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, d));
     y = Q6_Vw_vadd_VwVw(y, Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, Q6_Vw_vasl_VwR(error, 2)));
     error = Q6_Vw_vsub_VwVw(splat(1 << 29), Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, d));
     vec fine = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, Q6_Vw_vasl_VwR(error, 9));
-    y = Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7));
-    return Q6_V_vand_VV(Q6_Vw_vasl_VwR(y, 1), splat(0xffff0000u));
+    return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7)), 15);
 }
 
+/* Of 32 groups.  The shift is what an element's exponent is to be taken off. */
+INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
+{
+    vec below = Q6_Vw_vsub_VwVw(splat(exponent), Q6_Vuw_vlsr_VuwR(greatest, EXPONENT_BIT));
+    vec v = Q6_V_vor_VV(Q6_V_vand_VV(greatest, splat(0x7fffff)), splat(0x800000));
+    v = Q6_Vw_vlsr_VwVw(v, Q6_Vw_vmin_VwVw(below, splat(31)));
+    vec more = Q6_Vw_vadd_VwVw(Q6_Vuw_vlsr_VuwR(v, 7), Q6_Vuw_vlsr_VuwR(v, 14));
+    *scale = Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(v, more), 9);
+    *scale = Q6_Vw_vadd_VwVw(*scale, splat(1));
+    vec normal = Q6_Vw_vnormamt_Vw(*scale); /* 16 for scales of 15 bits */
+    vec inverse = reciprocal(Q6_Vw_vasl_VwVw(*scale, normal));
+    vec shift = Q6_Vw_vsub_VwVw(splat(exponent + 16 + 6), normal);
+    vec both = lower_halves(inverse, shift);
+    *factor = Q6_V_lo_W(Q6_W_vshuff_VVR(Q6_V_vror_VR(both, 64), both, -4));
+}
+
+/* Two chunks at a time: there is much to wait for in each.  Of an odd number, one is garbage. */
 static void make_scales(const row *row, uint32_t exponent)
 {
-    vec top = splat(exponent);
-    for (uint32_t chunk = 0; chunk < row->chunks; chunk++) {
-        vec bits = row->greatest[chunk];
-        vec below = Q6_Vw_vsub_VwVw(top, Q6_Vuw_vlsr_VuwR(bits, EXPONENT_BIT));
-        vec v = Q6_Vw_vlsr_VwVw(mantissa_of(bits), Q6_Vw_vmin_VwVw(below, splat(31)));
-        vec more = Q6_Vw_vadd_VwVw(Q6_Vuw_vlsr_VuwR(v, 7), Q6_Vuw_vlsr_VuwR(v, 14));
-        vec scale = Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(v, more), 9);
-        scale = Q6_Vw_vadd_VwVw(scale, splat(1));
-        vec normal = Q6_Vw_vnormamt_Vw(scale); /* 16 for scales of 15 bits */
-        vec inverse = reciprocal(Q6_Vw_vasl_VwVw(scale, normal));
-        vec shift = Q6_Vw_vsub_VwVw(splat(exponent + 16 - 8), normal);
-        row->scale[chunk] = scale;
-        row->factor[chunk] = Q6_V_vor_VV(inverse, shift);
+    for (uint32_t chunk = 0; chunk < row->chunks; chunk += 2) {
+        vec scale[2], factor[2];
+        scales_of(row->greatest[chunk], exponent, &scale[0], &factor[0]);
+        scales_of(row->greatest[chunk + 1], exponent, &scale[1], &factor[1]);
+        UNROLL
+        for (uint32_t i = 0; i < 2; i++) {
+            row->scale[chunk + i] = scale[i];
+            row->factor[chunk + i] = factor[i];
+        }
     }
 }
 
 /* --- pass 3: codes ------------------------------------------------------------------------------ */
 
-/*
- * 32 columns of a group: codes as sign and magnitude in the upper bytes.  The factor's upper half
- * multiplies the mantissa; its lower half less the element's exponent is how far to shift.
- */
-INLINE vec coded(vec x, uint32_t factor)
+/* Two groups: codes of a in lower, of b in upper halves; factor: their reciprocals and shifts. */
+INLINE vec coded(vec a, vec b, uint64_t factor)
 {
-    vec exponent = Q6_Vuw_vlsr_VuwR(magnitude(x), EXPONENT_BIT);
-    vec both = Q6_Vh_vsub_VhVh(splat(factor), exponent);
-    both = Q6_Vh_vmin_VhVh(both, splat(0x7fff001f));
-    vec code = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(mantissa_of(x), both);
-    code = Q6_Vw_vlsr_VwVw(code, both);
-    code = Q6_Vw_vadd_VwVw_sat(code, splat(1 << 23));
-    return Q6_V_vor_VV(code, Q6_V_vand_VV(x, splat(0x80000000u)));
+    vec exponent = Q6_Vh_vasr_VhR(Q6_Vh_vshuffo_VhVh(b, a), 7); /* with the sign, above */
+    vec mantissa = Q6_Vh_vasr_VwVwR(b, a, EXPONENT_BIT - 14);
+    mantissa = Q6_V_vand_VV(mantissa, splat(0x3fff3fff));
+    mantissa = Q6_V_vor_VV(mantissa, splat(0x40004000));
+    vec code = Q6_Vh_vmpy_VhRh_s1_rnd_sat(mantissa, (int32_t) low_word(factor));
+    vec shift = Q6_V_vand_VV(exponent, splat(0x00ff00ff));
+    shift = Q6_Vh_vsub_VhVh(splat(high_word(factor)), shift);
+    shift = Q6_Vh_vmin_VhVh(shift, splat(0x000f000f));
+    code = Q6_Vh_vlsr_VhVh(code, shift); /* doubled */
+    code = Q6_Vuh_vavg_VuhVuh_rnd(code, Q6_V_vzero());
+    HVX_VectorPred negative = Q6_Q_vcmp_gt_VhVh(Q6_V_vzero(), exponent);
+    return Q6_V_vmux_QVV(negative, Q6_Vh_vsub_VhVh(Q6_V_vzero(), code), code);
 }
 
-/* Bytes of sign and magnitude to two's complement. */
-INLINE vec twos_complement(vec bytes)
+/* `count` times 128 columns. */
+static void make_codes_of(const vec *restrict x, const uint64_t *restrict factor,
+                          vec *restrict codes, vec *restrict quads, uint32_t count)
 {
-    vec positive = Q6_V_vand_VV(bytes, splat_byte(0x7f));
-    HVX_VectorPred negative = Q6_Q_vcmp_gt_VbVb(Q6_V_vzero(), bytes);
-    return Q6_V_vmux_QVV(negative, Q6_Vb_vsub_VbVb(Q6_V_vzero(), positive), positive);
+    PIPELINE
+    for (; count > 0; count--) {
+        vec first = coded(x[0], x[1], factor[0]), last = coded(x[2], x[3], factor[1]);
+        vec bytes = Q6_Vb_vdeale_VbVb(last, first);
+        *codes++ = bytes;
+        *quads++ = Q6_Vw_vrmpy_VubVb(splat_byte(1), bytes);
+        x += CODE_VECTORS_OF_X;
+        factor += CODE_VECTORS_OF_X / 2;
+    }
 }
 
 static void make_codes(const row *row)
 {
-    const uint32_t *factor = (const uint32_t *) row->factor;
-    for (uint32_t unit = 0; unit < row->chunks * CHUNK_UNITS; unit++) {
-        vec codes = Q6_V_vzero();
-        if (unit * UNIT_COLUMNS < row->k) {
-            const vec *x = unit_of(row, unit);
-            vec low = Q6_Vh_vpacko_VwVw(coded(x[1], factor[1]), coded(x[0], factor[0]));
-            vec high = Q6_Vh_vpacko_VwVw(coded(x[3], factor[3]), coded(x[2], factor[2]));
-            codes = twos_complement(Q6_Vb_vpacko_VhVh(high, low));
-            row->codes[unit] = codes;
-        }
-        row->quads[unit] = Q6_Vw_vrmpy_VubVb(splat_byte(1), codes);
-        factor += UNIT_COLUMNS / NPURT_TILE;
+    const uint64_t *factor = (const uint64_t *) row->factor;
+    uint32_t done = row->k / UNIT_COLUMNS * (UNIT_COLUMNS / CODE_COLUMNS);
+    make_codes_of(row->x, factor, row->codes, row->quads, done);
+    if (row->k % UNIT_COLUMNS) {
+        factor += done * CODE_VECTORS_OF_X / 2;
+        make_codes_of(row->tail, factor, row->codes + done, row->quads + done, 2);
+        done += 2;
+    }
+    for (; done < row->chunks * CHUNK_CODES; done++) {
+        row->quads[done] = Q6_V_vzero();
     }
 }
 
@@ -243,36 +276,46 @@ INLINE vec pair_sums(vec a, vec b)
     return Q6_Vw_vadd_VwVw(Q6_V_lo_W(both), Q6_V_hi_W(both));
 }
 
-/* Lower halves of the words of a, then of b. */
-INLINE vec lower_halves(vec a, vec b)
-{
-    return Q6_Vh_vpacke_VwVw(b, a);
-}
-
-/* Fill row->record and row->zero; return -128 times the sum of all codes. */
-static int32_t make_records(const row *row)
+/*
+ * For every chunk: two vectors of records, the 16 pairs of its zero points (and 16 words that the
+ * next overwrites).  Returns sums of codes, in lanes.
+ */
+static vec make_records_of(const vec *restrict quads, const vec *restrict scale,
+                           vec *restrict record, char *restrict zero, uint32_t chunks)
 {
     vec total = Q6_V_vzero();
-    for (uint32_t chunk = 0; chunk < row->chunks; chunk++) {
-        const vec *q = row->quads + chunk * CHUNK_UNITS;
-        vec scale = row->scale[chunk];
-        vec halves = pair_sums(pair_sums(q[0], q[1]), pair_sums(q[2], q[3]));
-        vec more = pair_sums(pair_sums(q[4], q[5]), pair_sums(q[6], q[7]));
-        vec_pair split = Q6_W_vdeal_VVR(more, halves, -4);
+    PIPELINE
+    for (; chunks > 0; chunks--) {
+        vec halves = pair_sums(pair_sums(quads[0], quads[1]), pair_sums(quads[2], quads[3]));
+        vec more = pair_sums(pair_sums(quads[4], quads[5]), pair_sums(quads[6], quads[7]));
+        vec_pair split = Q6_W_vdeal_VVR(more, halves, -4); /* first 16 columns, last 16 */
         vec sum = Q6_Vw_vadd_VwVw(Q6_V_lo_W(split), Q6_V_hi_W(split));
         total = Q6_Vw_vadd_VwVw(total, sum);
-        vec scaled = Q6_Vw_vmpyie_VwVuh(sum, scale);
-        scaled = Q6_Vw_vasr_VwR(Q6_Vw_vadd_VwVw(scaled, splat(1 << 11)), 12);
-        vec negative[2] = {Q6_Vw_vsub_VwVw(Q6_V_vzero(), Q6_V_lo_W(split)),
-                           Q6_Vw_vsub_VwVw(Q6_V_vzero(), Q6_V_hi_W(split))};
-        vec first = Q6_Vw_vasl_VwR(negative[0], 4), last = Q6_Vw_vasl_VwR(negative[1], 4);
+        vec scaled = Q6_Vw_vadd_VwVw(Q6_Vw_vmpyie_VwVuh(sum, *scale), splat(1 << 11));
+        scaled = Q6_Vw_vasr_VwR(scaled, 12);
+        vec first = Q6_Vh_vmpyi_VhRb(Q6_V_lo_W(split), (int32_t) 0xf0f0f0f0);
+        vec last = Q6_Vh_vmpyi_VhRb(Q6_V_hi_W(split), (int32_t) 0xf0f0f0f0);
+        vec both = Q6_Vh_vmpyi_VhRb(sum, (int32_t) 0xf8f8f8f8);
         vec_pair words =
-            Q6_W_vshuff_VVR(lower_halves(scaled, last), lower_halves(scale, first), -4);
+            Q6_W_vshuff_VVR(lower_halves(scaled, last), lower_halves(*scale, first), -4);
         vec_pair records = Q6_W_vshuff_VVR(Q6_V_hi_W(words), Q6_V_lo_W(words), -8);
-        row->record[2 * chunk] = Q6_V_lo_W(records);
-        row->record[2 * chunk + 1] = Q6_V_hi_W(records);
-        vec zero = Q6_Vw_vasl_VwR(Q6_Vw_vadd_VwVw(negative[0], negative[1]), 3);
-        row->zero[chunk] = lower_halves(zero, zero);
+        *record++ = Q6_V_lo_W(records);
+        *record++ = Q6_V_hi_W(records);
+        *(unaligned_vec *) zero = lower_halves(both, both);
+        zero += CHUNK_STEPS * sizeof(uint32_t);
+        quads += CHUNK_CODES;
+        scale++;
+    }
+    return total;
+}
+
+/* Returns -128 times the sum of all codes where that is asked for: for one scale a row. */
+static int32_t make_records(const row *row)
+{
+    vec total =
+        make_records_of(row->quads, row->scale, row->record, (char *) row->zero, row->chunks);
+    if (row->group) {
+        return 0;
     }
     for (int bytes = 4; bytes < (int) NPURT_VECTOR; bytes *= 2) {
         total = Q6_Vw_vadd_VwVw(total, Q6_V_vror_VR(total, bytes));
@@ -286,7 +329,9 @@ static int32_t make_records(const row *row)
 /* Returns 1 when the row is not finite. */
 static int quantise_row(const row *row, int32_t *exponent, int32_t *total)
 {
-    copy_tail(row);
+    if (row->k % UNIT_COLUMNS) {
+        copy_tail(row);
+    }
     uint32_t greatest = find_greatest(row);
     uint32_t top = greatest < LEAST_MAGNITUDE ? ZERO_ROW : (greatest + ROUND_UP) >> EXPONENT_BIT;
     make_scales(row, top);
@@ -296,41 +341,46 @@ static int quantise_row(const row *row, int32_t *exponent, int32_t *total)
     return greatest >= NOT_FINITE;
 }
 
-/* to[i][r] = from[r][i], i < 128 / bytes: things of 8 or 16 bytes. */
-INLINE void interleave(const vec from[NPURT_PANEL], vec to[NPURT_PANEL], int bytes)
+/* to[i][r] = from[r][i]: things of 8 or 16 bytes, `vectors` of them from each of four rows. */
+static void interleave(const vec *restrict a, const vec *restrict b, const vec *restrict c,
+                       const vec *restrict d, vec *restrict to, uint32_t vectors, int bytes)
 {
-    vec_pair a = Q6_W_vshuff_VVR(from[1], from[0], -bytes);
-    vec_pair b = Q6_W_vshuff_VVR(from[3], from[2], -bytes);
-    vec_pair low = Q6_W_vshuff_VVR(Q6_V_lo_W(b), Q6_V_lo_W(a), -2 * bytes);
-    vec_pair high = Q6_W_vshuff_VVR(Q6_V_hi_W(b), Q6_V_hi_W(a), -2 * bytes);
-    to[0] = Q6_V_lo_W(low);
-    to[1] = Q6_V_hi_W(low);
-    to[2] = Q6_V_lo_W(high);
-    to[3] = Q6_V_hi_W(high);
+    PIPELINE
+    for (; vectors > 0; vectors--) {
+        vec_pair ab = Q6_W_vshuff_VVR(*b++, *a++, -bytes);
+        vec_pair cd = Q6_W_vshuff_VVR(*d++, *c++, -bytes);
+        vec_pair low = Q6_W_vshuff_VVR(Q6_V_lo_W(cd), Q6_V_lo_W(ab), -2 * bytes);
+        vec_pair high = Q6_W_vshuff_VVR(Q6_V_hi_W(cd), Q6_V_hi_W(ab), -2 * bytes);
+        *to++ = Q6_V_lo_W(low);
+        *to++ = Q6_V_hi_W(low);
+        *to++ = Q6_V_lo_W(high);
+        *to++ = Q6_V_hi_W(high);
+    }
 }
 
 /* Put four rows together.  The parts of a panel are written in the order in which they lie: one may
  * be written beyond its end, into the next. */
-static void make_panel(const row rows[NPURT_PANEL], panel *to)
+static void make_panel(const row rows[NPURT_PANEL], const panel *to)
 {
-    uint32_t units = units_of(rows->k), eights = (steps_of(rows->k) + 7) / 8;
-    vec *codes = (vec *) to->codes, *record = (vec *) to->record;
-    for (uint32_t i = 0; i < units; i++, codes += NPURT_PANEL) {
-        vec from[] = {rows[0].codes[i], rows[1].codes[i], rows[2].codes[i], rows[3].codes[i]};
-        interleave(from, codes, 8);
-    }
-    for (uint32_t i = 0; i < eights; i++, record += NPURT_PANEL) {
-        vec from[] = {rows[0].record[i], rows[1].record[i], rows[2].record[i], rows[3].record[i]};
-        interleave(from, record, 16);
-    }
+    const row *a = rows, *b = rows + 1, *c = rows + 2, *d = rows + 3;
+    interleave(a->codes, b->codes, c->codes, d->codes, (vec *) to->codes,
+               (a->k + CODE_COLUMNS - 1) / CODE_COLUMNS, 8);
+    interleave(a->record, b->record, c->record, d->record, (vec *) to->record,
+               (steps_of(a->k) + 7) / 8, 16);
 }
 
-static void spread_zero_points(const row rows[], uint32_t count, vec *to)
+/* Zero points of every step of `count` rows, each to a vector. */
+INLINE void spread(const uint32_t *restrict a, const uint32_t *restrict b,
+                   const uint32_t *restrict c, const uint32_t *restrict d, uint32_t count,
+                   vec *restrict to, uint32_t steps)
 {
-    for (uint32_t step = 0; step < steps_of(rows->k); step++) {
-        for (uint32_t r = 0; r < count; r++) {
-            const uint32_t *chunk = (const uint32_t *) &rows[r].zero[step / CHUNK_RECORDS];
-            *to++ = splat(chunk[step % CHUNK_RECORDS]);
+    PIPELINE
+    for (; steps > 0; steps--) {
+        *to++ = splat(*a++);
+        if (count > 1) {
+            *to++ = splat(*b++);
+            *to++ = splat(*c++);
+            *to++ = splat(*d++);
         }
     }
 }
@@ -338,41 +388,52 @@ static void spread_zero_points(const row rows[], uint32_t count, vec *to)
 /* The arrays of a row, in scratch memory; returns what is left of that. */
 static vec *lay_out(row *row, vec *scratch)
 {
-    vec **arrays[] = {&row->greatest, &row->factor, &row->scale, &row->zero};
-    for (size_t i = 0; i < sizeof(arrays) / sizeof(*arrays); i++) {
-        *arrays[i] = scratch;
-        scratch += row->chunks;
-    }
-    row->record = scratch;
+    row->greatest = scratch;
+    row->factor = row->greatest + row->chunks + 1;
+    row->scale = row->factor + row->chunks + 1;
+    row->zero = (uint32_t *) (row->scale + row->chunks + 1);
+    row->record = row->scale + 2 * row->chunks + 1;
     row->codes = row->record + 2 * row->chunks;
-    row->quads = row->codes + CHUNK_UNITS * row->chunks;
-    row->tail = row->quads + CHUNK_UNITS * row->chunks;
-    return row->tail + TAIL_VECTORS;
+    row->quads = row->codes + CHUNK_CODES * row->chunks;
+    row->tail = row->quads + CHUNK_CODES * row->chunks;
+    return row->tail + UNIT_VECTORS;
+}
+
+/* The rows of one panel, `count` of them; returns 1 when one is not finite. */
+INLINE int quantise_panel(const npurt_quantisation *q, uint32_t first, uint32_t count, vec *scratch)
+{
+    panel to = panel_at(q->activations, first, count, q->k);
+    row rows[NPURT_PANEL];
+    int failed = 0;
+    for (uint32_t r = 0; r < count; r++) {
+        row *row = &rows[r];
+        row->x = (const vec *) ((const char *) q->x + (first + r) * q->x_stride);
+        row->k = q->k;
+        row->group = q->group;
+        row->chunks = chunks_of(q->k);
+        scratch = lay_out(row, scratch);
+        if (count == 1) { /* in place */
+            row->codes = (vec *) to.codes;
+            row->record = (vec *) to.record;
+        }
+        failed |= quantise_row(row, &to.exponent[r], &to.total[r]);
+    }
+    if (count > 1) {
+        make_panel(rows, &to);
+    }
+    spread(rows[0].zero, rows[count > 1].zero, rows[count > 1 ? 2 : 0].zero,
+           rows[count > 1 ? 3 : 0].zero, count, to.zero, steps_of(q->k));
+    return failed;
 }
 
 int npurt_quantise(const npurt_quantisation *q, uint32_t first, uint32_t last, void *scratch)
 {
     int failed = 0;
-    for (uint32_t at = first, count; at < last; at += count) {
-        count = panel_rows(at, q->m);
-        panel to = panel_at(q->activations, at, count, q->k);
-        row rows[NPURT_PANEL];
-        vec *left = scratch;
-        for (uint32_t r = 0; r < count; r++) {
-            const char *x = (const char *) q->x + (at + r) * q->x_stride;
-            rows[r] = (row){(const vec *) x, .k = q->k, .group = q->group};
-            rows[r].chunks = chunks_of(q->k);
-            left = lay_out(&rows[r], left);
-            if (count == 1) { /* in place */
-                rows->codes = (vec *) to.codes;
-                rows->record = (vec *) to.record;
-            }
-            failed |= quantise_row(&rows[r], &to.exponent[r], &to.total[r]);
-        }
-        if (count > 1) {
-            make_panel(rows, &to);
-        }
-        spread_zero_points(rows, count, to.zero);
+    for (; first + NPURT_PANEL <= last; first += NPURT_PANEL) {
+        failed |= quantise_panel(q, first, NPURT_PANEL, scratch);
+    }
+    for (; first < last; first++) {
+        failed |= quantise_panel(q, first, 1, scratch);
     }
     return failed;
 }

@@ -93,13 +93,9 @@ def _shared(greatest: I64, group: int) -> I64:
     return shared
 
 
-def _mantissas(magnitudes: I64) -> I64:
-    return magnitudes & 0x7FFFFF | 0x800000
-
-
 def _scales(greatest: I64, top: I64) -> I64:
     """V / 508, rounded up a little; V is the magnitude in units of 2^(top - 150)."""
-    v = _mantissas(greatest) >> np.minimum(top - (greatest >> 23), 31)
+    v = (greatest & 0x7FFFFF | 0x800000) >> np.minimum(top - (greatest >> 23), 31)
     scales: I64 = (v + (v >> 7) + (v >> 14) >> 9) + 1
     return scales
 
@@ -107,11 +103,11 @@ def _scales(greatest: I64, top: I64) -> I64:
 def _codes(blocks: I64, scales: I64, top: I64) -> I8:
     """Magnitudes ``[M, B, 32]`` divided by their scales; at most 127."""
     inverse, spare = _reciprocals()
-    product = _mantissas(blocks) * inverse[scales][..., None] + (1 << 14) >> 15
-    shift = np.minimum((top - spare[scales] - 8)[..., None] - (blocks >> 23), 31)
-    in_upper_byte = (product << 8) >> (shift + 8)
-    codes: I8 = (np.minimum(in_upper_byte + (1 << 23), 0x7FFFFFFF) >> 24).astype(np.int8)
-    return codes
+    mantissas = blocks >> 9 & 0x3FFF | 0x4000
+    product = _product(mantissas, inverse[scales][..., None])
+    shift = (top + 6 - spare[scales])[..., None] - (blocks >> 23)
+    doubled = product >> np.minimum(shift, 15)
+    return (doubled + 1 >> 1).astype(np.int8)
 
 
 @functools.cache
@@ -133,5 +129,5 @@ def _reciprocals() -> tuple[I64, I64]:
 
 
 def _product(a: I64 | int, b: I64) -> I64:
-    """The vmpyo instruction: int32 times int16 in Q15, rounded."""
+    """The instructions vmpy and vmpyo: times a number in Q15, rounded."""
     return a * b + (1 << 14) >> 15
