@@ -1,7 +1,7 @@
 """Jobs and how they are run, whichever driver the kernel has."""
 
 import abc
-import os
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -101,9 +101,6 @@ class Driver(abc.ABC):
     chained: bool
     profile = Profile.FULL  # runs under both drivers
 
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
     def prepare(self, works: Sequence[Work]) -> Job:
         """Make a job of the work of each core, core 0 first; prove it; load its programs.
 
@@ -155,12 +152,14 @@ class Driver(abc.ABC):
 
         Raises:
             DeviceLost: It failed again, or the device is gone: open it anew.
-            LayoutError: A buffer of the job was freed, or the device opened before a fork.
+            LayoutError: A buffer of the job was freed.
         """
-        if os.getpid() != self._pid:
-            raise LayoutError(
-                "this NPU was opened by another process, from which this one was forked",
+        if not self.spaces[0].is_ours:
+            raise DeviceLost(
+                f"{self.detail} was closed, or opened before this process was forked",
                 remedy="open the device in the process that uses it",
+                call="SUBMIT",
+                code=errno.EBADF,
             )
         job.check()
         for attempt in range(1, ATTEMPTS + 1):
@@ -205,6 +204,7 @@ class Driver(abc.ABC):
     def reset(self) -> None:
         """Bring the cores back after a failure, as far as the driver can."""
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Release the device.  A second call does nothing."""
+        """Release the device and every buffer.  A second call does nothing."""
+        for space in self.spaces:
+            space.close()

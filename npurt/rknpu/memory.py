@@ -6,6 +6,7 @@ inputs only have to be cleaned; what it writes is invalidated when a job has end
 
 import abc
 import errno
+import os
 from bisect import insort
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.rknpu.proof import Role, Span
-from npurt.rknpu.system import U8
+from npurt.rknpu.system import U8, System
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
 _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
@@ -86,12 +87,31 @@ class Buffer:
 
 
 class Space(abc.ABC):
-    """An address space of the NPU: on rocket one a core, on rknpu one for all."""
+    """An address space of the NPU, that of a file: on rocket one a core, on rknpu one for all.
 
-    def __init__(self) -> None:
+    Args:
+        system: The kernel.
+        fd: The file; closed by `close`.
+    """
+
+    def __init__(self, system: System, fd: int) -> None:
+        self.system = system
+        self.fd = fd
+        self._pid = os.getpid()
         self._buffers: dict[int, Buffer] = {}  # by address
         self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
         self.freed = 0  # how often: what was proven before may no longer hold
+
+    @property
+    def is_ours(self) -> bool:
+        """False once it is closed, and in a process that was forked from the one that opened it."""
+        return self.fd >= 0 and os.getpid() == self._pid
+
+    def close(self) -> None:
+        """Close the file, and with it every buffer.  A second call does nothing."""
+        if self.fd >= 0:
+            self.system.close(self.fd)
+            self.fd = -1
 
     def at(self, span: Span) -> Buffer:
         """Return the buffer that a proof names."""
@@ -134,7 +154,8 @@ class Space(abc.ABC):
         del self._buffers[buffer.address]
         self.spans.remove(buffer.span)
         self.freed += 1
-        self._destroy(buffer)
+        if self.is_ours:
+            self._destroy(buffer)
 
     @abc.abstractmethod
     def _create(self, nbytes: int, role: Role) -> Created:

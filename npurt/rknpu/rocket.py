@@ -4,7 +4,6 @@ SUBMIT returns at once and says nothing of a job that was refused, so the sentin
 does return at once, one thread keeps all cores busy.  Source: Linux drivers/accel/rocket.
 """
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,9 +21,7 @@ class RocketSpace(Space):
     """The address space of one file."""
 
     def __init__(self, system: System, fd: int) -> None:
-        super().__init__()
-        self.system = system
-        self.fd = fd
+        super().__init__(system, fd)
         self._fini = ffi().new("struct drm_rocket_fini_bo *")
 
     def _create(self, nbytes: int, role: Role) -> Created:
@@ -72,12 +69,8 @@ class RocketDriver(Driver):
     chained = False
 
     def __init__(self, system: System, fds: Sequence[int], node: str) -> None:
-        super().__init__()
         self.detail = f"rocket at {node}, {len(fds)} cores"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
-        self._owned = contextlib.ExitStack()
-        for fd in fds:
-            self._owned.callback(system.close, fd)
 
     def _job(self, parts: Sequence[Part]) -> Job:
         return Job(parts, [_request(part) for part in parts])
@@ -93,10 +86,6 @@ class RocketDriver(Driver):
 
     def reset(self) -> None:
         """Do nothing: the kernel has reset a core whose job it ended."""
-
-    def close(self) -> None:
-        """Close the files, and with them every buffer."""
-        self._owned.close()
 
 
 def _request(part: Part) -> _Request:

@@ -3,7 +3,6 @@
 Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,9 +29,7 @@ class RknpuSpace(Space):
     """
 
     def __init__(self, system: System, fd: int, version: int) -> None:
-        super().__init__()
-        self.system = system
-        self.fd = fd
+        super().__init__(system, fd)
         self._flags = {
             Role.PROGRAM: 0,  # not cached: written once
             Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
@@ -100,15 +97,10 @@ class RknpuDriver(Driver):
     chained = True
 
     def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
-        super().__init__()
         release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
         self.detail = f"rknpu {release} at {node}, {cores} cores"
         self._space = RknpuSpace(system, fd, version)
         self.spaces = (self._space,) * cores
-        self._system = system
-        self._fd = fd
-        self._owned = contextlib.ExitStack()
-        self._owned.callback(system.close, fd)
 
     def _job(self, parts: Sequence[Part]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
@@ -127,9 +119,10 @@ class RknpuDriver(Driver):
     def _execute(self, job: Job, timeout_s: float) -> None:
         request = job.request
         request.submit.timeout = int(timeout_s * 1000)
-        self._system.ioctl(self._fd, uapi.SUBMIT, request.submit)
+        system, fd = self._space.system, self._space.fd
+        system.ioctl(fd, uapi.SUBMIT, request.submit)
         for sync in request.syncs:
-            self._system.ioctl(self._fd, uapi.MEM_SYNC, sync)
+            system.ioctl(fd, uapi.MEM_SYNC, sync)
 
     def reset(self) -> None:
         """Reset all cores.
@@ -138,11 +131,7 @@ class RknpuDriver(Driver):
             DriverError: The driver cannot.
         """
         argument = ffi().new("struct rknpu_action *", {"flags": uapi.RESET})
-        self._system.ioctl(self._fd, uapi.ACTION, argument)
-
-    def close(self) -> None:
-        """Close the file, and with it every buffer."""
-        self._owned.close()
+        self._space.system.ioctl(self._space.fd, uapi.ACTION, argument)
 
 
 def _fill(table: Any, parts: Sequence[Part]) -> None:

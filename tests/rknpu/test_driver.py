@@ -15,9 +15,10 @@ from npurt.rknpu.forms import FORMS
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.memory import Created, Space
 from npurt.rknpu.proof import Role
+from npurt.rknpu.system import System
 from npurt.rknpu.vendor import sync_of
 from tests.rknpu.conftest import STRICT
-from tests.rknpu.products import Prepared, buffers, elements, work
+from tests.rknpu.products import Prepared, elements, work
 
 INT8 = FORMS["int8"]
 A = elements(INT8, (3, 96), 0)
@@ -248,7 +249,7 @@ def test_memory_above_4_gib_is_given_back():
         def to_device(self, buffer, start, end):
             raise AssertionError
 
-    space = High()
+    space = High(System(), -1)
     with pytest.raises(DeviceFull, match="below 4 GiB"):
         space.alloc(4097, Role.INPUT, "A")
     assert space.destroyed == 1
@@ -259,19 +260,21 @@ def test_memory_above_4_gib_is_given_back():
 
 FORKED = """
 import os, sys
-from npurt.errors import LayoutError
+from npurt.errors import DeviceLost
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.system import Simulator
-from tests.rknpu.test_driver import A, B, INT8, Layout, Prepared
+from tests.rknpu.test_driver import A, B, INT8, RIGHT, Layout, Prepared
 product = Prepared(open_driver(Simulator(), (sys.argv[1],)), A, B, INT8, Layout.ROW)
 child = os.fork()
 if not child:
     try:
         product.run()
-    except LayoutError as error:
+    except DeviceLost as error:
+        product.free()
         os._exit(7 if "forked" in error.what else 1)
     os._exit(2)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(status if (product.run() == RIGHT).all() else 3)
 """
 
 
@@ -291,7 +294,10 @@ def test_closing_twice_is_closing_once(simulator):
     for name in ("rocket", "rknpu"):
         before = len(os.listdir("/proc/self/fd"))
         opened = open_driver(simulator, (name,))
-        buffers(opened, Prepared(opened, A, B, INT8, Layout.ROW).plan, 0)
+        product = Prepared(opened, A, B, INT8, Layout.ROW)
         opened.close()
         opened.close()
+        with pytest.raises(DeviceLost, match="was closed"):
+            product.run()
+        product.free()
         assert len(os.listdir("/proc/self/fd")) == before
