@@ -24,7 +24,7 @@ def add(verbs: Any) -> None:
     writer.add_argument("--layout", choices=("row", "native-w", "native-h"),
                         default="row", help="of A and C; default: row")  # fmt: skip
     for letter, meaning in (("a", "A"), ("w", "the packed B"), ("c", "C")):
-        writer.add_argument(f"--{letter}", type=_address, required=True, metavar="ADDR",
+        writer.add_argument(f"--{letter}", type=address, required=True, metavar="ADDR",
                             help=f"NPU address of {meaning}")  # fmt: skip
     writer.add_argument("--profile", choices=("full", "short"), default="full",
                         help="with DPU_RDMA (both drivers) or without; default: full")  # fmt: skip
@@ -34,7 +34,8 @@ def add(verbs: Any) -> None:
         command.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def _address(text: str) -> int:
+def address(text: str) -> int:
+    """Read a number in any base: 0x1000 or 4096."""
     return int(text, 0)
 
 
