@@ -42,7 +42,7 @@ def loaded(simulator):
 
 @pytest.fixture
 def rpc(loaded, skels, monkeypatch):
-    """The library as it was just loaded, allowed to open unsigned PDs; it must end with no process."""
+    """The library as if just loaded, allowed to open unsigned PDs; it must end with no process."""
     monkeypatch.setenv("DSP_LIBRARY_PATH", str(skels))
     loaded.control("reset")
     for domain in (3, 11, 19, 27):

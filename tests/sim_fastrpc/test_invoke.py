@@ -130,7 +130,7 @@ def test_calls_of_many_threads_run_at_once(rpc, probe):
     assert wrong == []
 
 
-# --- packets ---------------------------------------------------------------------------------------
+# --- packets --------------------------------------------------------------------------------------
 
 
 def test_packets_of_a_call_are_those_the_skel_executed(rpc, probe):
@@ -178,7 +178,7 @@ def test_the_total_is_the_sum_of_the_calls(rpc, probe):
     assert rpc.npurt_sim_total_packets(3) - before == total
 
 
-# --- garbage ---------------------------------------------------------------------------------------
+# --- garbage --------------------------------------------------------------------------------------
 
 scalars = st.integers(0, 2**32 - 1)
 pointers = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 4096, 2**47 - 8, 2**63]))

@@ -83,7 +83,7 @@ def test_modules_are_loaded_once_and_forgotten_with_their_last_handle(rpc, probe
     assert rpc.call(probe, ABOUT, None, 8)[1][:8] == b"\2\0\0\0\1\0\0\0"
 
 
-# --- dead handles ----------------------------------------------------------------------------------
+# --- dead handles ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2**64 - 1, 0x7EC012345000])
@@ -116,7 +116,7 @@ def test_closing_twice_ends_a_faithful_session_under_a_live_handle(rpc):
     assert rpc.call_words(second, STATUS, 5)[0] == 0  # nothing was called
 
 
-# --- sessions --------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 def test_a_signed_pd_is_refused_unless_the_machine_takes_it(rpc):
@@ -156,7 +156,7 @@ def test_there_is_no_dsp_when_told_so(rpc):
     assert info(rpc, 6)[0] == 0x72
 
 
-# --- the search path -------------------------------------------------------------------------------
+# --- the search path ------------------------------------------------------------------------------
 
 
 def search(rpc, monkeypatch, path, variable="DSP_LIBRARY_PATH"):
@@ -195,7 +195,7 @@ def test_the_folder_cdsp_goes_first_and_the_current_folder_is_searched(
     assert search(rpc, monkeypatch, "/nowhere") == 0
 
 
-# --- requests --------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def info(rpc, attribute, domain=CDSP):
@@ -255,8 +255,14 @@ def test_session_requests_answer_as_the_real_library_does(rpc, request_id, value
 
 
 class Reserve(c.Structure):
-    _fields_ = (("domain", c.c_char_p), ("domain_bytes", c.c_uint32), ("name", c.c_char_p),
-                ("name_bytes", c.c_uint32), ("effective", c.c_uint32), ("session", c.c_uint32))  # fmt: skip
+    _fields_ = (
+        ("domain", c.c_char_p),
+        ("domain_bytes", c.c_uint32),
+        ("name", c.c_char_p),
+        ("name_bytes", c.c_uint32),
+        ("effective", c.c_uint32),
+        ("session", c.c_uint32),
+    )
 
 
 class GetUri(c.Structure):

@@ -7,8 +7,8 @@
  */
 #include "shell.h"
 
-enum { MODULES = 16, MODULE_NAME = 128, HEADERS = 16, PAGE = 1 << 16 };
-enum { EM_HEXAGON = 164, ET_DYN = 3, PT_LOAD = 1, PT_DYNAMIC = 2, ARCH_MASK = 0xff };
+enum { MODULES = 16, MODULE_NAME = 128, HEADERS = 16, PAGE = 1 << 16, FILE_PAGE = 4096 };
+enum { EM_HEXAGON = 164, ET_DYN = 3, PT_LOAD = 1, PT_DYNAMIC = 2, PF_W = 2, ARCH_MASK = 0xff };
 enum { R_32 = 6, R_GLOB_DAT = 33, R_JMP_SLOT = 34, R_RELATIVE = 35 };
 enum { STB_WEAK = 2 };
 
@@ -58,8 +58,9 @@ typedef struct {
 
 struct module {
     char name[MODULE_NAME]; /* empty: this entry is free */
-    uint8_t *base;
-    uint32_t bytes;
+    uint8_t *memory, *base; /* what was mapped, and where address 0 of the file is in it */
+    uint32_t mapped, bytes;
+    uint32_t fixed;        /* bytes before the first that it may write to */
     uint32_t uses;         /* handles and calls */
     const uint32_t *entry; /* the dynamic section: pairs of tag and value */
     uint32_t entries;
@@ -121,6 +122,25 @@ static const char *wrong_header(const elf_header *h)
     return NULL;
 }
 
+/* Find memory for it, such that what it writes to starts a page of qemu's, which are of 64 KiB: qemu
+ * write-protects pages with code that it translated, and throws that away at every write. */
+static bool find_room(module *m, const elf_segment *segment, int count)
+{
+    m->fixed = m->bytes;
+    for (int i = 0; i < count; i++) {
+        uint32_t start = segment[i].address & -FILE_PAGE;
+        if (segment[i].type == PT_LOAD && segment[i].flags & PF_W && start < m->fixed) {
+            m->fixed = start;
+        }
+    }
+    uint32_t shift = -m->fixed & (PAGE - 1);
+    m->mapped = m->bytes + shift;
+    int protection = PROT_READ | PROT_WRITE | PROT_EXEC;
+    m->memory = sys_map(NULL, m->mapped, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    m->base = m->memory + shift;
+    return m->bytes && m->memory;
+}
+
 /* Bring the segments into memory and note the dynamic section. */
 static const char *read_segments(module *m, int fd)
 {
@@ -145,9 +165,7 @@ static const char *read_segments(module *m, int fd)
             m->bytes = end;
         }
     }
-    int protection = PROT_READ | PROT_WRITE | PROT_EXEC;
-    m->base = m->bytes ? sys_map(NULL, m->bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1) : 0;
-    if (!m->base) {
+    if (!find_room(m, segment, h.program_count)) {
         return "there is no memory for it";
     }
     const elf_segment *dynamic = NULL;
@@ -344,6 +362,8 @@ static const char *load_into(module *m, int fd)
     wrong = wrong ? wrong : relocate(m, m->dynamic[DT_RELA], m->dynamic[DT_RELASZ]);
     wrong = wrong ? wrong : relocate(m, m->dynamic[DT_JMPREL], m->dynamic[DT_PLTRELSZ]);
     if (!wrong) {
+        long code = PROT_READ | PROT_EXEC;
+        sys_call(SYS_MPROTECT, (long) m->memory, m->base - m->memory + m->fixed, code, 0, 0, 0);
         run_functions(m, DT_INIT, DT_INIT_ARRAY, DT_INIT_ARRAYSZ);
     }
     return wrong;
@@ -351,8 +371,8 @@ static const char *load_into(module *m, int fd)
 
 static void discard(module *m)
 {
-    if (m->base) {
-        sys_unmap(m->base, m->bytes);
+    if (m->memory) {
+        sys_unmap(m->memory, m->mapped);
     }
     __builtin_memset(m, 0, sizeof(*m));
 }

@@ -112,7 +112,7 @@ int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, vo
         }
     }
     lock_leave(&table);
-    *imported = result == DSP_OK ? q : NULL;
+    *imported = result == DSP_OK ? q : *imported;
     return result;
 }
 

@@ -18,6 +18,7 @@ enum {
     SYS_MUNMAP = 215,
     SYS_CLONE = 220,
     SYS_MMAP = 222, /* offset in units of 4096 bytes */
+    SYS_MPROTECT = 226,
     SYS_CLOCK_GETTIME64 = 403,
     SYS_CLOCK_NANOSLEEP64 = 407,
     SYS_FUTEX64 = 422,

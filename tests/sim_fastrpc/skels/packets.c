@@ -2,6 +2,8 @@
  * close it; 4: answer in[0] packets, one after the other. */
 #include "dsp.h"
 
+enum { WAIT = 10000000 }; /* microseconds for room in the other direction */
+
 static dspqueue_t queue;
 
 /* Answer one packet: the message with every byte plus one, and the buffers' bytes inverted. */
@@ -24,7 +26,7 @@ static int answer(uint32_t timeout)
             at[k] = (uint8_t) ~at[k];
         }
     }
-    return dspqueue_write(queue, 0, buffers, buffer, bytes, message, timeout);
+    return dspqueue_write(queue, 0, buffers, buffer, bytes, message, WAIT);
 }
 
 static void arrived(dspqueue_t given, int error, void *context)
