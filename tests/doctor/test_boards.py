@@ -72,17 +72,64 @@ def test_every_finding_has_evidence_and_every_failure_a_command(name, tmp_path):
             assert finding.result.command
 
 
-# --- one step at a time: what a mutated board must change ---------------------------------------
+# --- one thing at a time, changed on a board that works ------------------------------------------
 
 
-def first_of(tmp_path, name="working", **changes):
-    tree = boards.tree(name, tmp_path)
-    for path, text in changes.items():
+def first_of(tmp_path, **files):
+    """Return what comes first when files have other contents; None: they are not there."""
+    tree = boards.tree("working", tmp_path)
+    for path, text in files.items():
         here = tmp_path / path
-        here.parent.mkdir(parents=True, exist_ok=True)
-        here.write_text(text) if isinstance(text, str) else here.write_bytes(text)
+        if text is None:
+            here.unlink()
+        else:
+            here.write_text(text)
     findings, _ = examine(tree)
-    return start_here(findings), states(findings)
+    return start_here(findings), {f.check.name: f.result for f in findings}
+
+
+REMOTEPROC = "sys/class/remoteproc/remoteproc1"
+
+
+def test_a_kernel_that_does_not_know_the_dsp_is_the_first_cause(tmp_path):
+    first, _ = first_of(tmp_path, **{f"{REMOTEPROC}/name": "wpss"})
+
+    assert first.check.name == "remoteproc"
+    assert "modprobe qcom_q6v5_pas" in first.result.command
+
+
+def test_a_driver_without_the_dsp_is_told_from_no_driver(tmp_path):
+    nodes = [f"sys/class/misc/fastrpc-cdsp{suffix}/dev" for suffix in ("", "-secure")]
+    for node in nodes:
+        (tmp_path / node).parent.mkdir(parents=True)
+    tree = boards.tree("working", tmp_path)
+    for node in nodes:
+        (tmp_path / node).unlink()
+        (tmp_path / node).parent.rmdir()
+
+    first = start_here(examine(tree)[0])
+
+    assert first.check.name == "driver"
+    assert "does not know the CDSP" in first.result.what
+
+
+def test_nodes_that_are_not_there_are_asked_of_udev(tmp_path):
+    tree = boards.tree("working", tmp_path)
+    tree._nodes.clear()
+    for node in ("fastrpc-cdsp", "fastrpc-cdsp-secure"):
+        (tmp_path / "dev" / node).unlink()
+
+    first = start_here(examine(tree)[0])
+
+    assert first.check.name == "node"
+    assert "udevadm trigger" in first.result.command
+
+
+def test_no_daemon_is_a_warning(tmp_path):
+    first, results = first_of(tmp_path, **{"proc/100/comm": "other"})
+
+    assert first is None
+    assert results["daemon"].state == "warn"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +137,7 @@ def first_of(tmp_path, name="working", **changes):
     [("offline", "echo start"), ("crashed", "echo stop"), ("suspended", "echo start")],
 )
 def test_a_dsp_that_does_not_run_is_started(state, command, tmp_path):
-    first, _ = first_of(tmp_path, **{"sys/class/remoteproc/remoteproc1/state": state})
+    first, _ = first_of(tmp_path, **{f"{REMOTEPROC}/state": state})
 
     assert first.check.name == "running"
     assert state in first.result.what
@@ -98,7 +145,7 @@ def test_a_dsp_that_does_not_run_is_started(state, command, tmp_path):
 
 
 def test_a_dsp_that_is_attached_runs(tmp_path):
-    first, _ = first_of(tmp_path, **{"sys/class/remoteproc/remoteproc1/state": "attached"})
+    first, _ = first_of(tmp_path, **{f"{REMOTEPROC}/state": "attached"})
 
     assert first is None
 

@@ -237,6 +237,46 @@ def test_a_newer_stub_or_one_without_a_version_may_not(lib, tail):
     assert open_skel(lib, b"file:///a?b" + tail)[0] == VERSION_MISMATCH
 
 
+CONSTANTS = """
+const long LOW = -2147483648; const unsigned long long HIGH = 18446744073709551615;
+interface k : remote_handle64 {
+    const long long LOWEST = -9223372036854775808; const double HALF = -0.5;
+    const string TEXT = "a\\"\\\\??/\\n%";
+    typedef unsigned long word; typedef string text; typedef dmahandle memory;
+    enum color { RED, GREEN }; typedef color shade; struct pair { word a; shade b[3]; };
+    long m(in text a, in memory b, rout pair c);
+};
+"""
+ASSERTED = """
+#include "k.h"
+#include <string.h>
+_Static_assert(LOW == -2147483647 - 1 && HIGH == 0xffffffffffffffffull, "");
+_Static_assert(k_LOWEST == -9223372036854775807ll - 1 && k_HALF == -0.5, "");
+_Static_assert(sizeof(k_TEXT) == 9 && sizeof(k_word) == 4 && sizeof(k_pair) == 16, "");
+_Static_assert(GREEN == 1 && sizeof(k_shade) == 4, "");
+int text(void) { return memcmp(k_TEXT, "a\"\\\077\077/\n%", 9); }
+"""
+
+
+def test_constants_and_other_names_of_types_are_what_the_interface_says(tmp_path):
+    source = tmp_path / "asserted.c"
+    source.write_text(ASSERTED)
+    (tmp_path / "k.idl").write_text(CONSTANTS)
+    (tmp_path / "k_impl.c").write_text(
+        '#include "k.h"\nint k_open(const char *u, remote_handle64 *h) { return !u || !h; }\n'
+        "int k_close(remote_handle64 h) { return h != 0; }\n"
+        "int adsp_mmap_fd_getinfo(int f, uint32_t *n) { *n = 1; return f; }\n"
+        "int k_m(remote_handle64 h, const char *a, int b, uint32_t bOffset, uint32_t bLen,"
+        " k_pair *c) { c->a = bOffset + bLen; return h && a && b; }\n"
+    )
+
+    library = host.build(tmp_path, tmp_path / "k.idl", (source, tmp_path / "k_impl.c"))
+    ffi = host.cffi.FFI()
+    ffi.cdef("int text(void);")
+
+    assert ffi.dlopen(str(library)).text() == 0
+
+
 # --- wrong calls -------------------------------------------------------------------------------
 
 

@@ -118,7 +118,8 @@ def literal(value: Any) -> str:
     """Return a constant as C writes it."""
     if isinstance(value, str):
         plain = set(range(32, 127)) - set(b'"\\')
-        return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in value.encode()) + '"'
+        text = "".join(chr(b) if b in plain else f"\\{b:03o}" for b in value.encode())
+        return '"' + text.replace("??", "?\\077") + '"'  # no trigraphs
     if isinstance(value, float) or -(1 << 31) < value < 1 << 31:
         return f"({value!r})" if value < 0 else repr(value)
     return f"({value + 1}ll - 1)" if value < 0 else f"{value}ull"
