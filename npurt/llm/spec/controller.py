@@ -1,8 +1,8 @@
 """How many tokens to draft: as many as pay, measured while it runs, and none where none does.
 
-With n drafted tokens a step yields ``1 + a1 + a1 a2 + ...`` tokens, a_i being how often the i-th
-guess is right when those before it were, and takes the time to draft n and to verify n + 1 rows.
-The controller keeps running means of all three and takes the n with the most tokens per second.
+With n drafted tokens a step yields ``1 + a + a^2 + ... + a^n`` tokens, a being how often a guess is
+right when those before it were, and takes the time to draft n and to verify n + 1 rows.  The
+controller keeps running means of all three and takes the n with the most tokens per second.
 
 It cannot know what it has not tried, so it tries, within a budget: what speculation has cost so
 far, over plain decoding of the same tokens, must stay below `ALLOWANCE` of all time spent.
@@ -11,7 +11,8 @@ far, over plain decoding of the same tokens, must stay below `ALLOWANCE` of all 
 from dataclasses import dataclass
 
 ALLOWANCE = 0.015  # of the time, lost to trying
-MEMORY = 0.85  # weight of the past in a running mean
+MEMORY = 0.85  # weight of the past in a running mean of times
+PATIENCE = 0.95  # in that of right and wrong guesses, which are all or nothing
 PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
 WARM_UP = 3  # plain steps before anything is tried
 REFRESH = 48  # steps after which a plain one is measured again
@@ -22,11 +23,12 @@ class Mean:
     """A running mean that forgets."""
 
     value: float
+    memory: float = MEMORY
     known: bool = False
 
     def add(self, sample: float) -> None:
         """Take in one sample; the first replaces the prior."""
-        weight = MEMORY if self.known else 0.0
+        weight = self.memory if self.known else 0.0
         self.value = weight * self.value + (1 - weight) * sample
         self.known = True
 
@@ -72,7 +74,7 @@ class Controller:
         self.speculation = Speculation()
         self._most = most
         self._fixed = fixed
-        self._right = [Mean(0.7) for _ in range(most)]  # the i-th guess, given those before
+        self._right = Mean(0.7, PATIENCE, known=True)  # a guess, when those before it are
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
         self._draft = Mean(0.0)  # seconds per drafted token
         self._since_plain = 0
@@ -97,7 +99,7 @@ class Controller:
         if proposed:
             self._draft.add(draft_seconds / proposed)
             for i in range(min(right + 1, proposed)):
-                self._right[i].add(float(i < right))
+                self._right.add(float(i < right))
         self._since_plain = self._since_plain + 1 if proposed else 0
         s = self.speculation
         s.steps += 1
@@ -119,10 +121,7 @@ class Controller:
 
     def _rate(self, n: int) -> float:
         """Return the tokens per second to expect with *n* drafted."""
-        tokens, chance = 1.0, 1.0
-        for i in range(n):
-            chance *= self._right[i].value
-            tokens += chance
+        tokens = sum(self._right.value**i for i in range(n + 1))
         return tokens / self._seconds(n)
 
     def _seconds(self, n: int) -> float:

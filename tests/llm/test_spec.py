@@ -1,0 +1,288 @@
+"""Speculative decoding: the same text, whoever guesses; and no time lost where guessing fails."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npurt
+from npurt.errors import ModelFormatError, SettingError
+from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.controller import ALLOWANCE, Controller
+from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.speculator import Speculator
+from tests.llm import tiny
+
+PROMPT = tiny.ids(count=12)
+
+
+class Oracle(Drafter):
+    """Guesses from a given text, and wrongly where it is told to."""
+
+    name = "oracle"
+
+    def __init__(self, text, wrong=lambda position: False):
+        self._text, self._wrong = text, wrong
+
+    def propose(self, history, most):
+        after = self._text[len(history) : len(history) + most]
+        return [
+            (token + 1) % 600 if self._wrong(len(history) + i) else token
+            for i, token in enumerate(after)
+        ]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with npurt.Llama(tiny.path(), n_ctx=128, n_threads=2, progress=False) as llm:
+        yield llm
+
+
+def tokens(llm, prompt=PROMPT, *, speculator=None, count=40, temperature=0.0, seed=1):
+    """Generate from an empty cache; return prompt and text as ids."""
+    llm.reset()
+    llm.speculator = speculator
+    llm.generate(prompt, max_tokens=count, temperature=temperature, seed=seed, top_k=50)
+    llm.speculator = None
+    return list(llm.history)  # the last token is never evaluated
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@settings(max_examples=15)
+@given(most=st.integers(1, 8), wrong=st.sets(st.integers(12, 60)), count=st.integers(1, 40))
+def test_the_text_is_that_of_plain_decoding_whatever_is_guessed(
+    llm, temperature, most, wrong, count
+):
+    plain = tokens(llm, temperature=temperature, count=count)
+    text = tokens(llm, temperature=temperature, count=48)
+    speculator = Speculator(Oracle(text, wrong.__contains__), most, fixed=True)
+
+    guessed = tokens(llm, temperature=temperature, count=count, speculator=speculator)
+
+    assert guessed == plain
+
+
+def test_right_guesses_are_all_taken_and_save_passes(llm):
+    text = tokens(llm, count=42)
+    speculator = Speculator(Oracle(text), 4, fixed=True)
+
+    tokens(llm, count=41, speculator=speculator)
+
+    said = speculator.controller.speculation
+    assert said.drafted == said.accepted == 32
+    assert said.steps == 8  # the first token comes from the prompt, then five a pass
+    assert said.accepted_length == 5
+
+
+def test_what_is_left_in_the_cache_is_what_plain_decoding_leaves(llm):
+    tokens(llm, count=20)
+    plain = llm.eval([5, 6]).copy()
+    text = tokens(llm, count=40)
+    speculator = Speculator(Oracle(text, lambda position: position % 3 == 0), 6, fixed=True)
+
+    tokens(llm, count=20, speculator=speculator)
+
+    np.testing.assert_array_equal(llm.eval([5, 6]), plain)
+
+
+def test_guesses_stop_at_the_end_of_the_context(llm):
+    prompt = PROMPT + tiny.ids(count=100)
+    plain = tokens(llm, prompt, count=None)
+    assert len(plain) == 128
+    speculator = Speculator(Oracle([*plain, *[1] * 20]), 8, fixed=True)
+
+    assert tokens(llm, prompt, count=None, speculator=speculator) == plain
+    assert llm.timing.finish == "context"
+
+
+def test_nothing_follows_a_guessed_end(llm):
+    text = tokens(llm, count=20)
+    end = next(iter(llm.tokenizer.eog))
+    speculator = Speculator(Oracle([*text[:15], end, 1, 2, 3, 4, 5]), 8, fixed=True)
+
+    assert tokens(llm, count=20, speculator=speculator) == text
+
+
+def test_sampled_tokens_have_the_models_distribution(llm):
+    """1500 continuations of two tokens, guessed half right, against the model's probabilities.
+
+    The bound: an empirical distribution over k outcomes of n samples is further than e from the
+    true one in sum of absolute differences with probability at most 2^k exp(-n e^2 / 2)
+    (Bretagnolle, Huber, Carol); here once in 10^9.
+    """
+    n, kept = 1500, 4
+    likely = tokens(llm, count=6)
+    counts = Counter()
+    for seed in range(n):
+        llm.reset()
+        llm.speculator = Speculator(Oracle(likely), 2, fixed=True)
+        llm.generate(PROMPT, max_tokens=3, temperature=0.7, seed=seed, top_k=kept, top_p=1, min_p=0)
+        counts[llm.history[-2:]] += 1
+    llm.speculator = None
+
+    wanted = {}
+    for first, p in distribution(llm, PROMPT, kept).items():
+        for second, q in distribution(llm, [*PROMPT, first], kept).items():
+            wanted[first, second] = p * q
+    assert set(counts) <= set(wanted)
+    apart = sum(abs(counts[pair] / n - p) for pair, p in wanted.items())
+    assert apart <= math.sqrt(2 * (len(wanted) * math.log(2) + math.log(1e9)) / n)
+
+
+def distribution(llm, prompt, kept):
+    """Return what the model gives the *kept* likeliest tokens at temperature 0.7."""
+    llm.reset()
+    logits = llm.eval_last(prompt).astype(np.float64)
+    logits[list(llm.tokenizer.never_sampled)] = -np.inf
+    best = np.argsort(-logits)[:kept]
+    weights = np.exp((logits[best] - logits[best[0]]) / 0.7)
+    return dict(zip(best.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+# --- Drafters ---------------------------------------------------------------------------------
+
+
+def naive(history, longest, shortest, most):
+    """What followed the latest earlier occurrence of the longest of the last tokens."""
+    for length in range(longest, shortest - 1, -1):
+        if length > len(history):
+            continue
+        for end in range(len(history) - 1, length - 1, -1):
+            if history[end - length : end] == history[-length:]:
+                return history[end : end + most]
+    return []
+
+
+@given(
+    history=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    grow=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    most=st.integers(1, 6),
+)
+def test_lookup_finds_what_a_search_finds(history, grow, most):
+    lookup = Lookup(3, 1)
+    for start in np.cumsum(grow).tolist():
+        part = history[:start]
+
+        assert lookup.propose(part, most) == naive(part, 3, 1, most)
+
+
+def test_lookup_forgets_a_text_that_is_gone():
+    lookup = Lookup()
+    assert lookup.propose([1, 2, 3, 4, 1, 2], 2) == [3, 4]
+
+    assert lookup.propose([1, 2, 5, 6, 1, 2], 2) == [5, 6]
+    assert lookup.propose([7, 8, 9], 2) == []
+
+
+def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
+    plain = tokens(llm, count=40)
+    with npurt.Llama(
+        tiny.path(), n_ctx=128, n_threads=2, progress=False, draft=tiny.path(kind="q8_0")
+    ) as both:
+        both.speculator.controller = Controller(4, fixed=True)
+        both.speculator.drafter._sure = 0.0
+        again = tokens(both, count=40, speculator=both.speculator)
+        first = both.report()
+
+    assert again == plain
+    assert "speculation: " in str(first)
+
+
+def test_a_draft_model_guesses_what_it_would_write(llm):
+    with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
+        own = tokens(small, count=12)
+        drafter = Assistant(small, llm, sure=0.0)
+
+        assert drafter.propose(PROMPT, 5) == own[12:17]
+        assert drafter.propose(own[:14], 4) == own[14:18]
+        assert drafter.propose([*PROMPT, 7], 3) != own[13:16] or own[12] == 7
+        assert drafter.propose(PROMPT, 5) == own[12:17]
+
+
+def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
+    file = tiny.read(tiny.path(kind="q8_0"))
+    keys = [
+        (name, kind, (value[0], [*value[1][:599], "other", *value[1][600:]]))
+        if name == "tokenizer.ggml.tokens"
+        else (name, kind, value)
+        for name, kind, value in file.keys
+    ]
+    wrong = tiny.write(file.but(keys=keys), tmp_path)
+
+    with pytest.raises(ModelFormatError, match="token 599 is 'other'"):
+        npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft=wrong)
+
+
+@pytest.mark.parametrize("most", [0, -1, 512])
+def test_numbers_of_guesses_that_make_no_sense_are_refused(most):
+    with pytest.raises(SettingError, match="guessed at once"):
+        npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=most)
+
+
+def test_lengths_that_make_no_sense_are_refused():
+    with pytest.raises(SettingError):
+        Lookup(2, 3)
+
+
+# --- The controller, on a machine whose times are known -------------------------------------------
+
+
+def drive(controller, accepts, *, row=0.1, draft=0.0, tokens=3000, noise=0.0, seed=0):
+    """Decode *tokens*; return plain time over the time it took.  A plain step takes 1."""
+    rng = np.random.default_rng(seed)
+    done, spent = 0, 0.0
+    while done < tokens:
+        n = controller.choose()
+        right = next((i for i in range(n) if rng.random() >= accepts(done)), n)
+        verify = (1 + row * n) * (1 + noise * rng.standard_normal())
+        controller.observe(n, right, draft * n, verify)
+        done += right + 1
+        spent += draft * n + verify
+    return done / spent
+
+
+@pytest.mark.parametrize("row", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("draft", [0.0, 0.3])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("accepts", [0.0, 0.05, 0.3])
+def test_nothing_is_lost_where_guessing_does_not_pay(row, draft, noise, accepts):
+    if row + draft < accepts:
+        return  # it pays: the next test
+
+    assert drive(Controller(8), lambda done: accepts, row=row, draft=draft, noise=noise) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("accepts", "row", "draft"), [(0.9, 0.1, 0.0), (0.8, 0.1, 0.3), (0.95, 0.3, 0.1)]
+)
+def test_what_pays_is_found(accepts, row, draft):
+    """Within a tenth of the best fixed number."""
+    best = max(
+        drive(Controller(n, fixed=True), lambda done: accepts, row=row, draft=draft)
+        for n in range(1, 9)
+    )
+
+    assert drive(Controller(8), lambda done: accepts, row=row, draft=draft) >= 0.9 * best
+
+
+def test_a_text_that_changes_its_mind_is_followed():
+    """Copying for 1000 tokens, then prose, then copying again."""
+    copying = [True, False, True]
+
+    rate = drive(Controller(8), lambda done: 0.95 if copying[min(done // 1000, 2)] else 0.0)
+
+    assert rate >= 1.5
+
+
+def test_what_is_lost_to_trying_stays_in_its_allowance():
+    controller = Controller(8)
+
+    drive(controller, lambda done: 0.0, row=0.3, draft=0.3, tokens=5000)
+
+    said = controller.speculation
+    assert said.seconds - said.plain_seconds <= (ALLOWANCE + 0.005) * said.seconds
+    assert said.drafted > 0
