@@ -247,7 +247,7 @@ interface k : remote_handle64 {
     long m(in text a, in memory b, rout pair c);
 };
 """
-ASSERTED = """
+ASSERTED = r"""
 #include "k.h"
 #include <string.h>
 _Static_assert(LOW == -2147483647 - 1 && HIGH == 0xffffffffffffffffull, "");
