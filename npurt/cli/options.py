@@ -21,8 +21,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
     group.add_argument("--context-shift", action="store_true",
                        help="forget the oldest half when the context is full")  # fmt: skip
-    group.add_argument("-md", "--draft", metavar="FILE",
-                       help="guess tokens with a smaller model, or 'lookup': from the text itself")  # fmt: skip
+    group.add_argument(
+        "-md",
+        "--draft",
+        metavar="FILE",
+        help="guess with a smaller model, or 'lookup': from the text",
+    )
     group.add_argument("--draft-max", type=int, default=8, metavar="N",
                        help="tokens to guess at once, at most")  # fmt: skip
 

@@ -68,5 +68,6 @@ def devices() -> list[Found]:
             with open_device(kind) as device:
                 rows.append(Found(kind, True, device.caps.detail))
         except NpurtError as error:
-            rows.append(Found(kind, False, error.what))
+            reason = "; ".join(line.strip() for line in error.what.splitlines())
+            rows.append(Found(kind, False, reason))
     return rows

@@ -102,9 +102,10 @@ def test_flags_reach_the_library(npurt, monkeypatch):
 
     monkeypatch.setattr("npurt.llm.model.Llama", Recorder)
     flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
+    draft = "-md lookup --draft-max 5"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
     stops = "--stop x --stop yz"
-    result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {sampling} {stops}".split())
+    result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {draft} {sampling} {stops}".split())
 
     assert result.code == 0
     assert said == {
@@ -118,6 +119,8 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         "verify": "always",
         "strict": True,
         "context_shift": True,
+        "draft": "lookup",
+        "draft_max": 5,
         "max_tokens": 3,
         "temperature": 0.5,
         "top_k": 7,
