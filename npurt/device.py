@@ -72,6 +72,8 @@ class Packed(abc.ABC):
     def error(self, rows: slice) -> F64:
         """Return the standard error ``[n]`` of results of *rows*, per unit of the norm of x.
 
+        Or of another measure of x; see `Device.magnitudes`.
+
         Of the rounding that comes after the rounding of operands: verification lets pass what is
         within eight of these.  Here: float32 roundings of every group's product and sum, four a
         group, independent of each other, of partial sums that do not exceed the norm of the row's
@@ -122,6 +124,13 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def multiplied(self, x: F32, w: Packed) -> F32:
         """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
+
+    def magnitudes(self, x: F32, w: Packed) -> F64 | None:
+        """Return what `Packed.error` is per unit of, for each row of x.
+
+        None says that it is the norm of what `multiplied` returns.
+        """
+        return None
 
     def packets(self) -> int:
         """Return the packets of instructions executed so far; 0 where the device counts none."""

@@ -23,7 +23,7 @@ from npurt.errors import (
     NpurtError,
     UnsupportedOp,
 )
-from npurt.hexagon import layout, probe, quantise
+from npurt.hexagon import layout, probe, quantise, rounding
 from npurt.hexagon.batch import Batch, Weight
 from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
@@ -82,8 +82,9 @@ class HexagonPacked(Packed):
         return layout.multiplied(self.part.array, self.format, self.n, self.k, rows)
 
     def error(self, rows: slice) -> F64:
-        """Return the standard error of what the kernels round, as `layout.error` derives it."""
-        return layout.error(self.part.array, self.format, self.n, self.k, rows)
+        """Return the standard error of what the kernels round; see `rounding`."""
+        held = layout.unpack(self.part.array, self.format, self.n, self.k, rows)
+        return rounding.error(held, self.format)
 
 
 class HexagonDevice(Device):
@@ -212,7 +213,7 @@ class HexagonDevice(Device):
         for store in self._stores:
             store.transport.settle()
         for batch, which in self._parts(weights):
-            if len(x) <= batch.rows:
+            if 0 < len(x) <= batch.rows:
                 batch.run(x, outs[which])
                 continue
             for start in range(0, len(x), batch.rows):
@@ -241,6 +242,10 @@ class HexagonDevice(Device):
     def multiplied(self, x: F32, w: Packed) -> F32:
         """Return x as the kernels see it: rounded to int8, one scale for `GROUP` columns."""
         return quantise.multiplied(x, GROUP)
+
+    def magnitudes(self, x: F32, w: Packed) -> F64:
+        """Return what the kernels' rounding is proportional to; see `rounding`."""
+        return rounding.magnitudes(quantise.quantise(x, GROUP))
 
     # --- Recovery ---------------------------------------------------------------------------------
 

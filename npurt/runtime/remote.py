@@ -132,7 +132,9 @@ class RemoteStep:
     def _is_right(self, w: Placed, x: F32, out: F32) -> bool:
         if w.name not in self._secrets:
             self._secrets[w.name] = secret_of(w.name, w.packed)
-        return is_right(self._secrets[w.name], w.packed.device.multiplied(x, w.packed), out)
+        device = w.packed.device
+        multiplied, magnitudes = device.multiplied(x, w.packed), device.magnitudes(x, w.packed)
+        return is_right(self._secrets[w.name], multiplied, out, magnitudes)
 
     def _replace(self, w: Placed, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""

@@ -59,7 +59,7 @@ class Secret:
 
     r: F64  # [N]
     s: F64  # [K]
-    bound: float  # of |r . y - s . x| / |x|
+    bound: float  # of |r . y - s . x| / |x|, or over another measure of x
 
 
 def secret_vector(n: int) -> F64:
@@ -106,11 +106,17 @@ def _require_finite(name: str, s: F64) -> None:
         )
 
 
-def is_right(secret: Secret, x: F32, y: F32) -> bool:
-    """Check ``y[M, N] = x[M, K] @ W.T`` without bias; NaN is wrong."""
+def is_right(secret: Secret, x: F32, y: F32, magnitudes: F64 | None = None) -> bool:
+    """Check ``y[M, N] = x[M, K] @ W.T`` without bias; NaN is wrong.
+
+    Args:
+        magnitudes: What the bound is per unit of, ``[M]``; by default the norms of x.
+    """
     wide = x.astype(np.float64)
+    if magnitudes is None:
+        magnitudes = np.sqrt((wide**2).sum(axis=1))
     error = abs(y.astype(np.float64) @ secret.r - wide @ secret.s)
-    return bool((error <= secret.bound * np.sqrt((wide**2).sum(axis=1))).all())
+    return bool((error <= secret.bound * magnitudes).all())
 
 
 class Sampler:

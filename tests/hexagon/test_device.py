@@ -1,0 +1,412 @@
+"""The Hexagon as a device, on the simulator: products, memory, sessions, lifetimes."""
+
+import contextlib
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt.device import MatMul
+from npurt.errors import (
+    DeviceFull,
+    DeviceNotFound,
+    LayoutError,
+    NpurtError,
+    NumericsError,
+    SettingError,
+    UnsupportedOp,
+)
+from npurt.hexagon import probe, store
+from npurt.hexagon.device import HexagonDevice, open_hexagon
+from npurt.quant.tensor import QTensor
+from tests.hexagon.simulator import tell, way
+
+FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16", "f32")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A device for tests that leave it as it was."""
+    tell("reset")
+    with HexagonDevice("hexagon:test", way()) as device:
+        yield device
+
+
+@pytest.fixture
+def device(simulator):
+    with HexagonDevice("hexagon:test", way()) as opened:
+        yield opened
+    gc.collect()
+
+
+def tensor(n, k, kind="q8_0", seed=0):
+    rng = np.random.default_rng(seed)
+    return QTensor.quantize(rng.standard_normal((n, k)).astype(np.float32), kind)
+
+
+def inputs(m, k, seed=1):
+    return np.random.default_rng(seed).standard_normal((m, k)).astype(np.float32)
+
+
+def multiply(device, x, packed):
+    out = np.full((len(x), packed.n), np.nan, np.float32)
+    device.matmul(x, packed, out)
+    return out
+
+
+def assert_is_product(device, x, packed, y):
+    """Check y against what the device says it multiplied, and that against what it was given.
+
+    The first within eight standard errors of its rounding, as verification does; x within half a
+    step of 1/127 of the largest of 32, and a bit; w within 2^-11 of a row, as the layout promises.
+    """
+    rounded = device.multiplied(x, packed).astype(np.float64)
+    weights = packed.multiplied(slice(None)).astype(np.float64)
+    bound = 8 * device.magnitudes(x, packed)[:, None] * packed.error(slice(None))
+    assert (abs(y - rounded @ weights.T) <= bound).all()
+
+    steps = abs(x.reshape(len(x), -1, 32)).max(axis=2) / 127
+    assert (abs(x - rounded).reshape(*steps.shape, 32) <= 0.51 * steps[..., None] + 1e-30).all()
+    exact = packed.tensor.dequantize().astype(np.float64)
+    off = np.sqrt(((weights - exact) ** 2).sum(axis=1))
+    assert (off <= 2.0**-11 * np.sqrt((exact**2).sum(axis=1))).all()
+
+
+# --- Products -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("m", [1, 5])
+def test_every_format_multiplies(shared, kind, m):
+    packed = shared.pack(tensor(96, 256, kind))
+    x = inputs(m, 256)
+
+    assert_is_product(shared, x, packed, multiply(shared, x, packed))
+    assert packed.nbytes > 0
+
+
+@given(st.integers(1, 70), st.integers(1, 4), st.integers(1, 9), st.sampled_from(FORMATS[:5]))
+def test_any_shape_multiplies(shared, n, blocks, m, kind):
+    packed = shared.pack(tensor(n, 32 * blocks, kind, seed=n))
+    x = inputs(m, 32 * blocks, seed=m)
+
+    assert_is_product(shared, x, packed, multiply(shared, x, packed))
+
+
+def test_products_of_one_input_take_one_call_and_equal_single_ones(shared):
+    weights = [
+        shared.pack(tensor(n, 128, kind)) for n, kind in ((64, "q4_0"), (33, "q8_0"), (7, "f16"))
+    ]
+    x = inputs(4, 128)
+    singles = [multiply(shared, x, w) for w in weights]
+    calls = count_calls(shared)
+
+    outs = [np.full((4, w.n), np.nan, np.float32) for w in weights]
+    shared.matmuls(x, weights, outs)
+
+    assert calls == ["execute"]
+    for single, out in zip(singles, outs, strict=True):
+        np.testing.assert_array_equal(single, out)
+
+
+def count_calls(device):
+    """Return a list that grows by the name of each call from now on."""
+    calls = []
+    transport = device._stores[0].transport
+    run = type(transport).run
+
+    def counted(work, what):
+        calls.append(what)
+        return run(transport, work, what)
+
+    transport.run = counted
+    return calls
+
+
+def test_results_may_go_to_parts_of_rows(shared):
+    """The runtime gives views of one wide buffer."""
+    weights = [shared.pack(tensor(n, 64)) for n in (32, 40)]
+    x = inputs(3, 64)
+    wide = np.full((3, 80), 7, np.float32)
+
+    shared.matmuls(x, weights, [wide[:, :32], wide[:, 32:72]])
+
+    np.testing.assert_array_equal(wide[:, :32], multiply(shared, x, weights[0]))
+    np.testing.assert_array_equal(wide[:, 32:72], multiply(shared, x, weights[1]))
+    assert (wide[:, 72:] == 7).all()
+
+
+def test_more_rows_than_the_scratch_memory_holds_are_done_in_parts(shared, monkeypatch):
+    monkeypatch.setattr("npurt.hexagon.batch.MOST_ROWS", 16)
+    packed = shared.pack(tensor(40, 64))
+    x = inputs(37, 64)
+
+    y = multiply(shared, x, packed)
+    assert_is_product(shared, x, packed, y)
+    assert multiply(shared, x[:0], packed).shape == (0, 40)
+
+
+def test_a_row_does_not_depend_on_those_beside_it(shared):
+    packed = shared.pack(tensor(64, 128, "q4_0"))
+    x = inputs(9, 128)
+
+    together = multiply(shared, x, packed)
+    for i in range(9):
+        np.testing.assert_array_equal(multiply(shared, x[i : i + 1], packed)[0], together[i])
+
+
+def test_numbers_that_are_none_are_refused_and_the_device_goes_on(shared):
+    packed = shared.pack(tensor(64, 128))
+    x = inputs(2, 128)
+    for bad in (np.nan, np.inf, -np.inf):
+        broken = x.copy()
+        broken[1, 77] = bad
+        with pytest.raises(NumericsError):
+            multiply(shared, broken, packed)
+    assert_is_product(shared, x, packed, multiply(shared, x, packed))
+    assert shared.news() == []
+
+
+def test_packets_are_counted_by_the_simulator(shared):
+    """A multiple of the work takes more, and what is repeated takes the same."""
+    small, large = shared.pack(tensor(32, 64)), shared.pack(tensor(512, 512))
+    counts = []
+    for packed in (small, large, large):
+        x = inputs(1, packed.k)
+        multiply(shared, x, packed)
+        before = shared.packets()
+        multiply(shared, x, packed)
+        counts.append(shared.packets() - before)
+
+    assert 0 < counts[0] < counts[1]
+    assert counts[1] * packed.n > 0
+
+
+# --- What is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "word"),
+    [
+        (MatMul(1, 64, 8, "q9_9"), "no kernel"),
+        (MatMul(1, 48, 8, "q8_0"), "multiple of 32"),
+        (MatMul(1, 65568, 8, "q8_0"), "65536"),
+        (MatMul(1, 32, (1 << 24) + 1, "q8_0"), "N is more"),
+        (MatMul(1, 65536, 1 << 20, "q8_0"), "largest block"),
+    ],
+)
+def test_a_refusal_has_its_reason(shared, op, word):
+    assert word in shared.why_not(op)
+
+
+@pytest.mark.parametrize("n", [1, 151936])
+def test_an_output_matrix_is_not_refused_for_its_size(shared, n):
+    assert shared.why_not(MatMul(1, 1536, n, "q6_k")) is None
+
+
+def test_what_cannot_be_packed_is_an_error(shared):
+    with pytest.raises(LayoutError, match="2-D"):
+        shared.pack(tensor(32, 64).T)
+    with pytest.raises(UnsupportedOp, match="multiple of 32") as caught:
+        shared.pack(tensor(8, 48, "f16"))
+    assert caught.value.remedy
+
+
+# --- Memory -------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
+    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
+    weight = tensor(64, 256)
+    for _ in range(12):
+        packed = device.pack(weight)
+        assert packed.nbytes > 1 << 14
+        del packed
+        gc.collect()
+    assert [arena.block.nbytes for arena in device._stores[0]._arenas] == [1 << 16]
+
+
+def test_blocks_grow_with_the_weights(device, monkeypatch):
+    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(store, "MOST_BYTES", 1 << 18)
+    kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
+    sizes = [arena.block.nbytes for arena in device._stores[0]._arenas]
+
+    assert sizes == sorted(sizes)
+    assert (min(sizes), max(sizes)) == (1 << 16, 1 << 18)
+    assert sum(sizes) < 3 * sum(packed.nbytes for packed in kept)
+    large = device.pack(tensor(1024, 512))
+    assert large.part.block.nbytes >= large.nbytes > 1 << 18
+
+
+def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, monkeypatch):
+    """Three products of one input over two sessions equal those of one."""
+    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 17)
+    monkeypatch.setattr(store, "MOST_BYTES", 1 << 17)
+    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
+    monkeypatch.setattr(probe, "capacity", lambda way: store.SCRATCH_BYTES + (1 << 17))
+    weights, x = [], inputs(2, 256)
+
+    def fill():
+        for seed in range(9):
+            weights.append(device.pack(tensor(256, 256, seed=seed)))
+
+    with pytest.raises(DeviceFull, match="no room") as caught:
+        fill()
+    assert caught.value.remedy
+    assert [device._stores.index(w.store) for w in weights] == list(range(len(weights)))
+    assert len(weights) >= 3  # of four sessions, unless other devices of this process have some
+    outs = [np.full((2, 256), np.nan, np.float32) for _ in weights]
+    device.matmuls(x, weights, outs)
+    for w, out in zip(weights, outs, strict=True):
+        assert_is_product(device, x, w, out)
+
+
+def test_one_session_that_was_asked_for_stays_the_only_one(simulator, monkeypatch):
+    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
+    monkeypatch.setattr(probe, "capacity", lambda way: 0)
+    with HexagonDevice("hexagon:test", way(session=2)) as device:
+        with pytest.raises(DeviceFull):
+            device.pack(tensor(32, 64))
+        assert len(device._stores) == 1
+        assert device._stores[0].transport.place.session == 2
+
+
+@pytest.mark.parametrize("fault", ["no_memory=1", "bad_memory=1", "map=1"])
+def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault):
+    kept = device.pack(tensor(32, 64))
+    tell(fault + "+")
+    with pytest.raises(DeviceFull):
+        device.pack(tensor(4096, 8192))
+    tell("reset")
+    x = inputs(1, 64)
+    assert_is_product(device, x, kept, multiply(device, x, kept))
+    assert device.pack(tensor(4096, 8192)).nbytes > 4096 * 8192
+
+
+def test_too_many_blocks_are_not_mapped(device, monkeypatch):
+    monkeypatch.setattr(store, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(store, "MOST_BYTES", 4096)
+    transport = device._stores[0].transport
+    monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=3))
+    weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]
+
+    assert [device._stores.index(w.store) for w in weights] == [0, 0, 1]
+
+
+# --- Lifetimes ----------------------------------------------------------------------------------
+
+
+def test_a_closed_device_says_so_and_closes_again(device):
+    packed = device.pack(tensor(32, 64))
+    device.close()
+    device.close()
+
+    with pytest.raises(NpurtError, match="closed"):
+        multiply(device, inputs(1, 64), packed)
+    with pytest.raises(NpurtError, match="closed"):
+        device.pack(tensor(32, 64))
+
+
+def test_two_devices_of_one_process_have_sessions_of_their_own(simulator):
+    with contextlib.ExitStack() as stack:
+        devices = [stack.enter_context(HexagonDevice(f"hexagon:{i}", way())) for i in range(2)]
+        x = inputs(2, 64)
+        for i, device in enumerate(devices):
+            packed = device.pack(tensor(32, 64, seed=i))
+            assert_is_product(device, x, packed, multiply(device, x, packed))
+    named = contextlib.closing(HexagonDevice("hexagon:0/1", way(session=1)))
+    with named, pytest.raises(DeviceNotFound, match="in use"):
+        HexagonDevice("hexagon:0/1", way(session=1))
+
+
+def test_threads_take_turns(shared):
+    weights = [shared.pack(tensor(48, 128, seed=i)) for i in range(2)]
+    xs = [inputs(m, 128, seed=m) for m in (1, 6)]
+    wanted = [multiply(shared, x, w) for x, w in zip(xs, weights, strict=True)]
+    wrong = []
+
+    def work(i):
+        for _ in range(60):
+            if (multiply(shared, xs[i], weights[i]) != wanted[i]).any():
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- Device strings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "arch"), [("hexagon:sim", 68), ("hexagon:sim-v73", 73)])
+def test_the_simulator_is_opened_by_name(text, arch, simulator):
+    with open_hexagon(text) as device:
+        packed = device.pack(tensor(64, 128))
+        x = inputs(2, 128)
+        assert_is_product(device, x, packed, multiply(device, x, packed))
+        assert device.caps.name == text
+        assert device.caps.simulated
+        assert f"v{arch}" in device.caps.detail
+
+
+def test_every_version_gives_the_same_bits(simulator):
+    results = []
+    for version in (68, 69, 73, 75, 79, 81):
+        with open_hexagon(f"hexagon:sim-v{version}") as device:
+            packed = device.pack(tensor(64, 128, "q4_1"))
+            results.append(multiply(device, inputs(5, 128), packed))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("text", ["hexagon", "hexagon:0"])
+def test_a_machine_without_the_library_has_no_hexagon(text, monkeypatch, tmp_path):
+    monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(tmp_path / "absent.so"))
+    with pytest.raises(DeviceNotFound, match=r"absent\.so") as caught:
+        open_hexagon(text)
+    assert "hexagon:sim" in caught.value.remedy
+
+
+def test_a_machine_without_a_dsp_has_no_hexagon(simulator):
+    tell("present=0")
+    with pytest.raises(DeviceNotFound, match="0x72") as caught:
+        open_hexagon("hexagon:sim")
+    assert "npurt doctor" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NPURT_HEXAGON_TRANSPORT", "pigeon"),
+        ("NPURT_HEXAGON_WORKER", "maybe"),
+        ("NPURT_DEADLINE", "soon"),
+        ("NPURT_DEADLINE", "0"),
+        ("NPURT_DEADLINE", "-5"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(name, value, simulator, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=value):
+        open_hexagon("hexagon:sim")
+
+
+def test_settings_choose_transport_and_worker(simulator, monkeypatch):
+    monkeypatch.setenv("NPURT_HEXAGON_TRANSPORT", "dspqueue")
+    monkeypatch.setenv("NPURT_HEXAGON_WORKER", "1")
+    with open_hexagon("hexagon:sim") as device:
+        assert device.caps.detail.endswith("dspqueue, worker process")
+        packed = device.pack(tensor(64, 128))
+        x = inputs(2, 128)
+        assert_is_product(device, x, packed, multiply(device, x, packed))
+        assert device.packets() > 0
+    monkeypatch.setenv("NPURT_SIM_FASTRPC", "queue_stuck=1")
+    monkeypatch.setenv("NPURT_CACHE", "/nonexistent")
+    with open_hexagon("hexagon:sim") as device:
+        assert device.caps.detail.endswith("invoke, worker process")

@@ -1,0 +1,277 @@
+"""A DSP that dies, hangs or lies costs no product and no token; what happened is said."""
+
+import gc
+import itertools
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import DeviceLost
+from npurt.hexagon import cache, device, probe
+from npurt.hexagon.device import HexagonDevice
+from npurt.hexagon.lib import SIMULATOR, load
+from npurt.quant.tensor import QTensor
+from tests.hexagon.simulator import WAYS, kill, process, tell, wait_until, way
+from tests.hexagon.test_session import interrupt
+from tests.llm import tiny
+
+FAULTS = ["crash=1", "invoke=1", "ssr=1:300"]
+
+
+class Work:
+    """Some weights on a device, and products that are known from when it was well."""
+
+    def __init__(self, hexagon):
+        rng = np.random.default_rng(3)
+        self.device = hexagon
+        self.weights = [
+            hexagon.pack(QTensor.quantize(rng.standard_normal((n, 128)).astype(np.float32), kind))
+            for n, kind in ((96, "q4_0"), (40, "q8_0"))
+        ]
+        self.x = rng.standard_normal((3, 128)).astype(np.float32)
+        self.wanted = self.multiply()
+
+    def multiply(self):
+        outs = [np.full((3, w.n), np.nan, np.float32) for w in self.weights]
+        self.device.matmuls(self.x, self.weights, outs)
+        return np.concatenate(outs, axis=1)
+
+    def is_right(self):
+        return np.array_equal(self.multiply(), self.wanted)
+
+
+def at_work(**fields):
+    return HexagonDevice("hexagon:test", way(**fields))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_product_over_which_the_dsp_dies_is_repeated_on_a_new_one(fault, simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        packets = hexagon.packets()
+        tell(fault)
+
+        assert work.is_right()
+        (news,) = hexagon.news()
+        assert "opened again" in news
+        assert hexagon.news() == []
+        assert work.is_right()
+        assert hexagon.packets() > packets
+
+
+def test_a_dsp_killed_between_products_is_noticed_at_the_next(simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        for _ in range(2):
+            before = process()
+            kill()
+            assert work.is_right()
+            assert process() not in (0, before)
+        assert len(hexagon.news()) == 2
+
+
+def test_a_device_is_given_up_after_two_restarts_and_says_so_at_once_from_then_on(simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        for _ in range(2):
+            kill()
+            assert work.is_right()
+        kill()
+        with pytest.raises(DeviceLost, match="lost 3 times") as caught:
+            work.multiply()
+        assert "doctor" in caught.value.remedy
+        before = process()
+        with pytest.raises(DeviceLost) as again:
+            work.multiply()
+        assert again.value.what == caught.value.what
+        assert process() == before  # nothing was tried
+
+
+def test_a_dsp_that_dies_over_every_product_ends_in_an_error(simulator, monkeypatch):
+    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        tell("crash=1+")
+        with pytest.raises(DeviceLost, match="lost 3 times"):
+            work.multiply()
+
+
+@pytest.mark.parametrize("fault", ["present=0", "wrong_arch=1+", "no_memory=1+"])
+def test_a_dsp_that_does_not_come_back_ends_in_an_error(fault, simulator, monkeypatch):
+    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        tell(fault)
+        kill()
+        with pytest.raises(DeviceLost, match="lost 3 times"):
+            work.multiply()
+
+
+def test_an_upload_over_which_the_dsp_dies_is_repeated(simulator, monkeypatch):
+    """A weight that needs a block of its own: the DSP dies when it is to map it."""
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        tell("crash=1")
+        large = QTensor.quantize(np.ones((4096, 9600), np.float32), "q8_0")
+        packed = hexagon.pack(large)
+
+        assert len(hexagon.news()) == 1
+        assert work.is_right()
+        y = np.zeros((1, 4096), np.float32)
+        hexagon.matmul(np.ones((1, 9600), np.float32), packed, y)
+        np.testing.assert_allclose(y, 9600, rtol=1e-3)  # scales keep 14 bits and more
+
+
+def test_weights_that_are_gone_are_not_uploaded_again(simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        gone = hexagon.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
+        numbers = {gone.number}
+        del gone
+        gc.collect()
+        kill()
+        assert work.is_right()
+        assert not numbers & {packed.number for packed in hexagon._packed}
+
+
+def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
+    with at_work(deadline=1) as hexagon:
+        work = Work(hexagon)
+        tell("delay=1:3000")
+
+        assert work.is_right()
+        assert "did not come back within 1 s" in hexagon.news()[0]
+        assert hexagon._stores[0].transport.place.session == 1
+        wait_until(lambda: process(3) == 0)  # the first was closed once it came back
+        assert work.is_right()
+
+
+@pytest.mark.parametrize("name", ["worker", "worker with dspqueue"])
+def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
+    with at_work(**WAYS[name], deadline=3) as hexagon:
+        work = Work(hexagon)
+        os.kill(hexagon._stores[0].transport.process, signal.SIGKILL)
+        assert work.is_right()
+        os.kill(hexagon._stores[0].transport.process, signal.SIGSTOP)
+        assert work.is_right()
+        assert len(hexagon.news()) == 2
+
+
+@pytest.mark.parametrize("fault", ["queue_read=1", "queue_stuck=1"])
+def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
+    with at_work(transport="dspqueue", deadline=2) as hexagon:
+        work = Work(hexagon)
+        tell(fault)
+        assert work.is_right()
+        assert hexagon._stores[0].transport.name == "invoke"
+    library = load([str(SIMULATOR)])
+    assert cache.recall(cache.identity(library, "cdsp"), "dspqueue") is False
+    assert not probe.queue_works(way())
+
+
+def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        tell("delay=1:600")
+        interrupt(work.multiply)
+        assert work.is_right()
+        assert hexagon.news() == []
+
+
+def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulator):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        tell("delay=2:700")  # the second call of the new session: info
+        kill()
+        interrupt(work.multiply)
+        assert work.is_right()
+
+
+# --- Whole models -------------------------------------------------------------------------------
+
+LAYERS = 2  # of llama3-256
+CALLS = 4 * LAYERS + 1  # of a token: qkv, attn_output, gate and up, down; and the output matrix
+
+
+def generate(count=12, then=lambda index: None, **options):
+    """Return the text and the report of a tiny model on the simulator."""
+    path = tiny.path("llama3-256", "q4_k_m")
+    with npurt.Llama(path, "hexagon:sim", n_ctx=64, progress=False, **options) as llm:
+        pieces = []
+        stream = llm.generate([1, 2, 3], max_tokens=count, temperature=0, stream=True)
+        for index, piece in enumerate(stream):
+            pieces.append(piece)
+            then(index)
+        return "".join(pieces), llm.report()
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    tell("reset")
+    text, report = generate()
+    assert {row.actual for row in report.rows if row.macs} == {"hexagon:sim"}
+    assert report.notes == () or all("again" not in note for note in report.notes)
+    return text
+
+
+def test_a_dsp_killed_in_the_middle_of_a_generation_costs_no_token(undisturbed, simulator):
+    text, report = generate(then=lambda index: kill() if index == 4 else None)
+
+    assert text == undisturbed
+    assert sum("opened again" in note for note in report.notes) == 1
+    assert {row.actual for row in report.rows if row.macs} == {"hexagon:sim"}
+    assert "0 fallbacks" in report.line()
+    assert ", 0 wrong" in report.line()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_crash_in_the_middle_of_a_token_costs_none(fault, undisturbed, simulator):
+    name, _, rest = fault.partition("=1")
+    text, report = generate(then=lambda i: tell(f"{name}=5{rest}") if i == 3 else None)
+
+    assert text == undisturbed
+    assert sum("opened again" in note for note in report.notes) == 1
+
+
+def test_the_cpu_goes_on_when_the_dsp_is_lost_for_good(simulator):
+    text, report = generate(then=lambda i: kill() if i in (1, 3, 5) else None)
+
+    assert len(text) > 0
+    rows = [row for row in report.rows if row.macs]
+    assert {row.actual for row in rows} == {"hexagon:sim", "cpu"}
+    assert all("lost 3 times" in row.reason for row in rows if row.actual == "cpu")
+    (note,) = [note for note in report.notes if "CPU goes on" in note]
+    assert "hexagon:sim" in note
+    output = [row for row in rows if row.op == "output"]
+    assert sum(row.calls for row in output) == 12
+
+
+def test_a_wrong_byte_is_found_and_the_product_computed_again(undisturbed, simulator):
+    def lie(index):
+        if index == 3:
+            tell("wrong_byte=2")
+
+    text, report = generate(then=lie, verify="always")
+
+    assert ", 1 wrong" in report.line()
+    assert any("quarantined" in note for note in report.notes)
+    assert len(text) > 0
+
+
+def test_a_token_takes_four_calls_for_each_layer_and_one_for_the_output(simulator, monkeypatch):
+    calls = []
+    run = HexagonDevice.matmuls
+
+    def counted(self, x, weights, outs):
+        calls.append(len(x))
+        return run(self, x, weights, outs)
+
+    monkeypatch.setattr(HexagonDevice, "matmuls", counted)
+    marks = []
+    generate(count=6, then=lambda index: marks.append(len(calls)))
+
+    assert {b - a for a, b in itertools.pairwise(marks)} == {CALLS}
+    assert calls[-1] == 1
