@@ -39,20 +39,24 @@ int t_seqs(remote_handle64 h, const uint16_t *a, int aLen, uint32_t *b, int bLen
            int cLen, uint32_t d)
 {
     (void) h;
-    for (int i = 0; i < bLen; i++)
+    for (int i = 0; i < bLen; i++) {
         b[i] = d + (i < aLen ? a[i] : 0);
-    for (int i = 0; i < cLen; i++)
+    }
+    for (int i = 0; i < cLen; i++) {
         c[i] *= 2;
+    }
     return 0;
 }
 
 int t_strs(remote_handle64 h, const char *a, char *b, int bLen, char *c, int cLen)
 {
     (void) h;
-    for (int i = 0; i < bLen; i++)
+    for (int i = 0; i < bLen; i++) {
         b[i] = (size_t) i < strlen(a) ? a[i] : 0;
-    for (int i = 0; i < cLen && c[i]; i++)
+    }
+    for (int i = 0; i < cLen && c[i]; i++) {
         c[i] ^= 0x20;
+    }
     return 0;
 }
 
@@ -91,8 +95,9 @@ int t_seqstruct(remote_handle64 h, const t_prim *a, int aLen, t_prim *b, int bLe
 
 static void bytes(const t_bytes *a, int aLen, t_bytes *b, int bLen)
 {
-    for (int i = 0; i < MIN(aLen, bLen); i++)
+    for (int i = 0; i < MIN(aLen, bLen); i++) {
         memcpy(b[i].data, a[i].data, (size_t) MIN(a[i].dataLen, b[i].dataLen));
+    }
 }
 
 int t_seqseq(remote_handle64 h, const t_bytes *a, int aLen, t_bytes *b, int bLen)
@@ -106,8 +111,9 @@ int t_seqstr(remote_handle64 h, const _cstring1_t *a, int aLen)
 {
     (void) h;
     int total = 0;
-    for (int i = 0; i < aLen; i++)
+    for (int i = 0; i < aLen; i++) {
         total += (int) strlen(a[i].data) == a[i].dataLen - 1 ? a[i].data[0] : 100000;
+    }
     return total;
 }
 
@@ -207,8 +213,9 @@ int t_echo_page(remote_handle64 h, const t_page *a, t_page *b)
 int t_echo_pages(remote_handle64 h, const t_page *a, int aLen, t_page *b, int bLen)
 {
     (void) h;
-    for (int i = 0; i < MIN(aLen, bLen); i++)
+    for (int i = 0; i < MIN(aLen, bLen); i++) {
         page(&a[i], &b[i]);
+    }
     return 0;
 }
 
@@ -216,8 +223,9 @@ int t_echo_texts(remote_handle64 h, const _cstring1_t *a, int aLen, _cstring1_t 
                  const t_bytes *c, int cLen, t_bytes *d, int dLen)
 {
     (void) h;
-    for (int i = 0; i < MIN(aLen, bLen); i++)
+    for (int i = 0; i < MIN(aLen, bLen); i++) {
         memcpy(b[i].data, a[i].data, (size_t) MIN(a[i].dataLen, b[i].dataLen));
+    }
     bytes(c, cLen, d, dLen);
     return 0;
 }
