@@ -20,11 +20,13 @@ static const double MS = 1e6;  /* ns */
 struct core {
     struct worker worker;
     bool started, hangs;
-    struct segment *first, *running;
+    struct segment *first, **last, *running;
 };
 static struct core cores[DRIVERS][CORES];
 static bool wedged[DRIVERS];
 static pthread_cond_t changed;
+
+pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint64_t now_ns(void)
 {
@@ -143,6 +145,7 @@ static void *main_of_core(void *argument)
             continue;
         }
         core->first = segment->next;
+        core->last = core->first ? core->last : &core->first;
         core->running = segment;
         if (!run(core, segment)) {
             hang(core, segment);
@@ -175,6 +178,7 @@ bool cores_start(enum driver driver)
         struct core *core = &cores[driver][i];
         core->worker.driver = driver;
         core->worker.index = i;
+        core->last = core->last ? core->last : &core->first;
         if (!core->started && !start(core)) {
             return false;
         }
@@ -184,13 +188,30 @@ bool cores_start(enum driver driver)
 
 void core_submit(struct segment *segment)
 {
-    struct segment **last = &cores[segment->job->driver][segment->core].first;
-    while (*last) {
-        last = &(*last)->next;
-    }
+    struct core *core = &cores[segment->job->driver][segment->core];
     segment->next = NULL;
-    *last = segment;
+    *core->last = segment;
+    core->last = &segment->next;
     sim_changed();
+}
+
+void cores_drop(const struct file *file)
+{
+    for (int i = 0; i < CORES; i++) {
+        struct core *core = &cores[file->driver][i];
+        struct segment **link = &core->first;
+        while (*link) {
+            struct segment *segment = *link;
+            if (segment->job->file == file) {
+                *link = segment->next;
+                segment->job->error = ECANCELED;
+                finish(segment);
+            } else {
+                link = &segment->next;
+            }
+        }
+        core->last = link;
+    }
 }
 
 int core_least_busy(enum driver driver)
@@ -234,7 +255,6 @@ void cores_wedge(enum driver driver, bool on)
 
 void cores_reset(enum driver driver)
 {
-    wedged[driver] = false;
     for (int i = 0; i < CORES; i++) {
         cores[driver][i].hangs = false;
     }

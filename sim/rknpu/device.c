@@ -17,8 +17,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
-
 /* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out. */
 static const uint64_t FIRST_OFFSET = 0x100000000;
 static const uint64_t IOVA_END = 0x100000000; /* the registers hold 32 bits of an address */
@@ -146,6 +144,7 @@ static bool still_open(const struct file *file)
 
 static void release(struct file *file)
 {
+    cores_drop(file);
     while (file->jobs || file->busy) {
         if (file->driver == RKNPU) {
             cores_reset(RKNPU); /* a hung job would wait for somebody who is gone */
@@ -210,6 +209,7 @@ void device_reload(void)
     fault_clear();
     memset(dead, 0, sizeof(dead));
     for (int driver = 0; driver < DRIVERS; driver++) {
+        cores_wedge((enum driver) driver, false);
         cores_reset((enum driver) driver);
     }
 }

@@ -127,7 +127,8 @@ static int action(struct file *file, void *argument)
     case 23:
         args->value = 0;
         return 0;
-    case 6:
+    case 6: /* what a user asks for also mends what the driver's own reset does not */
+        cores_wedge(RKNPU, false);
         cores_reset(RKNPU);
         return 0;
     case 13: /* byte counters: not wired on an RK3588 */

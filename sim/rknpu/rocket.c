@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { MAX_ENTRIES = 1 << 20 }; /* of an array of the caller; more is -ENOMEM */
+enum { MAX_ENTRIES = 1 << 16 }; /* of an array of the caller; more is -ENOMEM */
 
 static int create_bo(struct file *file, void *argument)
 {
@@ -84,11 +84,11 @@ static int copy_tasks(const struct rocket_job *args, struct job *job)
     if (!job->rocket_tasks) {
         return -ENOMEM;
     }
+    if (user_read_array(job->rocket_tasks, args->tasks, args->task_count, args->task_struct_size,
+                        sizeof(*job->rocket_tasks))) {
+        return -EFAULT;
+    }
     for (uint32_t i = 0; i < args->task_count; i++) {
-        const uint64_t from = args->tasks + (uint64_t) i * args->task_struct_size;
-        if (user_read(&job->rocket_tasks[i], from, sizeof(*job->rocket_tasks))) {
-            return -EFAULT;
-        }
         if (!job->rocket_tasks[i].regcmd_count) {
             return -EINVAL;
         }
@@ -97,21 +97,23 @@ static int copy_tasks(const struct rocket_job *args, struct job *job)
     return 0;
 }
 
-static int add_bos(struct job *job, uint64_t handles, uint32_t count)
+static int add_bos(struct job *job, uint64_t from, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t handle;
-        if (user_read(&handle, handles + (uint64_t) i * sizeof(handle), sizeof(handle))) {
-            return -EFAULT;
-        }
-        struct bo *bo = file_bo(job->file, handle);
-        if (!bo) {
-            return -ENOENT;
-        }
-        bo->refs++;
-        job->bos[job->bo_count++] = bo;
+    uint32_t *handles = calloc((size_t) count + 1, sizeof(*handles));
+    int error = handles ? 0 : -ENOMEM;
+    if (!error) {
+        error = user_read(handles, from, count * sizeof(*handles));
     }
-    return 0;
+    for (uint32_t i = 0; !error && i < count; i++) {
+        struct bo *bo = file_bo(job->file, handles[i]);
+        if (bo) {
+            bo->refs++;
+            job->bos[job->bo_count++] = bo;
+        }
+        error = bo ? 0 : -ENOENT;
+    }
+    free(handles);
+    return error;
 }
 
 /* drm_gem_lock_reservations locks each buffer: one that is listed twice is -EALREADY. */
@@ -176,35 +178,42 @@ static int submit_job(struct file *file, const struct rocket_job *args, struct f
     return 0;
 }
 
+/* The kernel drops what a job of the array is refused for: SUBMIT is a success. */
+static void submit_jobs(struct file *file, const struct rocket_job *jobs, uint32_t count)
+{
+    report_submit(ROCKET, (int) count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct fault fault = i ? (struct fault){NO_EFFECT, 0} : file->fault;
+        const int error = submit_job(file, &jobs[i], fault);
+        if (error) {
+            sim_log(1, "rocket: SUBMIT returns 0, but job %u was refused (errno %d)", i, -error);
+        }
+    }
+}
+
 static int submit(struct file *file, void *argument)
 {
     const struct rocket_submit *args = argument;
-    struct rocket_job job;
     if (!args->job_count) {
         return 0;
     }
-    if (args->job_struct_size < sizeof(job) || args->reserved) {
+    if (args->job_struct_size < sizeof(struct rocket_job) || args->reserved) {
         return -EINVAL;
     }
     if (args->job_count > MAX_ENTRIES || !cores_start(ROCKET)) {
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < args->job_count; i++) { /* all are copied before the first runs */
-        if (user_read(&job, args->jobs + (uint64_t) i * args->job_struct_size, sizeof(job))) {
-            return -EFAULT;
-        }
+    struct rocket_job *jobs = calloc(args->job_count, sizeof(*jobs));
+    int error = jobs ? 0 : -ENOMEM;
+    if (!error) {
+        error = user_read_array(jobs, args->jobs, args->job_count, args->job_struct_size,
+                                sizeof(*jobs));
     }
-    report_submit(ROCKET, (int) args->job_count);
-    for (uint32_t i = 0; i < args->job_count; i++) {
-        const struct fault fault = i ? (struct fault){NO_EFFECT, 0} : file->fault;
-        const uint64_t from = args->jobs + (uint64_t) i * args->job_struct_size;
-        int error = user_read(&job, from, sizeof(job));
-        error = error ? error : submit_job(file, &job, fault);
-        if (error) { /* the kernel says nothing either: SUBMIT is a success */
-            sim_log(1, "rocket: SUBMIT returns 0, but job %u was refused (errno %d)", i, -error);
-        }
+    if (!error) {
+        submit_jobs(file, jobs, args->job_count);
     }
-    return 0;
+    free(jobs);
+    return error;
 }
 
 const struct driver_ioctl rocket_ioctls[] = {

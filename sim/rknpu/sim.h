@@ -149,6 +149,8 @@ struct bo *space_find(const struct space *space, uint64_t iova);
 /* --- user.c -------------------------------------------------------------------------------- */
 /* A caller's memory, as the kernel reads it: 0, or -EFAULT where there is none. */
 int user_read(void *to, uint64_t from, size_t size);
+/* The first `size` bytes of each of `count` structs that lie `stride` bytes apart. */
+int user_read_array(void *to, uint64_t from, uint32_t count, uint32_t stride, size_t size);
 int user_write(uint64_t to, const void *from, size_t size);
 void close_descriptor(int fd); /* close() is a function of this library, too */
 
@@ -221,10 +223,11 @@ struct segment { /* a job's work for one core */
 };
 bool cores_start(enum driver driver);
 void core_submit(struct segment *segment);
+void cores_drop(const struct file *file); /* what waits for a core will not run */
 int core_least_busy(enum driver driver);
 bool core_hangs(enum driver driver, int core);
 bool job_hangs(const struct job *job);
-void cores_wedge(enum driver driver, bool wedged); /* then every job hangs until a reset */
+void cores_wedge(enum driver driver, bool wedged); /* every job hangs */
 void cores_reset(enum driver driver);
 void cores_forked(void); /* in a child: the threads are not there, nor are their jobs */
 void job_put(struct job *job);

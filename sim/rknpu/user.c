@@ -66,3 +66,16 @@ int user_write(uint64_t to, const void *from, size_t size)
 {
     return copy(to, (uintptr_t) from, size, false);
 }
+
+int user_read_array(void *to, uint64_t from, uint32_t count, uint32_t stride, size_t size)
+{
+    if (stride == size) {
+        return user_read(to, from, count * size);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (user_read((char *) to + i * size, from + (uint64_t) i * stride, size)) {
+            return -EFAULT;
+        }
+    }
+    return 0;
+}

@@ -88,20 +88,24 @@ class Bench:
         """Whether the output still is what `fill` made it."""
         return bool((self.c.bytes == SENTINEL).all())
 
-    def run(self, **fields):
-        """Run the list; return C ``[M, N]``.  *fields* of a struct rknpu_task, when not the usual.
-
-        On rocket a refused task leaves the output as it was; on rknpu it is an OSError.
-        """
+    def start(self, *more_outputs, **fields):
+        """Submit the list.  *fields* of a struct rknpu_task, when not the usual."""
         count = len(self.words)
         if isinstance(self.driver, client.Rocket):
             inputs = [self.list, self.a, self.b]
-            self.driver.run([(self.list.iova, count)], inputs, [self.c])
+            self.driver.submit([(self.list.iova, count)], inputs, [self.c, *more_outputs])
         else:
             raw = client.entry(self.list.iova, count, self.task.enable, **fields)
             self.entries.bytes[:] = np.frombuffer(raw, np.uint8)
             self.driver.submit(self.entries, 1)
-            self.c.prep()
+
+    def run(self, **fields):
+        """Run the list; return C ``[M, N]``.
+
+        On rocket a refused task leaves the output as it was; on rknpu it is an OSError.
+        """
+        self.start(**fields)
+        self.c.prep()
         return self.output()
 
     def output(self):

@@ -339,16 +339,6 @@ def test_the_driver_resets_what_hangs_and_counts_the_tasks_before(driver):
     chain.check()
 
 
-def test_a_wedged_device_hangs_until_it_is_reset(bench):
-    client.configure("fault=wedge@submit:2")
-    bench.run()
-    for _ in range(2):
-        client.configure("fault=wedge@submit")  # the driver's own reset ends it
-        with hangs(bench.driver):
-            bench.run()
-    np.testing.assert_array_equal(bench.run(), exact(TASK, *operands(TASK)))
-
-
 def test_a_job_nobody_waits_for_signals_a_fence(bench):
     bench.run()
     bench.fill()

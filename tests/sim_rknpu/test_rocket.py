@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.sim_rknpu import client
+from tests.sim_rknpu import client, lists
 from tests.sim_rknpu.bench import Bench, exact, operands
 from tests.sim_rknpu.client import (
     CREATE_BO,
@@ -251,8 +251,6 @@ def test_a_failed_task_ends_its_job_but_not_the_next(driver):
 
 
 def test_a_chained_list_is_refused(bench):
-    from tests.sim_rknpu import lists
-
     bench.put(lists.encode(bench.task, bench.list.iova, 126))
     bench.run()
 
@@ -265,7 +263,7 @@ def test_a_chained_list_is_refused(bench):
 def test_prep_waits_until_its_deadline_for_a_job_that_hangs(bench):
     client.configure("hang_ms=300 fault=timeout@submit")
     bench.fill()
-    bench.driver.submit([(bench.list.iova, 126)], [bench.list, bench.a, bench.b], [bench.c])
+    bench.start()
 
     with pytest.raises(OSError, match="EBUSY"):
         bench.c.prep(-1)
