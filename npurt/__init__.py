@@ -25,6 +25,7 @@ from npurt.errors import (
     NpurtError,
     NumericsError,
     SettingError,
+    StateFormatError,
     UnsupportedOp,
     VerificationFailed,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "PackedWeight",
     "QTensor",
     "SettingError",
+    "StateFormatError",
     "UnsupportedOp",
     "VerificationFailed",
     "__version__",

@@ -7,13 +7,14 @@ it really multiplied, so that its results can be verified.
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 
 F32 = npt.NDArray[np.float32]
@@ -32,6 +33,37 @@ class MatMul:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A gated delta net: for each token and head, with ``a = e^decay``.
+
+    ``d = beta (v - S (a k)); S = a S + d k^T; out = scale S q``
+
+    Arrays may be views of float32, contiguous along their last axis.  Letters: N sequences, T
+    tokens, K and H heads of k and v (K divides H), W width.
+    """
+
+    q: F32  # [N, T, K, W]
+    k: F32
+    v: F32  # [N, T, H, W]
+    decay: F32  # [N, T, H, 1], logarithms; or [N, T, H, W], one for each element of k
+    beta: F32  # [N, T, H]
+    out: F32  # [N, T, H, W], written
+    state: F32  # [N, H, W (of v), W (of k)], read and written
+    scale: float
+    grouped: bool  # v head h has k head h // (H // K), not h % K
+
+    def first(self, tokens: int) -> "DeltaNet":
+        """Return the net of the first *tokens* tokens."""
+        names = ("q", "k", "v", "decay", "beta", "out")
+        return replace(self, **{name: getattr(self, name)[:, :tokens] for name in names})
+
+    def after(self, tokens: int) -> "DeltaNet":
+        """Return the net of what comes after *tokens* tokens."""
+        names = ("q", "k", "v", "decay", "beta", "out")
+        return replace(self, **{name: getattr(self, name)[:, tokens:] for name in names})
+
+
+@dataclass(frozen=True, slots=True)
 class Caps:
     """What a device is."""
 
@@ -41,7 +73,7 @@ class Caps:
 
 
 class Packed(abc.ABC):
-    """A weight ``[N, K]`` laid out for one device, and on it."""
+    """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, laid out for one device, and on it."""
 
     tensor: QTensor  # what it was made from; the codes are the same
     device: "Device"
@@ -49,12 +81,12 @@ class Packed(abc.ABC):
     @property
     def n(self) -> int:
         """Rows of the weight, columns of the result."""
-        return self.tensor.shape[0]
+        return self.tensor.shape[-2]
 
     @property
     def k(self) -> int:
         """Columns of the weight, the length of the sums."""
-        return self.tensor.shape[1]
+        return self.tensor.shape[-1]
 
     @property
     @abc.abstractmethod
@@ -139,6 +171,21 @@ class Device(abc.ABC):
     def news(self) -> list[str]:
         """Return what its user should know of since the last call, such as that it restarted."""
         return []
+
+    def why_not_delta(self, net: DeltaNet) -> str | None:
+        """Return None when `delta_net` can run *net*, else a sentence saying what rules it out."""
+        return f"{self.caps.name} has no kernel for the gated delta net"
+
+    def delta_net(self, net: DeltaNet) -> None:
+        """Run *net*: write its `out`, advance its `state`.
+
+        Raises:
+            UnsupportedOp: `why_not_delta` has a reason against it.
+        """
+        raise UnsupportedOp(
+            f"cannot run a gated delta net: {self.why_not_delta(net)}",
+            remedy="use CpuDevice.delta_net(), which takes heads of 16 to 128",
+        )
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -13,6 +13,7 @@
     +-- NumericsError     (ValueError)           NaN or infinity where a finite number is needed
     +-- SettingError      (ValueError)           an NPURT_* variable or an option holds nonsense
     +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
+    +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
     +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
     +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
 
@@ -96,6 +97,10 @@ class SettingError(NpurtError, ValueError):
 
 class ModelFormatError(NpurtError, ValueError):
     """The GGUF file is not one npurt can run."""
+
+
+class StateFormatError(NpurtError, ValueError):
+    """A file does not hold a saved state that this model can take."""
 
 
 class ContextFull(NpurtError, ValueError):

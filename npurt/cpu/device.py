@@ -1,6 +1,8 @@
 """The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +11,7 @@ from npurt.cpu import abi, layout
 from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input, pointer
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
-from npurt.device import F32, Caps, Device, MatMul, Packed
+from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.quant.activations import quantize_activations
 from npurt.quant.tensor import QTensor
@@ -20,10 +22,14 @@ F64 = npt.NDArray[np.float64]
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 KEPT = 4  # programs of a packed weight, by number of rows
 MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
+MAX_DELTA = 128  # width of a delta net's heads (delta__vec.c)
 
 
 class CpuPacked(Packed):
-    """A weight in the layout of the CPU kernels."""
+    """A weight in the layout of the CPU kernels; a stack is one image after another.
+
+    `image` says what one matrix is, and holds all of them.
+    """
 
     device: "CpuDevice"
 
@@ -64,15 +70,25 @@ class CpuPacked(Packed):
         """Columns that share a scale; 1 for float weights."""
         return layout.group(self.image.format.number)
 
-    def spread(self, r: F64) -> tuple[F64, float]:
-        """Return ``W^T r`` and ``sum_n (r_n a_n)^2``, a_n being the norm that bounds rounding."""
-        s = np.zeros(self.k)
-        squares = np.zeros(-(-self.k // layout.RECORD))
+    @property
+    def matrices(self) -> int:
+        """Matrices of the stack, 1 where there is none."""
+        return self.tensor.shape[0] if self.tensor.ndim == 3 else 1
+
+    def spread(self, r: F64) -> tuple[F64, F64]:
+        """Return ``W^T r`` ``[E, K]`` and ``sum_n (r_n a_n)^2`` ``[E]`` of every matrix.
+
+        a_n is the norm that bounds rounding.
+        """
+        images = self.image.data.reshape(self.matrices, -1)
+        s = np.zeros((self.matrices, self.k))
+        squares = np.zeros((self.matrices, -(-self.k // layout.RECORD)))
         program = Program(self.device.engine)
-        program.spread(self.image, r, s, squares)
+        for i, data in enumerate(images):
+            program.spread(replace(self.image, data=data), r, s[i], squares[i])
         program.run()
         self.device.engine.settle()
-        return s, float(squares.sum())
+        return s, squares.sum(axis=1)
 
 
 class CpuDevice(Device):
@@ -112,15 +128,19 @@ class CpuDevice(Device):
         tensors: Sequence[QTensor],
         done: Callable[[int], None] = lambda index: None,
     ) -> list[CpuPacked]:
-        """Lay out many weights in one allocation, calling *done* with the index of each."""
+        """Lay out many weights, or stacks ``[E, N, K]``, calling *done* with the index of each.
+
+        All of them lie in one allocation.
+        """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
         arena = Arena(sum(map(Arena.room, sizes)))
         packed = []
         for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-            n, k = tensor.shape
+            *experts, n, k = tensor.shape
             image = Image(arena.take(size), n, k, tensor.format)
             program = Program(self.engine)
-            program.pack(np.ascontiguousarray(tensor.blocks), image)
+            blocks = np.ascontiguousarray(tensor.blocks)
+            program.pack(blocks, replace(image, n=n * math.prod(experts)))
             program.run()
             self.engine.settle()
             packed.append(CpuPacked(self, tensor, image))
@@ -128,19 +148,21 @@ class CpuDevice(Device):
         return packed
 
     def _image_bytes(self, tensor: QTensor) -> int:
-        if tensor.ndim != 2 or tensor.transposed:
+        if tensor.ndim < 2 or tensor.transposed:
             raise LayoutError(
-                f"a weight is 2-D, [N, K] as in the file, not {tensor!r}",
-                remedy="pass the tensor itself, not its .T; take experts one by one",
+                f"a weight is [N, K] or a stack [E, N, K], as in the file, not {tensor!r}",
+                remedy="pass the tensor itself, not its .T",
             )
-        n, k = tensor.shape
+        *experts, n, k = tensor.shape
         reason = self.why_not(MatMul(1, k, n, tensor.format.name))
+        if experts and n % layout.ROWS:
+            reason = f"matrices of a stack need N % {layout.ROWS} == 0"
         if reason:
             raise UnsupportedOp(
                 f"the CPU cannot pack {tensor!r}: {reason}",
                 remedy="requantise the tensor to one of " + ", ".join(BY_NAME),
             )
-        return int(abi.lib().npurt_image_bytes(tensor.format.number, n, k))
+        return math.prod(experts) * int(abi.lib().npurt_image_bytes(tensor.format.number, n, k))
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
         """Write ``x @ w.T`` to *out*, in slices of `MAX_ROWS` rows."""
@@ -180,6 +202,28 @@ class CpuDevice(Device):
         codes, scales = quantize_activations(x)
         blocks = codes.reshape(*scales.shape, GROUP) * scales[..., None]
         return np.asarray(blocks.reshape(x.shape), dtype=np.float32)
+
+    def why_not_delta(self, net: DeltaNet) -> str | None:
+        """Return None, or the first rule that *net* breaks."""
+        heads, width = net.v.shape[2:]
+        if width % 16 or not 0 < width <= MAX_DELTA:
+            return f"heads are {width} wide, not a multiple of 16 up to {MAX_DELTA}"
+        if heads % net.k.shape[2]:
+            return f"{heads} heads do not share {net.k.shape[2]} key heads evenly"
+        if net.decay.shape[3] not in (1, width):
+            return f"a head has {net.decay.shape[3]} decays, not 1 or {width}"
+        return None
+
+    def delta_net(self, net: DeltaNet) -> None:
+        """Run *net* on the pool, in slices of `MAX_ROWS` tokens."""
+        if self.why_not_delta(net):
+            super().delta_net(net)
+        for start in range(0, net.v.shape[1], MAX_ROWS):
+            part = net.after(start).first(MAX_ROWS)
+            program = Program(self.engine)
+            program.delta(part)
+            program.run(part.v.shape[1])
+        self.engine.settle()
 
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""

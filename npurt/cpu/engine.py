@@ -21,6 +21,8 @@ from npurt.errors import DriverError, NpurtError
 F32 = npt.NDArray[np.float32]
 
 MAX_ROWS = 512  # of one run (work.h)
+MAX_CHUNKS = 256  # of one op (work.h)
+SCRATCH_FLOATS = 1 << 20  # for the results of one chunk of a matmul (work.h)
 GROUP = 32  # columns that share an activation scale
 
 BLOCK_BYTES = 32  # of an npurt_block

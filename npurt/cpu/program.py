@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from npurt.cpu import abi
 from npurt.cpu.engine import Engine, Input, pointer
+from npurt.device import DeltaNet
 from npurt.quant.types import Format
 
 F32 = npt.NDArray[np.float32]
@@ -73,26 +74,6 @@ class Convolution:
     k_heads: int
     width: int
     eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A gated delta net: ``S = e^decay S + beta (v - e^decay S k) k^T; out = scale S q``.
-
-    Arrays may be views, of float32 contiguous along their last axis.  Letters: N sequences, T
-    tokens, K and H heads of k and v, W width.
-    """
-
-    q: F32  # [N, T, K, W]
-    k: F32
-    v: F32  # [N, T, H, W]
-    decay: F32  # [N, T, H, 1], logarithms; or [N, T, H, W], one for each element of k
-    beta: F32  # [N, T, H]
-    out: F32  # [N, T, H, W]
-    state: F32  # [slots, N, H, W (of v), W (of k)]: the first is read and written
-    scale: float
-    grouped: bool  # v head h has k head h // (H // K), not h % K
-    control: npt.NDArray[np.int32] | None = None  # [3]: see npurt_delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +176,9 @@ class Program:
         biases: Sequence[F32 | None] = (),
         head: bool = False,
         routing: Routing | None = None,
+        column: int = 0,
     ) -> int:
-        """``y = [x @ w.T + bias for each weight]``, side by side; at most three weights.
+        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on; at most three.
 
         With a *routing* each weight is a stack of its `experts`, the rows of *x* are those that
         `gather` made, and each group of them is multiplied by its own matrix.
@@ -209,7 +191,6 @@ class Program:
         op.y = self._address(y)
         op.stride = y.shape[1]
         op.weights = len(weights)
-        column = 0
         for i, image in enumerate(weights):
             op.w[i].image = self._address(image.data, "uint8_t *")
             op.w[i].n, op.w[i].k, op.w[i].type = image.n, image.k, image.format.number
@@ -262,19 +243,27 @@ class Program:
         op.replay = replay
         return len(self) - 1
 
-    def delta(self, d: Delta) -> int:
-        """Run a gated delta net over the rows, from and to its state."""
+    def delta(
+        self, net: DeltaNet, *, slots: F32 | None = None, control: npt.NDArray[Any] | None = None
+    ) -> int:
+        """Run a gated delta net over the rows, each of them a token of all sequences.
+
+        Args:
+            slots: ``[more, *state.shape]`` of which the net's state is the first.
+            control: int32 ``[3]``, read at each run: the slot to start from, the one to copy the
+                state to or -1, and the tokens before that.
+        """
         op = self._add("DELTA").delta
         for name in ("q", "k", "v", "decay", "beta", "out"):
-            array: F32 = getattr(d, name)
+            array: F32 = getattr(net, name)
             setattr(op, name, self._address(array))
             sequence, token, head = (stride // array.itemsize for stride in array.strides[:3])
             setattr(op, f"{name}_at", {"token": token, "head": head, "sequence": sequence})
-        op.state = self._address(d.state)
-        op.control = self._address(d.control, "int32_t *")
-        op.sequences, _, op.heads, op.width = d.v.shape
-        op.k_heads, op.gates = d.k.shape[2], d.decay.shape[3]
-        op.grouped, op.scale = d.grouped, d.scale
+        op.state = self._address(net.state if slots is None else slots)
+        op.control = self._address(control, "int32_t *")
+        op.sequences, _, op.heads, op.width = net.v.shape
+        op.k_heads, op.gates = net.k.shape[2], net.decay.shape[3]
+        op.grouped, op.scale = net.grouped, net.scale
         return len(self) - 1
 
     def gate(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> int:

@@ -20,7 +20,7 @@ LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their t
 
 
 class Cache:
-    """Keys and values for *n_ctx* positions.
+    """Keys and values for *n_ctx* positions, by layer that has attention.
 
     Raises:
         SettingError: *n_ctx* or *dtype* makes no sense.
@@ -39,18 +39,34 @@ class Cache:
         self.length = 0  # positions in use
         padded = -(-n_ctx // 16) * 16
         kv_heads, width = config.n_kv_heads, config.head_width
-        self.keys: list[npt.NDArray[Any]] = []
-        self.values: list[npt.NDArray[Any]] = []
-        for _ in range(config.n_layers):
-            keys = empty(kv_heads * padded, width, DTYPES[dtype])
-            self.keys.append(keys.reshape(kv_heads, padded // 16, width, 16))
-            values = empty(kv_heads * padded, width, DTYPES[dtype])
-            self.values.append(values.reshape(kv_heads, padded, width))
+        self.keys: dict[int, npt.NDArray[Any]] = {}
+        self.values: dict[int, npt.NDArray[Any]] = {}
+        for layer in range(config.n_layers):
+            if not config.is_recurrent(layer):
+                keys = empty(kv_heads * padded, width, DTYPES[dtype])
+                self.keys[layer] = keys.reshape(kv_heads, padded // 16, width, 16)
+                values = empty(kv_heads * padded, width, DTYPES[dtype])
+                self.values[layer] = values.reshape(kv_heads, padded, width)
 
     @property
     def nbytes(self) -> int:
         """Bytes when full."""
-        return sum(a.nbytes for a in (*self.keys, *self.values))
+        return sum(a.nbytes for a in (*self.keys.values(), *self.values.values()))
+
+    def read(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return copies of the keys and values ``[G, length, W]`` of *layer*."""
+        used = self.keys[layer][:, : -(-self.length // 16)].transpose(0, 1, 3, 2)
+        kv_heads, panels, _, width = used.shape
+        keys = used.reshape(kv_heads, panels * 16, width)[:, : self.length]
+        return keys.copy(), self.values[layer][:, : self.length].copy()
+
+    def write(self, layer: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        """Put keys and values ``[G, length, W]`` into the first positions of *layer*."""
+        kv_heads, length, width = keys.shape
+        lines = np.zeros((kv_heads, -(-length // 16), 16, width), keys.dtype)
+        lines.reshape(kv_heads, -1, width)[:, :length] = keys
+        self.keys[layer][:, : lines.shape[1]] = lines.transpose(0, 1, 3, 2)
+        self.values[layer][:, :length] = values
 
     def require(self, count: int) -> None:
         """Make sure that *count* more tokens fit.
@@ -78,7 +94,7 @@ class Cache:
         end = self.length
         pairs = cos.shape[1]
         c, s = cos[drop] / cos[0], sin[drop] / cos[0]
-        for keys, values in zip(self.keys, self.values, strict=True):
+        for keys, values in zip(self.keys.values(), self.values.values(), strict=True):
             kv_heads, panels, width, _ = keys.shape
             lines = keys.transpose(0, 1, 3, 2).reshape(kv_heads, panels * 16, width)
             moved = lines[:, keep + drop : end].astype(np.float32)

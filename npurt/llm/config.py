@@ -4,16 +4,22 @@ Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architectur
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from npurt.cpu.device import MAX_DELTA
 from npurt.errors import ModelFormatError
-from npurt.llm.metadata import CONVERT_AGAIN, Metadata, optional, require
+from npurt.llm.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
 
 WIDEST_HEAD = 256  # attend__vec.c
 WIDEST_PRODUCT = 1 << 18  # columns; two such share the scratch memory of work.h
 MOST_LAYERS = 1024  # the deepest models have some 130
+MOST_EXPERTS = 4096  # experts__vec.c
+MOST_TAPS = 8  # of its convolution
+
+SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,33 @@ class Scaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The feed-forward parts of a mixture, of which each token gets a few."""
+
+    count: int
+    used: int  # by a token
+    n_ff: int  # feed-forward width of each
+    n_ff_shared: int  # of the one that every token gets, if there is one
+    normed: bool | None  # shares of a token's experts add up to 1; None: as the architecture says
+    scale: float  # of those shares
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """The gated delta net of layers without attention; its heads are square."""
+
+    heads: int  # of v, and states
+    k_heads: int  # of q and k
+    width: int
+    taps: int  # tokens that the convolution before it sees
+
+    @property
+    def channels(self) -> int:
+        """Columns of q, k and v."""
+        return (2 * self.k_heads + self.heads) * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +79,17 @@ class Config:
     rotated: int  # elements of a head that rotate
     scaling: Scaling
     attention_scale: float
+    experts: Experts | None = None
+    delta: DeltaHeads | None = None
+    recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
+    n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
+
+    def is_recurrent(self, layer: int) -> bool:
+        """True when *layer* has a gated delta net, not attention."""
+        return bool(self.recurrent) and self.recurrent[layer]
+
+
+Number = Callable[..., int]  # (name, default or None for required, most)
 
 
 def read_config(metadata: Metadata, n_vocab: int) -> Config:
@@ -68,18 +112,23 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
             if default is None
             else optional(metadata, key, int, default)
         )
-        if not 0 < value <= most:
+        if not 0 < value <= most and value != default:
             raise _bad(f"{key} = {value} is not a sensible count")
         return value
 
     width, heads = number("embedding_length"), number("attention.head_count")
     head_width = number("attention.key_length", max(width // heads, 1))
+    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, MOST_EXPERTS) > 0
+    n_ff = number("feed_forward_length", 0 if mixed else None)
+    n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
+    if n_ahead >= n_blocks:
+        raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; none is a layer")
     config = Config(
         architecture=arch,
-        n_layers=number("block_count", most=MOST_LAYERS),
+        n_layers=n_blocks - n_ahead,
         n_context=number("context_length"),
         width=width,
-        n_ff=number("feed_forward_length"),
+        n_ff=n_ff,
         n_heads=heads,
         n_kv_heads=number("attention.head_count_kv", heads),
         head_width=head_width,
@@ -89,9 +138,87 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         rotated=number("rope.dimension_count", head_width),
         scaling=_scaling(metadata, arch),
         attention_scale=optional(metadata, f"{arch}.attention.scale", float, head_width**-0.5),
+        experts=_experts(metadata, arch, number, n_ff) if mixed else None,
+        n_ahead=n_ahead,
     )
     _check(config, number("attention.value_length", head_width))
+    _refuse(metadata, arch)
+    if f"{arch}.ssm.state_size" in metadata:
+        config = replace(
+            config,
+            delta=_delta(number),
+            recurrent=_recurrent(metadata, arch, number, config.n_layers),
+        )
     return config
+
+
+def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
+    count, used = number("expert_count", None, MOST_EXPERTS), number("expert_used_count")
+    if used > count:
+        raise _bad(f"a token goes to {used} of {count} experts")
+    width = number("expert_feed_forward_length", n_ff // used)
+    if not 0 < width <= WIDEST_PRODUCT // 2:
+        raise _bad(f"an expert's feed-forward width is {width}")
+    scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
+    if not (math.isfinite(scale) and scale > 0):
+        raise _bad(f"the experts' shares are scaled by {scale}")
+    norm = f"{arch}.expert_weights_norm"
+    return Experts(
+        count=count,
+        used=used,
+        n_ff=width,
+        n_ff_shared=number("expert_shared_feed_forward_length", n_ff),
+        normed=require(metadata, norm, bool) if norm in metadata else None,
+        scale=scale,
+    )
+
+
+def _delta(number: Number) -> DeltaHeads:
+    heads, k_heads = number("ssm.time_step_rank"), number("ssm.group_count")
+    width, inner = number("ssm.state_size"), number("ssm.inner_size")
+    if inner != heads * width:
+        raise _bad(
+            f"a delta net of {heads} heads with states {width} wide has {inner} values; "
+            "npurt needs keys and values of one width"
+        )
+    if heads % k_heads:
+        raise _bad(f"{heads} heads of a delta net do not share {k_heads} key heads evenly")
+    if width % 16 or width > MAX_DELTA:
+        raise _bad(
+            f"heads of a delta net are {width} wide; npurt needs a multiple of 16, "
+            f"at most {MAX_DELTA}"
+        )
+    if (2 * k_heads + heads) * width + inner > WIDEST_PRODUCT:
+        raise _bad(f"a delta net of {heads} heads has more than {WIDEST_PRODUCT} columns")
+    return DeltaHeads(heads, k_heads, width, taps=number("ssm.conv_kernel", None, MOST_TAPS))
+
+
+def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:
+    """Return which layers have no attention, as listed or counted off."""
+    key = f"{arch}.attention.recurrent_layers"
+    if isinstance(metadata.get(key), bool):
+        return (bool(metadata[key]),) * n_layers
+    if key in metadata:
+        listed = [bool(flag) for flag in numbers(metadata, key, "biu")]
+        if len(listed) < n_layers:
+            raise _bad(f"{key} names {len(listed)} of {n_layers} layers")
+        return tuple(listed[:n_layers])
+    interval = number("full_attention_interval", 4)
+    return tuple((i + 1) % interval != 0 for i in range(n_layers))
+
+
+def _refuse(metadata: Metadata, arch: str) -> None:
+    """Refuse what would change results and is not implemented."""
+    gating = optional(metadata, f"{arch}.expert_gating_func", int, SOFTMAX)
+    if gating != SOFTMAX:
+        raise _bad(f"{arch}.expert_gating_func = {gating}: npurt routes by softmax (1) only")
+    if optional(metadata, f"{arch}.expert_group_count", int, 1) > 1:
+        raise _bad(f"{arch}.expert_group_count: npurt does not choose experts by groups")
+    if not optional(metadata, f"{arch}.attention.causal", bool, True):
+        raise _bad(f"{arch}.attention.causal is false: npurt runs causal models only")
+    sections = f"{arch}.rope.dimension_sections"
+    if sections in metadata and any(numbers(metadata, sections, "iu")[3:]):
+        raise _bad(f"{sections} has a fourth position, which text does not have")
 
 
 def _scaling(metadata: Metadata, arch: str) -> Scaling:
@@ -130,13 +257,29 @@ def _check(config: Config, value_width: int) -> None:
         raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
     if not 0 < config.eps < 1:
         raise _bad(f"the norm's epsilon is {config.eps}")
-    widest = max(config.n_vocab, config.n_ff, (config.n_heads + 2 * config.n_kv_heads) * width)
+    heads = 2 * (config.n_heads + config.n_kv_heads)  # gates and all
+    widest = max(config.n_vocab, config.n_ff, heads * width)
     if widest > WIDEST_PRODUCT:
         raise _bad(f"a product would have {widest} columns, more than {WIDEST_PRODUCT}")
     if not (math.isfinite(config.rope_base) and config.rope_base > 1):
         raise _bad(f"the rotary base is {config.rope_base}")
     if not (math.isfinite(config.attention_scale) and config.attention_scale > 0):
         raise _bad(f"the attention scale is {config.attention_scale}")
+
+
+def require_context(metadata: Metadata, n_ctx: int) -> None:
+    """Make sure that attention may reach over *n_ctx* tokens.
+
+    Raises:
+        ModelFormatError: The model attends to the last few tokens only.
+    """
+    key = f"{require(metadata, 'general.architecture', str)}.attention.sliding_window"
+    window = optional(metadata, key, int, 0)
+    if 0 < window < n_ctx:
+        raise ModelFormatError(
+            f"{key} = {window}: the model attends to so many tokens, which npurt does not limit",
+            remedy=f"use a context (n_ctx, -c) of at most {window}",
+        )
 
 
 def _bad(what: str) -> ModelFormatError:

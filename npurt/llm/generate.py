@@ -156,12 +156,13 @@ class Generation:
         return chosen
 
     def _reuse(self) -> list[int]:
-        """Keep what the cache shares with the prompt; return what is left to evaluate."""
+        """Keep what the context shares with the prompt; return what is left to evaluate."""
         shared = 0
         for have, want in zip(self._llm.history, self._prompt[:-1], strict=False):
             if have != want:
                 break
             shared += 1
+        shared = self._llm.state.reach(shared)
         self._llm.rewind(shared)
         self._timing.reused_tokens = shared
         return self._prompt[shared:]

@@ -1,6 +1,5 @@
 """`Llama`: a GGUF file, loaded, and what one does with it."""
 
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,22 +7,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import MAX_ROWS
-from npurt.device import F32, Device
-from npurt.errors import LayoutError, ModelFormatError, SettingError
-from npurt.llm import arch, weights
-from npurt.llm.arch.decoder import Model, Rope, buffers, build, tensors
-from npurt.llm.cache import Cache
+from npurt.device import Device
+from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.chat import ChatTemplate
-from npurt.llm.config import read_config
+from npurt.llm.context import Context
 from npurt.llm.generate import Generation, Timing
 from npurt.llm.gguf import GGUF, TensorInfo
 from npurt.llm.metadata import optional
-from npurt.llm.progress import Progress
-from npurt.llm.rope import tables
 from npurt.llm.sampler import Sampler, Sampling
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.lookup import Lookup
@@ -31,21 +23,18 @@ from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
-from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Sampler as Checks
 from npurt.runtime.verify import mode
-
-USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
 
-class Llama:
+class Llama(Context):
     """A language model from a GGUF file.
 
     Args:
-        path: The file; architectures llama and qwen2.
+        path: The file; architectures as in `npurt.llm.arch`.
         device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
             model.  The host does the rest.
         n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
@@ -118,37 +107,10 @@ class Llama:
         except BaseException:
             self.close()
             raise
-        self._history: list[int] = []  # tokens in the cache
         if draft is not None:
             self._speculate(draft, draft_max)
 
     # --- Loading --------------------------------------------------------------------------------
-
-    def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
-        architecture = arch.find(self._file.architecture)
-        embedding = self._file.tensors.get(weights.EMBEDDING)
-        self.config = read_config(self.metadata, embedding.shape[0] if embedding else 1)
-        weights.check(self._file, tensors(self.config))
-        self._rope = architecture.rope
-        self.n_ctx = n_ctx if n_ctx else min(self.config.n_context, USUAL_CONTEXT)
-        self._cache = Cache(self.config, self.n_ctx, kv_type)
-
-    def _build(self, strict: bool) -> None:
-        file, config = self._file, self.config
-        total = sum(info.nbytes for info in file.tensors.values())
-        with Progress("load", total, "B", shown=self._progress) as bar:
-            placed = weights.load(file, self._device, self._cpu, strict=strict, progress=bar.add)
-        norms = weights.vectors(file)
-        cos, sin = tables(config, self.n_ctx, norms.get("rope_freqs"))
-        rows = min(self.n_batch, self.n_ctx)
-        model = Model(config, self._rope, placed, norms, cos, sin, self._cache, rows)
-        self._model = model
-        self._buffers = buffers(model)
-        self._logits = np.empty((1, config.n_vocab), np.float32)
-        self._embedding = file[weights.EMBEDDING]
-        self._plan = Plan(self._cpu, self._ledger, self._checks)
-        build(self._plan, model, self._buffers, self._logits)
-        self._plan.prepare()
 
     def _check_vocabulary(self) -> None:
         if self.tokenizer.n_vocab != self.config.n_vocab:
@@ -190,109 +152,6 @@ class Llama:
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of *ids*."""
         return self.tokenizer.decode(ids)
-
-    # --- Evaluation -----------------------------------------------------------------------------
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens in the cache."""
-        return self._cache.length
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """The tokens in the cache."""
-        return tuple(self._history)
-
-    def eval(self, ids: Sequence[int]) -> F32:
-        """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
-
-        Raises:
-            ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
-            LayoutError: An id is not one of the vocabulary; nothing is appended.
-        """
-        ids = self._valid(ids)
-        out = np.empty((len(ids), self.config.n_vocab), np.float32)
-        self._make_room(len(ids))
-        for start in range(0, len(ids), self._model.rows):
-            part = ids[start : start + self._model.rows]
-            self._forward(part, 0, out[start : start + len(part)])
-        return out
-
-    def eval_last(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
-
-        They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
-        multiplied by one row only.
-        """
-        ids = self._valid(ids)
-        if not ids:
-            raise LayoutError(
-                "there is no token to evaluate", remedy="pass a prompt of at least one token"
-            )
-        self._make_room(len(ids))
-        rows = self._model.rows
-        many = self._progress and len(ids) > rows
-        with Progress("prefill", len(ids), "token", shown=many) as bar:
-            for start in range(0, len(ids), rows):
-                part = ids[start : start + rows]
-                self._forward(part, len(part) - 1, self._logits)
-                bar.add(len(part))
-        row: F32 = self._logits[0]
-        return row
-
-    def reset(self) -> None:
-        """Forget everything in the cache."""
-        self.rewind(0)
-
-    def rewind(self, n_tokens: int) -> None:
-        """Keep only the first *n_tokens* tokens in the cache.
-
-        Raises:
-            LayoutError: *n_tokens* is negative.
-        """
-        if n_tokens < 0:
-            raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
-        del self._history[n_tokens:]
-        self._cache.truncate(n_tokens)
-
-    def _forward(self, ids: list[int], head: int, out: F32) -> None:
-        """Append one batch; write the logits of rows from *head* on to *out*."""
-        self._require_open()
-        self._buffers.x[: len(ids)] = self._embedding[np.asarray(ids)].dequantize()
-        self._plan.run(len(ids), self._cache.length, head, out)
-        self._cache.length += len(ids)
-        self._history += ids
-
-    def _valid(self, ids: Sequence[int]) -> list[int]:
-        try:
-            tokens = [operator.index(i) for i in ids]
-        except TypeError as error:
-            raise LayoutError(
-                f"token ids are integers: {error}", remedy="pass ids from tokenize() of this model"
-            ) from error
-        wrong = [i for i in tokens if not 0 <= i < self.config.n_vocab]
-        if wrong:
-            raise LayoutError(
-                f"token id {wrong[0]} is not in the vocabulary of {self.config.n_vocab}",
-                remedy="pass ids from tokenize() of this model",
-            )
-        return tokens
-
-    @property
-    def can_shift(self) -> bool:
-        """True when a full context makes room for one token more."""
-        return self.context_shift and self.n_ctx > 1
-
-    def _make_room(self, count: int) -> None:
-        full = self._cache.length + count > self.n_ctx
-        if self.can_shift and full and count <= self.n_ctx // 2:
-            keep = 1 if self.tokenizer.add_bos else 0
-            drop = max(count, (self._cache.length - keep) // 2)
-            self._cpu.engine.settle()
-            halves = self._rope is Rope.HALVES
-            self._cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
-            del self._history[keep : keep + drop]
-        self._cache.require(count)
 
     # --- Generation -----------------------------------------------------------------------------
 
@@ -402,10 +261,6 @@ class Llama:
         self._device.close()
         self._cpu.close()
         self._file.close()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SettingError("this model is closed", remedy="open the file again with Llama()")
 
     def __enter__(self) -> Self:
         return self

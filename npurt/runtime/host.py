@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
-from npurt.cpu.program import Program
+from npurt.cpu.program import Program, Routing
 from npurt.device import F32
 from npurt.errors import VerificationFailed
 from npurt.runtime.ledger import Ledger, Row
@@ -57,19 +59,32 @@ class HostStep:
         self._ledger = ledger
         self._sampler = sampler
         self._products: list[_Product] = []
-        self._labels: list[str] = []  # of every op
+        self._labels: list[tuple[Any, ...]] = []  # what a ledger row of each op begins with
         self._wrong: dict[int, int] = {}  # op -> results that did not verify
         ledger.follow(self._rows)
 
-    def label(self, name: str) -> None:
-        """Name the ops added since the last call, for the ledger."""
-        self._labels += [name] * (len(self.program) - len(self._labels))
+    def label(self, name: str, planned: str = "cpu", reason: str = "") -> None:
+        """Name the ops added since the last call, for the ledger, and say why they are here."""
+        row = (name, "", (), planned, "cpu", reason)
+        self._labels += [row] * (len(self.program) - len(self._labels))
 
-    def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
+    def matmul(
+        self,
+        label: str,
+        x: Input,
+        weights: Sequence[Placed],
+        y: F32,
+        head: bool = False,
+        routing: Routing | None = None,
+        column: int = 0,
+    ) -> None:
         """Add the products of *x* with weights packed for the CPU, side by side in *y*."""
         packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
         images = [p.image for p in packed]
-        op = self.program.matmul(x, images, y, biases=[w.bias for w in weights], head=head)
+        biases = [w.bias for w in weights]
+        op = self.program.matmul(
+            x, images, y, biases=biases, head=head, routing=routing, column=column
+        )
         self._products.append(_Product(op, label, tuple(weights), packed))
         self.label(label)
 
@@ -149,17 +164,19 @@ class HostStep:
         for index, label in enumerate(self._labels):
             op = self.program.ops[index]
             product = products.get(index)
-            row = product.row() if product else Row(label, "", (), "cpu", "cpu")
+            row = product.row() if product else Row(*label)
             row.calls, row.rows, row.verified = op.calls, op.rows, op.checks
             row.seconds = op.nanoseconds * 1e-9
             if product:
                 row.macs = op.rows * row.shape[0] * row.shape[1]
-                row.nbytes = op.calls * sum(p.nbytes for p in product.packed)
+                row.nbytes = op.matrices * sum(p.nbytes // p.matrices for p in product.packed)
                 row.failed = self._wrong.get(index, 0)
             yield row
 
 
 def _secret(name: str, packed: CpuPacked) -> Secret:
+    """Return the secret of a weight; of a stack, s of all matrices and the largest bound."""
     r = secret_vector(packed.n)
-    s, squares = packed.spread(r)
-    return make_secret(name, r, s, squares, packed.group)
+    spread = zip(*packed.spread(r), strict=True)
+    each = [make_secret(name, r, s, float(squares), packed.group) for s, squares in spread]
+    return Secret(r, np.concatenate([one.s for one in each]), max(one.bound for one in each))

@@ -29,6 +29,20 @@ class Placed:
         return self.packed.device.caps.name
 
 
+class Stacked(Packed):
+    """A stack ``[E, N, K]`` on a device that multiplies by one matrix at a time."""
+
+    def __init__(self, device: Device, tensor: QTensor, each: Sequence[Placed]) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.each = tuple(each)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(w.packed.nbytes for w in self.each)
+
+
 def place(
     tensors: Sequence[tuple[str, QTensor]],
     device: Device,
@@ -40,6 +54,8 @@ def place(
 ) -> list[Placed]:
     """Pack each named weight ``[N, K]`` for *device*, or for *cpu* where that refuses.
 
+    A stack ``[E, N, K]`` is packed whole for the CPU, matrix by matrix for another device.
+
     Args:
         fine: Names of weights whose products want activations of 16 bits.
         done: Called with the index of each weight once it is packed.
@@ -49,7 +65,7 @@ def place(
     """
     reasons = []
     for name, tensor in tensors:
-        n, k = tensor.shape
+        n, k = tensor.shape[-2:]
         reason = device.why_not(MatMul(1, k, n, tensor.dtype))
         if reason and strict:
             raise _refused(device, name, tensor, reason)
@@ -63,7 +79,11 @@ def place(
         )
     )
     for i, (name, tensor) in enumerate(tensors):
-        if i not in packed:
+        if i not in packed and tensor.ndim == 3:
+            matrices = [(name, tensor[e]) for e in range(len(tensor))]
+            packed[i] = Stacked(device, tensor, place(matrices, device, cpu, strict=strict))
+            done(i)
+        elif i not in packed:
             try:
                 packed[i] = device.pack(tensor, fine=name in fine)
             except (DeviceFull, UnsupportedOp) as error:

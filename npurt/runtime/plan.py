@@ -5,16 +5,24 @@ without Python.  A product on another device ends that program, and a new one be
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
-from npurt.cpu.program import Heads
-from npurt.device import F32
+from npurt.cpu.program import Convolution, Heads, Routing
+from npurt.device import F32, DeltaNet, Device
+from npurt.runtime.experts import RemoteExperts
 from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import Placed
+from npurt.runtime.placement import Placed, Stacked
+from npurt.runtime.recurrence import RemoteDelta
 from npurt.runtime.remote import RemoteStep
 from npurt.runtime.verify import Mode, Sampler
+
+Step = HostStep | RemoteStep | RemoteExperts | RemoteDelta
 
 
 class Plan:
@@ -24,7 +32,8 @@ class Plan:
         self._cpu = cpu
         self._ledger = ledger
         self._sampler = sampler
-        self._steps: list[HostStep | RemoteStep] = []
+        self._steps: list[Step] = []
+        self._replays: list[HostStep | RemoteDelta] = []  # of the delta nets alone
 
     def prepare(self) -> None:
         """Get ready to verify, unless verification is off."""
@@ -38,11 +47,19 @@ class Plan:
         for step in self._steps:
             step.run(rows, position, head)
 
+    def replay(self, rows: int, position: int) -> None:
+        """Run the delta nets alone over *rows* tokens that they have kept, from *position* on."""
+        for step in self._replays:
+            step.run(rows, position, 0)
+
     def _host(self) -> HostStep:
-        if not self._steps or not isinstance(self._steps[-1], HostStep):
-            self._steps.append(HostStep(self._cpu, self._ledger, self._sampler))
-        step = self._steps[-1]
-        assert isinstance(step, HostStep)
+        return self._last_host(self._steps)
+
+    def _last_host(self, steps: "list[Any]") -> HostStep:
+        """Return the last of *steps*; a new one when that is not on the host."""
+        if not steps or not isinstance(steps[-1], HostStep):
+            steps.append(HostStep(self._cpu, self._ledger, self._sampler))
+        step: HostStep = steps[-1]
         return step
 
     def norm(
@@ -65,13 +82,12 @@ class Plan:
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side."""
         on_host = [isinstance(w.packed, CpuPacked) for w in weights]
-        step: HostStep | RemoteStep
         if all(on_host):
-            step = self._host()
+            self._host().matmul(label, x, weights, y, head)
         else:
             step = RemoteStep(self._cpu, self._ledger, self._sampler)
             self._steps.append(step)
-        step.matmul(label, x, weights, y, head)
+            step.matmul(label, x, weights, y, head)
 
     def attend(self, heads: Heads, out: Input) -> None:
         """Rotate, append to the cache, attend: ``out[rows, heads * width]``."""
@@ -84,8 +100,74 @@ class Plan:
             host.program.quant(out)
             host.label("quantise")
 
-    def silu(self, gate_up: F32, out: Input) -> None:
-        """``out = silu(gate) * up`` of the two halves of *gate_up*."""
+    def silu(self, gate_up: F32, out: Input, *, fan: int = 1) -> None:
+        """``out = silu(gate) * up`` of the two halves of *gate_up*, *fan* rows for each token."""
         host = self._host()
-        host.program.silu(gate_up, out)
+        host.program.silu(gate_up, out, fan=fan)
         host.label("activation")
+
+    # --- Experts --------------------------------------------------------------------------------
+
+    def route(
+        self, scores: F32, x: Input, routing: Routing, copies: Input, *, normed: bool, scale: float
+    ) -> None:
+        """Choose experts by *scores*; copy the rows of *x* to *copies*, expert by expert."""
+        host = self._host()
+        host.program.route(scores, routing, normed=normed, scale=scale)
+        host.program.gather(x, routing, copies)
+        host.label("route")
+
+    def experts(
+        self, label: str, x: Input, stacks: Sequence[Placed], y: F32, routing: Routing
+    ) -> None:
+        """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
+        column = 0
+        if all(isinstance(w.packed, CpuPacked) for w in stacks):
+            self._host().matmul(label, x, stacks, y, routing=routing)
+            return
+        for w in stacks:
+            if isinstance(w.packed, Stacked):
+                step = RemoteExperts(
+                    self._cpu, self._ledger, self._sampler, label=label, x=x, each=w.packed.each,
+                    y=y, column=column, routing=routing,
+                )  # fmt: skip
+                self._steps.append(step)
+            else:
+                self._host().matmul(label, x, [w], y, routing=routing, column=column)
+            column += w.packed.n
+
+    def combine(
+        self, y: F32, routing: Routing, out: F32, *, shared: F32 | None, gate: F32 | None
+    ) -> None:
+        """Add up what experts gave for each row, and *shared* times the sigmoid of *gate*."""
+        host = self._host()
+        host.program.combine(y, routing, out, shared=shared, gate=gate)
+        host.label("combine")
+
+    # --- Gated delta nets -----------------------------------------------------------------------
+
+    def delta(
+        self,
+        conv: Convolution,
+        net: DeltaNet,
+        slots: F32,
+        control: npt.NDArray[np.int32],
+        device: Device,
+    ) -> None:
+        """Convolve and run *net*, on *device* unless it says why not; see `Program.delta`."""
+        reason = device.why_not_delta(net)
+        for steps, again in ((self._steps, False), (self._replays, True)):
+            host = self._last_host(steps)
+            host.program.conv(conv, replay=again)
+            host.label("replay" if again else "convolution")
+            if reason or device is self._cpu:
+                host.program.delta(net, slots=slots, control=control)
+                host.label("replay" if again else "delta net", device.caps.name, reason or "")
+            else:
+                steps.append(RemoteDelta(device, self._ledger, net, slots, control))
+
+    def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> None:
+        """``out = x / rms(x) * weight * silu(gate)``, head by head."""
+        host = self._host()
+        host.program.gate(x, gate, weight, eps, out)
+        host.label("norm")

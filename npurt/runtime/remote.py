@@ -44,17 +44,19 @@ class RemoteStep:
         self._y = array
 
     def run(self, rows: int, position: int, head: int) -> None:
-        """Multiply, verify what is chosen, add biases.
+        """Multiply, verify what is chosen, add biases; raises `multiply`'s errors."""
+        del position
+        self.multiply(self._x.values[: rows - head if self._head else rows], self._y)
+
+    def multiply(self, x: F32, y: F32) -> None:
+        """Do so with the rows *x*, to the first columns of the first rows of *y*.
 
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
         """
-        del position
-        x = self._x.values[: rows - head if self._head else rows]
         ends = list(accumulate(w.packed.n for w in self._weights))
         views = [
-            self._y[: len(x), end - w.packed.n : end]
-            for w, end in zip(self._weights, ends, strict=True)
+            y[: len(x), end - w.packed.n : end] for w, end in zip(self._weights, ends, strict=True)
         ]
         outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
         self._multiply(x, outs)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import GROUP, Convolution, Delta, Routing
+from npurt.cpu.program import GROUP, Convolution, Routing
+from npurt.device import DeltaNet
 from tests.cpu import cases
 
 
@@ -27,33 +28,38 @@ def permuted(x):
 
 
 def delta(rng, *, heads, width, tokens, sequences=1, repeat=1, kda=False, permute=False,
-          grouped=False, slots=1):  # fmt: skip
+          grouped=False):  # fmt: skip
     """Return a delta net of random inputs; decays reach from none to all at once."""
     shape = (sequences, tokens, heads, width)
     v_heads = heads * repeat
     decay = -(10.0 ** rng.uniform(-4, 1.5, (sequences, tokens, v_heads, width if kda else 1)))
-    state = np.zeros((slots, sequences, v_heads, width, width), np.float32)
-    state[0] = floats(rng, *state.shape[1:])
     arrange = permuted if permute else np.ascontiguousarray
-    return Delta(
+    return DeltaNet(
         q=arrange(unit(floats(rng, *shape))),
         k=arrange(unit(floats(rng, *shape))),
         v=arrange(floats(rng, sequences, tokens, v_heads, width)),
         decay=decay.astype(np.float32),
         beta=rng.uniform(0, 1, (sequences, tokens, v_heads)).astype(np.float32),
         out=np.zeros((sequences, tokens, v_heads, width), np.float32),
-        state=state,
+        state=floats(rng, sequences, v_heads, width, width),
         scale=width**-0.5,
         grouped=grouped,
     )
 
 
-def run_delta(program, net):
-    """Run *net*, from a copy of its state: return its result and all slots."""
+def run_delta(program, net, slots=None, control=(0, -1, 0)):
+    """Run *net*, from a copy of its state: return its result, its state, and slots if it has some.
+
+    Of *slots* in all, those but the first begin as the state times their number.
+    """
     program.rows = net.v.shape[1]
-    net = replace(net, out=np.zeros_like(net.out), state=net.state.copy())
-    program.delta(net)
-    return [net.out, net.state]
+    memory = np.stack([net.state * max(i, 1) for i in range(slots or 1)])
+    net = replace(net, out=np.zeros_like(net.out), state=memory[0])
+    if slots:
+        program.delta(net, slots=memory, control=np.array(control, np.int32))
+    else:
+        program.delta(net)
+    return [net.out, memory if slots else net.state]
 
 
 def convolution(rng, *, rows, heads=6, k_heads=2, width=32, taps=4, capacity=9, position=0):
@@ -136,8 +142,11 @@ def mixture(program, weights, x, scores, used, *, shared=None, gates=None):
     return [copies.values, *cases.arrays(copies), y, out]
 
 
-def _delta(*seed, **shape):
-    return lambda program: run_delta(program, delta(cases.rng_of(*seed, *shape.items()), **shape))
+def _delta(*slots, **shape):
+    def case(program):
+        return run_delta(program, delta(cases.rng_of(*shape.items()), **shape), *slots)
+
+    return case
 
 
 def _conv(position, rows, replay=False, **shape):
@@ -190,6 +199,7 @@ def every_case():
     }
     made["delta grouped"] = _delta(heads=3, width=16, tokens=2, repeat=2, grouped=True)
     made["delta permuted"] = _delta(heads=3, width=32, tokens=5, sequences=2, permute=True)
+    made["delta from and to slots"] = _delta(3, (2, 1, 17), heads=2, width=32, tokens=40)
     for position, rows in ((0, 1), (0, 20), (2, 1), (30, 5)):
         made[f"conv {rows} rows at {position}"] = _conv(position, rows)
     made["conv of one tap"] = _conv(0, 3, taps=1, width=16)

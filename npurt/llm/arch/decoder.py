@@ -1,160 +1,117 @@
-"""The pre-norm decoder that Llama and Qwen2 share: which tensors, in which order, into a plan.
+"""The pre-norm decoder that every architecture is: which tensors, in which order, into a plan."""
 
-Letters: T rows in use, D width, H heads, G kv heads, W head width, F feed-forward width, V tokens.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
-
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import Heads
+from npurt.cpu.engine import empty
 from npurt.device import F32
-from npurt.llm.cache import Cache
+from npurt.errors import ModelFormatError
+from npurt.llm.arch import attention as attend
+from npurt.llm.arch import delta, feedforward
+from npurt.llm.arch.architecture import EMBEDDING, Architecture, Expected, Model, Shapes, Source
 from npurt.llm.config import Config
-from npurt.runtime.placement import Placed
+from npurt.llm.metadata import CONVERT_AGAIN
 from npurt.runtime.plan import Plan
 
 
-class Rope(Enum):
-    """Which elements of a head rotate together; the wrong one gives fluent nonsense."""
+def check(arch: Architecture, config: Config) -> None:
+    """Make sure that *config* has no parts that *arch* does not know.
 
-    ADJACENT = "(2i, 2i + 1)"
-    HALVES = "(i, i + rotated / 2)"
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What distinguishes one architecture of this family from another."""
-
-    name: str
-    rope: Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A tensor that a file must or may have."""
-
-    shape: tuple[int, ...]  # numpy order: (N, K) for weights
-    optional: bool = False
+    Raises:
+        ModelFormatError: It has.
+    """
+    for what, has, knows in (
+        ("experts", config.experts, arch.mixture),
+        ("delta nets", config.delta, arch.delta),
+    ):
+        if has and not knows:
+            raise ModelFormatError(
+                f"the metadata has {what}, which models of architecture {arch.name} have not",
+                remedy=CONVERT_AGAIN,
+            )
 
 
-def tensors(config: Config) -> dict[str, Expected]:
-    """Return every tensor of the architecture by name."""
+def tensors(arch: Architecture, config: Config, shapes: Shapes) -> dict[str, Expected]:
+    """Return every tensor of the architecture by name.
+
+    Args:
+        shapes: Of the tensors in the file: some things may be put down in more than one way.
+    """
     d, v = config.width, config.n_vocab
     table = {
-        "token_embd.weight": Expected((v, d)),
+        EMBEDDING: Expected((v, d)),
         "output_norm.weight": Expected((d,)),
         "output.weight": Expected((v, d), optional=True),
         "output.bias": Expected((v,), optional=True),
         "rope_freqs.weight": Expected((config.rotated // 2,), optional=True),
     }
     for i in range(config.n_layers):
-        table |= {f"blk.{i}.{name}": expected for name, expected in _block(config)}
+        block = f"blk.{i}"
+        for norm in ("attn_norm", arch.ffn_norm):
+            table[f"{block}.{norm}.weight"] = Expected((d,))
+        if config.is_recurrent(i):
+            table |= delta.tensors(config, shapes, block)
+        else:
+            table |= attend.tensors(arch, config, shapes, block)
+        if feedforward.is_mixture(config, shapes, block):
+            table |= feedforward.mixture_tensors(arch, config, shapes, block)
+        else:
+            table |= feedforward.dense_tensors(config, block)
     return table
 
 
-def _block(config: Config) -> Iterator[tuple[str, Expected]]:
-    d, f, w = config.width, config.n_ff, config.head_width
-    q, kv = config.n_heads * w, config.n_kv_heads * w
-    yield "attn_norm.weight", Expected((d,))
-    yield "ffn_norm.weight", Expected((d,))
-    for name, n, k in (
-        ("attn_q", q, d),
-        ("attn_k", kv, d),
-        ("attn_v", kv, d),
-        ("attn_output", d, q),
-        ("ffn_gate", f, d),
-        ("ffn_up", f, d),
-        ("ffn_down", d, f),
-    ):
-        yield f"{name}.weight", Expected((n, k))
-        yield f"{name}.bias", Expected((n,), optional=True)
+def sources(config: Config, shapes: Shapes) -> dict[str, Source]:
+    """Return the weights that are not a tensor of their own name: where they are."""
+    found = {} if "output.weight" in shapes else {"output": Source(EMBEDDING)}
+    for i in range(config.n_layers):
+        if config.is_recurrent(i):
+            found |= delta.sources(config, shapes, f"blk.{i}")
+    return found
 
 
-@dataclass(slots=True)
-class Model:
-    """Everything a plan is built from."""
-
-    config: Config
-    rope: Rope
-    weights: Mapping[str, Placed]  # by name without ".weight"
-    norms: Mapping[str, F32]
-    cos: F32
-    sin: F32
-    cache: Cache
-    rows: int  # most rows of one run
+def ignored(config: Config) -> tuple[str, ...]:
+    """Return what the names of tensors begin with that are not used: blocks that look ahead."""
+    return tuple(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """Activations; each is reused by every layer."""
+class Decoder:
+    """The activations of a model, and the ops between them.
 
-    x: F32  # [T, D] the residual stream
-    to_attention: Input  # [T, D] normed
-    to_ffn: Input  # [T, D] normed
-    to_output: Input  # [T, D] normed
-    qkv: F32  # [T, (H + 2 G) W]
-    attended: Input  # [T, H W]
-    out: F32  # [T, D] what is added to x next
-    gate_up: F32  # [T, 2 F]
-    active: Input  # [T, F]
+    Attributes:
+        x: ``[T, D]``, the residual stream: embeddings go in here.
+    """
 
+    def __init__(self, model: Model) -> None:
+        config, rows = model.config, model.rows
+        layers = range(config.n_layers)
+        self._model = model
+        self.x: F32 = empty(rows, config.width)
+        self._out: F32 = empty(rows, config.width)  # what is added to x next
+        mixers = (*attend.QKV, "attn_gate", "ssm_beta", "ssm_alpha")
+        self._to_mixer = model.input(config.width, *mixers, fine=True)
+        self._to_ffn = model.input(config.width, *feedforward.INPUTS)
+        self._to_output = model.input(config.width, "output", fine=True)
+        recurrent = {config.is_recurrent(i) for i in layers}
+        self._mixers: dict[bool, attend.Attention | delta.DeltaLayer] = {}
+        if False in recurrent:
+            self._mixers[False] = attend.Attention(model)
+        if True in recurrent:
+            self._mixers[True] = delta.DeltaLayer(model)
+        self._dense = feedforward.Dense(model, config.n_ff) if config.n_ff else None
+        self._routed = feedforward.Routed(model) if config.experts else None
 
-def _input(model: Model, k: int, *names: str, fine: bool = False) -> Input:
-    """Return an input for the weights of these names, in any layer."""
-    integer = any(
-        w.packed.tensor.format.block > 1
-        for name, w in model.weights.items()
-        if name.rpartition(".")[2] in names
-    )
-    return Input(model.rows, k, quantised=integer, fine=fine)
-
-
-def buffers(model: Model) -> Buffers:
-    """Take memory for the activations of *model*."""
-    c, rows = model.config, model.rows
-    return Buffers(
-        x=empty(rows, c.width),
-        to_attention=_input(model, c.width, "attn_q", "attn_k", "attn_v", fine=True),
-        to_ffn=_input(model, c.width, "ffn_gate", "ffn_up"),
-        to_output=_input(model, c.width, "output", fine=True),
-        qkv=empty(rows, (c.n_heads + 2 * c.n_kv_heads) * c.head_width),
-        attended=_input(model, c.n_heads * c.head_width, "attn_output"),
-        out=empty(rows, c.width),
-        gate_up=empty(rows, 2 * c.n_ff),
-        active=_input(model, c.n_ff, "ffn_down"),
-    )
-
-
-def build(plan: Plan, model: Model, b: Buffers, logits: F32) -> None:
-    """Add the forward pass to *plan*: `x` holds embeddings, *logits* ``[T - head, V]`` come out."""
-    c = model.config
-    w = model.weights
-    for i in range(c.n_layers):
-        block = f"blk.{i}"
-        heads = Heads(
-            qkv=b.qkv,
-            cos=model.cos,
-            sin=model.sin,
-            k_cache=model.cache.keys[i],
-            v_cache=model.cache.values[i],
-            heads=c.n_heads,
-            kv_heads=c.n_kv_heads,
-            width=c.head_width,
-            halves=model.rope is Rope.HALVES,
-            scale=c.attention_scale,
-        )
-        before = b.out if i else None
-        plan.norm(b.x, model.norms[f"{block}.attn_norm"], c.eps, b.to_attention, add=before)
-        qkv = [w[f"{block}.attn_{name}"] for name in "qkv"]
-        plan.matmul("attn_qkv", b.to_attention, qkv, b.qkv)
-        plan.attend(heads, b.attended)
-        plan.matmul("attn_output", b.attended, [w[f"{block}.attn_output"]], b.out)
-        plan.norm(b.x, model.norms[f"{block}.ffn_norm"], c.eps, b.to_ffn, add=b.out)
-        gate_up = [w[f"{block}.ffn_gate"], w[f"{block}.ffn_up"]]
-        plan.matmul("ffn_gate_up", b.to_ffn, gate_up, b.gate_up)
-        plan.silu(b.gate_up, b.active)
-        plan.matmul("ffn_down", b.active, [w[f"{block}.ffn_down"]], b.out)
-    plan.norm(b.x, model.norms["output_norm"], c.eps, b.to_output, add=b.out, from_head=True)
-    plan.matmul("output", b.to_output, [w["output"]], logits, head=True)
+    def add(self, plan: Plan, logits: F32) -> None:
+        """Add the forward pass to *plan*: *logits* ``[T - head, V]`` come out."""
+        model, config, x, out = self._model, self._model.config, self.x, self._out
+        numbers, before = model.numbers, None
+        for i in range(config.n_layers):
+            block = f"blk.{i}"
+            plan.norm(x, numbers[f"{block}.attn_norm"], config.eps, self._to_mixer, add=before)
+            self._mixers[config.is_recurrent(i)].add(plan, i, self._to_mixer, out)
+            norm = numbers[f"{block}.{model.architecture.ffn_norm}"]
+            plan.norm(x, norm, config.eps, self._to_ffn, add=out)
+            routed = f"{block}.ffn_gate_inp" in model.weights
+            part = self._routed if routed else self._dense
+            assert part is not None, "a layer without its feed-forward part"
+            part.add(plan, i, self._to_ffn, out)
+            before = out
+        norm = numbers["output_norm"]
+        plan.norm(x, norm, config.eps, self._to_output, add=before, from_head=True)
+        plan.matmul("output", self._to_output, [model.weights["output"]], logits, head=True)

@@ -1,10 +1,11 @@
-"""Llama 2 and 3, SmolLM2, TinyLlama, Mistral: adjacent rotary pairs, biases rare.
+"""Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Mixtral: adjacent rotary pairs, biases rare.
 
 The converter interleaves the rows of Wq and Wk, so pairs are (2i, 2i + 1) although the original
-checkpoints rotate halves.  Llama 3's scaling comes as the tensor ``rope_freqs.weight``.
-Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), MIT.
+checkpoints rotate halves.  Llama 3's scaling comes as the tensor ``rope_freqs.weight``.  Mixtral
+has experts.
+Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), src/models/llama.cpp, MIT.
 """
 
-from npurt.llm.arch.decoder import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, Mixture, Rope
 
-ARCHITECTURE = Architecture("llama", Rope.ADJACENT)
+ARCHITECTURE = Architecture("llama", Rope.ADJACENT, mixture=Mixture(normed=True, shared=False))

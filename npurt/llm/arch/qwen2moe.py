@@ -1,0 +1,8 @@
+"""Qwen1.5-MoE, Qwen2-57B-A14B: Qwen2 with experts whose shares are left as they are.
+
+Source: llama.cpp src/models/qwen2moe.cpp, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Mixture, Rope
+
+ARCHITECTURE = Architecture("qwen2moe", Rope.HALVES, mixture=Mixture(normed=False, shared=True))

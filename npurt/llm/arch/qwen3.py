@@ -1,0 +1,8 @@
+"""Qwen3: Qwen2 with norms on the heads of q and k, which have a width of their own.
+
+Source: llama.cpp src/models/qwen3.cpp, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Rope
+
+ARCHITECTURE = Architecture("qwen3", Rope.HALVES, head_norms=True)

@@ -1,0 +1,10 @@
+"""Qwen3-30B-A3B and its like: Qwen3 with experts.
+
+Source: llama.cpp src/models/qwen3moe.cpp, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Mixture, Rope
+
+ARCHITECTURE = Architecture(
+    "qwen3moe", Rope.HALVES, head_norms=True, mixture=Mixture(normed=True, shared=False)
+)

@@ -1,0 +1,268 @@
+"""The inner half of `Llama`: a loaded model, the tokens it has seen, and what it remembers."""
+
+import hashlib
+import operator
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.device import F32, Device
+from npurt.errors import LayoutError, SettingError
+from npurt.llm import arch, state_file, weights
+from npurt.llm.arch import decoder, feedforward
+from npurt.llm.arch.architecture import EMBEDDING, Model, Rope
+from npurt.llm.config import read_config, require_context
+from npurt.llm.gguf import GGUF
+from npurt.llm.metadata import Metadata
+from npurt.llm.progress import Progress
+from npurt.llm.rope import tables
+from npurt.llm.state import Snapshot, State
+from npurt.llm.tokenizer import Tokenizer
+from npurt.runtime.ledger import Ledger
+from npurt.runtime.plan import Plan
+from npurt.runtime.verify import Sampler as Checks
+
+USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
+
+
+class Context:
+    """A model and its context; `Llama` sets the attributes and adds text to it."""
+
+    metadata: Metadata
+    tokenizer: Tokenizer
+    n_batch: int
+    context_shift: bool
+    _file: GGUF
+    _device: Device
+    _cpu: CpuDevice
+    _ledger: Ledger
+    _checks: Checks
+    _progress: bool
+    _closed: bool
+
+    # --- Loading --------------------------------------------------------------------------------
+
+    def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
+        self._architecture = arch.find(self._file.architecture)
+        embedding = self._file.tensors.get(EMBEDDING)
+        self.config = read_config(self.metadata, embedding.shape[0] if embedding else 1)
+        decoder.check(self._architecture, self.config)
+        self._shapes = {name: info.shape for name, info in self._file.tensors.items()}
+        self._expected = decoder.tensors(self._architecture, self.config, self._shapes)
+        weights.check(self._file, self._expected, decoder.ignored(self.config))
+        self.n_ctx = n_ctx if n_ctx else min(self.config.n_context, USUAL_CONTEXT)
+        require_context(self.metadata, self.n_ctx)
+        self._state = State(self.config, self.n_ctx, kv_type)
+
+    def _build(self, strict: bool) -> None:
+        file, config, expected = self._file, self.config, self._expected
+        sources = decoder.sources(config, self._shapes)
+        total = sum(info.nbytes for info in file.tensors.values())
+        with Progress("load", total, "B", shown=self._progress) as bar:
+            placed = weights.load(
+                file, expected, sources, self._device, self._cpu, strict=strict, progress=bar.add
+            )
+        numbers = weights.numbers(file, expected)
+        cos, sin = tables(config, self.n_ctx, numbers.get("rope_freqs"))
+        self._model = Model(
+            config=config,
+            architecture=self._architecture,
+            weights=placed,
+            numbers=numbers,
+            cos=cos,
+            sin=sin,
+            state=self._state,
+            rows=min(self.n_batch, self.n_ctx, feedforward.most_rows(config)),
+            device=self._device,
+        )
+        self._decoder = decoder.Decoder(self._model)
+        self._logits = np.empty((1, config.n_vocab), np.float32)
+        self._embedding = file[EMBEDDING]
+        self._plan = Plan(self._cpu, self._ledger, self._checks)
+        self._decoder.add(self._plan, self._logits)
+        self._plan.prepare()
+
+    # --- Evaluation -----------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in the context."""
+        return self._state.length
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The tokens in the context."""
+        return tuple(self._state.tokens)
+
+    def eval(self, ids: Sequence[int]) -> F32:
+        """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
+
+        Raises:
+            ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
+            LayoutError: An id is not one of the vocabulary; nothing is appended.
+        """
+        ids = self._valid(ids)
+        out = np.empty((len(ids), self.config.n_vocab), np.float32)
+        self._make_room(len(ids))
+        for start in range(0, len(ids), self._model.rows):
+            part = ids[start : start + self._model.rows]
+            self._forward(part, 0, out[start : start + len(part)])
+        return out
+
+    def eval_last(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
+
+        They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
+        multiplied by one row only.
+        """
+        ids = self._valid(ids)
+        if not ids:
+            raise LayoutError(
+                "there is no token to evaluate", remedy="pass a prompt of at least one token"
+            )
+        self._make_room(len(ids))
+        rows = self._model.rows
+        many = self._progress and len(ids) > rows
+        with Progress("prefill", len(ids), "token", shown=many) as bar:
+            for start in range(0, len(ids), rows):
+                part = ids[start : start + rows]
+                self._forward(part, len(part) - 1, self._logits)
+                bar.add(len(part))
+        row: F32 = self._logits[0]
+        return row
+
+    def reset(self) -> None:
+        """Forget everything in the cache."""
+        self.rewind(0)
+
+    def rewind(self, n_tokens: int) -> None:
+        """Keep only the first *n_tokens* tokens of the context.
+
+        Tokens beyond what `state.reach` says are evaluated again.
+
+        Raises:
+            LayoutError: *n_tokens* is negative.
+        """
+        if n_tokens < 0:
+            raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
+        self._require_open()
+        kept = self._state.tokens[:n_tokens]
+        ahead = kept[self._state.rewind(len(kept), self._plan.replay) :]
+        for start in range(0, len(ahead), self._model.rows):
+            part = ahead[start : start + self._model.rows]
+            self._forward(part, len(part) - 1, self._logits)
+
+    def rollback(self, n_tokens: int) -> None:
+        """Take back the last *n_tokens* tokens of the context: see `rewind`.
+
+        Raises:
+            LayoutError: There are not so many.
+        """
+        if not 0 <= n_tokens <= self.n_tokens:
+            raise LayoutError(
+                f"{n_tokens} of {self.n_tokens} tokens cannot be taken back",
+                remedy="take back 0 up to n_tokens",
+            )
+        self.rewind(self.n_tokens - n_tokens)
+
+    def _forward(self, ids: list[int], head: int, out: F32) -> None:
+        """Append one batch; write the logits of rows from *head* on to *out*."""
+        self._require_open()
+        if self._state.reach(self.n_tokens) < self.n_tokens:  # a run was broken off
+            self.rewind(self.n_tokens)
+        self._decoder.x[: len(ids)] = self._embedding[np.asarray(ids)].dequantize()
+        self._state.begin(len(ids))
+        self._plan.run(len(ids), self.n_tokens, head, out)
+        self._state.end(ids)
+
+    # --- State ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """What the model remembers of the context."""
+        return self._state
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the state, for `restore`."""
+        return self._state.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from *snapshot*, whatever came since.
+
+        Raises:
+            LayoutError: It is of another model, or does not fit the context; nothing has changed.
+        """
+        self._state.restore(snapshot)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to the file *path*, whole or not at all.
+
+        Raises:
+            StateFormatError: The file cannot be written.
+        """
+        state_file.save(self._state.snapshot(), self._identity(), path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on from the state in the file *path*.
+
+        Raises:
+            StateFormatError: It is damaged, of another model or kv_type, or does not fit the
+                context; nothing has changed.
+        """
+        n_vocab = self.config.n_vocab
+        self._state.restore(state_file.load(self._state, self._identity(), n_vocab, path))
+
+    def _identity(self) -> bytes:
+        """Return 32 bytes that are others for other models, and for other types of the cache."""
+        digest = hashlib.sha256(repr((self.config, list(self._state.layout(1)))).encode())
+        for name in sorted(self._model.numbers):
+            digest.update(self._model.numbers[name].tobytes())
+        digest.update(self._embedding[:16].dequantize().tobytes())
+        return digest.digest()
+
+    def _valid(self, ids: Sequence[int]) -> list[int]:
+        try:
+            tokens = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise LayoutError(
+                f"token ids are integers: {error}", remedy="pass ids from tokenize() of this model"
+            ) from error
+        wrong = [i for i in tokens if not 0 <= i < self.config.n_vocab]
+        if wrong:
+            raise LayoutError(
+                f"token id {wrong[0]} is not in the vocabulary of {self.config.n_vocab}",
+                remedy="pass ids from tokenize() of this model",
+            )
+        return tokens
+
+    @property
+    def can_shift(self) -> bool:
+        """True when a full context makes room for one token more."""
+        return self.context_shift and self.n_ctx > 1
+
+    def _make_room(self, count: int) -> None:
+        cache = self._state.cache
+        full = cache.length + count > self.n_ctx
+        if self.can_shift and full and count <= self.n_ctx // 2:
+            keep = 1 if self.tokenizer.add_bos else 0
+            self._shift(keep, max(count, (cache.length - keep) // 2))
+        cache.require(count)
+
+    def _shift(self, keep: int, drop: int) -> None:
+        """Forget *drop* tokens after the first *keep*."""
+        tokens, cache = self._state.tokens, self._state.cache
+        rest = tokens[:keep] + tokens[keep + drop :]
+        if self._state.recurrent:  # its states cannot forget a part
+            self.rewind(keep)
+            self.eval_last(rest[keep:])
+            return
+        self._cpu.engine.settle()
+        halves = self._architecture.rope is Rope.HALVES
+        cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
+        tokens[:] = rest
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SettingError("this model is closed", remedy="open the file again with Llama()")

@@ -1,0 +1,145 @@
+"""What gated delta nets remember, and how it is taken back.
+
+A state can only go forward.  So the inputs of the last tokens are kept, and from time to time a
+copy of the states: to take tokens back, a copy goes forward again over the inputs that stay.  That
+is the same arithmetic on the same numbers, and a small part of a forward pass.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.engine import empty
+from npurt.device import F32
+from npurt.llm.config import Config, DeltaHeads
+
+COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
+SPACING = 32  # tokens between copies while tokens come one by one
+KEPT = 2 * SPACING  # tokens whose inputs are kept
+
+Replay = Callable[[int, int], None]  # run the nets alone: (tokens, position of the first)
+
+
+class Recurrent:
+    """States and kept inputs of every layer without attention.
+
+    Letters: H heads, W their width, C channels of the convolution.
+
+    Attributes:
+        states: By layer, ``[1 + COPIES, 1, H, W, W]``: slots, sequences, heads, rows along k.
+        kept: By layer, ``[KEPT + taps - 1, C + 2 H]``; token t in row t % their number.
+        context: Tokens before its own that the convolution sees.
+        control: What the next run does with slots: see `npurt.cpu.program.Program.delta`.
+    """
+
+    def __init__(self, config: Config, net: DeltaHeads) -> None:
+        layers = [i for i in range(config.n_layers) if config.is_recurrent(i)]
+        shape = (1 + COPIES, 1, net.heads, net.width, net.width)
+        rows, columns = KEPT + net.taps - 1, net.channels + 2 * net.heads
+        self.states: dict[int, F32] = {
+            i: empty(shape[0] * net.heads, net.width**2).reshape(shape) for i in layers
+        }
+        self.kept: dict[int, F32] = {i: empty(rows, columns) for i in layers}
+        self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
+        self.context = net.taps - 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for states in self.states.values():
+            states[0] = 0
+        self._at: int | None = 0  # tokens that the states have seen; None: a run was broken off
+        self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
+        self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
+        self._coming: tuple[int, int] | None = None  # the copy that the run makes
+
+    # --- Going forward --------------------------------------------------------------------------
+
+    def begin(self, position: int, rows: int) -> None:
+        """Get ready for a run of *rows* tokens from *position* on; `end` says that it is done.
+
+        Before several tokens, or some time after the last, the states are copied: no more than
+        SPACING of the tokens are then to be gone over again.
+        """
+        assert self._at == position, "the states are not where the run begins"
+        self._coming = None
+        newest = max((c for c in self._copies if c is not None), default=-SPACING)
+        self.control[:] = 0, -1, 0
+        if rows > 1 or position + rows - newest >= SPACING:
+            slot, before = self._slot(position + rows), max(0, rows - SPACING)
+            self.control[:] = 0, 1 + slot, before
+            self._copies[slot], self._coming = None, (slot, position + before)
+        self._at = None
+        self._seen = max(self._seen, position + rows)
+
+    def end(self, position: int) -> None:
+        """Say that a run has come to *position*."""
+        self._at = position
+        if self._coming:
+            slot, seen = self._coming
+            self._copies[slot], self._coming = seen, None
+
+    def _slot(self, end: int) -> int:
+        """Return the copy to give up for a run that ends at *end*.
+
+        That is the older one, unless it will be of use for some time.
+        """
+        ages = [end if c is None else end - c for c in self._copies]
+        older = ages.index(max(ages))
+        missing = self._copies[older] is None
+        return older if missing or ages[older] > KEPT - SPACING else 1 - older
+
+    # --- Going back -----------------------------------------------------------------------------
+
+    def reach(self, length: int) -> int:
+        """Return the largest number of tokens, at most *length*, that can be gone back to."""
+        if length == self._at:
+            return length
+        return length if self._copy_for(length) is not None else 0
+
+    def _copy_for(self, length: int) -> int | None:
+        """Return the slot of the latest copy from which *length* tokens can be reached."""
+        usable = [
+            (c, 1 + i)
+            for i, c in enumerate(self._copies)
+            if c is not None and self._seen - KEPT <= c <= length
+        ]
+        return max(usable)[1] if usable else None
+
+    def rewind(self, length: int, replay: Replay) -> None:
+        """Go back to *length* tokens, which `reach` has returned."""
+        if length == self._at:
+            return
+        slot = self._copy_for(length)
+        if slot is None or length == 0:
+            self.clear()
+            return
+        position = self._copies[slot - 1]
+        assert position is not None, "a copy without its position"
+        self._at = None
+        self.control[:] = slot, -1, 0
+        replay(length - position, position)
+        self._at = length
+        self._copies = [c if c is not None and c <= length else None for c in self._copies]
+
+    # --- Snapshots ------------------------------------------------------------------------------
+
+    def read(self, layer: int) -> tuple[F32, F32]:
+        """Return copies of the state ``[H, W, W]`` and of what the convolution will see."""
+        assert self._at is not None, "a run was broken off"
+        rows = np.arange(self._at - self.context, self._at)
+        kept = self.kept[layer][rows % len(self.kept[layer])]
+        kept[rows < 0] = 0
+        return self.states[layer][0, 0].copy(), kept
+
+    def write(self, layer: int, state: F32, kept: F32, position: int) -> None:
+        """Put what `read` returned at *position* back; `restored` says that all layers have it."""
+        rows = np.arange(position - self.context, position)
+        self.states[layer][0, 0] = state
+        self.kept[layer][rows % len(self.kept[layer])] = kept
+
+    def restored(self, position: int) -> None:
+        """Begin anew with what was written."""
+        self._at = self._seen = position
+        self._copies = [None] * COPIES

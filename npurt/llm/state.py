@@ -1,0 +1,142 @@
+"""All that a model remembers of the tokens it has seen, as one object.
+
+That is the tokens, the keys and values of layers with attention, and the states of layers without.
+It can be copied and put back, taken back by some tokens, saved and loaded.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+from npurt.llm.cache import Cache
+from npurt.llm.config import Config
+from npurt.llm.recurrent import Recurrent, Replay
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a state; it does not change any more.
+
+    Attributes:
+        tokens: What the model had seen.
+        arrays: Two of each layer: keys and values ``[G, length, W]``, or the state ``[H, W, W]``
+            and the inputs of the convolution ``[taps - 1, C + 2 H]``.
+    """
+
+    tokens: tuple[int, ...]
+    arrays: tuple[Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+class State:
+    """What one model remembers; raises what `Cache` does.
+
+    Attributes:
+        tokens: The tokens seen, oldest first.
+        cache: Of layers with attention.
+        recurrent: Of layers without, or None.
+    """
+
+    def __init__(self, config: Config, n_ctx: int, kv_type: str = "f16") -> None:
+        self.tokens: list[int] = []
+        self.cache = Cache(config, n_ctx, kv_type)
+        self.recurrent = Recurrent(config, config.delta) if config.delta else None
+        self._config = config
+
+    @property
+    def length(self) -> int:
+        """Number of tokens seen."""
+        return self.cache.length
+
+    # --- Going forward --------------------------------------------------------------------------
+
+    def begin(self, rows: int) -> None:
+        """Get ready for a run of *rows* tokens; `end` says that it is done."""
+        if self.recurrent:
+            self.recurrent.begin(self.length, rows)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Take note of a run over *tokens*."""
+        self.tokens += tokens
+        self.cache.length += len(tokens)
+        if self.recurrent:
+            self.recurrent.end(self.length)
+
+    # --- Going back -----------------------------------------------------------------------------
+
+    def reach(self, length: int) -> int:
+        """Return the largest number of tokens, at most *length*, that `rewind` can go back to."""
+        length = min(length, self.length)
+        return self.recurrent.reach(length) if self.recurrent else length
+
+    def rewind(self, length: int, replay: Replay) -> int:
+        """Keep the first *length* tokens, or as many as can be; return how many those are.
+
+        Args:
+            replay: Runs the delta nets alone over tokens that they have kept.
+        """
+        length = self.reach(length)
+        if self.recurrent:
+            self.recurrent.rewind(length, replay)
+        del self.tokens[length:]
+        self.cache.truncate(length)
+        return length
+
+    # --- Snapshots ------------------------------------------------------------------------------
+
+    def layout(self, length: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
+        for layer in range(self._config.n_layers):
+            if self.recurrent and self._config.is_recurrent(layer):
+                state, kept = self.recurrent.states[layer], self.recurrent.kept[layer]
+                yield state.shape[2:], state.dtype
+                yield (self.recurrent.context, kept.shape[1]), kept.dtype
+            else:
+                values = self.cache.values[layer]
+                for _ in "kv":
+                    yield (values.shape[0], length, values.shape[2]), values.dtype
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy."""
+        arrays: list[Array] = []
+        for layer in range(self._config.n_layers):
+            if self.recurrent and self._config.is_recurrent(layer):
+                arrays += self.recurrent.read(layer)
+            else:
+                arrays += self.cache.read(layer)
+        return Snapshot(tuple(self.tokens), tuple(arrays))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what *snapshot* is.
+
+        Raises:
+            LayoutError: It is of another model, or of a larger context; nothing has changed.
+        """
+        length = len(snapshot.tokens)
+        have = [(array.shape, array.dtype) for array in snapshot.arrays]
+        if length > self.cache.n_ctx or have != list(self.layout(length)):
+            raise LayoutError(
+                f"a snapshot of {length} tokens does not fit this model and its context of "
+                f"{self.cache.n_ctx}",
+                remedy="restore snapshots of the same model, opened with at least that n_ctx and "
+                "the same kv_type",
+            )
+        for layer in range(self._config.n_layers):
+            first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
+            if self.recurrent and self._config.is_recurrent(layer):
+                self.recurrent.write(layer, first, second, length)
+            else:
+                self.cache.write(layer, first, second)
+        self.tokens[:] = snapshot.tokens
+        self.cache.length = length
+        if self.recurrent:
+            self.recurrent.restored(length)

@@ -1,0 +1,123 @@
+"""A snapshot in a file: written whole or not at all, believed only as far as it can be checked.
+
+Little endian: magic, version, number of tokens n, identity of the model (32 bytes); the tokens,
+int32; the arrays of the snapshot in order, whose shapes follow from the model and n; SHA-256 of all
+that.  So there is no length in the file that could lie: its size is known before it is read.
+"""
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import StateFormatError
+from npurt.llm.state import Snapshot, State
+
+MAGIC = b"npurtsta"
+VERSION = 1
+HEADER = struct.Struct("<8sIQ32s")
+DIGEST = 32  # bytes of a SHA-256
+
+Array = npt.NDArray[Any]
+
+
+def save(snapshot: Snapshot, identity: bytes, path: str | os.PathLike[str]) -> None:
+    """Write *snapshot* of the model *identity* to *path*, whole or not at all.
+
+    Raises:
+        StateFormatError: The file cannot be written.
+    """
+    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), identity)]
+    parts += [np.array(snapshot.tokens, "<i4").tobytes()]
+    parts += [array.tobytes() for array in snapshot.arrays]
+    digest = hashlib.sha256()
+    target = Path(path)
+    try:
+        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with open(handle, "wb") as file:
+                for part in parts:
+                    digest.update(part)
+                    file.write(part)
+                file.write(digest.digest())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+    except OSError as error:
+        raise StateFormatError(
+            f"cannot write a state to {target}: {error.strerror or error}",
+            remedy="choose a folder that exists, can be written to, and has room for it",
+        ) from error
+
+
+def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[str]) -> Snapshot:
+    """Return the snapshot in the file *path*, which fits *state*.
+
+    Raises:
+        StateFormatError: There is no such file; it is damaged; it is of another model, another
+            version or another kv_type; or it does not fit the context.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read(file, state, identity, n_vocab, Path(path))
+    except OSError as error:
+        raise StateFormatError(
+            f"cannot read a state from {path}: {error.strerror or error}",
+            remedy="check the path; files are made by save_state()",
+        ) from error
+
+
+def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
+    head = file.read(HEADER.size)
+    if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
+        raise _wrong(path, "is not a saved state", "pass a file that save_state() made")
+    _, version, length, whose = HEADER.unpack(head)
+    if version != VERSION:
+        raise _wrong(path, f"has version {version}, not {VERSION}", "save it again with this npurt")
+    if whose != identity:
+        raise _wrong(
+            path, "is of another model or kv_type", "open the model that it was saved with"
+        )
+    if length > state.cache.n_ctx:
+        raise _wrong(
+            path,
+            f"holds {length} tokens, and the context {state.cache.n_ctx}",
+            f"open the model with n_ctx={length} or more",
+        )
+    layout = [((length,), "<i4"), *state.layout(length)]
+    size = HEADER.size + DIGEST + sum(_nbytes(*entry) for entry in layout)
+    if os.fstat(file.fileno()).st_size != size:
+        raise _wrong(path, f"does not have the {size} bytes it should", "it is damaged: save again")
+    digest = hashlib.sha256(head)
+    tokens, *arrays = (_array(file, digest, *entry) for entry in layout)
+    if file.read(DIGEST) != digest.digest():
+        raise _wrong(path, "has a wrong checksum", "it is damaged: save again")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise _wrong(path, "holds NaN or infinity", "it is no state to go on from: save again")
+    if length and not 0 <= tokens.min() <= tokens.max() < n_vocab:
+        raise _wrong(path, "has tokens outside the vocabulary", "it is damaged: save again")
+    return Snapshot(tuple(tokens.tolist()), tuple(arrays))
+
+
+def _nbytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+def _array(file: BinaryIO, digest: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    data = file.read(_nbytes(shape, dtype))
+    digest.update(data)
+    return np.frombuffer(data.ljust(_nbytes(shape, dtype), b"\0"), dtype).reshape(shape)
+
+
+def _wrong(path: Path, what: str, remedy: str) -> StateFormatError:
+    return StateFormatError(f"{path} {what}", remedy=remedy)
