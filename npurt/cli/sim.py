@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from npurt.errors import DeviceNotFound
+from npurt.errors import DeviceNotFound, SettingError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -28,7 +30,14 @@ SIMULATORS = (
         "NPURT_SIM_FASTRPC",
         "Qualcomm CDSP: libcdsprpc's interface; skels run under qemu-hexagon",
     ),
+    Simulator(
+        "rknpu",
+        PACKAGE / "rknpu/sim/librknpu_sim.so",
+        "NPURT_SIM_RKNPU",
+        "RK3588 NPU: the ioctls of the rocket and rknpu drivers, preloaded",
+    ),
 )
+PRELOADED = "rknpu"  # stands for device nodes, so it goes under any program as it is
 
 
 def add(verbs: Any) -> None:
@@ -37,11 +46,21 @@ def add(verbs: Any) -> None:
     names = [simulator.name for simulator in SIMULATORS]
     parser.add_argument("--path", choices=names, help="print the library's path, one line")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "command",
+        nargs="*",
+        metavar="-- PROGRAM ...",
+        help="run this program on the simulated RK3588: nodes of both drivers, to it alone",
+    )
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where one simulator lies, or what there is."""
+    """Print where one simulator lies, or what there is, or become a program that runs on one."""
+    if args.command and (args.path or args.json):
+        args.usage_error("a program to run goes with no other option")
+    if args.command:
+        run_program(args.command)
     if args.path:
         print(path_of(args.path))
         return 0
@@ -61,6 +80,23 @@ def run(args: argparse.Namespace) -> int:
         for row in rows:
             print(f"{row['name']:8}  {row['about']}\n{'':10}{row['path']}")
     return 0
+
+
+def run_program(command: Sequence[str]) -> NoReturn:
+    """Replace this process by *command*, with the RK3588's simulator preloaded.
+
+    Raises:
+        DeviceNotFound: The simulator was not built.
+        SettingError: The program cannot be run.
+    """
+    preload = f"{path_of(PRELOADED)} {os.environ.get('LD_PRELOAD', '')}".strip()
+    try:
+        os.execvpe(command[0], list(command), {**os.environ, "LD_PRELOAD": preload})
+    except OSError as error:
+        raise SettingError(
+            f"cannot run {command[0]}: {error.strerror}",
+            remedy="name a program on PATH or by its path, after --",
+        ) from error
 
 
 def path_of(name: str) -> Path:

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /*
- * Applies settings, "key=value key=value ...", the same as NPURT_RKNPU_SIM in the environment.
+ * Applies settings, "key=value key=value ...", the same as NPURT_SIM_RKNPU in the environment.
  * Returns 0, or -1 with the reason in `why`; words before the bad one have been applied.
  */
 __attribute__((visibility("default"))) int rknpu_sim_set(const char *settings, char *why,

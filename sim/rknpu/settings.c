@@ -1,5 +1,5 @@
 /*
- * What a user may set: NPURT_RKNPU_SIM in the environment, or rknpu_sim_set() in the process.
+ * What a user may set: NPURT_SIM_RKNPU in the environment, or rknpu_sim_set() in the process.
  *
  * A word that is not understood is refused, never skipped: a test that believes it asked for a
  * fault must not run without one.
@@ -126,10 +126,10 @@ int settings_apply(const char *text, char *why, size_t size)
 
 void settings_from_environment(void)
 {
-    const char *text = getenv("NPURT_RKNPU_SIM");
+    const char *text = getenv("NPURT_SIM_RKNPU");
     char why[WHY_SIZE];
     if (text && settings_apply(text, why, sizeof(why))) {
-        fprintf(stderr, "rknpu-sim: NPURT_RKNPU_SIM: %s\n", why);
+        fprintf(stderr, "rknpu-sim: NPURT_SIM_RKNPU: %s\n", why);
         settings_are_bad = true;
     }
 }

@@ -132,5 +132,5 @@ def test_a_buffer_that_goes_while_a_job_may_use_it_does_no_harm():
 
 if __name__ == "__main__":
     client.configure("hang_ms=0.01 log=0")
-    os.environ.pop("NPURT_RKNPU_SIM", None)
+    os.environ.pop("NPURT_SIM_RKNPU", None)
     {"run_words": run_words, "run_calls": run_calls}[sys.argv[1]](int(sys.argv[2]))

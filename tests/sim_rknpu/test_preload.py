@@ -1,0 +1,135 @@
+"""Any program runs on the simulator when the library is preloaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npurt import build
+from tests.sim_rknpu import client
+
+SOURCE = Path(__file__).with_name("foreign.c")
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory):
+    """Return a program that knows the drivers' headers and nothing of this project."""
+    out = tmp_path_factory.mktemp("foreign") / "foreign"
+    return build.compile_executable([SOURCE], build.host(), out, static=False)
+
+
+def preloaded(*command, settings="log=1", check=True):
+    """Run a command with the simulator preloaded; return what it printed, and stderr."""
+    _, _, library = client.simulator()
+    env = {**os.environ, "LD_PRELOAD": str(library), "NPURT_SIM_RKNPU": settings}
+    done = subprocess.run(
+        [str(part) for part in command], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("coherent", [1, 0])
+@pytest.mark.parametrize("driver", ["rocket", "rknpu"])
+@pytest.mark.parametrize("shape", [(1, 32, 32), (4, 64, 64), (7, 2080, 96), (64, 512, 384)])
+def test_a_foreign_program_multiplies(foreign, driver, shape, coherent):
+    out, err = preloaded(foreign, driver, *shape, settings=f"coherent={coherent}")
+
+    assert out == f"{driver} {'x'.join(map(str, shape))}: 0 wrong of {shape[0] * shape[2]}\n"
+    assert not err
+
+
+def test_a_foreign_program_uses_three_cores(foreign):
+    preloaded(foreign, "rknpu", 4, 64, 96, 3)
+
+
+def test_a_foreign_program_is_told_why_it_hangs(foreign):
+    out, err = preloaded(foreign, "rknpu", 32, 11264, 32, settings="hang_ms=1 log=1", check=False)
+
+    assert out == "SUBMIT: Connection timed out\n"
+    assert "register 0x1040 CNA_CBUF_CON0" in err
+
+
+def test_the_counters_of_a_process_are_written_when_it_ends(foreign, tmp_path):
+    path = tmp_path / "report.json"
+    preloaded(foreign, "rocket", 4, 64, 64, settings=f"report={path}")
+
+    report = json.loads(path.read_text())
+
+    assert report["submits"] == {"rocket": 1, "rknpu": 0}
+    assert report["cores"][0]["words"] == 126
+
+
+def test_a_setting_that_means_nothing_closes_the_nodes(foreign):
+    out, err = preloaded(foreign, "rocket", 4, 64, 64, settings="nonsense=1", check=False)
+
+    assert "No such file" in out
+    assert "there is no setting nonsense=1" in err
+
+
+def test_the_nodes_are_files_in_their_folders():
+    code = (
+        "import os, stat; import sys\n"
+        "for folder in ('/dev/accel', '/dev/dri'):\n"
+        "    for entry in os.scandir(folder):\n"
+        "        number = os.stat(entry.path).st_rdev\n"
+        "        fd = os.open(entry.path, os.O_RDWR)\n"
+        "        assert os.fstat(fd).st_rdev == number and os.access(entry.path, os.R_OK)\n"
+        "        os.close(fd)\n"
+        "        print(entry.name, os.major(number), os.minor(number))\n"
+        "assert len(os.listdir('/dev')) > 5 and os.path.isdir('/dev/accel')\n"
+    )
+    out, _ = preloaded(sys.executable, "-c", code)
+
+    assert out == "accel0 261 0\nrenderD128 226 128\ncard1 226 1\n"
+
+
+def test_a_child_of_a_fork_has_an_npu_of_its_own(foreign):
+    code = (
+        "import os, subprocess, sys\n"
+        "fd = os.open('/dev/accel/accel0', os.O_RDWR)\n"
+        "pid = os.fork()\n"
+        "os.close(fd)\n"
+        "done = subprocess.run(sys.argv[1:])\n"
+        "sys.exit(done.returncode or (pid and os.waitpid(pid, 0)[1]))\n"
+    )
+    out, _ = preloaded(sys.executable, "-c", code, foreign, "rocket", 4, 64, 64)
+
+    assert out.count("0 wrong") == 2
+
+
+# --- npurt sim ---------------------------------------------------------------------------------
+
+
+def npurt_sim(*arguments):
+    command = [sys.executable, "-m", "npurt", "sim", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_says_where_the_library_is():
+    assert npurt_sim("--path", "rknpu").stdout == f"{client.simulator()[2]}\n"
+
+
+@pytest.mark.parametrize("driver", ["rocket", "rknpu"])
+def test_the_command_runs_a_program_on_the_simulator(foreign, driver):
+    done = npurt_sim("--", foreign, driver, 4, 64, 64)
+
+    assert (done.returncode, done.stdout) == (0, f"{driver} 4x64x64: 0 wrong of 256\n")
+
+
+def test_the_command_ends_as_its_program_does(foreign):
+    assert npurt_sim("--", foreign, "too", "few").returncode == 2
+
+
+def test_a_program_that_is_not_there_is_an_error_with_a_remedy():
+    done = npurt_sim("--", "./there-is-no-such-program")
+
+    assert done.returncode == 1
+    assert "remedy:" in done.stderr
+
+
+def test_a_program_and_another_option_are_too_much(foreign):
+    assert npurt_sim("--json", "--", foreign).returncode == 2
