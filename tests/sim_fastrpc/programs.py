@@ -13,11 +13,12 @@ import ctypes as c, os, signal, sys, threading, time
 from pathlib import Path
 from tests.sim_fastrpc.rpc import *
 rpc = Rpc(Path(sys.argv[1]))
-rpc.ask_unsigned()
+for domain in (3, 11):
+    rpc.ask_unsigned(domain)
 """
 
 
-def start(simulator, skels, code, **variables):
+def start(simulator, skels, code, *, start_new_session=False, **variables):
     """Start *code*, in which `rpc` is the library, with `variables` in the environment."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DSP_LIBRARY_PATH": str(skels)}
     environment = {**environment, **variables}
@@ -28,6 +29,7 @@ def start(simulator, skels, code, **variables):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
     )
 
 

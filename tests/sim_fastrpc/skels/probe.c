@@ -152,13 +152,15 @@ static int heap(const words *w)
     return 0;
 }
 
+/* in: room for text.  out: its length, then the text. */
 static int print(const words *w)
 {
-    int length =
-        snprintf((char *) w->out, w->out_bytes, "%d|%5u|%-4x|%08X|%s|%c|%lld|%.3f|%p|%%", -7, 42u,
-                 0xabu, 0xbeefu, "text", 'z', -5000000000ll, 3.14159, (void *) 0x10);
-    HAP_debug_v2(2, "probe.c", 1, "printed %d bytes", length);
-    return length;
+    char *text = (char *) &w->out[1];
+    w->out[0] =
+        (uint32_t) snprintf(text, w->in[0], "%d|%5u|%-4x|%08X|%s|%c|%lld|%.3f|%p|%%", -7, 42u,
+                            0xabu, 0xbeefu, "text", 'z', -5000000000ll, 3.14159, (void *) 0x10);
+    HAP_debug_v2(2, "probe.c", 1, "printed %u bytes", w->out[0]);
+    return 0;
 }
 
 /* in: iterations, of one packet each. */
