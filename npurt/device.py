@@ -144,6 +144,19 @@ class Device(abc.ABC):
             UnsupportedOp: `why_not` has a reason against its format.
         """
 
+    def pack_i8(self, codes: npt.NDArray[np.int8], scales: F32) -> Packed:
+        """Lay out int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, where a device can.
+
+        Products then round activations to int8 with one scale a row.
+
+        Raises:
+            UnsupportedOp: This device cannot.
+        """
+        raise UnsupportedOp(
+            f"{self.caps.name} has no products of int8 with a scale for each row",
+            remedy="use a block format such as q8_0",
+        )
+
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
         """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order."""

@@ -10,7 +10,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from npurt.device import F32, F64, Caps, Device, MatMul, Packed
 from npurt.errors import (
@@ -29,7 +32,7 @@ from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
 from npurt.hexagon.messages import MAX_N
 from npurt.hexagon.names import parse
-from npurt.hexagon.rpcmem import LARGEST, Arena, Slice
+from npurt.hexagon.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
 from npurt.quant.tensor import QTensor
@@ -41,26 +44,35 @@ RETRY_SECONDS = 0.1
 GROUP = 32  # columns that share an activation scale
 MAX_K = 65536  # NPURT_MAX_K of dsp/kernels/kernels.h
 
+I8 = npt.NDArray[np.int8]
+T = TypeVar("T", bound="HexagonPacked")
 Parts = list[tuple[Batch, slice]]  # of one product: batches, and which of the weights each has
 
 
 class HexagonPacked(Packed):
-    """A weight in shared memory, in the layout of the DSP's kernels."""
+    """A weight in shared memory, in the layout of the DSP's kernels.
+
+    Attributes:
+        number: Never used twice.
+        group: Columns of activations that share a scale; 0: all.
+        batches: Prepared ones that begin with this weight, by the numbers of all in them.
+    """
 
     device: "HexagonDevice"
+    group = GROUP
 
-    def __init__(self, device: "HexagonDevice", tensor: QTensor, number: int) -> None:
+    def __init__(self, device: "HexagonDevice", tensor: QTensor, number: int, kind: str) -> None:
         self.device = device
         self.tensor = tensor
-        self.format = BY_NAME[tensor.dtype]
-        self.number = number  # never used twice
-        self.batches: dict[tuple[int, ...], Parts] = {}  # that begin with this weight
+        self.format = BY_NAME[kind]
+        self.number = number
+        self.batches: dict[tuple[int, ...], Parts] = {}
         self._finalizer: weakref.finalize[..., HexagonPacked] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the image."""
-        return self.part.nbytes
+        return layout.image_bytes(self.format, self.n, self.k)
 
     def put(self, store: Store, arena: Arena, part: Slice) -> None:
         """Write the image to *part*, which goes back to *arena* when this object goes."""
@@ -69,8 +81,11 @@ class HexagonPacked(Packed):
         self._finalizer = weakref.finalize(self, arena.give_back, part)
         self.store, self.part, self.batches = store, part, {}
         part.block.begin(write=True)
-        layout.pack(self.tensor, part.array)
+        self._write(part.array)
         part.block.end(write=True)
+
+    def _write(self, image: U8) -> None:
+        layout.pack(self.tensor, image)
 
     @property
     def weight(self) -> Weight:
@@ -85,6 +100,20 @@ class HexagonPacked(Packed):
         """Return the standard error of what the kernels round; see `rounding`."""
         held = layout.unpack(self.part.array, self.format, self.n, self.k, rows)
         return rounding.error(held, self.format)
+
+
+class HexagonInt8(HexagonPacked):
+    """int8 codes with one scale a row, for activations with one scale a row."""
+
+    group = 0
+
+    def __init__(self, device: "HexagonDevice", codes: I8, scales: F32, number: int) -> None:
+        values = codes * scales[:, None].astype(np.float32)
+        super().__init__(device, QTensor(values, "f32"), number, "i8")
+        self._codes, self._scales = codes, scales
+
+    def _write(self, image: U8) -> None:
+        layout.pack_i8(self._codes, self._scales, image)
 
 
 class HexagonDevice(Device):
@@ -163,21 +192,34 @@ class HexagonDevice(Device):
                 f"{self.caps.name} cannot pack {tensor!r}: {reason}",
                 remedy="use device 'cpu' for it, or requantise it",
             )
+        return self._upload(HexagonPacked(self, tensor, next(self._numbers), tensor.dtype))
+
+    def pack_i8(self, codes: I8, scales: F32) -> HexagonPacked:
+        """Lay out and upload int8 *codes* ``[N, K]`` with a scale for each row.
+
+        Products round activations to int8 with one scale a row: W8A8.
+
+        Raises:
+            LayoutError: K is not a multiple of 32, or shapes do not fit.
+            DeviceFull: No session has room for it.
+            DeviceLost: The device died too often.
+        """
+        return self._upload(HexagonInt8(self, codes, scales, next(self._numbers)))
+
+    def _upload(self, packed: T) -> T:
         with self._lock:
-            packed = HexagonPacked(self, tensor, next(self._numbers))
             self._surviving(lambda: self._place(packed))
             self._packed.add(packed)
-            return packed
+        return packed
 
     def _place(self, packed: HexagonPacked) -> None:
-        nbytes = layout.image_bytes(packed.format, packed.n, packed.k)
         for store in self._with_room():
-            found = store.take(nbytes)
+            found = store.take(packed.nbytes)
             if found:
                 packed.put(store, *found)
                 return
         raise DeviceFull(
-            f"{self.caps.name} has no room for {nbytes} bytes more",
+            f"{self.caps.name} has no room for {packed.nbytes} bytes more",
             remedy="use a smaller model, or close other programs that use the DSP",
             call="pack",
             code=0,
@@ -229,23 +271,23 @@ class HexagonDevice(Device):
         return known[key]
 
     def _split(self, weights: Sequence[HexagonPacked]) -> Iterator[tuple[Batch, slice]]:
-        """Make a batch for each run of weights that are in one session."""
+        """Make a batch for each run of weights of one session and one kind of activations."""
         start = 0
-        for _, members in itertools.groupby(weights, key=lambda w: id(w.store)):
-            group = list(members)
-            yield (
-                Batch(group[0].store, [w.weight for w in group], GROUP),
-                slice(start, start + len(group)),
-            )
-            start += len(group)
+        for (_, group), members in itertools.groupby(weights, lambda w: (id(w.store), w.group)):
+            run = list(members)
+            end = start + len(run)
+            yield Batch(run[0].store, [w.weight for w in run], group), slice(start, end)
+            start = end
 
     def multiplied(self, x: F32, w: Packed) -> F32:
-        """Return x as the kernels see it: rounded to int8, one scale for `GROUP` columns."""
-        return quantise.multiplied(x, GROUP)
+        """Return x as the kernels see it: rounded to int8, one scale for every group."""
+        assert isinstance(w, HexagonPacked)
+        return quantise.multiplied(x, w.group)
 
     def magnitudes(self, x: F32, w: Packed) -> F64:
         """Return what the kernels' rounding is proportional to; see `rounding`."""
-        return rounding.magnitudes(quantise.quantise(x, GROUP))
+        assert isinstance(w, HexagonPacked)
+        return rounding.magnitudes(quantise.quantise(x, w.group))
 
     # --- Recovery ---------------------------------------------------------------------------------
 

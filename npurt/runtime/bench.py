@@ -1,16 +1,20 @@
 """One product, measured: time, bytes and error against float64."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from npurt.cpu.device import MAX_EXACT_K, CpuDevice
+from npurt.device import F32, F64, Device
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.devices import open_device
 
 INTEGER = "i8"
+
+Measured = tuple[Callable[[], Any], F64, int]  # the product, its exact result, bytes of the weight
 
 
 def bench_matmul(
@@ -26,11 +30,13 @@ def bench_matmul(
     """Measure ``y[m, n] = x[m, k] @ w[n, k].T`` on Gaussian data.
 
     Args:
-        kind: Format of w, or ``i8``: int8 by int8, exact.
+        kind: Format of w, or ``i8``: int8 by int8, exact on the CPU; a device that rounds
+            activations to int8 by rows multiplies by int8 weights with a scale each.
 
     Returns:
-        ``macs``, ``packets`` (None where the device does not count them), ``bytes`` of the weight
-        on the device, ``seconds`` (the median), ``nmse`` against float64 on the dequantised weight.
+        ``macs``, ``packets`` of instructions for one product (None where the device does not count
+        them), ``bytes`` of the weight on the device, ``seconds`` (the median), ``nmse`` against
+        float64 on the dequantised weight.
     """
     if min(m, k, n, repetitions) < 1:
         raise SettingError(
@@ -40,30 +46,50 @@ def bench_matmul(
     rng = np.random.default_rng(0)
     with open_device(device, threads=threads) as opened:
         row: dict[str, Any] = {"device": opened.caps.name, "type": kind, "m": m, "k": k, "n": n}
-        if kind == INTEGER:
-            if not isinstance(opened, CpuDevice) or k > MAX_EXACT_K:
-                raise UnsupportedOp(
-                    f"{opened.caps.name} has no exact int8 product of K = {k}",
-                    remedy=f"use -dev cpu and K up to {MAX_EXACT_K}",
-                )
-            a = rng.integers(-128, 128, (m, k)).astype(np.int8)
-            b = rng.integers(-128, 128, (k, n)).astype(np.int8)
-            exact = a.astype(np.float64) @ b.astype(np.float64)
-            nbytes = b.nbytes
-            y, seconds = _time(lambda: opened.matmul_i8(a, b), repetitions)
+        if kind == INTEGER and isinstance(opened, CpuDevice):
+            product, exact, nbytes = _integers(opened, m, k, n, rng)
         else:
-            x = rng.standard_normal((m, k)).astype(np.float32)
-            tensor = QTensor.quantize(rng.standard_normal((n, k)).astype(np.float32), kind)
-            packed = opened.pack(tensor)
-            exact = x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
-            out = np.empty((m, n), np.float32)
-            nbytes = packed.nbytes
-            _, seconds = _time(lambda: opened.matmul(x, packed, out), repetitions)
-            y = out
+            product, exact, nbytes = _floats(opened, m, k, n, kind, rng)
+        y, seconds = _time(product, repetitions)
+        before = opened.packets()
+        product()
+        packets = opened.packets() - before
     power = (exact**2).sum()
     error = ((y - exact) ** 2).sum() / power if power else 0.0
-    counts = {"macs": m * k * n, "packets": None, "bytes": nbytes}
+    counts = {"macs": m * k * n, "packets": packets or None, "bytes": nbytes}
     return row | counts | {"seconds": seconds, "nmse": float(error)}
+
+
+def _integers(device: CpuDevice, m: int, k: int, n: int, rng: np.random.Generator) -> Measured:
+    if k > MAX_EXACT_K:
+        raise UnsupportedOp(
+            f"{device.caps.name} has no exact int8 product of K = {k}",
+            remedy=f"use K up to {MAX_EXACT_K}",
+        )
+    a = rng.integers(-128, 128, (m, k)).astype(np.int8)
+    b = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    return lambda: device.matmul_i8(a, b), exact, b.nbytes
+
+
+def _floats(
+    device: Device, m: int, k: int, n: int, kind: str, rng: np.random.Generator
+) -> Measured:
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    values = rng.standard_normal((n, k)).astype(np.float32)
+    if kind == INTEGER:
+        scales = abs(values).max(axis=1) / np.float32(127)
+        packed = device.pack_i8(np.rint(values / scales[:, None]).astype(np.int8), scales)
+    else:
+        packed = device.pack(QTensor.quantize(values, kind))
+    exact = x.astype(np.float64) @ packed.tensor.dequantize().astype(np.float64).T
+    out = np.empty((m, n), np.float32)
+
+    def product() -> F32:
+        device.matmul(x, packed, out)
+        return out
+
+    return product, exact, packed.nbytes
 
 
 def _time(product: Any, repetitions: int) -> tuple[Any, float]:

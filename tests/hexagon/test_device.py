@@ -96,6 +96,37 @@ def test_any_shape_multiplies(shared, n, blocks, m, kind):
     assert_is_product(shared, x, packed, multiply(shared, x, packed))
 
 
+def test_int8_weights_with_a_scale_a_row_multiply_rows_of_one_scale(shared):
+    """What is multiplied is x to half a step of 1/127 of the largest of the whole row."""
+    rng = np.random.default_rng(6)
+    codes = rng.integers(-127, 128, (70, 128)).astype(np.int8)
+    scales = rng.uniform(0.5, 2, 70).astype(np.float32)
+    packed, x = shared.pack_i8(codes, scales), inputs(5, 128)
+
+    y = multiply(shared, x, packed)
+    rounded = shared.multiplied(x, packed).astype(np.float64)
+    bound = 8 * shared.magnitudes(x, packed)[:, None] * packed.error(slice(None))
+    assert (abs(y - rounded @ packed.multiplied(slice(None)).T.astype(float)) <= bound).all()
+    assert (abs(x - rounded) <= 0.51 * abs(x).max(axis=1, keepdims=True) / 127).all()
+    exact = codes * scales[:, None].astype(float)
+    assert (abs(packed.multiplied(slice(None)) - exact) <= 2.0**-14 * abs(exact)).all()
+    with pytest.raises(LayoutError):
+        shared.pack_i8(codes[:, :40], scales)
+
+
+def test_weights_of_both_kinds_share_an_input(shared):
+    rng = np.random.default_rng(6)
+    codes = rng.integers(-127, 128, (40, 128)).astype(np.int8)
+    weights = [shared.pack(tensor(33, 128)), shared.pack_i8(codes, np.ones(40, np.float32))]
+    x = inputs(3, 128)
+    outs = [np.full((3, w.n), np.nan, np.float32) for w in weights]
+
+    shared.matmuls(x, weights, outs)
+
+    for w, out in zip(weights, outs, strict=True):
+        np.testing.assert_array_equal(out, multiply(shared, x, w))
+
+
 def test_products_of_one_input_take_one_call_and_equal_single_ones(shared):
     weights = [
         shared.pack(tensor(n, 128, kind)) for n, kind in ((64, "q4_0"), (33, "q8_0"), (7, "f16"))

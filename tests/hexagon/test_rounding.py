@@ -94,6 +94,23 @@ def test_the_bound_holds_for_any_length_size_and_kind_of_numbers(kind, shape, st
     assert abs(measured(kind, x, weights(kind, 32, k, seed))).max() < 8
 
 
+def test_the_bound_holds_for_a_scale_a_row():
+    """Only the result is rounded, to float32: by 2^-24 of it at most, and here near that."""
+    rng = np.random.default_rng(9)
+    codes = rng.integers(-127, 128, (64, 512)).astype(np.int8)
+    image = layout.pack_i8(codes, rng.uniform(1, 2, 64).astype(np.float32))
+    held = layout.unpack(image, BY_NAME["i8"], 64, 512)
+    rounded = quantise.quantise(rng.standard_normal((8, 512)).astype(np.float32), 0)
+
+    y = model.product(rounded, held, "i8").astype(np.float64)
+    weights = layout.multiplied(image, BY_NAME["i8"], 64, 512).astype(np.float64)
+    unit = rounding.magnitudes(rounded)[:, None] * rounding.error(held, BY_NAME["i8"])
+    errors = (y - rounded.values().astype(np.float64) @ weights.T) / unit
+
+    assert abs(errors).max() < 8
+    assert np.sqrt((errors**2).mean()) > 1e-4
+
+
 def test_rows_of_zeros_have_no_error():
     x = np.zeros((2, 256), np.float32)
     assert (rounding.magnitudes(quantise.quantise(x)) == 0).all()

@@ -112,6 +112,17 @@ def test_a_measured_product_is_off_by_int8_rounding_of_gaussian_activations(kind
         assert 1.5e-5 < row["nmse"] < 3.5e-5
 
 
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0", "iq4_nl", "mxfp4", "q4_k", "q6_k", "i8"])
+def test_a_simulated_dsp_counts_packets_and_is_as_exact_as_int8_activations_are(kind):
+    """One scale a row instead of one for 32: a row of 512 has its largest at 3.1 sigma, so 5e-5."""
+    first, again = (
+        bench_matmul(4, 512, 96, kind, device="hexagon:sim", repetitions=1) for _ in range(2)
+    )
+
+    assert first["packets"] == again["packets"] > 4 * 512 * 96 / 256  # 256 MAC in a packet at most
+    assert 1.5e-5 < first["nmse"] < (1.5e-4 if kind == "i8" else 3.5e-5)
+
+
 def test_a_measured_integer_product_is_exact():
     row = bench_matmul(3, 131, 7, "i8", repetitions=1)
 
