@@ -9,14 +9,15 @@
  */
 #include "execute.h"
 #include "cache.h"
+#include "fetch.h"
 #include "hap.h"
 #include "timer.h"
-#include <hexagon_protos.h>
 #include <hexagon_types.h>
 
 enum {
-    SHARE = 128 << 10, /* bytes of L2 that one thread counts on */
-    TILES_AT_ONCE = 4, /* what the kernels for few rows take together */
+    TILES_AT_ONCE = 4, /* what the kernels for one row take together */
+    SHARE = 256 << 10, /* bytes of L2 that one thread counts on */
+    ROWS_TO_COPY = 64, /* from here on copying to VTCM is less than 2 % of the work */
 };
 
 typedef struct {
@@ -147,14 +148,6 @@ static void after_batch(const batch *batch)
     }
 }
 
-/* Have the hardware bring the start of what comes next into L2; it may ignore this. */
-static void fetch_ahead(const char *address, size_t nbytes)
-{
-    uint64_t lines = (nbytes < SHARE ? nbytes : SHARE) / CACHE_LINE;
-    uint64_t stride = CACHE_LINE, width = CACHE_LINE;
-    Q6_l2fetch_AP((void *) address, (int64_t) (stride << 32 | width << 16 | lines));
-}
-
 /* --- one thread's part of an op ------------------------------------------------------------------ */
 
 static void quantise(run *run, const batch_op *op, uint32_t thread)
@@ -173,23 +166,23 @@ static void copy_vectors(char *to, const char *from, size_t nbytes)
 {
     const HVX_Vector *in = (const HVX_Vector *) from;
     HVX_Vector *out = (HVX_Vector *) to;
-    for (size_t i = 0; i < nbytes / NPURT_VECTOR; i++) {
-        out[i] = in[i];
+#pragma clang loop unroll(disable)
+    for (size_t left = nbytes / NPURT_VECTOR; left; left--) {
+        *out++ = *in++;
     }
 }
 
-/* How many tiles to give the kernels at a time: what `nbytes` hold, a multiple of what they take
- * together if that is possible, at least `least`. */
-static uint32_t step_of(const batch_op *op, uint32_t nbytes, uint32_t least)
+/* How many tiles `nbytes` hold, at least one. */
+static uint32_t tiles_in(uint32_t nbytes, const batch_op *op)
 {
     uint32_t fit = (uint32_t) (nbytes / op->tile_bytes);
-    fit = fit > TILES_AT_ONCE ? fit / TILES_AT_ONCE * TILES_AT_ONCE : fit;
-    return fit > least ? fit : least;
+    return fit ? fit : 1;
 }
 
 /*
- * Multiply by this thread's tiles, some at a time: as many as stay in L2 while every panel of rows
- * goes over them; in VTCM, when there is some and they are read more than once.
+ * Multiply by this thread's tiles.  One row, or one panel, reads them once, all in one call: within
+ * a call the kernels fetch ahead.  More rows take as many at a time as stay in L2 while every panel
+ * goes over them; many rows have them copied to VTCM, when there is some.
  */
 static void multiply(run *run, const batch_op *op, uint32_t thread)
 {
@@ -199,17 +192,19 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
     range tiles = share(op->tiles_count, TILES_AT_ONCE, thread, threads);
     uint32_t slot_bytes = run->vtcm->nbytes / threads / NPURT_VECTOR * NPURT_VECTOR;
     char *slot = run->vtcm->address + thread * slot_bytes;
-    int many_rows = y.m > NPURT_PANEL;
-    int copied = many_rows && op->tile_bytes <= slot_bytes;
-    uint32_t step = step_of(op, copied ? slot_bytes : SHARE, many_rows ? 1 : TILES_AT_ONCE);
-    for (uint32_t first = tiles.first; first < tiles.last; first += step) {
-        uint32_t last = least(first + step, tiles.last);
+    int copied = y.m >= ROWS_TO_COPY && op->tile_bytes <= slot_bytes;
+    int once = y.m == 1 || y.m == NPURT_PANEL;
+    uint32_t step = once ? op->tiles_count : tiles_in(copied ? slot_bytes : SHARE, op);
+    for (uint32_t first = tiles.first, last; first < tiles.last; first = last) {
+        last = least(first + step, tiles.last);
         const char *at = op->tiles + first * op->tile_bytes;
         size_t nbytes = (last - first) * op->tile_bytes;
         if (copied) {
             copy_vectors(slot, at, nbytes);
         }
-        fetch_ahead(at + nbytes, (least(last + step, tiles.last) - last) * op->tile_bytes);
+        if (last < tiles.last) {
+            fetch(at + nbytes, (tiles.last - last) * op->tile_bytes);
+        }
         npurt_multiply(&y, copied ? slot : at, first, last);
     }
 }

@@ -9,7 +9,7 @@
 #include "power.h"
 #include "session.h"
 
-enum { VTCM_EACH = 256 << 10 }; /* bytes for each thread */
+enum { VTCM_EACH = 512 << 10 }; /* bytes for each thread */
 
 #define ECHO 0x9e3779b97f4a7c15ull
 

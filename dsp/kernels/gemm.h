@@ -2,6 +2,7 @@
 #ifndef NPURT_GEMM_H
 #define NPURT_GEMM_H
 
+#include "../fetch.h"
 #include "epilogue.h"
 
 enum { ROWS = NPURT_PANEL };
@@ -73,6 +74,9 @@ INLINE void gemm(kind kind, int offsets, const job *job)
         const uint32_t *record = job->x.record;
         const vec *zero = job->x.zero;
         vec acc[ROWS];
+        if (i + 1 < job->tiles) {
+            fetch(tile + job->tile_bytes, job->tile_bytes);
+        }
         UNROLL
         for (unsigned r = 0; r < ROWS; r++) {
             acc[r] = kind == CHAN ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();

@@ -2,6 +2,7 @@
 #ifndef NPURT_GEMV_H
 #define NPURT_GEMV_H
 
+#include "../fetch.h"
 #include "epilogue.h"
 
 enum { TILES = 4 }; /* that are multiplied together */
@@ -85,6 +86,9 @@ INLINE void gemv(kind kind, int offsets, const job *job)
     const char *tile = job->tile;
     uint32_t done = 0;
     for (; done + TILES <= job->tiles; done += TILES) {
+        if (done + TILES < job->tiles) {
+            fetch(tile + TILES * job->tile_bytes, TILES * job->tile_bytes);
+        }
         gemv_tiles(kind, offsets, TILES, job, tile, done * NPURT_TILE, &c);
         tile += TILES * job->tile_bytes;
     }

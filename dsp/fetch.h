@@ -1,0 +1,20 @@
+/* Bringing memory into L2 before it is needed. */
+#ifndef NPURT_FETCH_H
+#define NPURT_FETCH_H
+
+#include <hexagon_protos.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FETCH_MOST = 128 << 10 }; /* bytes ahead: a thread's share of the smallest L2 */
+
+/* Have the hardware read the first bytes of what comes next; it may ignore this. */
+static inline void fetch(const char *address, size_t nbytes)
+{
+    enum { WIDTH = 128 };
+    uint64_t lines = (nbytes < FETCH_MOST ? nbytes : FETCH_MOST) / WIDTH;
+    uint64_t shape = (uint64_t) WIDTH << 32 | WIDTH << 16; /* stride, width; then the height */
+    Q6_l2fetch_AP((void *) (uintptr_t) address, (int64_t) (shape | lines));
+}
+
+#endif
