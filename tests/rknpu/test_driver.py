@@ -1,5 +1,6 @@
 """What a driver does when things go wrong: recover, or say clearly what happened; lose nothing."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -106,7 +107,18 @@ def test_a_wait_has_an_end(driver, product, faults):
 
     with pytest.raises(DeviceLost) as error:
         driver.run(product.job, timeout_s=0.02)
+    assert error.value.code == errno.ETIMEDOUT
     assert isinstance(error.value.__cause__, DriverError)
+
+
+def test_the_vendors_driver_is_told_to_reset_between_two_attempts(simulator, faults):
+    opened = open_driver(simulator, ("rknpu",))
+    product = Prepared(opened, A, B, INT8, Layout.ROW)
+    faults("fault=timeout@submit fault=eio@action")
+
+    with pytest.raises(DeviceLost, match="ACTION failed"):
+        product.run()
+    opened.close()
 
 
 def test_a_flipped_bit_is_for_the_verification_above_to_find(driver, product, faults):
