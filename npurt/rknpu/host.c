@@ -70,19 +70,70 @@ NPURT_API int npurt_rk_round(const float *x, int64_t pitch, int m, int k, int kp
     return 0;
 }
 
-NPURT_API void npurt_rk_rescale(const int32_t *sums, int m, int n, int columns, int passes,
-                                const float *scales, const float *w, float *y, int64_t pitch,
-                                int add)
+NPURT_API int npurt_rk_write(const npurt_rk_part *parts, int count, const float *x, int64_t pitch,
+                             int m, int passes, float *scratch)
 {
-    for (int i = 0; i < m; i++) {
-        const int32_t *restrict high = sums + (int64_t) i * columns;
-        const int32_t *restrict low = passes == 2 ? sums + (int64_t) (m + i) * columns : NULL;
-        float *restrict out = y + i * pitch;
-        double scale = scales[i];
-        for (int j = 0; j < n; j++) {
-            double sum = low ? high[j] + low[j] / 254.0 : high[j];
-            float result = (float) (sum * scale * w[j]);
-            out[j] = add ? out[j] + result : result;
+    for (int i = 0; i < count; i++) {
+        const npurt_rk_part *p = parts + i;
+        int bad = npurt_rk_round(x + p->first, pitch, m, p->k, p->kp, p->signs, p->block, passes,
+                                 p->codes, p->scales, scratch);
+        if (bad) {
+            return bad;
+        }
+    }
+    return 0;
+}
+
+static void put(const npurt_rk_block *b, float *restrict y, int j, double value)
+{
+    float result = (float) value;
+    y[j] = b->add ? y[j] + result : result;
+}
+
+static void read_integers(const npurt_rk_block *b, int i, int m, int passes, float *restrict y)
+{
+    const int32_t *high = (const int32_t *) b->sums + (int64_t) i * b->columns;
+    const int32_t *low = high + (int64_t) m * b->columns;
+    const double scale = b->scales[i];
+    if (b->slices == 1 && passes == 1) {
+        for (int j = 0; j < b->n; j++) {
+            put(b, y, j, high[j] * scale * b->w[j]);
+        }
+        return;
+    }
+    for (int j = 0; j < b->n; j++) {
+        int64_t first = 0, second = 0;
+        for (int s = 0; s < b->slices; s++) {
+            first += high[s * b->slice + j];
+            second += passes == 2 ? low[s * b->slice + j] : 0;
+        }
+        put(b, y, j, ((double) first + (double) second / 254.0) * scale * b->w[j]);
+    }
+}
+
+static void read_floats(const npurt_rk_block *b, int i, float *restrict y)
+{
+    const float *sums = (const float *) b->sums + (int64_t) i * b->columns;
+    for (int j = 0; j < b->n; j++) {
+        double sum = 0;
+        for (int s = 0; s < b->slices; s++) {
+            sum += sums[s * b->slice + j];
+        }
+        put(b, y, j, sum * b->scales[i] * b->w[j]);
+    }
+}
+
+NPURT_API void npurt_rk_read(const npurt_rk_block *blocks, int count, int m, int passes, int floats,
+                             float *const *y, const int64_t *pitch)
+{
+    for (const npurt_rk_block *b = blocks; b < blocks + count; b++) {
+        for (int i = 0; i < m; i++) {
+            float *out = y[b->y] + i * pitch[b->y] + b->first;
+            if (floats) {
+                read_floats(b, i, out);
+            } else {
+                read_integers(b, i, m, passes, out);
+            }
         }
     }
 }

@@ -2,8 +2,9 @@
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,10 @@ def round_rows(
         ffi().NULL if signs is None else _at("int8_t *", signs), block, passes,
         _at("int8_t *", codes), _at("float *", scales), _at("float *", scratch),
     )  # fmt: skip
+    _require_finite(bad)
+
+
+def _require_finite(bad: int) -> None:
     if bad:
         raise NumericsError(
             f"row {bad - 1} holds NaN or infinity, or values too large to add up",
@@ -79,19 +84,107 @@ def round_rows(
         )
 
 
-def rescale(sums: I32, scales: F32, w: F32, y: F32, *, passes: int, add: bool = False) -> None:
-    """Write (or add) ``sums * scales[:, None] * w`` to y ``[M, N]``, as `npurt_rk_rescale` says.
+class Target(NamedTuple):
+    """Where some columns of x go once they are rounded; see `npurt_rk_part`."""
+
+    columns: slice
+    block: int
+    signs: I8 | None
+    codes: I8  # [passes * M, Kp]
+    scales: F32  # [M]
+
+
+class Writer:
+    """Rounds x into places that stay the same.
 
     Args:
-        sums: int32 ``[passes * M, columns]`` in C order; the first N columns count.
-        scales: float32 ``[M]``, of the activations.
-        w: float32 ``[N]``, of the weights.
-        y: float32; columns contiguous.
+        targets: Where the parts of K go.
         passes: As in `round_rows`.
-        add: Add to y instead.
     """
-    m, n = y.shape
-    lib().npurt_rk_rescale(
-        _at("int32_t *", sums), m, n, sums.shape[1], passes, _at("float *", scales),
-        _at("float *", w), _at("float *", y), y.strides[0] // 4, int(add),
-    )  # fmt: skip
+
+    def __init__(self, targets: Sequence[Target], passes: int) -> None:
+        self._owned = targets
+        self._passes = passes
+        self._scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
+        self._parts = ffi().new("npurt_rk_part[]", [
+            {
+                "signs": ffi().NULL if t.signs is None else _at("int8_t *", t.signs),
+                "codes": _at("int8_t *", t.codes),
+                "scales": _at("float *", t.scales),
+                "first": t.columns.start,
+                "k": t.columns.stop - t.columns.start,
+                "kp": t.codes.shape[1],
+                "block": t.block,
+            }
+            for t in targets
+        ])  # fmt: skip
+        self._room = _at("float *", self._scratch)
+
+    def write(self, x: F32) -> None:
+        """Round x ``[M, K]``, float32 in C order.
+
+        Raises:
+            NumericsError: A row holds NaN or infinity.
+        """
+        m, k = x.shape
+        _require_finite(lib().npurt_rk_write(
+            self._parts, len(self._parts), ffi().from_buffer("float[]", x), k, m, self._passes,
+            self._room,
+        ))  # fmt: skip
+
+
+class Rectangle(NamedTuple):
+    """What one core wrote for some columns of one weight; see `npurt_rk_block`."""
+
+    sums: npt.NDArray[Any]  # [slices, passes * M, columns], int32 or float32
+    scales: F32  # [M], of x
+    w: F32  # [N], of the weight's columns: N of them count
+    y: int  # which result
+    first: int  # its column
+    add: bool
+
+
+class Reader:
+    """Gives sums their scales, from places that stay the same.
+
+    Args:
+        rectangles: What to read, all of one type.
+        rows: M.
+        passes: As in `round_rows`.
+        results: How many y there are.
+    """
+
+    def __init__(
+        self, rectangles: Sequence[Rectangle], rows: int, passes: int, results: int
+    ) -> None:
+        self._owned = rectangles
+        self._rows, self._passes = rows, passes
+        self._floats = int(rectangles[0].sums.dtype == np.float32)
+        self._blocks = ffi().new("npurt_rk_block[]", [
+            {
+                "sums": ffi().cast("void *", r.sums.ctypes.data),
+                "w": _at("float *", r.w),
+                "scales": _at("float *", r.scales),
+                "slice": r.sums.strides[0] // 4,
+                "slices": len(r.sums),
+                "columns": r.sums.shape[2],
+                "n": len(r.w),
+                "y": r.y,
+                "first": r.first,
+                "add": int(r.add),
+            }
+            for r in rectangles
+        ])  # fmt: skip
+        self._y = ffi().new("float *[]", results)
+        self._pitch = ffi().new("int64_t[]", results)
+
+    def read(self, outs: Sequence[F32]) -> None:
+        """Write y ``[M, N]`` of each weight, float32 in C order."""
+        held = [ffi().from_buffer("float[]", out) for out in outs]
+        for i, (out, pointer) in enumerate(zip(outs, held, strict=True)):
+            self._y[i] = pointer
+            self._pitch[i] = out.shape[1]
+        lib().npurt_rk_read(
+            self._blocks, len(self._blocks), self._rows, self._passes, self._floats, self._y,
+            self._pitch,
+        )  # fmt: skip

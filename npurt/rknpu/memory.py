@@ -70,6 +70,22 @@ class Buffer:
         if write:
             self.space.to_device(self, 0, self.nbytes if nbytes is None else nbytes)
 
+    def window(self, start: int, end: int) -> U8:
+        """Return some of its bytes, for a prepared job that keeps them.
+
+        Whoever writes there calls `written` before the job runs; what the NPU writes is there once
+        `Driver.run` has returned.
+
+        Raises:
+            LayoutError: It was freed.
+        """
+        with self.cpu_access(write=False) as memory:
+            return memory[start:end]
+
+    def written(self, end: int) -> None:
+        """Make the NPU see the first *end* bytes."""
+        self.space.to_device(self, 0, end)
+
     def poke(self, at: int, data: bytes) -> None:
         """Write a few bytes of what the NPU writes, and make the NPU see them."""
         self._memory[at : at + len(data)] = memoryview(data)

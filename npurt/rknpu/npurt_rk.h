@@ -29,13 +29,35 @@ NPURT_API int npurt_rk_round(const float *x, int64_t pitch, int m, int k, int kp
                              const int8_t *signs, int block, int passes, int8_t *codes,
                              float *scales, float *scratch);
 
+/* Some columns of K, rounded with scales of their own. */
+typedef struct {
+    const int8_t *signs; /* [kp], or NULL */
+    int8_t *codes;       /* [passes * m][kp] */
+    float *scales;       /* [m] */
+    int32_t first, k, kp, block;
+} npurt_rk_part;
+
+/* npurt_rk_round for each part of x; scratch holds the largest kp. */
+NPURT_API int npurt_rk_write(const npurt_rk_part *parts, int count, const float *x, int64_t pitch,
+                             int m, int passes, float *scratch);
+
+/* A rectangle of sums: what one core wrote for some columns of one weight. */
+typedef struct {
+    const void *sums;    /* [slices][passes * m][columns], int32 or float32 */
+    const float *w;      /* [n] scales of the weight */
+    const float *scales; /* [m] of x */
+    int64_t slice;       /* elements from one slice to the next; slices are added up */
+    int32_t slices, columns, n;
+    int32_t y, first; /* where it goes: which y, and the column of it */
+    int32_t add;      /* 1: add to what is there */
+} npurt_rk_block;
+
 /*
- * y[i][n] (+)= sum[i][n] * scales[i] * w[n], for m rows of n results; the sums are [passes * m]
- * [columns], and with two passes a sum is sum[i] + sum[m + i] / 254.  Computed in double, rounded
- * once; with add, once more.
+ * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for m rows of each block; with two passes a sum
+ * is sum[i] + sum[m + i] / 254.  Integers are added exactly and scaled in double, rounded once; with
+ * add, once more.  Row i of y[b] is at y[b] + i * pitch[b].
  */
-NPURT_API void npurt_rk_rescale(const int32_t *sums, int m, int n, int columns, int passes,
-                                const float *scales, const float *w, float *y, int64_t pitch,
-                                int add);
+NPURT_API void npurt_rk_read(const npurt_rk_block *blocks, int count, int m, int passes, int floats,
+                             float *const *y, const int64_t *pitch);
 
 #endif

@@ -4,6 +4,7 @@ Its program is proven and loaded once.  Then a run is: round x into the NPU's me
 what it wrote.  Nothing of it is built again.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,11 @@ import numpy.typing as npt
 
 from npurt.device import F32
 from npurt.rknpu.driver import Driver, Job, Work
-from npurt.rknpu.host import rescale, round_rows
-from npurt.rknpu.layout import Bytes, Layout
+from npurt.rknpu.host import Reader, Rectangle, Target, Writer
+from npurt.rknpu.layout import Layout
 from npurt.rknpu.memory import Buffer
 from npurt.rknpu.numerics import half_scales
-from npurt.rknpu.plan import LINE, Plan, padded, plan
+from npurt.rknpu.plan import LINE, Block, Plan, padded, plan
 from npurt.rknpu.task import Task
 from npurt.rknpu.weights import PartOnNpu, RkPacked
 
@@ -52,9 +53,11 @@ class Product:
         cores = range(len(sizes))
         shared = len(driver.spaces) > 1 and driver.spaces[0] is driver.spaces[-1]
         self._a = [take("A", 0 if shared else core, end) for core in cores]
-        self._inputs = self._a[:1] if shared else self._a
+        self._inputs = [buffer.window(0, end) for buffer in (self._a[:1] if shared else self._a)]
         self._c = [take("C", core, size) for core, size in zip(cores, sizes, strict=True)]
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
+        self._writer = self._make_writer() if self._scheme.task == "int8" else None
+        self._reader = self._make_reader()
         self._job: Job = driver.prepare([self._work(core) for core in cores])
 
     def _work(self, core: int) -> Work:
@@ -82,58 +85,54 @@ class Product:
             NumericsError: x holds NaN or infinity.
             DriverError: The NPU failed.
         """
-        self._write(x)
-        self._driver.run(self._job)
-        self._read(outs)
-
-    def _write(self, x: F32) -> None:
-        with self._inputs[0].cpu_access(write=True) as memory:
-            for i, part in enumerate(self._parts[0]):
-                target = memory[self._a_offsets[i] :]
-                if self._scheme.task == "int8":
-                    self._round(x, part, target, self._scales[i])
-                else:
-                    _halve(x[:, part.columns], part.kp, target, self._scales[i])
-        for other in self._inputs[1:]:
-            with (
-                other.cpu_access(write=True) as copy,
-                self._inputs[0].cpu_access(write=False) as memory,
+        if self._writer:
+            self._writer.write(x)
+        else:
+            for part, codes, scales in zip(
+                self._parts[0], self._codes(), self._scales, strict=True
             ):
-                size = min(len(copy), len(memory))
-                copy[:size] = memory[:size]
+                _halve(x[:, part.columns], codes, scales)
+        for other in self._inputs[1:]:
+            np.copyto(other, self._inputs[0])
+        for buffer, window in zip(self._a, self._inputs, strict=False):
+            buffer.written(len(window))
+        self._driver.run(self._job)
+        self._reader.read(outs)
 
-    def _round(self, x: F32, part: PartOnNpu, target: Bytes, scales: F32) -> None:
-        passes, kp = self._scheme.passes, part.kp
-        codes = target[: passes * self._rows * kp].view(np.int8).reshape(-1, kp)
-        round_rows(
-            x[:, part.columns], codes, scales, signs=part.signs, block=part.block, passes=passes
+    def _codes(self) -> list[npt.NDArray[Any]]:
+        """Where each part of x is for the first core: ``[passes * rows, Kp]``."""
+        dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
+        rows = self._rows * self._scheme.passes
+        return [
+            self._inputs[0][at : at + rows * part.kp * dtype.itemsize].view(dtype).reshape(rows, -1)
+            for part, at in zip(self._parts[0], self._a_offsets, strict=True)
+        ]
+
+    def _make_writer(self) -> Writer:
+        targets = [
+            Target(part.columns, part.block, part.signs, codes, scales)
+            for part, codes, scales in zip(self._parts[0], self._codes(), self._scales, strict=True)
+        ]
+        return Writer(targets, self._scheme.passes)
+
+    def _make_reader(self) -> Reader:
+        rectangles = [
+            self._rectangle(region, core, block)
+            for region in self._regions
+            for core, blocks in enumerate(region.plan.blocks)
+            for block in blocks
+        ]
+        return Reader(rectangles, self._rows, self._scheme.passes, len(self._parts))
+
+    def _rectangle(self, region: Region, core: int, block: Block) -> Rectangle:
+        weights, part = region.plan.weights, self._index(region)
+        shape = len(weights.slices), region.plan.rows, block.n.size
+        start = region.offsets[core] + block.offset
+        sums = self._c[core].window(start, start + 4 * math.prod(shape)).view(weights.form.out)
+        w = region.part.scales[block.n.start : block.n.end]
+        return Rectangle(
+            sums.reshape(shape), self._scales[part], w, region.weight, block.n.start, part > 0
         )
-
-    def _read(self, outs: Sequence[F32]) -> None:
-        for region in self._regions:
-            first = self._index(region) == 0
-            scales = self._scales[self._index(region)]
-            for core, blocks in enumerate(region.plan.blocks):
-                with self._c[core].cpu_access(write=False) as memory:
-                    for block in blocks:
-                        start = region.offsets[core] + block.offset
-                        shape = len(region.plan.weights.slices), region.plan.rows, block.n.size
-                        sums = memory[start : start + 4 * int(np.prod(shape))].view(
-                            region.plan.weights.form.out
-                        )
-                        columns = slice(block.n.start, min(block.n.end, region.plan.weights.n))
-                        self._scale(
-                            sums.reshape(shape), scales, region.part.scales[columns],
-                            outs[region.weight][:, columns], add=not first,
-                        )  # fmt: skip
-
-    def _scale(self, sums: npt.NDArray[Any], scales: F32, w: F32, out: F32, *, add: bool) -> None:
-        total = sums[0] if len(sums) == 1 else sums.sum(axis=0, dtype=sums.dtype)
-        if self._scheme.task == "int8":
-            rescale(total, scales, w, out, passes=self._scheme.passes, add=add)
-            return
-        result = total[: self._rows, : len(w)] * scales[:, None] * w
-        np.add(out, result, out=out) if add else np.copyto(out, result)
 
     def free(self) -> None:
         """Give the program's memory back."""
@@ -155,9 +154,8 @@ def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list
     return regions, ends
 
 
-def _halve(x: F32, kp: int, target: Bytes, scales: F32) -> None:
-    """Write x as float16 rows of *kp*, scaled into its range."""
+def _halve(x: F32, halves: npt.NDArray[Any], scales: F32) -> None:
+    """Write x as float16 rows, scaled into its range and padded with zeros."""
     scales[:] = half_scales(x)
-    halves = target[: 2 * len(x) * kp].view(np.float16).reshape(-1, kp)
     halves[:, x.shape[1] :] = 0
     halves[:, : x.shape[1]] = x / scales[:, None]

@@ -30,6 +30,7 @@ class RknpuSpace(Space):
 
     def __init__(self, system: System, fd: int, version: int) -> None:
         super().__init__(system, fd)
+        self._sync = ffi().new("struct rknpu_mem_sync *")  # filled in for each request
         self._flags = {
             Role.PROGRAM: 0,  # not cached: written once
             Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
@@ -62,17 +63,24 @@ class RknpuSpace(Space):
     def to_device(self, buffer: Buffer, start: int, end: int) -> None:
         """Clean the caches of a part; memory that is not cached needs no cleaning."""
         if self._flags[buffer.role] & uapi.CACHEABLE:
-            argument = sync_of(buffer, start, end, uapi.TO_DEVICE)
-            self.system.ioctl(self.fd, uapi.MEM_SYNC, argument)
+            _fill_sync(self._sync, buffer, start, end, uapi.TO_DEVICE)
+            self.system.ioctl(self.fd, uapi.MEM_SYNC, self._sync)
+
+
+def _fill_sync(sync: Any, buffer: Buffer, start: int, end: int, direction: int) -> None:
+    """Ask for the cache lines from *start* to *end*."""
+    first = start // LINE * LINE
+    sync.flags = direction
+    sync.obj_addr = buffer.cookie
+    sync.offset = first
+    sync.size = min(-(-end // LINE) * LINE, buffer.nbytes) - first
 
 
 def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Any:
-    """Return the request for the cache lines from *start* to *end*."""
-    first = start // LINE * LINE
-    size = min(-(-end // LINE) * LINE, buffer.nbytes) - first
-    return ffi().new("struct rknpu_mem_sync *", {
-        "flags": direction, "obj_addr": buffer.cookie, "offset": first, "size": size,
-    })  # fmt: skip
+    """Return a request for the cache lines from *start* to *end*."""
+    sync = ffi().new("struct rknpu_mem_sync *")
+    _fill_sync(sync, buffer, start, end, direction)
+    return sync
 
 
 class _Request(NamedTuple):

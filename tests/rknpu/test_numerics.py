@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu import numerics
-from npurt.rknpu.host import rescale, round_rows
+from npurt.rknpu.host import Reader, Rectangle, Target, Writer, round_rows
 
 
 def hadamard(n):
@@ -116,26 +116,68 @@ def test_rows_too_small_for_a_scale_are_zero(tiny):
 @given(
     m=st.integers(1, 4),
     n=st.integers(1, 70),
+    slices=st.integers(1, 3),
     passes=st.sampled_from([1, 2]),
+    kind=st.sampled_from([np.int32, np.float32]),
     seed=st.integers(0, 99),
-    add=st.booleans(),
 )
-def test_sums_get_their_scales(m, n, passes, seed, add):
+def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
+    """Two rectangles side by side in one of two results, and a third added to the first."""
     rng = np.random.default_rng(seed)
-    sums = rng.integers(-(2**31), 2**31, (passes * m, 96)).astype(np.int32)
-    scales, w = rng.random(m, np.float32), rng.random(n, np.float32)
-    before = rng.random((m, n), np.float32)
-    wide = np.full((m, n + 3), np.float32(7))
-    wide[:, :n] = before
+    passes = 1 if kind is np.float32 else passes
+    largest = (2**31 - 1) // slices
+    sums = rng.integers(-largest, largest, (3, slices, passes * m, 96)).astype(kind)
+    scales, w = rng.random((3, m), np.float32), rng.random((3, n), np.float32)
+    outs = [np.full((m, 5), np.float32(7)), np.full((m, 2 * n), np.float32(7))]
+    reader = Reader(
+        [
+            Rectangle(sums[0], scales[0], w[0], 1, 0, False),
+            Rectangle(sums[1], scales[1], w[1], 1, n, False),
+            Rectangle(sums[2], scales[2], w[2], 1, 0, True),
+        ],
+        m, passes, 2,
+    )  # fmt: skip
 
-    rescale(sums, scales, w, wide[:, :n], passes=passes, add=add)
+    reader.read(outs)
 
-    exact = sums[:m, :n].astype(np.float64)
-    if passes == 2:
-        exact = exact + sums[m:, :n] / 254.0
-    result = (exact * scales[:, None].astype(np.float64) * w.astype(np.float64)).astype(np.float32)
-    np.testing.assert_array_equal(wide[:, :n], before + result if add else result)
-    assert (wide[:, n:] == 7).all()
+    def scaled(i):
+        total = sums[i].astype(np.float64).sum(axis=0)[:, :n]
+        if passes == 2:
+            total = total[:m] + total[m:] / 254.0
+        return (total * scales[i][:, None].astype(np.float64) * w[i]).astype(np.float32)
+
+    np.testing.assert_array_equal(outs[1][:, :n], scaled(0) + scaled(2))
+    np.testing.assert_array_equal(outs[1][:, n:], scaled(1))
+    assert (outs[0] == 7).all()
+
+
+def test_parts_of_k_are_rounded_as_each_alone():
+    x = rows(3, 160)
+    parts = [slice(0, 64), slice(64, 160)]
+    targets = [
+        Target(part, 32, numerics.signs_of(96), np.empty((6, 96), np.int8), np.empty(3, np.float32))
+        for part in parts
+    ]
+
+    Writer(targets, 2).write(x)
+
+    for part, target in zip(parts, targets, strict=True):
+        alone = np.ascontiguousarray(x[:, part])
+        codes, scales = rounded(alone, 96, signs=numerics.signs_of(96), block=32, passes=2)
+        np.testing.assert_array_equal(target.codes, codes)
+        np.testing.assert_array_equal(target.scales, scales)
+
+
+def test_a_bad_row_is_refused_whatever_part_it_is_in():
+    x = rows(3, 64)
+    x[2, 40] = np.inf
+    targets = [
+        Target(part, 1, None, np.empty((3, 32), np.int8), np.empty(3, np.float32))
+        for part in (slice(0, 32), slice(32, 64))
+    ]
+
+    with pytest.raises(NumericsError, match="row 2"):
+        Writer(targets, 1).write(x)
 
 
 @pytest.mark.parametrize("name", numerics.BY_NAME)
