@@ -83,7 +83,7 @@ static void watch(void *given)
         uint32_t packets = load(&state->packets_written);
         if (packets == seen || shared->machine.queue_stuck) {
             account_pause();
-            futex_wait(&state->packets_written, packets);
+            futex_wait(SHARED, &state->packets_written, packets);
             account_resume();
         } else {
             seen = packets;
@@ -91,7 +91,7 @@ static void watch(void *given)
         }
     }
     store(&q->watched, 0);
-    futex_wake(&q->watched, 1);
+    futex_wake(OURS, &q->watched, 1);
 }
 
 int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, void *context,
@@ -126,8 +126,8 @@ static int wait_on(queue *q, uint32_t *word, uint32_t seen, uint32_t microsecond
         return WOULD_BLOCK;
     }
     if (microseconds == (uint32_t) FOREVER) {
-        futex_wait(word, seen);
-    } else if (!futex_wait_until(word, seen, start + microseconds)) {
+        futex_wait(SHARED, word, seen);
+    } else if (!futex_wait_until(SHARED, word, seen, start + microseconds)) {
         return TIMEOUT;
     }
     return DSP_OK;
@@ -150,11 +150,11 @@ int dspqueue_close(queue *q)
     link_ring *state = q->to_dsp.state;
     account_pause();
     store(&q->memory->imported, 0);
-    futex_wake(&state->packets_written, QUEUES);
+    futex_wake(SHARED, &state->packets_written, QUEUES);
     while (load(&q->watched)) {
         /* A wake-up that came before the wait is made up for by the next one. */
-        futex_wake(&state->packets_written, QUEUES);
-        futex_wait_until(&q->watched, 1, sys_time() + 1000);
+        futex_wake(SHARED, &state->packets_written, QUEUES);
+        futex_wait_until(OURS, &q->watched, 1, sys_time() + 1000);
     }
     account_resume();
     return DSP_OK;
@@ -211,7 +211,7 @@ int dspqueue_write(queue *q, uint32_t flags, uint32_t buffers, link_buffer *buff
             result = wait_on(q, &state->packets_read, seen, microseconds, start);
         }
     }
-    futex_wake(&state->packets_written, 1);
+    futex_wake(SHARED, &state->packets_written, 1);
     account_start();
     return result == DSP_OK ? code_of(put) : result;
 }
@@ -262,7 +262,7 @@ static int read_packet(queue *q, ring_packet *packet, bool take, uint32_t most_b
         }
     }
     if (got == RING_DONE && take) {
-        futex_wake(&state->packets_read, 1);
+        futex_wake(SHARED, &state->packets_read, 1);
     }
     account_resume();
     return result == DSP_OK ? code_of(got) : result;

@@ -58,9 +58,12 @@ void *import_find(const char *name);
 enum { THREADS_FULL = -1 };
 int thread_start(void (*entry)(void *), void *argument, void *stack, size_t bytes);
 void thread_main_starts(void);
-void futex_wait(uint32_t *word, uint32_t value);
-bool futex_wait_until(uint32_t *word, uint32_t value, uint64_t end); /* false: it is too late */
-void futex_wake(uint32_t *word, int threads);
+/* Futexes of this process, and those in memory that the library shares. */
+typedef enum { OURS, SHARED } futex_scope;
+void futex_wait(futex_scope scope, uint32_t *word, uint32_t value);
+/* The same until *end*; false: it is too late. */
+bool futex_wait_until(futex_scope scope, uint32_t *word, uint32_t value, uint64_t end);
+void futex_wake(futex_scope scope, uint32_t *word, int threads);
 
 /* Packets are counted while a skel's code runs, not while it waits.  A thread's count becomes part
  * of the account before it lets another go on, and before it goes on itself after waiting: so a

@@ -37,7 +37,7 @@ static void serve_lane(void *number)
         for (int i = 0; i < SPINS && load(&lane->asked) == done; i++) {
         }
         while (load(&lane->asked) == done) {
-            futex_wait(&lane->asked, done);
+            futex_wait(SHARED, &lane->asked, done);
         }
         done = load(&lane->asked);
         lane->result = serve(lane);
@@ -45,7 +45,7 @@ static void serve_lane(void *number)
             *(volatile uint32_t *) 0 = 0;
         }
         store(&lane->answered, done);
-        futex_wake(&lane->answered, 1);
+        futex_wake(SHARED, &lane->answered, 1);
     }
 }
 
@@ -69,7 +69,7 @@ UNREACHABLE static void shell_main(void)
     thread_main_starts();
     shared->base = (uint32_t) shared;
     store(&shared->ready, 1);
-    futex_wake(&shared->ready, 1);
+    futex_wake(SHARED, &shared->ready, 1);
     for (uint32_t lanes = 0;;) {
         uint32_t wanted = load(&shared->wanted);
         for (; lanes < wanted && lanes < LINK_LANES; lanes++) {
@@ -77,7 +77,7 @@ UNREACHABLE static void shell_main(void)
                 die("no thread for lane %u", (unsigned) lanes);
             }
         }
-        futex_wait(&shared->wanted, wanted);
+        futex_wait(SHARED, &shared->wanted, wanted);
     }
 }
 

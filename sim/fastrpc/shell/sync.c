@@ -36,7 +36,7 @@ static void mutex_take(qurt_mutex *mutex)
         return;
     }
     while (__atomic_exchange_n(&mutex->state, MUTEX_AWAITED, __ATOMIC_SEQ_CST) != MUTEX_FREE) {
-        futex_wait(&mutex->state, MUTEX_AWAITED);
+        futex_wait(OURS, &mutex->state, MUTEX_AWAITED);
     }
 }
 
@@ -45,7 +45,7 @@ static void mutex_leave(qurt_mutex *mutex)
     uint32_t state = __atomic_exchange_n(&mutex->state, MUTEX_FREE, __ATOMIC_SEQ_CST);
     SHAPE(state == MUTEX_HELD || state == MUTEX_AWAITED, "the mutex is not held");
     if (state == MUTEX_AWAITED) {
-        futex_wake(&mutex->state, 1);
+        futex_wake(OURS, &mutex->state, 1);
     }
 }
 
@@ -91,7 +91,7 @@ int qurt_sem_add(qurt_semaphore *semaphore, uint32_t amount)
 {
     account_settle();
     __atomic_add_fetch(&semaphore->value, amount, __ATOMIC_SEQ_CST);
-    futex_wake(&semaphore->value, (int) amount);
+    futex_wake(OURS, &semaphore->value, (int) amount);
     account_start();
     return QURT_EOK;
 }
@@ -115,7 +115,7 @@ int qurt_sem_down(qurt_semaphore *semaphore)
 {
     account_pause();
     while (qurt_sem_try_down(semaphore) != QURT_EOK) {
-        futex_wait(&semaphore->value, 0);
+        futex_wait(OURS, &semaphore->value, 0);
     }
     account_resume();
     return QURT_EOK;
@@ -148,10 +148,10 @@ int qurt_barrier_wait(qurt_barrier *barrier)
     if (last) {
         store(&barrier->arrived, 0);
         __atomic_add_fetch(&barrier->round, 1, __ATOMIC_SEQ_CST);
-        futex_wake(&barrier->round, EVERYBODY);
+        futex_wake(OURS, &barrier->round, EVERYBODY);
     }
     while (load(&barrier->round) == round) {
-        futex_wait(&barrier->round, round);
+        futex_wait(OURS, &barrier->round, round);
     }
     account_start();
     return last;
@@ -179,7 +179,7 @@ uint32_t qurt_signal_wait(qurt_signal *signal, uint32_t mask, uint32_t attribute
     account_pause();
     uint32_t signals = load(&signal->signals);
     for (; !arrived(signals, mask, attribute); signals = load(&signal->signals)) {
-        futex_wait(&signal->signals, signals);
+        futex_wait(OURS, &signal->signals, signals);
     }
     account_resume();
     return signals;
@@ -189,7 +189,7 @@ void qurt_signal_set(qurt_signal *signal, uint32_t mask)
 {
     account_settle();
     __atomic_or_fetch(&signal->signals, mask, __ATOMIC_SEQ_CST);
-    futex_wake(&signal->signals, EVERYBODY);
+    futex_wake(OURS, &signal->signals, EVERYBODY);
     account_start();
 }
 
@@ -220,7 +220,7 @@ void qurt_cond_wait(qurt_condition *condition, qurt_mutex *mutex)
     account_settle();
     uint32_t round = load(&condition->round);
     mutex_leave(mutex);
-    futex_wait(&condition->round, round);
+    futex_wait(OURS, &condition->round, round);
     mutex_take(mutex);
     account_start();
 }
@@ -229,7 +229,7 @@ static void next_round(qurt_condition *condition, int threads)
 {
     account_settle();
     __atomic_add_fetch(&condition->round, 1, __ATOMIC_SEQ_CST);
-    futex_wake(&condition->round, threads);
+    futex_wake(OURS, &condition->round, threads);
     account_start();
 }
 
@@ -248,7 +248,7 @@ void qurt_cond_broadcast(qurt_condition *condition)
 int qurt_futex_wait(uint32_t *word, uint32_t value)
 {
     account_pause();
-    futex_wait(word, value);
+    futex_wait(OURS, word, value);
     account_resume();
     return QURT_EOK;
 }
@@ -256,7 +256,7 @@ int qurt_futex_wait(uint32_t *word, uint32_t value)
 int qurt_futex_wake(uint32_t *word, int threads)
 {
     account_settle();
-    futex_wake(word, threads);
+    futex_wake(OURS, word, threads);
     account_start();
     return QURT_EOK;
 }
@@ -266,7 +266,7 @@ int qurt_timer_sleep(uint64_t microseconds)
     uint32_t never = 0;
     account_pause();
     uint64_t end = sys_time() + microseconds;
-    while (futex_wait_until(&never, 0, end)) {
+    while (futex_wait_until(OURS, &never, 0, end)) {
     }
     account_resume();
     return QURT_EOK;

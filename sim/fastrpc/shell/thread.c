@@ -30,14 +30,21 @@ static lock table;
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-enum { FUTEX_WAIT = 0, FUTEX_WAKE = 1 };
+enum { FUTEX_WAIT = 0, FUTEX_WAKE = 1, FUTEX_PRIVATE = 128 };
 
-void futex_wait(uint32_t *word, uint32_t value)
+/* Linux refuses futexes that are not private in private memory which cannot be written just now, and
+ * qemu takes the right to write from pages that it translated code of. */
+static long operation(futex_scope scope, long what)
 {
-    sys_call(SYS_FUTEX64, (long) word, FUTEX_WAIT, (long) value, 0, 0, 0);
+    return scope == OURS ? what | FUTEX_PRIVATE : what;
 }
 
-bool futex_wait_until(uint32_t *word, uint32_t value, uint64_t end)
+void futex_wait(futex_scope scope, uint32_t *word, uint32_t value)
+{
+    sys_call(SYS_FUTEX64, (long) word, operation(scope, FUTEX_WAIT), (long) value, 0, 0, 0);
+}
+
+bool futex_wait_until(futex_scope scope, uint32_t *word, uint32_t value, uint64_t end)
 {
     uint64_t now = sys_time();
     if (now >= end) {
@@ -45,13 +52,14 @@ bool futex_wait_until(uint32_t *word, uint32_t value, uint64_t end)
     }
     uint32_t left = end - now > 1000000 ? 1000000 : (uint32_t) (end - now);
     int64_t wait[2] = {left / 1000000u, (left % 1000000u) * 1000u};
-    sys_call(SYS_FUTEX64, (long) word, FUTEX_WAIT, (long) value, (long) wait, 0, 0);
+    long what = operation(scope, FUTEX_WAIT);
+    sys_call(SYS_FUTEX64, (long) word, what, (long) value, (long) wait, 0, 0);
     return true;
 }
 
-void futex_wake(uint32_t *word, int count)
+void futex_wake(futex_scope scope, uint32_t *word, int count)
 {
-    sys_call(SYS_FUTEX64, (long) word, FUTEX_WAKE, count, 0, 0, 0);
+    sys_call(SYS_FUTEX64, (long) word, operation(scope, FUTEX_WAKE), count, 0, 0, 0);
 }
 
 void lock_take(lock *l)
@@ -61,14 +69,14 @@ void lock_take(lock *l)
         return;
     }
     while (__atomic_exchange_n(l, 2, __ATOMIC_SEQ_CST) != 0) {
-        futex_wait(l, 2);
+        futex_wait(OURS, l, 2);
     }
 }
 
 void lock_leave(lock *l)
 {
     if (__atomic_exchange_n(l, 0, __ATOMIC_SEQ_CST) == 2) {
-        futex_wake(l, 1);
+        futex_wake(OURS, l, 1);
     }
 }
 
@@ -277,7 +285,7 @@ int qurt_thread_join(uint32_t id, int *status)
     }
     account_pause();
     for (uint32_t kernel = load(&t->kernel); kernel; kernel = load(&t->kernel)) {
-        futex_wait(&t->kernel, kernel);
+        futex_wait(SHARED, &t->kernel, kernel); /* woken by the kernel, which says so */
     }
     account_resume();
     if (status) {

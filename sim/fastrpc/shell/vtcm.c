@@ -198,7 +198,7 @@ uint32_t compute_resource_acquire(resource_request *request, uint32_t microsecon
         uint32_t seen = load(&changes);
         id = reserve_vtcm() ? try_acquire(request) : 0;
         lock_leave(&table);
-        more = !id && futex_wait_until(&changes, seen, end);
+        more = !id && futex_wait_until(OURS, &changes, seen, end);
     }
     account_resume();
     return id;
@@ -218,7 +218,7 @@ int compute_resource_release(uint32_t id)
         set_access(c, PROT_NONE);
         c->taken = false;
         store(&changes, changes + 1);
-        futex_wake(&changes, CONTEXTS);
+        futex_wake(OURS, &changes, CONTEXTS);
     }
     lock_leave(&table);
     return c ? 0 : DSP_BAD_PARAMETER;
