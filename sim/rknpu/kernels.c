@@ -37,12 +37,12 @@ static dot_fn *find_dot(void)
     return has(AVX2, 0, YMM_STATE) ? dot__avx2 : dot__scalar;
 }
 
-static dense_fn *find_dense(void)
+static const struct floats *find_floats(void)
 {
     if (has(AVX512_F_DQ_BW, 0, ZMM_STATE)) {
-        return dense__avx512;
+        return &floats__avx512;
     }
-    return has(AVX2, 0, YMM_STATE) ? dense__avx2 : dense__base;
+    return has(AVX2, 0, YMM_STATE) ? &floats__avx2 : &floats__base;
 }
 
 #else
@@ -56,19 +56,19 @@ static dot_fn *find_dot(void)
     return getauxval(AT_HWCAP) & HAS_ASIMDDP ? dot__dotprod : dot__scalar;
 }
 
-static dense_fn *find_dense(void)
+static const struct floats *find_floats(void)
 {
-    return dense__base;
+    return &floats__base;
 }
 
 #endif
 
 dot_fn *dot_best;
-dense_fn *dense_best;
+const struct floats *floats_best;
 
 /* Once, for in a virtual machine cpuid takes longer than a small task. */
 __attribute__((constructor)) static void choose(void)
 {
     dot_best = find_dot();
-    dense_best = find_dense();
+    floats_best = find_floats();
 }

@@ -5,6 +5,6 @@
 #include "sim.h"
 
 dot_fn dot__scalar, dot__avx2, dot__avx512vnni, dot__dotprod;
-dense_fn dense__base, dense__avx2, dense__avx512, dense__fp16;
+extern const struct floats floats__base, floats__avx2, floats__avx512, floats__fp16;
 
 #endif

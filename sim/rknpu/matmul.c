@@ -2,9 +2,9 @@
  * One matmul task: features and weights in, the exact sums, the output cube out.
  *
  * Integers: the sums are exact and saturate to the output type.  int8 -> fp32 or fp16 rounds the
- * sum once.  Floats: products and sums are made in double, k after k, and rounded once at the end;
- * what hardware keeps inside is of single precision, so its results differ from these by about
- * 1e-7 of the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware;
+ * sum once.  Floats: products and sums are made in double and rounded once at the end; what
+ * hardware keeps inside is of single precision, so its results differ from these by about 1e-7 of
+ * the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware;
  * here they are kept.
  */
 #include "sim.h"
@@ -239,26 +239,14 @@ static void multiply_ints(const struct matmul *mm, const struct writer *w, struc
 
 /* --- floats -------------------------------------------------------------------------------------- */
 
-static double value_at(enum input type, const uint8_t *from, size_t index)
-{
-    uint16_t narrow;
-    uint32_t wide;
-    if (type == TF32) {
-        memcpy(&wide, from + 4 * index, sizeof(wide));
-        return tf32_to_double(wide);
-    }
-    memcpy(&narrow, from + 2 * index, sizeof(narrow));
-    return type == FP16 ? half_to_double(narrow) : bfloat_to_double(narrow);
-}
-
-/* [K / tile][16][tile] of a group -> double [K][16]. */
+/* [K / tile][16][tile] of a group -> double [16][K]. */
 static void expand_kernels(const struct matmul *mm, const uint8_t *from, double *to)
 {
     const uint32_t tile = mm->format->k_tile;
-    for (uint32_t k = 0; k < mm->k; k++) {
-        for (uint32_t n = 0; n < FLOAT_GROUP; n++) {
-            const size_t index = ((size_t) k / tile * FLOAT_GROUP + n) * tile + k % tile;
-            to[(size_t) k * FLOAT_GROUP + n] = value_at(mm->in, from, index);
+    const size_t bytes = (size_t) tile * mm->format->bits / 8;
+    for (uint32_t k = 0; k < mm->k; k += tile) {
+        for (uint32_t n = 0; n < FLOAT_GROUP; n++, from += bytes) {
+            floats_best->widen(mm->in, from, tile, to + (size_t) n * mm->k + k);
         }
     }
 }
@@ -266,14 +254,11 @@ static void expand_kernels(const struct matmul *mm, const uint8_t *from, double 
 static void multiply_floats(const struct matmul *mm, const struct writer *w, struct operands *o)
 {
     const size_t bytes = (size_t) mm->k * FLOAT_GROUP * mm->format->bits / 8;
-    double *rows = o->rows;
     const double *sums = o->sums;
-    for (size_t i = 0; i < o->pixels * mm->k; i++) {
-        rows[i] = value_at(mm->in, o->packed, i);
-    }
+    floats_best->widen(mm->in, o->packed, o->pixels * mm->k, o->rows);
     for (uint32_t group = 0; group < w->groups; group++) {
         expand_kernels(mm, o->weights + group * bytes, o->kernels);
-        dense_best(rows, o->pixels, mm->k, o->kernels, o->sums);
+        floats_best->multiply(o->rows, o->pixels, mm->k, o->kernels, o->sums);
         for (uint32_t m = 0; m < o->pixels; m++) {
             for (uint32_t n = 0; n < FLOAT_GROUP; n++) {
                 put(o->line + n * mm->out_bytes, mm->out, sums[(size_t) m * FLOAT_GROUP + n]);

@@ -1,39 +1,7 @@
-/*
- * The NPU's float types and double: widening is exact, narrowing rounds once, to nearest, ties to
- * even.
- */
+/* Doubles to the NPU's 16-bit floats: rounded once, to nearest, ties to even. */
 #include "sim.h"
 
 #include <math.h>
-#include <string.h>
-
-static double double_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-double half_to_double(uint16_t half)
-{
-    const uint32_t sign = (uint32_t) (half & 0x8000) << 16;
-    const uint32_t rest = (uint32_t) (half & 0x7FFF) << 13; /* at float's place of the mantissa */
-    if (rest >= 0x0F800000) {
-        return double_of(sign | 0x70000000 | rest); /* infinity, NaN */
-    }
-    return double_of(sign | rest) *
-           0x1p112; /* the difference of the biases; exact, subnormals too */
-}
-
-double bfloat_to_double(uint16_t bfloat)
-{
-    return double_of((uint32_t) bfloat << 16);
-}
-
-double tf32_to_double(uint32_t bits)
-{
-    return double_of(bits & 0xFFFFE000); /* cut, not rounded: npu-notes */
-}
 
 /* A 16-bit float with `mantissa` bits, whose smallest normal number is 2^lowest. */
 static uint16_t narrow(double value, int mantissa, int lowest)

@@ -7,7 +7,7 @@
  *     memory.c, user.c        buffers, IOVA spaces, cache maintenance; a caller's memory
  *     core.c                  three cores a driver: queues, fences, hangs, resets
  *     chain.c, program.c      what a core is given: tasks; a list of commands -> registers
- *     check.c, matmul.c, dot*.c, float*.c, flying.c     registers -> arithmetic -> bytes
+ *     check.c, matmul.c, dot*.c, floats*.c, flying.c    registers -> arithmetic -> bytes
  *     cost.c, report.c        the time model; counters and messages
  *     settings.c, fault.c     what a user may ask of the simulator
  */
@@ -342,12 +342,13 @@ typedef void dot_fn(const int8_t *a, size_t rows, size_t stride, const int8_t *w
                     int32_t *out);
 extern dot_fn *dot_best;
 
-/* --- float*.c: out[rows][16] += a[rows][k] . w[k][16], in double, k after k ------------------ */
-typedef void dense_fn(const double *a, size_t rows, size_t k, const double *w, double *out);
-extern dense_fn *dense_best;
-double half_to_double(uint16_t half);
-double bfloat_to_double(uint16_t bfloat);
-double tf32_to_double(uint32_t bits);
+/* --- floats*.c, numbers.c -------------------------------------------------------------------- */
+struct floats {
+    void (*widen)(enum input type, const uint8_t *from, size_t count, double *to);
+    /* out[rows][16] = a[rows][k] . w[16][k]^T; k a multiple of 8 */
+    void (*multiply)(const double *a, size_t rows, size_t k, const double *w, double *out);
+};
+extern const struct floats *floats_best;
 uint16_t double_to_half(double value);
 uint16_t double_to_bfloat(double value);
 

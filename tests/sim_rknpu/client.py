@@ -35,6 +35,7 @@ def simulator():
         int close(int);
         int ioctl(int, unsigned long, void *);
         void *mmap(void *, size_t, int, int, int, int64_t);
+        int munmap(void *, size_t);
         int rknpu_sim_set(const char *, char *, size_t);
         size_t rknpu_sim_report(char *, size_t);
     """)
@@ -84,7 +85,8 @@ class File:
         at = self.lib.mmap(self.ffi.NULL, nbytes, 3, 1, self.fd, offset)
         if at == self.ffi.cast("void *", -1):
             self.check(-1)
-        return np.frombuffer(self.ffi.buffer(at, nbytes), np.uint8)
+        mapped = self.ffi.gc(at, lambda p: self.lib.munmap(p, nbytes), nbytes)
+        return np.frombuffer(self.ffi.buffer(mapped, nbytes), np.uint8)
 
     def version(self):
         text = self.ffi.new("char[3][64]")
