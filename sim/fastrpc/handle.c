@@ -71,7 +71,7 @@ static uint64_t add(session *s, uint32_t remote)
 /* --- open ------------------------------------------------------------------------------------ */
 
 /* Have the session live and entered, or return a code. */
-static int enter_session(int domain, bool want_unsigned, session **entered)
+static int enter_session(int domain, session **entered)
 {
     session *s = session_of(domain);
     if (!s) {
@@ -87,7 +87,7 @@ static int enter_session(int domain, bool want_unsigned, session **entered)
         }
         session_stop(s);
     }
-    int result = s->state == IDLE ? session_start(s, want_unsigned) : AEE_SUCCESS;
+    int result = s->state == IDLE ? session_start(s, want_unsigned(domain)) : AEE_SUCCESS;
     if (result == AEE_SUCCESS) {
         session_enter(s);
         *entered = s;
@@ -99,7 +99,7 @@ int session_use(int domain, session **entered)
 {
     pthread_mutex_lock(&sim_lock);
     sweep();
-    int result = enter_session(domain, want_unsigned(domain), entered);
+    int result = enter_session(domain, entered);
     pthread_mutex_unlock(&sim_lock);
     return result;
 }

@@ -39,6 +39,7 @@ typedef struct {
     uint32_t power;       /* 1: votes for clocks are accepted */
     uint32_t shadow;      /* 1: caches that are not maintained show */
     uint32_t queue_stuck; /* 1: packets never arrive at the DSP */
+    uint32_t verbose;     /* 1: messages go to descriptor 2 as well */
 } link_machine;
 
 /* An argument as code on the DSP sees it: remote_arg of a 32-bit machine. */

@@ -107,7 +107,8 @@ static void watch(dspqueue_t q)
     while (!load(&q->memory->ended)) {
         uint32_t packets = load(&q->to_host.state->packets_written);
         if (packets == seen) {
-            futex_wait(&q->to_host.state->packets_written, packets, clock_us() + QUEUE_LOOK_US);
+            uint64_t soon = clock_us() + QUEUE_LOOK_US;
+            futex_wait(&q->to_host.state->packets_written, packets, soon);
         } else if (q->packet) {
             q->packet(q, AEE_SUCCESS, q->context);
         }
@@ -140,7 +141,21 @@ static void *run_watch(void *given)
     return NULL;
 }
 
-/* --- create, close --------------------------------------------------------------------------- */
+/* Discard a queue that nobody uses any more, when its thread has ended. */
+static void end_watch(dspqueue_t q)
+{
+    if (q->watched && pthread_equal(q->watcher, pthread_self())) {
+        q->orphan = true; /* closed from its own callback, which goes on looking at it */
+        pthread_detach(q->watcher);
+        return;
+    }
+    if (q->watched) {
+        pthread_join(q->watcher, NULL);
+    }
+    discard(q);
+}
+
+/* --- create ---------------------------------------------------------------------------------- */
 
 static uint32_t rounded(uint32_t bytes)
 {
@@ -195,33 +210,50 @@ static int count_queues(const session *s)
     return n;
 }
 
-/* Make a queue in the session *s*, which the caller has entered. */
-static int make(session *s, dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
+/* Give a queue its memory, its thread and its twin in the shell. */
+static int set_up(dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
 {
-    pthread_mutex_lock(&sim_lock);
-    int others = count_queues(s);
-    q->id = ++last_id;
-    q->s = s;
-    pthread_mutex_unlock(&sim_lock);
-    if (others >= QUEUES || !make_memory(q, request_bytes, response_bytes)) {
+    if (!make_memory(q, request_bytes, response_bytes)) {
         return AEE_ENOMEMORY;
     }
-    int result = tell_shell(q, LINK_QUEUE);
-    if (result != AEE_SUCCESS) {
-        return result;
+    if (q->packet || q->failure) {
+        q->watched = start_thread(&q->watcher, run_watch, q);
+        if (!q->watched) {
+            return AEE_ENOMEMORY;
+        }
     }
-    q->watched = q->packet || q->failure;
-    if (q->watched && pthread_create(&q->watcher, NULL, run_watch, q)) {
-        return AEE_ENOMEMORY;
-    }
+    return tell_shell(q, LINK_QUEUE);
+}
+
+/* Put a queue that is set up into the list; also one whose session died meanwhile. */
+static void publish(dspqueue_t q)
+{
     pthread_mutex_lock(&sim_lock);
     q->next = queues;
     queues = q;
-    if (load(&s->ended)) {
-        queues_end(s, AEE_EINTERRUPTED);
+    if (load(&q->s->ended)) {
+        queues_end(q->s, AEE_EINTERRUPTED);
     }
     pthread_mutex_unlock(&sim_lock);
-    return AEE_SUCCESS;
+}
+
+static int make(session *s, dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
+{
+    pthread_mutex_lock(&sim_lock);
+    bool full = count_queues(s) >= QUEUES;
+    q->id = ++last_id;
+    q->s = s;
+    pthread_mutex_unlock(&sim_lock);
+    int result = full ? AEE_ENOMEMORY : set_up(q, request_bytes, response_bytes);
+    if (result == AEE_SUCCESS) {
+        publish(q);
+    } else {
+        if (q->memory) {
+            wake(q);
+        }
+        end_watch(q);
+    }
+    return result;
 }
 
 static int start_session(int domain, session **s)
@@ -237,6 +269,25 @@ static int start_session(int domain, session **s)
     return result == AEE_ECONNREFUSED ? AEE_EUNSUPPORTED : result;
 }
 
+static dspqueue_t new_queue(dspqueue_callback packet, dspqueue_callback error, void *context)
+{
+    dspqueue_t q = calloc(1, sizeof(*q));
+    if (q) {
+        q->fd = -1;
+        q->packet = packet;
+        q->failure = error;
+        q->context = context;
+        pthread_mutex_init(&q->reading, NULL);
+        pthread_mutex_init(&q->writing, NULL);
+    }
+    return q;
+}
+
+static bool is_size(uint32_t bytes)
+{
+    return bytes >= SMALLEST && bytes <= LARGEST;
+}
+
 int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t response_bytes,
                     dspqueue_callback packet, dspqueue_callback error, void *context,
                     dspqueue_t *queue)
@@ -244,8 +295,7 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
     session *s;
     request_bytes = request_bytes ? request_bytes : REQUESTS;
     response_bytes = response_bytes ? response_bytes : RESPONSES;
-    if (!queue || flags || request_bytes < SMALLEST || request_bytes > LARGEST ||
-        response_bytes < SMALLEST || response_bytes > LARGEST) {
+    if (!queue || flags || !is_size(request_bytes) || !is_size(response_bytes)) {
         return AEE_EBADPARM;
     }
     if (domain < 0 || domain >= DOMAINS * SESSIONS || domain % DOMAINS != CDSP) {
@@ -255,20 +305,9 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
     if (result != AEE_SUCCESS) {
         return result;
     }
-    dspqueue_t q = calloc(1, sizeof(*q));
-    result = AEE_ENOMEMORY;
-    if (q) {
-        q->fd = -1;
-        q->packet = packet;
-        q->failure = error;
-        q->context = context;
-        pthread_mutex_init(&q->reading, NULL);
-        pthread_mutex_init(&q->writing, NULL);
-        result = make(s, q, ring_padded(request_bytes), ring_padded(response_bytes));
-    }
-    if (q && result != AEE_SUCCESS) {
-        discard(q);
-    }
+    dspqueue_t q = new_queue(packet, error, context);
+    result =
+        q ? make(s, q, ring_padded(request_bytes), ring_padded(response_bytes)) : AEE_ENOMEMORY;
     pthread_mutex_lock(&sim_lock);
     session_leave(s);
     pthread_mutex_unlock(&sim_lock);
@@ -276,11 +315,34 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
     return result;
 }
 
-/* Take the queue out of the list once nobody is in it; sim_lock held. */
-static void unlink_queue(dspqueue_t q)
+/* --- close ----------------------------------------------------------------------------------- */
+
+/* Decide whether the queue may be closed, by this thread: then nobody enters it any more.  *s is
+ * its session, entered, if that lives. */
+static bool claim_close(dspqueue_t q, session **s)
 {
+    pthread_mutex_lock(&sim_lock);
+    *s = q->s && q->s->state == LIVE ? q->s : NULL;
+    bool good = !q->closing && !(*s && load(&q->memory->imported));
+    if (good) {
+        q->closing = true;
+    }
+    if (good && *s) {
+        session_enter(*s);
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return good;
+}
+
+/* Take the queue out of the list once nobody but this thread is in it. */
+static void retire(dspqueue_t q, session *s)
+{
+    pthread_mutex_lock(&sim_lock);
+    if (s) {
+        session_leave(s);
+    }
     wake(q);
-    while (q->users) {
+    while (q->users > 1) {
         pthread_cond_wait(&sim_changed, &sim_lock);
     }
     dspqueue_t *at = &queues;
@@ -288,45 +350,23 @@ static void unlink_queue(dspqueue_t q)
         at = &(*at)->next;
     }
     *at = q->next;
+    pthread_mutex_unlock(&sim_lock);
 }
 
 int dspqueue_close(dspqueue_t q)
 {
+    session *s;
     if (!queue_enter(q)) {
         return AEE_EBADPARM;
     }
-    pthread_mutex_lock(&sim_lock);
-    session *s = q->s && q->s->state == LIVE ? q->s : NULL;
-    int result = s && load(&q->memory->imported) ? AEE_EBADPARM : AEE_SUCCESS;
-    q->closing = result == AEE_SUCCESS;
-    if (s) {
-        session_enter(s);
+    if (!claim_close(q, &s)) {
+        return queue_leave(q, AEE_EBADPARM); /* the DSP has it imported */
     }
-    q->users--;
-    pthread_mutex_unlock(&sim_lock);
-    if (s && result == AEE_SUCCESS) {
+    if (s) {
         tell_shell(q, LINK_DROP_QUEUE);
     }
-    pthread_mutex_lock(&sim_lock);
-    if (s) {
-        session_leave(s);
-    }
-    if (result == AEE_SUCCESS) {
-        unlink_queue(q);
-    }
-    pthread_mutex_unlock(&sim_lock);
-    if (result != AEE_SUCCESS) {
-        return result;
-    }
-    if (q->watched && pthread_equal(q->watcher, pthread_self())) {
-        q->orphan = true; /* closed from its own callback, which goes on looking at it */
-        pthread_detach(q->watcher);
-        return AEE_SUCCESS;
-    }
-    if (q->watched) {
-        pthread_join(q->watcher, NULL);
-    }
-    discard(q);
+    retire(q, s);
+    end_watch(q);
     return AEE_SUCCESS;
 }
 

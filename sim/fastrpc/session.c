@@ -15,9 +15,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { START_US = 10000000, LOOK_MS = 500 }; /* the kernel gives INIT_CREATE 10 s as well */
+enum { START_US = 10000000 }; /* the kernel gives INIT_CREATE 10 s as well */
+enum { LOOK_MS = 500, SHORT_US = 10000, EXIT_S = 1 };
 
 pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t sim_changed = PTHREAD_COND_INITIALIZER;
@@ -93,12 +95,23 @@ size_t session_log(const session *s, char *text, size_t bytes)
     return length;
 }
 
+/* What qemu itself said, as of an instruction that it does not know. */
+static void read_qemu(const session *s, char *text, size_t bytes)
+{
+    off_t end = lseek(s->log, 0, SEEK_END);
+    off_t from = end < (off_t) bytes ? 0 : end - (off_t) bytes + 1;
+    ssize_t got = end > 0 ? pread(s->log, text, bytes - 1, from) : 0;
+    text[got > 0 ? got : 0] = 0;
+}
+
 static void say_how_it_ended(const session *s, int status)
 {
-    char words[400];
+    char words[400], qemu[400];
     const char *how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "it exited";
     const char *before = session_log(s, words, sizeof(words)) ? "; it said last:\n" : "";
-    report("the DSP process of domain %d died: %s%s%s", s->domain, how, before, words);
+    read_qemu(s, qemu, sizeof(qemu));
+    report("the DSP process of domain %d died: %s%s%s%s%s", s->domain, how, before, words,
+           *qemu ? "\n" : "", qemu);
 }
 
 /* Mark the session dead and wake whoever waits for it; sim_lock held. */
@@ -162,14 +175,19 @@ static void *keep(void *given)
     return NULL;
 }
 
-/* A thread with every signal blocked: signals are the program's. */
-static bool start_keeper(session *s, keeping *k)
+bool start_thread(pthread_t *thread, void *(*entry)(void *), void *argument)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&s->keeper, NULL, keep, k) == 0;
+    bool started = pthread_create(thread, NULL, entry, argument) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+static bool start_keeper(session *s, keeping *k)
+{
+    bool started = start_thread(&s->keeper, keep, k);
     while (started && k->s) {
         pthread_cond_wait(&sim_changed, &sim_lock);
     }
@@ -216,7 +234,6 @@ static bool prepare(session *s, const link_machine *machine, int *peer)
     *peer = pair[1];
     s->link = mmap(NULL, sizeof(link_memory), PROT_READ | PROT_WRITE, MAP_SHARED, s->memory, 0);
     if (s->link == MAP_FAILED) {
-        close(*peer);
         return false;
     }
     s->link->machine = *machine;
@@ -232,8 +249,7 @@ static bool await_ready(session *s)
 {
     uint64_t end = clock_us() + START_US;
     while (load(&s->link->ready) == 0 && !load(&s->ended) && clock_us() < end) {
-        futex_wait(&s->link->ready, 0,
-                   clock_us() + LOOK_MS * 20u); /* its death wakes nobody here */
+        futex_wait(&s->link->ready, 0, clock_us() + SHORT_US); /* its death wakes nobody here */
     }
     return load(&s->link->ready) != 0;
 }
@@ -256,8 +272,9 @@ static int explain_start(pid_t process, bool died)
 
 static int start_process(session *s, const link_machine *machine)
 {
-    keeping k = {.s = s, .machine = *machine};
+    keeping k = {.s = s, .machine = *machine, .peer = -1};
     if (!prepare(s, machine, &k.peer) || !start_keeper(s, &k)) {
+        close(k.peer);
         release(s);
         s->state = IDLE;
         errno = ENOMEM;
@@ -295,6 +312,7 @@ int session_start(session *s, bool want_unsigned)
         return AEE_ECONNREFUSED;
     }
     link_machine machine = settings()->machine;
+    machine.verbose = settings()->log;
     machine.stack = s->stack ? s->stack : machine.stack;
     s->state = STARTING;
     s->unsigned_pd = want_unsigned;
@@ -375,7 +393,12 @@ __attribute__((constructor)) static void begin(void)
 /* Calls that other threads are in at exit return, or do not: nobody waits for them here. */
 __attribute__((destructor)) static void finish(void)
 {
-    pthread_mutex_lock(&sim_lock);
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += EXIT_S;
+    if (pthread_mutex_timedlock(&sim_lock, &end)) {
+        return; /* a call was interrupted by the exit: the kernel ends the processes */
+    }
     for (int i = 0; i < SESSIONS; i++) {
         if (sessions[i].state == LIVE || sessions[i].state == DEAD) {
             end_process(&sessions[i]);

@@ -136,6 +136,9 @@ typedef struct session {
 
 extern session sessions[SESSIONS];
 
+/* Start a thread with every signal blocked: signals are the program's. */
+bool start_thread(pthread_t *thread, void *(*entry)(void *), void *argument);
+
 /* With sim_lock held. */
 session *session_of(int domain); /* NULL: no such domain here */
 int session_start(session *s, bool want_unsigned);

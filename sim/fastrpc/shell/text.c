@@ -1,6 +1,6 @@
 /*
- * Strings and printf, for the shell itself and for skels, and what is said with them: messages go
- * to a ring in the shared memory that the library reads, and to descriptor 2.
+ * printf, for the shell itself and for skels, and what is said with it: messages go to a ring in the
+ * shared memory that the library reads.
  */
 #include "shell.h"
 
@@ -263,7 +263,9 @@ void say_values(const char *format, va_list values)
         shared->log[(shared->logged + (uint32_t) i) % LINK_LOG] = (uint8_t) text[i];
     }
     store(&shared->logged, shared->logged + (uint32_t) length);
-    sys_call(SYS_WRITE, 2, (long) text, length, 0, 0, 0);
+    if (shared->machine.verbose) {
+        sys_call(SYS_WRITE, 2, (long) text, length, 0, 0, 0);
+    }
     lock_leave(&speaking);
 }
 
