@@ -63,9 +63,10 @@ def module(skel: Path) -> str:
 
 def publish(skel: Path) -> None:
     """Copy *skel* to where the DSP finds it by name, before what else is there."""
-    target = _private() / skel.name
-    if not target.exists():
-        shutil.copyfile(skel, target)
+    folder = _private()
+    partial = folder / f"{skel.name}.part"
+    shutil.copyfile(skel, partial)
+    partial.replace(folder / skel.name)
 
 
 def _private() -> Path:

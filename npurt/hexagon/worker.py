@@ -136,6 +136,7 @@ class Worker(Transport):
         return answer[1:]
 
     def _late(self, seconds: float) -> DeviceTimeout:
+        self._process.kill()
         self.close()
         return DeviceTimeout(
             f"the worker for the Hexagon did not answer within {seconds:g} s and was killed",
