@@ -9,7 +9,7 @@
 #include "power.h"
 #include "session.h"
 
-enum { VTCM_EACH = 512 << 10 }; /* bytes for each thread */
+enum { VTCM_MOST = 512 << 10, VTCM_LEAST = 64 << 10 }; /* bytes for each thread */
 
 #define ECHO 0x9e3779b97f4a7c15ull
 
@@ -34,7 +34,8 @@ int npurt_open(const char *uri, remote_handle64 *h)
     __builtin_memset(session, 0, sizeof *session);
     uint32_t units = hvx_units();
     pool_start(&session->pool, units ? units : 1);
-    vtcm_acquire(&session->vtcm, session->pool.threads * VTCM_EACH);
+    uint32_t threads = session->pool.threads;
+    vtcm_acquire(&session->vtcm, threads * VTCM_MOST, threads * VTCM_LEAST);
     session->power = power_vote(session);
     *h = (uintptr_t) session;
     return DSP_OK;

@@ -15,10 +15,10 @@ static int has_manager(void)
            compute_resource_release;
 }
 
-void vtcm_acquire(vtcm *vtcm, uint32_t nbytes)
+static void acquire(vtcm *vtcm, uint32_t nbytes)
 {
     compute_res_attr_t attr = {{0}};
-    if (!has_manager() || compute_resource_attr_init(&attr) ||
+    if (compute_resource_attr_init(&attr) ||
         compute_resource_attr_set_vtcm_param(&attr, nbytes, 0)) {
         return;
     }
@@ -27,11 +27,20 @@ void vtcm_acquire(vtcm *vtcm, uint32_t nbytes)
         return;
     }
     vtcm->address = compute_resource_attr_get_vtcm_ptr(&attr);
+    vtcm->nbytes = nbytes;
     if (vtcm->address == NULL || (uintptr_t) vtcm->address % 128) {
         vtcm_release(vtcm);
+    }
+}
+
+void vtcm_acquire(vtcm *vtcm, uint32_t most, uint32_t least)
+{
+    if (!has_manager()) {
         return;
     }
-    vtcm->nbytes = nbytes;
+    for (uint32_t nbytes = most; nbytes && nbytes >= least && !vtcm->address; nbytes /= 2) {
+        acquire(vtcm, nbytes);
+    }
 }
 
 void vtcm_release(vtcm *vtcm)

@@ -10,7 +10,8 @@ typedef struct {
     unsigned context;
 } vtcm;
 
-void vtcm_acquire(vtcm *vtcm, uint32_t nbytes);
+/* Take `most` bytes, or a half, a quarter, ... of it, but at least `least`; or nothing. */
+void vtcm_acquire(vtcm *vtcm, uint32_t most, uint32_t least);
 void vtcm_release(vtcm *vtcm);
 
 #endif

@@ -21,6 +21,7 @@ from npurt.quant.tensor import QTensor
 from tests.hexagon.dsp import CANARY, Dsp, code_of, simulated
 
 MANIFEST = json.loads((skel.FOLDER / "manifest.json").read_text())
+NBYTES = 4 << 20  # of the block that most tests share
 ARCHS = [int(name.removeprefix("v")) for name in MANIFEST["skels"]]
 
 # All that the skel asks of the DSP; True: it does without.
@@ -43,7 +44,7 @@ IMPORTS = {
 def dsp():
     """A session on a v68 with four threads and VTCM, whose caches show when they are forgotten."""
     with simulated("shadow=1") as session:
-        yield Dsp(session, 64 << 20)
+        yield Dsp(session, NBYTES)
 
 
 @pytest.fixture(autouse=True)
@@ -118,16 +119,23 @@ def test_a_skel_has_the_shape_that_loads_and_asks_for_no_more_than_it_may(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_info_says_what_it_is_and_what_the_dsp_grants(arch):
-    settings = f"arch=v{arch} hvx=3 vtcm={4 if arch == 81 else 0}M power={int(arch == 79)}"
-
-    with simulated(settings) as session:
+    with simulated(f"arch=v{arch} hvx=3 power={int(arch == 79)}") as session:
         info = session.info
 
     assert (info.protocol, info.arch, info.threads, info.hvx_units) == (1, arch, 3, 3)
-    assert info.vtcm_bytes == (3 * 256 << 10 if arch == 81 else 0)
+    assert info.vtcm_bytes == 3 * 512 << 10
     assert info.power == int(arch == 79)
     assert f"{info.build:016x}" == MANIFEST["build"]
     assert info.max_maps >= 64
+
+
+@pytest.mark.parametrize(
+    ("vtcm", "granted"), [("2M", 2048), ("1M", 1024), ("640K", 512), ("255K", 0), (0, 0)]
+)
+def test_a_dsp_with_less_vtcm_grants_a_part_and_perhaps_none(vtcm, granted):
+    """Four threads want 2 MiB; KiB."""
+    with simulated(f"vtcm={vtcm}") as session:
+        assert session.info.vtcm_bytes == granted << 10
 
 
 @pytest.mark.parametrize(("hvx", "threads"), [(0, 1), (1, 1), (8, 8), (16, 8)])
@@ -228,10 +236,10 @@ def dsp_matrix_canary(shape):
 
 def test_threads_and_vtcm_change_no_bit():
     """Tiles that fit a thread's VTCM once, often and not at all; more threads than tiles."""
-    x, small, large = rows(0, 9, 512), weights(1, 417, 512), weights(2, 70, 8192, "f16")
-    long_x = rows(3, 5, 8192)
+    x, small, large = rows(0, 70, 512), weights(1, 417, 512), weights(2, 70, 8192, "f16")
+    long_x = rows(3, 65, 8192)
     results = []
-    for settings in ("hvx=1 vtcm=0", "hvx=1 vtcm=256K", "hvx=3 vtcm=2M", "hvx=4 vtcm=0", "hvx=8"):
+    for settings in ("hvx=1 vtcm=0", "hvx=1 vtcm=128K", "hvx=3 vtcm=2M", "hvx=4 vtcm=0", "hvx=8"):
         with simulated(settings) as session:
             dsp = Dsp(session)
             ops = [dsp.product(x, small), dsp.product(x[:1], small), dsp.product(long_x, large)]
@@ -403,7 +411,7 @@ BROKEN = [
       for ref in "xwy"
       for field, value in [
           ("fd", -1), ("fd", 999), ("offset", 64), ("offset", 2**32 - 128), ("nbytes", 0),
-          ("nbytes", 127), ("offset", (64 << 20) - 128), ("offset", 64 << 20),
+          ("nbytes", 127), ("offset", NBYTES - 128), ("offset", NBYTES),
       ]),
 ]  # fmt: skip
 
