@@ -15,6 +15,17 @@ from tests.sim_rknpu.lists import FLYING, SHORT, Task
 DATA = Path(__file__).parents[1] / "data/rknpu"
 
 
+# Flips that leave a list hardware would run as well: fewer weight banks or more entries than usual,
+# the other form of filler, DPU_RDMA written but not enabled, its float conversion when it is off.
+HARMLESS = {
+    *((0x1040, bit) for bit in range(20, 24)),
+    *((0x1044, bit) for bit in range(16, 30)),
+    (0, 48),
+    (8, 20),
+    (0x5044, 19),
+}
+
+
 @pytest.mark.parametrize(
     "name", ["int8 row 4x64x64", "int8 native-h 64x64x64, short", "fp16 to fp16 native-w 3x64x32"]
 )
@@ -25,6 +36,7 @@ def test_almost_every_flipped_bit_shows(name):
 
     assert count.tried > 6000
     assert count.share >= 0.99  # asked for are 0.97
+    assert {(word & 0xFFFF, bit) for word, _, bit in count.missed} <= HARMLESS
 
 
 def refusal(driver, task, change=None):
