@@ -2,7 +2,7 @@
 
 import abc
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Space
 from npurt.rknpu.program import link, stride
 from npurt.rknpu.proof import Proof, Role, prove
+from npurt.rknpu.system import Call, Calls
 from npurt.rknpu.task import Task
 
 TIMEOUT_S = 10.0  # for a job; mainline ends one that hangs after 0.5 s by itself
@@ -50,17 +51,31 @@ class Part:
 
 
 class Job:
-    """A prepared job.  Its program stays in the NPU's memory until `free`."""
+    """A prepared job.  Its program stays in the NPU's memory until `free`.
 
-    def __init__(self, parts: Sequence[Part], request: Any, owned: Sequence[Buffer] = ()) -> None:
+    Args:
+        parts: Of each core.
+        calls: All that it takes to run it.
+        waits: The structs among them that say how long to wait.
+        owned: Buffers that go with it.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        calls: Sequence[Call],
+        waits: Sequence[Any],
+        owned: Sequence[Buffer] = (),
+    ) -> None:
         self.parts = tuple(parts)
-        self.request = request  # the driver's own
+        self.waits = tuple(waits)
+        self.calls = Calls(calls, SENTINEL, [b.window(at, at + ATOM) for b, at in lasts(parts)])
         self._owned = (*owned, *(part.program for part in parts))
-        self.lasts = tuple(part.last for part in parts)
+        self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
     def _freed(self) -> int:
-        return sum(part.program.space.freed for part in self.parts)
+        return sum([space.freed for space in self._spaces])
 
     def check(self) -> None:
         """See that what was proven still holds.
@@ -85,6 +100,11 @@ class Job:
             buffer.free()
 
 
+def lasts(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
+    """Return where each part ends."""
+    return [part.last for part in parts]
+
+
 class Driver(abc.ABC):
     """An opened NPU.  Not thread-safe.
 
@@ -101,8 +121,13 @@ class Driver(abc.ABC):
     chained: bool
     profile = Profile.FULL  # runs under both drivers
 
-    def prepare(self, works: Sequence[Work]) -> Job:
+    def prepare(self, works: Sequence[Work], inputs: Sequence[tuple[Buffer, int]] = ()) -> Job:
         """Make a job of the work of each core, core 0 first; prove it; load its programs.
+
+        Args:
+            works: What to do.
+            inputs: Buffers that are written through their `window` before each run, and how many
+                bytes of each.
 
         Raises:
             LayoutError: The work does not fit its buffers, or the NPU.
@@ -117,7 +142,7 @@ class Driver(abc.ABC):
         try:
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
-            return self._job(parts)
+            return self._job(parts, list(_cleaned(parts, inputs)))
         except BaseException:
             for part in parts:
                 part.program.free()
@@ -141,8 +166,8 @@ class Driver(abc.ABC):
         except BaseException:
             program.free()
             raise
-        reads = tuple(space.at(span) for span in proof.reads)
-        writes = tuple(space.at(span) for span in proof.writes)
+        reads = tuple(space.at(span) for span in sorted(proof.reads))
+        writes = tuple(space.at(span) for span in sorted(proof.writes))
         return Part(program, len(work.tasks), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> None:
@@ -180,25 +205,23 @@ class Driver(abc.ABC):
                 return
 
     def _try(self, job: Job, timeout_s: float) -> None:
-        for buffer, at in job.lasts:
-            buffer.poke(at, SENTINEL)
-        self._execute(job, timeout_s)
-        for core, (buffer, at) in enumerate(job.lasts):
-            if buffer.peek(at, ATOM) == SENTINEL:
-                raise DeviceTimeout(
-                    f"core {core} ended a job without writing its result",
-                    remedy="read `dmesg` for 'NPU job timed out'; load the driver again",
-                    call="SUBMIT",
-                    code=0,
-                )
+        self._set_timeout(job, timeout_s)
+        core = self.spaces[0].system.make(job.calls)
+        if core is not None:
+            raise DeviceTimeout(
+                f"core {core} ended a job without writing its result",
+                remedy="read `dmesg` for 'NPU job timed out'; load the driver again",
+                call="SUBMIT",
+                code=0,
+            )
 
     @abc.abstractmethod
-    def _job(self, parts: Sequence[Part]) -> Job:
-        """Return the job with what `_execute` needs, made once."""
+    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
+        """Return the job: *calls*, and those that submit, wait, and show the CPU the results."""
 
     @abc.abstractmethod
-    def _execute(self, job: Job, timeout_s: float) -> None:
-        """Submit, wait, and make the results visible to the CPU."""
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
+        """Say in the structs of *job* how long to wait."""
 
     @abc.abstractmethod
     def reset(self) -> None:
@@ -208,3 +231,11 @@ class Driver(abc.ABC):
         """Release the device and every buffer.  A second call does nothing."""
         for space in self.spaces:
             space.close()
+
+
+def _cleaned(parts: Sequence[Part], inputs: Sequence[tuple[Buffer, int]]) -> Iterator[Call]:
+    """Yield the calls that show the NPU its inputs, and the marks where results will be."""
+    for buffer, nbytes in inputs:
+        yield from buffer.space.cleaning(buffer, 0, nbytes)
+    for buffer, at in lasts(parts):
+        yield from buffer.space.cleaning(buffer, at, at + ATOM)
