@@ -5,7 +5,7 @@
  * rknpu: the driver starts the first of up to 4095 tasks, and the tail of each list leads to the
  * next; of the other tasks' entries the kernel uses only the last one's int_mask.
  */
-#include "sim.h"
+#include "npu.h"
 
 enum {
     MAX_CHAIN = 4095,

@@ -6,7 +6,7 @@
  * mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and Mesa, as run on silicon;
  * the CBUF rule agrees with 173 published points.
  */
-#include "sim.h"
+#include "npu.h"
 
 enum { BANKS = 12, BANK_BYTES = 32768, ENTRY_BYTES = 64, ATOM = 16 };
 enum { MAX_GRAINS = 1023 };

@@ -5,7 +5,7 @@
  * fence is signalled, and only the stale output tells.  rknpu: it ends when somebody resets the
  * device: the submitter when its time is up, or ACTION RESET.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -5,7 +5,7 @@
  * 256x512x128 at three clocks (happyme531, gregordinary, ork-driver).  Not modelled: CBUF stalls,
  * IOMMU misses, the interrupt between two tasks of one rocket job.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <stdio.h>
 

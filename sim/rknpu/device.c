@@ -4,9 +4,10 @@
  * A descriptor is a real one, of an empty memory file: dup, fork, select and close work as on any
  * file.  Which of our files it is tells its inode.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -440,8 +441,18 @@ static void in_child(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
+/* Its threads must not lose their code: dlclose has no effect. */
+static void stay_loaded(void)
+{
+    Dl_info self;
+    if (dladdr(&files, &self)) {
+        dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    }
+}
+
 __attribute__((constructor)) static void start(void)
 {
+    stay_loaded();
     settings_from_environment();
     pthread_atfork(before_fork, after_fork, in_child);
 }

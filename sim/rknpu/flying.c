@@ -5,7 +5,7 @@
  * here; what hardware does when it overflows is in no public source.  Facts: happyme531's register
  * list, shipped behind RK_NPU_I8_NPU_REDUCE; other projects doubt it, so try it on a board first.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
  * the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware;
  * here they are kept.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,7 +7,7 @@
  *
  * New buffers hold a pattern, so that bytes nobody wrote show; between two lies an unmapped page.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * The functions have names of their own in C, for the headers' inline forms of stat are not to be
  * redefined; the symbols are the C library's.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 /* Doubles to the NPU's 16-bit floats: rounded once, to nearest, ties to even. */
-#include "sim.h"
+#include "npu.h"
 
 #include <math.h>
 

@@ -4,7 +4,7 @@
  * Each asks whether the simulator is meant, and else calls the next library's.  The declarations
  * are written here, not included: the headers' inline forms would stand in the way.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <errno.h>

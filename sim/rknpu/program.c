@@ -8,7 +8,7 @@
  * The register file keeps what earlier tasks wrote, so a list that leaves a register out works by
  * luck.  strict=1 refuses it; strict=0 lets it have what the file holds.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <stdlib.h>
 #include <string.h>

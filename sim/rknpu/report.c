@@ -4,7 +4,7 @@
  * Times are the model's estimate of cost.c, never a measurement, and every place that prints them
  * says so.
  */
-#include "sim.h"
+#include "npu.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

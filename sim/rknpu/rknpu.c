@@ -5,7 +5,7 @@
  * obj_addr is a pointer of the kernel's, which believes whatever it is given; here it is a number
  * that is looked up, and a wrong one is -EFAULT where the kernel would crash.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -280,6 +280,10 @@ static int wait_done(struct rknpu_submit *args, struct job *job)
     if (!wait_for(job, patience(args->timeout))) {
         sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0",
                 job->tasks_done, args->flags);
+        sim_log(1,
+                "rknpu: job timeout, flags: 0x0: irq status: 0x0, raw status: 0x0, require mask: "
+                "0x300, task counter: %#x",
+                job->tasks_done);
         if (settings.hang_ms == 0) {
             sim_wait(now_ns() + (uint64_t) (RESET_MS * MS));
         }

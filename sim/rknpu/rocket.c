@@ -2,7 +2,7 @@
  * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18): what they refuse, what they
  * let pass and what they wait for follows rocket_gem.c and rocket_job.c.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <stdlib.h>

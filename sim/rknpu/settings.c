@@ -4,7 +4,7 @@
  * A word that is not understood is refused, never skipped: a test that believes it asked for a
  * fault must not run without one.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * process_vm_readv on one's own process needs no privilege.  Where it is missing (some emulators,
  * old seccomp filters) a pipe does it: write(2) and read(2) check the address, too.
  */
-#include "sim.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <sys/syscall.h>
