@@ -22,10 +22,11 @@ class Timed(system.Simulator):
 
     inside = 0.0
 
-    def ioctl(self, fd: int, request: Any, argument: Any) -> None:
+    def make(self, calls: system.Calls) -> int | None:
         start = time.thread_time()
-        super().ioctl(fd, request, argument)
+        left = super().make(calls)
         Timed.inside += time.thread_time() - start
+        return left
 
 
 def main() -> None:
