@@ -170,12 +170,16 @@ class Context:
     def _forward(self, ids: list[int], head: int, out: F32) -> None:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._require_open()
-        if self._state.reach(self.n_tokens) < self.n_tokens:  # a run was broken off
-            self.rewind(self.n_tokens)
+        self._mend()
         self._decoder.x[: len(ids)] = self._embedding[np.asarray(ids)].dequantize()
         self._state.begin(len(ids))
         self._plan.run(len(ids), self.n_tokens, head, out)
         self._state.end(ids)
+
+    def _mend(self) -> None:
+        """Evaluate again what a run that was broken off has spoiled."""
+        if not self._state.whole:
+            self.rewind(self.n_tokens)
 
     # --- State ----------------------------------------------------------------------------------
 
@@ -186,6 +190,7 @@ class Context:
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
+        self._mend()
         return self._state.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -202,7 +207,7 @@ class Context:
         Raises:
             StateFormatError: The file cannot be written.
         """
-        state_file.save(self._state.snapshot(), self._identity(), path)
+        state_file.save(self.snapshot(), self._identity(), path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from the state in the file *path*.

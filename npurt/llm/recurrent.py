@@ -30,6 +30,7 @@ class Recurrent:
         states: By layer, ``[1 + COPIES, 1, H, W, W]``: slots, sequences, heads, rows along k.
         kept: By layer, ``[KEPT + taps - 1, C + 2 H]``; token t in row t % their number.
         context: Tokens before its own that the convolution sees.
+        at: Number of tokens that the states have seen; None when a run was broken off.
         control: What the next run does with slots: see `npurt.cpu.program.Program.delta`.
     """
 
@@ -49,7 +50,7 @@ class Recurrent:
         """Forget everything."""
         for states in self.states.values():
             states[0] = 0
-        self._at: int | None = 0  # tokens that the states have seen; None: a run was broken off
+        self.at: int | None = 0
         self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
         self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
         self._coming: tuple[int, int] | None = None  # the copy that the run makes
@@ -62,7 +63,7 @@ class Recurrent:
         Before several tokens, or some time after the last, the states are copied: no more than
         SPACING of the tokens are then to be gone over again.
         """
-        assert self._at == position, "the states are not where the run begins"
+        assert self.at == position, "the states are not where the run begins"
         self._coming = None
         newest = max((c for c in self._copies if c is not None), default=-SPACING)
         self.control[:] = 0, -1, 0
@@ -70,12 +71,12 @@ class Recurrent:
             slot, before = self._slot(position + rows), max(0, rows - SPACING)
             self.control[:] = 0, 1 + slot, before
             self._copies[slot], self._coming = None, (slot, position + before)
-        self._at = None
+        self.at = None
         self._seen = max(self._seen, position + rows)
 
     def end(self, position: int) -> None:
         """Say that a run has come to *position*."""
-        self._at = position
+        self.at = position
         if self._coming:
             slot, seen = self._coming
             self._copies[slot], self._coming = seen, None
@@ -94,7 +95,7 @@ class Recurrent:
 
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that can be gone back to."""
-        if length == self._at:
+        if length == self.at:
             return length
         return length if self._copy_for(length) is not None else 0
 
@@ -109,7 +110,7 @@ class Recurrent:
 
     def rewind(self, length: int, replay: Replay) -> None:
         """Go back to *length* tokens, which `reach` has returned."""
-        if length == self._at:
+        if length == self.at:
             return
         slot = self._copy_for(length)
         if slot is None or length == 0:
@@ -117,18 +118,18 @@ class Recurrent:
             return
         position = self._copies[slot - 1]
         assert position is not None, "a copy without its position"
-        self._at = None
+        self.at = None
         self.control[:] = slot, -1, 0
         replay(length - position, position)
-        self._at = length
+        self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 
     # --- Snapshots ------------------------------------------------------------------------------
 
     def read(self, layer: int) -> tuple[F32, F32]:
         """Return copies of the state ``[H, W, W]`` and of what the convolution will see."""
-        assert self._at is not None, "a run was broken off"
-        rows = np.arange(self._at - self.context, self._at)
+        assert self.at is not None, "a run was broken off"
+        rows = np.arange(self.at - self.context, self.at)
         kept = self.kept[layer][rows % len(self.kept[layer])]
         kept[rows < 0] = 0
         return self.states[layer][0, 0].copy(), kept
@@ -141,5 +142,5 @@ class Recurrent:
 
     def restored(self, position: int) -> None:
         """Begin anew with what was written."""
-        self._at = self._seen = position
+        self.at = self._seen = position
         self._copies = [None] * COPIES

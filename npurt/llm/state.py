@@ -57,6 +57,11 @@ class State:
         """Number of tokens seen."""
         return self.cache.length
 
+    @property
+    def whole(self) -> bool:
+        """False when a run was broken off: `rewind` mends that."""
+        return not self.recurrent or self.recurrent.at == self.length
+
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:

@@ -8,8 +8,9 @@ that.  So there is no length in the file that could lie: its size is known befor
 import contextlib
 import hashlib
 import os
+import secrets
 import struct
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,28 +37,31 @@ def save(snapshot: Snapshot, identity: bytes, path: str | os.PathLike[str]) -> N
     parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), identity)]
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
-    digest = hashlib.sha256()
     target = Path(path)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with open(handle, "wb") as file:
-                for part in parts:
-                    digest.update(part)
-                    file.write(part)
-                file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        _write(partial, parts)
+        os.replace(partial, target)
     except OSError as error:
         raise StateFormatError(
             f"cannot write a state to {target}: {error.strerror or error}",
             remedy="choose a folder that exists, can be written to, and has room for it",
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _write(path: Path, parts: Sequence[bytes]) -> None:
+    """Write *parts* and their checksum to a new file, and see to it that the disk has them."""
+    digest = hashlib.sha256()
+    with open(path, "xb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[str]) -> Snapshot:

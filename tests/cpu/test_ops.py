@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from npurt.quant.activations import quantize_activations
 from tests import oracle
-from tests.cpu import cases
+from tests.cpu import cases, delta_oracle
 from tests.cpu.foreign import same
 
 # scale, sum, minus, unused, sums of 16, minuses of 16: npurt_block in npurt_cpu.h
@@ -218,6 +218,40 @@ def test_rope_rotates_pairs_and_appends_to_the_cache(run, data, shape, position,
     same(v_cache, old_values)
 
 
+@given(positions, batches, st.sampled_from([16, 48, 64, 128, 256]), seeds, st.booleans())
+def test_heads_are_normed_before_they_rotate(run, position, rows, width, seed, gated):
+    shape = {"n_heads": 4, "kv_heads": 2, "width": width, "rotated": width // 2, "halves": True}
+    layer = cases.heads(
+        cases.rng_of(seed), rows, position, **shape, dtype=np.float32, gated=gated, normed=True
+    )
+    at = np.s_[4:6] if not gated else np.s_[8:10]  # the keys: after the queries, and their gates
+    steps = {"q": np.s_[: 8 if gated else 4 : 1 + gated], "k": at}
+    before = layer.qkv.copy().reshape(rows, -1, width)
+    here, pairs = np.s_[position : position + rows], width // 4
+    cos, sin = layer.cos[here, None].astype(np.float64), layer.sin[here, None].astype(np.float64)
+
+    after, k_cache, v_cache = run(lambda program: cases.rope(program, layer, position))
+
+    after = after.reshape(before.shape)
+    for name, heads in steps.items():
+        flat = before[:, heads].reshape(-1, width)
+        weight = layer.q_norm if name == "q" else layer.k_norm
+        normed, off = (v.reshape(rows, -1, width) for v in oracle.norm(flat, weight, 1e-6))
+        a, b = normed[..., :pairs], normed[..., pairs : 2 * pairs]
+        a_off, b_off = off[..., :pairs], off[..., pairs : 2 * pairs]
+        (first, second), bounds = oracle.rotate(a, b, cos, sin)
+        moved = (abs(cos) * a_off + abs(sin) * b_off, abs(sin) * a_off + abs(cos) * b_off)
+        turned = after[:, heads]
+        oracle.assert_within(turned[..., :pairs], first, 1.01 * (bounds[0] + moved[0]))
+        oracle.assert_within(turned[..., pairs : 2 * pairs], second, 1.01 * (bounds[1] + moved[1]))
+        rest = np.s_[..., 2 * pairs :]
+        oracle.assert_within(turned[rest], normed[rest], off[rest])
+    same(cases.lines(k_cache)[:, here], after[:, at].transpose(1, 0, 2))
+    same(v_cache[:, here], before[:, at.stop :].transpose(1, 0, 2))
+    if gated:
+        same(after[:, 1:8:2], before[:, 1:8:2])
+
+
 # --- Attention ----------------------------------------------------------------------------------
 
 
@@ -247,6 +281,24 @@ def test_attention_lies_within_its_rounding(run, data, shape, position, rows):
     (out,) = run(lambda program: cases.attend(program, layer, position))
 
     oracle.assert_within(out, *reference(layer, position))
+
+
+@given(positions, batches, seeds)
+def test_a_gate_multiplies_the_result_of_its_head(run, position, rows, seed):
+    shape = {"n_heads": 4, "kv_heads": 2, "width": 48, "rotated": 48, "halves": True}
+    gated = cases.heads(cases.rng_of(seed), rows, position, **shape, dtype=np.float32, gated=True)
+    heads = gated.qkv.reshape(rows, -1, 48)
+    queries, gates = heads[:, :8:2], (8 * heads[:, 1:8:2]).astype(np.float32)
+    heads[:, 1:8:2] = gates
+    plain_qkv = np.concatenate([queries, heads[:, 8:]], axis=1).reshape(rows, -1)
+    layer = cases.Heads(**(fields(gated) | {"qkv": plain_qkv.copy(), "gated": False}))
+    (plain,) = run(lambda program: cases.attend(program, layer, position))
+
+    (out,) = run(lambda program: cases.attend(program, gated, position))
+
+    opened, off = delta_oracle.sigmoid(gates.reshape(rows, -1).astype(np.float64))
+    bound = 1.01 * abs(plain) * (off + oracle.U * opened) + oracle.TINY
+    oracle.assert_within(out, plain * opened, bound)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -2,8 +2,9 @@
 
 It reads files through gguf-py and shares no code with npurt.  Letters: T tokens, D width, H heads,
 G kv heads, W head width.
-Sources: Touvron et al. 2023 (block), Su et al. 2021 (rotation); llama.cpp for which elements of a
-head rotate together.  `test_logits` checks it against the oracles' own float64 logits.
+Sources: Touvron et al. 2023 (block), Su et al. 2021 (rotation), Yang et al. 2024 (gated delta net),
+Shazeer et al. 2017 (experts); llama.cpp for which elements of a head rotate together and which
+heads belong together.  `test_logits` checks it against the oracles' own float64 logits.
 """
 
 import functools
@@ -11,7 +12,10 @@ import functools
 import gguf
 import numpy as np
 
-HALVES = {"llama": False, "qwen2": True}  # pairs are (i, i + W/2), else (2i, 2i + 1)
+# Pairs are (i, i + rotated/2), else (2i, 2i + 1).
+HALVES = {"llama": False} | dict.fromkeys(
+    ("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"), True
+)
 
 
 @functools.lru_cache(maxsize=4)
@@ -48,14 +52,191 @@ def int8(x, fine, top=127):
 
 
 def radians(metadata, weights):
-    """Return radians per position ``[W / 2]`` without scaling but by ``rope_freqs``."""
+    """Return radians per position ``[rotated / 2]`` without scaling but by ``rope_freqs``."""
     arch = metadata["general.architecture"]
     heads = metadata[f"{arch}.attention.head_count"]
     width = metadata.get(f"{arch}.attention.key_length")
     width = width or metadata[f"{arch}.embedding_length"] // heads
+    width = metadata.get(f"{arch}.rope.dimension_count", width)
     base = metadata[f"{arch}.rope.freq_base"]
     plain = np.array([base ** (-2 * i / width) for i in range(width // 2)])
     return plain / weights.get("rope_freqs.weight", 1)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def rms(x, eps):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
+
+
+class Decoder:
+    """One file, and how it is evaluated; arguments as of `logits`."""
+
+    def __init__(self, path, rounding, cache, turn):
+        self.metadata, self.weights, self.integer = load(path)
+        self.arch = self.metadata["general.architecture"]
+        self.rounding, self.cache = rounding, cache
+        self.eps = self.key("attention.layer_norm_rms_epsilon")
+        self.heads = self.key("attention.head_count")
+        self.kv_heads = self.key("attention.head_count_kv", self.heads)
+        self.rate, self.factor = turn or (radians(self.metadata, self.weights), 1.0)
+
+    def key(self, name, *default):
+        key = f"{self.arch}.{name}"
+        return self.metadata.get(key, *default) if default else self.metadata[key]
+
+    def has(self, name):
+        return f"{name}.weight" in self.weights
+
+    def norm(self, x, name):
+        return rms(x, self.eps) * self.weights[f"{name}.weight"]
+
+    def product(self, x, name, fine=False, index=slice(None)):
+        """Multiply by a matrix; *index* is that of one in a stack, or all of it."""
+        if name == "output" and not self.has(name):
+            name = "token_embd"
+        x = self.rounding(x, fine) if f"{name}.weight" in self.integer else x
+        matrix = np.atleast_2d(self.weights[f"{name}.weight"])[index]
+        return x @ matrix.T + self.weights.get(f"{name}.bias", 0)
+
+    def rotate(self, x):  # [T, heads, W]
+        pairs = len(self.rate)
+        angles = np.arange(len(x))[:, None, None] * self.rate  # [T, 1, pairs]
+        cos, sin = np.cos(angles) * self.factor, np.sin(angles) * self.factor
+        first = slice(0, pairs) if HALVES[self.arch] else slice(0, 2 * pairs, 2)
+        second = slice(pairs, 2 * pairs) if HALVES[self.arch] else slice(1, 2 * pairs, 2)
+        turned = x.copy()
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., first] * sin + x[..., second] * cos
+        return turned
+
+    def attention(self, h, block):
+        t, width = len(h), self.key("attention.key_length", h.shape[1] // self.heads)
+        if self.has(f"{block}.attn_qkv"):
+            parts = self.product(h, f"{block}.attn_qkv", fine=True)
+            kv = self.kv_heads * width
+            q, k, v = np.split(parts, [parts.shape[1] - 2 * kv, parts.shape[1] - kv], axis=1)
+        else:
+            q, k, v = (self.product(h, f"{block}.attn_{name}", fine=True) for name in "qkv")
+        q, gate = q.reshape(t, self.heads, -1), None
+        if q.shape[-1] == 2 * width:
+            q, gate = q[..., :width], q[..., width:].reshape(t, -1)
+        k, v = (each.reshape(t, self.kv_heads, width) for each in (k, v))
+        if self.has(f"{block}.attn_q_norm"):
+            q, k = self.norm(q, f"{block}.attn_q_norm"), self.norm(k, f"{block}.attn_k_norm")
+        q, k = self.rotate(q), self.rotate(k)
+        k, v = (each.astype(self.cache).astype(np.float64) for each in (k, v))
+        k, v = (np.repeat(each, self.heads // self.kv_heads, axis=1) for each in (k, v))
+        scores = np.einsum("thw,shw->hts", q, k) * self.key("attention.scale", width**-0.5)
+        scores += np.triu(np.full((t, t), -np.inf), 1)
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely /= likely.sum(axis=-1, keepdims=True)
+        attended = np.einsum("hts,shw->thw", likely, v).reshape(t, -1)
+        attended = attended if gate is None else attended * sigmoid(gate)
+        return self.product(attended, f"{block}.attn_output")
+
+    def projections(self, h, block, heads, k_heads, width):
+        """Return q, k and v before the convolution ``[T, C]``, z, beta and alpha."""
+        share, t = heads // k_heads, len(h)
+        if self.has(f"{block}.ssm_in"):  # by key head: q, k, v, z
+            every = self.product(h, f"{block}.ssm_in", fine=True).reshape(t, k_heads, -1)
+            cuts = [width, 2 * width, (2 + share) * width]
+            q, k, v, z = (p.reshape(t, -1) for p in np.split(every, cuts, axis=2))
+            qkv = np.concatenate([q, k, v], axis=1)
+        else:
+            qkv = self.product(h, f"{block}.attn_qkv", fine=True)
+            z = self.product(h, f"{block}.attn_gate", fine=True)
+        if self.has(f"{block}.ssm_ba"):  # by key head: beta, alpha
+            both = self.product(h, f"{block}.ssm_ba", fine=True).reshape(t, k_heads, 2, share)
+            beta, alpha = both[:, :, 0].reshape(t, -1), both[:, :, 1].reshape(t, -1)
+        else:
+            beta = self.product(h, f"{block}.ssm_beta", fine=True)
+            alpha = self.product(h, f"{block}.ssm_alpha", fine=True)
+        return qkv, z, beta, alpha
+
+    def delta_net(self, h, block):
+        heads, k_heads = self.key("ssm.time_step_rank"), self.key("ssm.group_count")
+        width, taps, t = self.key("ssm.state_size"), self.key("ssm.conv_kernel"), len(h)
+        qkv, z, beta, alpha = self.projections(h, block, heads, k_heads, width)
+        seen = np.concatenate([np.zeros((taps - 1, qkv.shape[1])), qkv])
+        kernel = self.weights[f"{block}.ssm_conv1d.weight"]
+        mixed = silu(sum(seen[j : j + t] * kernel[:, j] for j in range(taps)))
+        mixed = mixed.reshape(t, -1, width)
+        q, k, v = np.split(mixed, [k_heads, 2 * k_heads], axis=1)
+        q, k = (x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+        of = np.arange(heads) // (heads // k_heads)
+        of = of if self.arch == "qwen3next" else np.arange(heads) % k_heads
+        rate = np.log1p(np.exp(alpha + self.weights[f"{block}.ssm_dt.bias"]))
+        out, _ = delta_net(
+            q[:, of], k[:, of], v, self.weights[f"{block}.ssm_a"] * rate, sigmoid(beta)
+        )
+        out = rms(out, self.eps) * self.weights[f"{block}.ssm_norm.weight"]
+        gated = out * silu(z.reshape(out.shape))
+        return self.product(gated.reshape(t, -1), f"{block}.ssm_out")
+
+    def feed_forward(self, h, block, suffix="", index=slice(None)):
+        if self.has(f"{block}.ffn_gate_up{suffix}"):
+            parts = self.product(h, f"{block}.ffn_gate_up{suffix}", index=index)
+            gate, up = np.split(parts, 2, axis=-1)
+        else:
+            gate = self.product(h, f"{block}.ffn_gate{suffix}", index=index)
+            up = self.product(h, f"{block}.ffn_up{suffix}", index=index)
+        return self.product(silu(gate) * up, f"{block}.ffn_down{suffix}", index=index)
+
+    def mixture(self, h, block):
+        """Every expert for every row, most of them times nothing."""
+        scores = self.product(h, f"{block}.ffn_gate_inp")
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely /= likely.sum(axis=-1, keepdims=True)
+        used = self.key("expert_used_count")
+        least = np.sort(likely, axis=-1)[:, -used, None]
+        shares = np.where(likely >= least, likely, 0)
+        if self.key("expert_weights_norm", self.arch != "qwen2moe"):
+            shares /= shares.sum(axis=-1, keepdims=True)
+        out = np.zeros_like(h)
+        for e in range(scores.shape[1]):
+            out += shares[:, [e]] * self.feed_forward(h, block, "_exps", e)
+        out *= self.key("expert_weights_scale", 1.0)
+        if self.has(f"{block}.ffn_gate_shexp"):
+            gate = self.product(h, f"{block}.ffn_gate_inp_shexp")
+            out += sigmoid(gate) * self.feed_forward(h, block, "_shexp")
+        return out
+
+    def logits(self, ids):
+        x = self.weights["token_embd.weight"][np.asarray(ids)]
+        for i in range(self.key("block_count") - self.key("nextn_predict_layers", 0)):
+            block = f"blk.{i}"
+            mixer = self.delta_net if f"{block}.ssm_a" in self.weights else self.attention
+            x = x + mixer(self.norm(x, f"{block}.attn_norm"), block)
+            second = "ffn_norm" if self.has(f"{block}.ffn_norm") else "post_attention_norm"
+            part = self.mixture if self.has(f"{block}.ffn_gate_inp") else self.feed_forward
+            x = x + part(self.norm(x, f"{block}.{second}"), block)
+        return self.product(self.norm(x, "output_norm"), "output", fine=True)
+
+
+def delta_net(q, k, v, decay, beta, state=0.0):
+    """Return what a gated delta net reads ``[T, H, W]`` and its last state ``[H, W of k, W of v]``.
+
+    Args:
+        q, k, v: ``[T, H, W]``, q and k of length 1.
+        decay, beta: ``[T, H]``; decay ``[T, H, W]`` when each element of k has its own.
+    """
+    heads, width = v.shape[1:]
+    state = np.zeros((heads, width, width)) + state
+    decay = decay if decay.ndim == 3 else decay[..., None]
+    out = np.empty_like(v)
+    for t in range(len(v)):
+        state = state * np.exp(decay[t])[..., None]
+        wrong = v[t] - np.einsum("hkv,hk->hv", state, k[t])
+        state = state + np.einsum("hk,hv->hkv", k[t], beta[t][:, None] * wrong)
+        out[t] = np.einsum("hkv,hk->hv", state, q[t]) * width**-0.5
+    return out, state
 
 
 def logits(path, ids, *, rounding=exact, cache=np.float64, turn=None):
@@ -66,54 +247,7 @@ def logits(path, ids, *, rounding=exact, cache=np.float64, turn=None):
         cache: Element type that keys and values are kept in.
         turn: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
     """
-    metadata, weights, integer = load(path)
-    arch = metadata["general.architecture"]
-    eps = metadata[f"{arch}.attention.layer_norm_rms_epsilon"]
-    heads = metadata[f"{arch}.attention.head_count"]
-    kv_heads = metadata[f"{arch}.attention.head_count_kv"]
-    rate, factor = turn or (radians(metadata, weights), 1.0)
-    angles = np.arange(len(ids))[:, None, None] * rate  # [T, 1, W / 2]
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-
-    def norm(x, name):
-        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weights[f"{name}.weight"]
-
-    def product(x, name, fine=False):
-        matrix = weights.get(f"{name}.weight")
-        if matrix is None:
-            name = "token_embd"
-            matrix = weights["token_embd.weight"]
-        x = rounding(x, fine) if f"{name}.weight" in integer else x
-        return x @ matrix.T + weights.get(f"{name}.bias", 0)
-
-    def rotate(x):  # [T, heads, W]
-        half = x.shape[-1] // 2
-        first = slice(0, half) if HALVES[arch] else slice(0, None, 2)
-        second = slice(half, None) if HALVES[arch] else slice(1, None, 2)
-        turned = np.empty_like(x)
-        turned[..., first] = x[..., first] * cos - x[..., second] * sin
-        turned[..., second] = x[..., first] * sin + x[..., second] * cos
-        return turned
-
-    x = weights["token_embd.weight"][np.asarray(ids)]
-    future = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
-    for i in range(metadata[f"{arch}.block_count"]):
-        block = f"blk.{i}"
-        h = norm(x, f"{block}.attn_norm")
-        q, k, v = (product(h, f"{block}.attn_{name}", fine=True) for name in "qkv")
-        q = rotate(q.reshape(len(ids), heads, -1))
-        k = rotate(k.reshape(len(ids), kv_heads, -1)).astype(cache).astype(np.float64)
-        v = v.reshape(len(ids), kv_heads, -1).astype(cache).astype(np.float64)
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (k, v))
-        scores = np.einsum("thw,shw->hts", q, k) * q.shape[-1] ** -0.5 + future
-        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        likely /= likely.sum(axis=-1, keepdims=True)
-        attended = np.einsum("hts,shw->thw", likely, v).reshape(len(ids), -1)
-        x = x + product(attended, f"{block}.attn_output")
-        h = norm(x, f"{block}.ffn_norm")
-        gate, up = product(h, f"{block}.ffn_gate"), product(h, f"{block}.ffn_up")
-        x = x + product(gate / (1 + np.exp(-gate)) * up, f"{block}.ffn_down")
-    return product(norm(x, "output_norm"), "output", fine=True)
+    return Decoder(path, rounding, cache, turn).logits(ids)
 
 
 def nmse(y, reference):

@@ -35,8 +35,12 @@ LLAMA_CPP = {
     ("llama3-256", "q8_0"): 5.90e-4,
     ("llama3-256", "iq4_nl"): 6.39e-4,
     ("qwen2", "q8_0"): 6.40e-4,
+    ("qwen3", "q8_0"): 5.25e-4,
+    ("qwen3moe", "q8_0"): 4.13e-4,
+    ("qwen3moe", "mxfp4"): 4.10e-4,
+    ("qwen35", "q8_0"): 4.64e-3,
 }
-FLOATS = [("llama3", "f32"), ("qwen2", "f32")]
+FLOATS = [(model, "f32") for model in ("llama3", "qwen2", "qwen3", "qwen3moe", "qwen35")]
 
 
 def open_tiny(model, kind, **options):
@@ -89,8 +93,18 @@ def test_quantised_weights_add_the_noise_of_int8_activations_and_no_more(model, 
 
     y = prefill(model, kind)
 
-    assert nmse(y, exact) < NOISE * nmse(rounded, exact)
+    assert noise(y, exact, model) < NOISE * noise(rounded, exact, model)
     assert nmse(y[rows], tiny.array(model, f"np64_{kind}_prefill30")) < LLAMA_CPP[model, kind]
+
+
+def noise(y, exact, model):
+    """Return the NMSE; of a mixture of experts that of the median row.
+
+    Some of its rows go to another expert for a difference that is no error.
+    """
+    if "moe" not in model:
+        return nmse(y, exact)
+    return np.median([nmse(*pair) for pair in zip(y, exact, strict=True)])
 
 
 def test_that_noise_would_show_a_lost_bit():
@@ -162,7 +176,10 @@ def test_decode_equals_prefill_bit_for_bit(model, kind, kv_type):
     np.testing.assert_array_equal(last, at_once)
 
 
-@pytest.fixture(scope="module", params=[("llama3-256", "q4_k_m"), ("qwen2", "f32")], ids="-".join)
+SPLIT = [("llama3-256", "q4_k_m"), ("qwen2", "f32"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0")]
+
+
+@pytest.fixture(scope="module", params=SPLIT, ids="-".join)
 def splitter(request):
     """A model that takes at most 16 tokens at once, and the logits of 48 ids in one piece."""
     ids = tiny.ids(request.param[0], 48)
@@ -206,7 +223,7 @@ def test_every_kernel_set_gives_the_same_logits(model, monkeypatch):
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
-@pytest.mark.parametrize(("model", "kind"), [("llama3-256", "q4_k_m"), ("qwen2", "f32")])
+@pytest.mark.parametrize(("model", "kind"), SPLIT)
 def test_any_number_of_threads_gives_the_same_logits(model, kind, n_threads):
     ids = tiny.ids(model)
     with open_tiny(model, kind, n_threads=n_threads) as llm:

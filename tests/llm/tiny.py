@@ -13,6 +13,9 @@ TYPES = {
     "llama3": ("f32", "q8_0"),
     "llama3-256": ("q4_0", "q4_1", "q4_k_m", "q6_k", "q8_0", "iq4_nl"),
     "qwen2": ("f32", "q8_0"),
+    "qwen3": ("f32", "q8_0"),
+    "qwen3moe": ("f32", "q8_0", "mxfp4"),
+    "qwen35": ("f32", "q8_0"),
 }
 FILES = [(model, kind) for model, kinds in TYPES.items() for kind in kinds]
 ALIGNMENT = 32

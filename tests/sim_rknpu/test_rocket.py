@@ -6,7 +6,6 @@ Expected behaviour: drivers/accel/rocket/rocket_gem.c and rocket_job.c of Linux 
 import os
 import struct
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -256,21 +255,6 @@ def test_a_chained_list_is_refused(bench):
     bench.run()
 
     assert "chained" in client.report()["last_refusal"]
-
-
-def test_nothing_is_reused_from_the_task_before(driver):
-    """The kernel starts each task by itself: only a chain of the vendor's keeps CBUF as it was."""
-    first = Bench(driver, TASK, *operands(TASK))
-    second = Bench(driver, TASK, *operands(TASK))
-    second.put(lists.encode(replace(second.task, b=first.task.b, reuse=0x2000)))
-    second.fill()
-
-    driver.run([(b.list.iova, 126) for b in (first, second)],
-               [x for b in (first, second) for x in (b.list, b.a, b.b)],
-               [first.c, second.c])  # fmt: skip
-
-    assert second.untouched()
-    assert "WEIGHT_REUSE" in client.report()["last_refusal"]
 
 
 # --- fences ----------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""What the ops of a gated delta net must give, in float64, and how far off they may be.
+
+As in `tests.oracle`: bounds are derived here, and nowhere tuned.
+"""
+
+import numpy as np
+
+from tests.oracle import EXP, EXP_FLUSHED, TINY, U, gamma
+
+
+def sigmoid(x):
+    """Return 1 / (1 + e^-x) and its bound, made as silu is (`tests.oracle.silu`)."""
+    reference = 1 / (1 + np.exp(-x))
+    return reference, 1.01 * (1.5 * EXP + 4 * U) * reference + EXP_FLUSHED
+
+
+def softplus(x):
+    """Return ln(1 + e^x) and its bound.
+
+    With t = e^-|x| it is max(x, 0) + ln(1 + t), whose second term is twice the artanh of
+    t / (2 + t): the exponential's error, the quotient's two roundings, the square's, eight steps of
+    a series whose terms shrink ninefold (less than 2 in all), the product's and the last sum's; the
+    rest of the series is 2e-9 < U of it.
+    """
+    reference = np.logaddexp(0, x)
+    second = np.log1p(np.exp(-abs(x)))
+    return reference, 1.01 * (EXP + 9 * U) * second + U * reference + EXP_FLUSHED
+
+
+def silu(x):
+    """Return x / (1 + e^-x) and its bound, as `tests.oracle.silu` has it."""
+    reference = x / (1 + np.exp(-x))
+    return reference, 1.01 * (1.5 * EXP + 3 * U) * abs(reference) + abs(x) * EXP_FLUSHED + TINY
+
+
+def convolution(seen, weight):
+    """Return ``[T, C]`` silu of the causal convolution of *seen* ``[taps - 1 + T, C]``; its bound.
+
+    The sum of taps products is off by gamma(taps) of their sizes; silu has a slope of at most 1.1.
+    """
+    seen, weight = seen.astype(np.float64), weight.astype(np.float64)
+    taps = len(weight)
+    rows = len(seen) - taps + 1
+    sums = sum(seen[j : j + rows] * weight[j] for j in range(taps))
+    sizes = sum(abs(seen[j : j + rows] * weight[j]) for j in range(taps))
+    reference, bound = silu(sums)
+    return reference, bound + 1.1 * (gamma(taps) * sizes + taps * TINY)
+
+
+def unit(x, bound, eps):
+    """Return *x* over ``sqrt(sum x^2 + eps)`` along the last axis, and its bound.
+
+    The length is off by what its elements are, by Cauchy-Schwarz, and by the roundings of a sum of
+    squares in 16 lanes and four steps, halved by the root; then two roundings and the product.
+    """
+    length = np.sqrt((x**2).sum(axis=-1, keepdims=True) + eps)
+    off = np.sqrt((bound**2).sum(axis=-1, keepdims=True)) / length
+    roundings = x.shape[-1] // 16 + 8
+    return x / length, 1.02 * (bound / length + abs(x) / length * (off + gamma(roundings)))
+
+
+def gate(x, z, weight, eps):
+    """Return ``x / rms(x) * weight * silu(z)`` per head, and its bound; x, z ``[T, H, W]``."""
+    x, z, weight = (v.astype(np.float64) for v in (x, z, weight))
+    normed = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
+    squares = x.shape[-1] // 16 + 6
+    off = gamma(squares // 2 + 6) * abs(normed) + TINY
+    opened, wrong = silu(z)
+    return normed * opened, 1.01 * (
+        off * (abs(opened) + wrong) + (wrong + U * abs(opened)) * abs(normed)
+    ) + TINY
+
+
+def delta(net):
+    """Return what *net* reads ``[N, T, H, W]``, its last state, and the bounds of both.
+
+    A row s of S, its error measured by its norm e.  One token takes a row s to ``a s + d k`` with
+    ``d = beta (v - a s.k)``: applied exactly to a row that is off by e, that is off by at most
+    e max(a) max(1, |1 - beta |k|^2|), since ``I - beta k k^T`` keeps every direction but k.  To it
+    comes what this token rounds.  With n = W / 16 + 4 roundings of a sum of products and
+    x = EXP + 3 U of a, a k and a q, each product of S is off by p = (gamma(n) + x) |s| times
+    max(a) |k| or |q|; d by beta p + 3 U |d|, and by three roundings of v and a s.k before they
+    cancel; the new row by that times |k|, by x max(a) |s| and by U of itself.  The result is off by
+    p, by what d is off and gamma(n) of it times |k||q|, by e of the row, and by three roundings.
+    """
+    q, k, v, decay, beta = (
+        getattr(net, name).astype(np.float64) for name in ("q", "k", "v", "decay", "beta")
+    )
+    heads, width = v.shape[2:]
+    k_heads = k.shape[2]
+    of = np.arange(heads) // (heads // k_heads) if net.grouped else np.arange(heads) % k_heads
+    q, k = q[:, :, of], k[:, :, of]
+    s = net.state.astype(np.float64)  # [N, H, v, k]
+    e = np.zeros(s.shape[:3])
+    out, bound = np.empty_like(v), np.empty_like(v)
+    n, x = gamma(width // 16 + 4), EXP + 3 * U
+    for t in range(v.shape[1]):
+        a, kt, qt = np.exp(decay[:, t])[:, :, None, :], k[:, t], q[:, t]
+        b, k_size, q_size = (z[..., None] for z in (beta[:, t], norm(kt), norm(qt)))
+        most = a.max(axis=-1)
+        size = most * (norm(s) + e)
+        p = (n + x) * size
+        before = np.einsum("nhvk,nhk->nhv", s * a, kt)
+        d = b * (v[:, t] - before)
+        d_off = b * (p * k_size + 3 * U * (abs(v[:, t]) + size * k_size)) + 3 * U * abs(d)
+        grown = e * most * np.maximum(1, abs(1 - b * k_size**2))
+        s = s * a + d[..., None] * kt[:, :, None, :]
+        out[:, t] = np.einsum("nhvk,nhk->nhv", s, qt) * net.scale
+        kq = k_size * q_size
+        rounded = p * q_size + d_off * kq + (n + 3 * U) * (abs(d) * kq + size * q_size)
+        bound[:, t] = net.scale * (grown * q_size + rounded) + EXP_FLUSHED * (1 + abs(out[:, t]))
+        e = grown + d_off * k_size + x * size + U * norm(s) + EXP_FLUSHED
+    return out, s, 1.01 * bound, 1.01 * e[..., None] + np.zeros_like(s)
+
+
+def norm(x):
+    return np.sqrt((x**2).sum(axis=-1))

@@ -1,0 +1,193 @@
+"""Experts: the likeliest are chosen, rows go to their own and come back, the others are not read."""
+
+import ctypes
+import mmap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt.cpu.engine import Input, empty
+from npurt.cpu.program import Image
+from npurt.quant.types import find
+from tests import oracle
+from tests.cpu import cases, delta_cases, delta_oracle
+from tests.cpu.foreign import same
+
+seeds = st.integers(0, 2**32)
+sizes = st.tuples(st.integers(1, 40), st.integers(1, 70)).flatmap(
+    lambda size: st.tuples(st.just(size[0]), st.just(size[1]), st.integers(1, min(size[1], 12)))
+)
+
+
+def routed(run, scores, experts, used, **options):
+    """Return shares, places, sources and groups ``(matrix, rows, first)``."""
+    shares, places, sources, groups = run(
+        lambda program: delta_cases.route(program, scores, experts, used, **options)
+    )
+    return shares, places, sources, groups.view(delta_cases.GROUP).tolist()
+
+
+@given(sizes, st.booleans(), st.sampled_from([1.0, 2.5]), seeds)
+def test_the_likeliest_experts_are_chosen_with_their_shares(run, size, normed, scale, seed):
+    """Each exponential is off by EXP and by what its argument rounds; the rest is a sum of E."""
+    rows, experts, used = size
+    scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts + 2)
+    wide = scores[:, :experts].astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    likely = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :used]
+    wanted = np.take_along_axis(likely, order, axis=1)
+    wanted = wanted / wanted.sum(axis=1, keepdims=True) if normed else wanted
+    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(experts // 16 + used + 9))
+
+    shares, places, sources, groups = routed(run, scores, experts, used, normed=normed, scale=scale)
+
+    oracle.assert_within(shares, scale * wanted, off * scale * wanted + oracle.EXP_FLUSHED)
+    matrix_of = {}
+    for matrix, count, first in groups:
+        matrix_of |= dict.fromkeys(range(first, first + count), matrix)
+    chosen = np.vectorize(matrix_of.get)(places)
+    np.testing.assert_array_equal(chosen, order)
+    np.testing.assert_array_equal(sources[places], np.arange(rows)[:, None].repeat(used, axis=1))
+
+
+@given(sizes, seeds)
+def test_groups_follow_each_other_in_the_order_of_experts(run, size, seed):
+    rows, experts, used = size
+    scores = delta_cases.floats(cases.rng_of(seed), rows, experts)
+
+    _, places, _, groups = routed(run, scores, experts, used)
+
+    full = [group for group in groups if group[1]]
+    assert groups[: len(full)] == full, "a group without rows ends the list"
+    assert [matrix for matrix, _, _ in full] == sorted({matrix for matrix, _, _ in full})
+    assert [first for _, _, first in full] == np.cumsum([0, *[n for _, n, _ in full]])[:-1].tolist()
+    assert sorted(places.reshape(-1).tolist()) == list(range(rows * used))
+
+
+def test_of_equal_scores_the_first_are_chosen(run):
+    shares, places, _, groups = routed(run, np.zeros((1, 9), np.float32), 9, 3)
+
+    assert [matrix for matrix, _, _ in groups] == [0, 1, 2]
+    assert places.tolist() == [[0, 1, 2]]
+    np.testing.assert_allclose(shares, 1 / 3, rtol=1e-6)
+
+
+def test_a_score_that_is_no_number_shows(run):
+    scores = np.zeros((2, 8), np.float32)
+    scores[1, 5] = np.nan
+
+    shares, _, _, groups = routed(run, scores, 8, 2)
+
+    assert np.isfinite(shares[0]).all()
+    assert np.isnan(shares[1]).all()
+    assert all(0 <= matrix < 8 for matrix, _, _ in groups)
+
+
+formats = st.sampled_from(["q8_0", "q4_0", "q4_1", "mxfp4", "iq4_nl", "f32", "f16"])
+
+
+@given(sizes.filter(lambda size: size[1] <= 20), formats, seeds)
+def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, seed):
+    rows, experts, used = size
+    rng = cases.rng_of(fmt, seed)
+    weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
+    x, scores = cases.activations(rng, rows, 64), delta_cases.floats(rng, rows, experts)
+
+    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, used))
+
+    shares, places, sources, groups = routed(run, scores, experts, used)
+    np.testing.assert_array_equal(copied[0], x[sources])
+    for matrix, count, first in groups:
+        here, column = np.s_[first : first + count], 0
+        for w in weights if count else ():
+            alone = run(lambda p, w=w[matrix], h=here: cases.matmul(p, w, x[sources[h]]))[-1]
+            same(y[here, column : column + w.shape[1]], alone)
+            column += w.shape[1]
+    with np.errstate(all="ignore"):
+        terms = y.astype(np.float64)[places] * shares.astype(np.float64)[..., None]
+        bound = oracle.gamma(used) * abs(terms).sum(axis=1) + used * oracle.TINY
+        sound = np.isfinite(terms).all(axis=1) & (abs(terms).sum(axis=1) < 1e38)
+    oracle.assert_within(np.where(sound, out, 0), np.where(sound, terms.sum(axis=1), 0),
+                         np.where(sound, bound, 0))  # fmt: skip
+
+
+@given(st.integers(1, 9), st.integers(1, 40), seeds)
+def test_the_shared_expert_is_added_by_its_gate(run, rows, k, seed):
+    rng = cases.rng_of(seed)
+    to = delta_cases.routing(rows, 3, 2)
+    to.shares[:] = rng.random((rows, 2))
+    to.places[:] = rng.permutation(2 * rows).reshape(rows, 2)
+    y, shared = delta_cases.floats(rng, 2 * rows, k), delta_cases.floats(rng, rows, k)
+    scores = 6 * delta_cases.floats(rng, rows, 5)
+
+    def case(program):
+        program.rows = rows
+        out = empty(rows, k)
+        program.combine(y, to, out, shared=shared, gate=scores[:, 4:])
+        return [out]
+
+    (out,) = run(case)
+
+    wide = [v.astype(np.float64) for v in (y[to.places], to.shares[..., None], shared)]
+    opened, off = delta_oracle.sigmoid(scores[:, 4:].astype(np.float64))
+    wanted = (wide[0] * wide[1]).sum(axis=1) + opened * wide[2]
+    size = abs(wide[0] * wide[1]).sum(axis=1) + opened * abs(wide[2])
+    oracle.assert_within(out, wanted, oracle.gamma(4) * size + 1.01 * off * abs(wide[2]))
+
+
+def test_experts_that_nobody_chose_are_not_read(run):
+    """Their pages cannot be: reading one ends the process."""
+    n, k, experts = 16, 1024, 6
+    rng = cases.rng_of("pages")
+    memory = mmap.mmap(-1, experts * n * k * 4)  # 16 pages a matrix
+    data = np.frombuffer(memory, np.uint8)
+    image = Image(data, n, k, find("f32"))
+    data.view(np.float32)[:] = delta_cases.floats(rng, experts * n * k)
+    x, scores = delta_cases.floats(rng, 3, k), np.zeros((3, experts), np.float32)
+    scores[:, [1, 4]] = 9
+    libc, address = ctypes.CDLL(None, use_errno=True), data.ctypes.data
+
+    def protect(matrix, how):
+        at = ctypes.c_void_p(address + matrix * n * k * 4)
+        assert libc.mprotect(at, ctypes.c_size_t(n * k * 4), how) == 0
+
+    def case(program):
+        to = delta_cases.routing(3, experts, 2)
+        program.rows = 3
+        source, copies = (Input(rows, k, quantised=False) for rows in (3, 6))
+        source.values[:] = x
+        program.route(scores, to, normed=True)
+        program.gather(source, to, copies)
+        y = empty(6, n)
+        program.matmul(copies, [image], y, routing=to)
+        return [y]
+
+    unread = (0, 2, 3, 5)
+    for matrix in unread:
+        protect(matrix, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0)
+    (y,) = run(case)
+    for matrix in unread:
+        protect(matrix, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    assert np.isfinite(y).all()
+    assert abs(y).max() > 0
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_stack_may_have_more_experts_than_there_are_chunks(run, rows):
+    """300 experts of three panels: a chunk spans the end of one and the start of the next."""
+    rng = cases.rng_of(rows)
+    weights = [cases.stack(rng, "q8_0", 300, 48, 32)]
+    x, scores = cases.activations(rng, rows, 32), delta_cases.floats(rng, rows, 300)
+
+    *_, y, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, 10))
+
+    _, _, sources, groups = routed(run, scores, 300, 10)
+    for matrix, count, first in groups[:: max(1, len(groups) // 20)]:
+        here = np.s_[first : first + count]
+        if count:
+            alone = run(lambda p, m=matrix, h=here: cases.matmul(p, weights[0][m], x[sources[h]]))
+            same(y[here], alone[-1])

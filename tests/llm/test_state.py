@@ -1,0 +1,436 @@
+"""What a model remembers can be taken back, copied, saved and loaded, and nothing shows of it."""
+
+import hashlib
+import os
+import stat
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npurt
+from npurt.errors import LayoutError, SettingError, StateFormatError
+from npurt.llm import recurrent, state_file
+from npurt.llm.config import DeltaHeads
+from npurt.llm.recurrent import KEPT, SPACING, Recurrent
+from tests.llm import tiny
+from tests.llm.test_rope import CONFIG
+
+MODELS = [("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32")]
+OPTIONS = {"n_ctx": 160, "verify": "off", "n_batch": 48}
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
+def pair(request):
+    """Two openings of one model: one to play with, one that goes straight."""
+    path = tiny.path(*request.param)
+    with npurt.Llama(path, **OPTIONS) as llm, npurt.Llama(path, **OPTIONS) as straight:
+        yield llm, straight, tiny.ids(request.param[0])
+
+
+@pytest.fixture
+def hybrid():
+    with npurt.Llama(tiny.path("qwen35", "f32"), **OPTIONS) as llm:
+        yield llm
+
+
+def macs(llm):
+    return sum(row.macs for row in llm.report().rows)
+
+
+# --- Taken back -----------------------------------------------------------------------------------
+
+steps = st.one_of(
+    st.tuples(st.just("eval"), st.integers(1, 60)),
+    st.tuples(st.just("singles"), st.integers(1, 40)),
+    st.tuples(st.just("rollback"), st.integers(0, 70)),
+    st.tuples(st.sampled_from(["snapshot", "restore", "reset"]), st.just(0)),
+)
+
+
+@given(st.lists(steps, min_size=1, max_size=9), st.integers(0, 90))
+def test_any_sequence_of_steps_ends_where_the_straight_way_does(pair, sequence, offset):
+    """Bit for bit: the logits of what comes next, and every key, value and state."""
+    llm, straight, ids = pair
+    llm.reset()
+    kept, at = llm.snapshot(), offset
+    for step, count in sequence:
+        if step in ("eval", "singles"):
+            part = [ids[(at + i) % 150] for i in range(min(count, 120 - llm.n_tokens))]
+            at += 31
+            for piece in [part] if step == "eval" else [[i] for i in part]:
+                llm.eval(piece)
+        elif step == "rollback":
+            llm.rollback(min(count, llm.n_tokens))
+        elif step == "snapshot":
+            kept = llm.snapshot()
+        elif step == "restore":
+            llm.restore(kept)
+        else:
+            llm.reset()
+
+    history = llm.history
+    straight.reset()
+    straight.eval(history)
+    have, want = llm.snapshot(), straight.snapshot()
+    np.testing.assert_array_equal(llm.eval(ids[:5]), straight.eval(ids[:5]))
+    assert have.tokens == want.tokens == history
+    for a, b in zip(have.arrays, want.arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 16, 32])
+def test_taking_back_a_part_of_the_last_batch_multiplies_nothing(hybrid, batch):
+    """That is what speculation does: evaluate guesses together, keep those that are right."""
+    ids = tiny.ids("qwen35")
+    hybrid.eval(ids[:40])
+    for at in range(40, 100, batch):
+        hybrid.eval(ids[at : at + batch])
+        before = macs(hybrid)
+        hybrid.rollback(batch - 1)
+        assert macs(hybrid) == before
+        hybrid.eval(ids[at + 1 : at + batch])
+
+
+def test_taking_back_any_of_the_last_single_tokens_multiplies_nothing(hybrid):
+    ids = tiny.ids("qwen35")
+    for start in (1, 30, 50, 90):
+        hybrid.reset()
+        for token in ids[: start + SPACING]:
+            hybrid.eval([token])
+        before = macs(hybrid)
+        hybrid.rollback(SPACING)
+        assert (macs(hybrid), hybrid.n_tokens) == (before, start)
+
+
+def test_more_than_can_be_taken_back_is_evaluated_again(hybrid):
+    ids = tiny.ids("qwen35")
+    hybrid.eval(ids[:140])
+    assert hybrid.state.reach(20) == 0
+    before = macs(hybrid)
+
+    hybrid.rewind(20)
+
+    assert macs(hybrid) > before
+    assert hybrid.history == tuple(ids[:20])
+
+
+def test_a_prompt_is_reused_as_far_as_states_reach(hybrid):
+    """And no further: taking back and evaluating again what the prompt has next would be twice."""
+    ids = tiny.ids("qwen35", 100)
+    hybrid.generate(ids, max_tokens=2, temperature=0)
+    hybrid.generate(ids[:95], max_tokens=2, temperature=0)
+    assert hybrid.timing.reused_tokens == 94
+    hybrid.generate(ids[:30], max_tokens=2, temperature=0)
+    assert hybrid.timing.reused_tokens == 0
+
+
+@pytest.mark.parametrize("count", [-1, 6])
+def test_what_is_not_there_cannot_be_taken_back(hybrid, count):
+    hybrid.eval([1, 2, 3, 4, 5])
+    with pytest.raises(LayoutError, match=f"{count} of 5 tokens"):
+        hybrid.rollback(count)
+    assert hybrid.n_tokens == 5
+
+
+def test_a_run_that_was_broken_off_leaves_no_trace(hybrid, monkeypatch):
+    ids = tiny.ids("qwen35", 100)
+    wanted = hybrid.eval(ids)
+    hybrid.rewind(60)
+    run = hybrid._plan.run
+
+    def breaks(rows, position, head, out):
+        run(rows, position, head, out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hybrid._plan, "run", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        hybrid.eval(ids[60:80])
+    monkeypatch.undo()
+
+    assert hybrid.history == tuple(ids[:60])
+    np.testing.assert_array_equal(hybrid.eval(ids[60:]), wanted[60:])
+
+
+def test_a_full_context_forgets_its_older_half(tmp_path):
+    """States cannot forget a part: what stays is evaluated again, so nothing else is left."""
+    ids = tiny.ids("qwen35")
+    with npurt.Llama(tiny.path("qwen35", "f32"), n_ctx=40, context_shift=True) as llm:
+        llm.eval(ids[:40])
+        y = llm.eval(ids[40:42])
+        kept = llm.history
+        llm.reset()
+
+        np.testing.assert_array_equal(llm.eval(kept)[-2:], y)
+    assert kept == tuple(ids[20:42])
+
+
+# --- Copies of states -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 90)), min_size=1, max_size=30))
+def test_copies_reach_back_as_far_as_they_should(sequence):
+    """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
+
+    The replay is told tokens whose inputs are still kept, and begins at a copy.
+    """
+    net = DeltaHeads(heads=1, k_heads=1, width=16, taps=4)
+    states = Recurrent(npurt_config(), net)
+    position, singles = 0, 0
+
+    def replay(count, first):
+        start, saved, _ = states.control.tolist()
+        assert start in (1, 2)
+        assert saved == -1
+        assert states.states[0][start, 0, 0, 0, 0] == first, "the copy is of another token"
+        rows = len(states.kept[0])
+        held = states.kept[0][np.arange(max(0, first - 3), first + count) % rows, 0]
+        np.testing.assert_array_equal(held, np.arange(max(0, first - 3), first + count))
+        states.states[0][0] = first + count
+
+    for back, rows in sequence:
+        states.begin(position, rows)
+        start, saved, before = states.control.tolist()
+        assert start == 0
+        if saved >= 0:
+            states.states[0][saved] = position + before
+        for token in range(position, position + rows):
+            states.kept[0][token % len(states.kept[0]), 0] = token
+        position += rows
+        states.states[0][0] = position
+        states.end(position)
+        singles = singles + 1 if rows == 1 else 0
+        sure = max(min(rows, SPACING), min(singles, SPACING))
+        assert states.reach(position - sure) == position - sure
+        target = states.reach(max(0, position - back))
+        states.rewind(target, replay)
+        assert states.states[0][0, 0, 0, 0, 0] == target
+        singles = singles if target == position else 0
+        position = target
+
+
+def npurt_config():
+    return recurrent.Config(**{n: getattr(CONFIG, n) for n in CONFIG.__slots__} | {
+        "recurrent": (True,), "delta": DeltaHeads(1, 1, 16, 4)})  # fmt: skip
+
+
+def test_inputs_are_kept_for_as_long_as_copies_need_them():
+    assert KEPT == 2 * SPACING
+
+
+# --- Copied ---------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_does_not_change(pair):
+    llm, _, ids = pair
+    llm.reset()
+    llm.eval(ids[:30])
+    snapshot = llm.snapshot()
+    arrays = [array.copy() for array in snapshot.arrays]
+
+    llm.eval(ids[:40])
+    llm.reset()
+    llm.eval(ids[50:90])
+
+    for have, want in zip(snapshot.arrays, arrays, strict=True):
+        np.testing.assert_array_equal(have, want)
+    assert snapshot.nbytes == sum(array.nbytes for array in arrays)
+
+
+def test_a_snapshot_of_another_model_or_a_larger_context_is_refused(pair):
+    llm, _, ids = pair
+    llm.reset()
+    llm.eval(ids[:30])
+    with npurt.Llama(tiny.path("qwen3", "f32"), n_ctx=160, verify="off") as other:
+        other.eval(ids[:4])
+        with pytest.raises(LayoutError, match="of 4 tokens does not fit"):
+            llm.restore(other.snapshot())
+        with pytest.raises(LayoutError, match="of 30 tokens does not fit"):
+            other.restore(llm.snapshot())
+    with npurt.Llama(llm.path, n_ctx=20, verify="off") as small:
+        with pytest.raises(LayoutError, match="context of 20"):
+            small.restore(llm.snapshot())
+        assert small.n_tokens == 0
+    assert llm.history == tuple(ids[:30])
+
+
+# --- Saved ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 100), st.integers(0, 20))
+def test_a_saved_state_is_gone_on_from(pair, tmp_path_factory, length, more):
+    llm, straight, ids = pair
+    path = tmp_path_factory.mktemp("state") / "state"
+    llm.reset()
+    llm.eval(ids[:length])
+    llm.save_state(path)
+    wanted = llm.eval(ids[100 : 105 + more])
+
+    straight.reset()
+    straight.eval(ids[3:9])
+    straight.load_state(path)
+
+    assert straight.history == tuple(ids[:length])
+    np.testing.assert_array_equal(straight.eval(ids[100 : 105 + more]), wanted)
+    straight.rollback(more)
+    assert straight.history == tuple(ids[:length]) + tuple(ids[100:105])
+
+
+@pytest.fixture
+def saved(hybrid, tmp_path):
+    """A model, and the file of its state of 30 tokens."""
+    hybrid.eval(tiny.ids("qwen35", 30))
+    hybrid.save_state(tmp_path / "state")
+    return hybrid, tmp_path / "state"
+
+
+def sealed(data):
+    """Return *data* with the checksum it should have."""
+    return data + hashlib.sha256(data).digest()
+
+
+def refused(llm, path, match):
+    before = llm.history
+    with pytest.raises(StateFormatError, match=match) as caught:
+        llm.load_state(path)
+    assert caught.value.remedy
+    assert llm.history == before
+
+
+def header(data, **changes):
+    """Return *data* with fields of its header changed."""
+    fields = dict(zip(("magic", "version", "length", "identity"),
+                      state_file.HEADER.unpack_from(data), strict=True))  # fmt: skip
+    return state_file.HEADER.pack(*(fields | changes).values()) + data[state_file.HEADER.size :]
+
+
+def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
+    llm, path = saved
+    refused(llm, tmp_path / "nothing", "No such file")
+    refused(llm, tmp_path, "Is a directory")
+    for content in (b"", b"npurt", b"GGUF" * 40, bytes(200)):
+        path.write_bytes(content)
+        refused(llm, path, "is not a saved state")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"version": 2}, "has version 2"),
+        ({"identity": bytes(32)}, "another model"),
+        ({"length": 29}, "bytes it should"),
+        ({"length": 161}, "holds 161 tokens, and the context 160"),
+        ({"length": 2**64 - 1}, "holds 18446744073709551615 tokens"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(saved, changes, match):
+    llm, path = saved
+    path.write_bytes(sealed(header(path.read_bytes()[:-32], **changes)))
+
+    refused(llm, path, match)
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused(tmp_path_factory, data):
+    llm, path, sound = damaged_by(tmp_path_factory)
+    at = data.draw(st.integers(0, len(sound) - 1))
+    flipped = bytearray(sound)
+    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(data.draw(st.sampled_from([bytes(flipped), sound[:at], sound + b"x"])))
+
+    refused(llm, path, None)
+
+
+CACHE = {}
+
+
+def damaged_by(factory):
+    """Return one model, a path and the bytes of a sound file, made once."""
+    if not CACHE:
+        llm = npurt.Llama(tiny.path("qwen35", "f32"), **OPTIONS)
+        path = factory.mktemp("damaged") / "state"
+        llm.eval(tiny.ids("qwen35", 3))
+        llm.save_state(path)
+        CACHE["all"] = llm, path, path.read_bytes()
+    return CACHE["all"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_that_holds_no_numbers_is_refused(saved, value):
+    llm, path = saved
+    data = bytearray(path.read_bytes()[:-32])
+    data[-4:] = struct.pack("<f", value)
+    path.write_bytes(sealed(bytes(data)))
+
+    refused(llm, path, "NaN or infinity")
+
+
+@pytest.mark.parametrize("token", [-1, 608])
+def test_tokens_outside_the_vocabulary_are_refused(saved, token):
+    llm, path = saved
+    data = bytearray(path.read_bytes()[:-32])
+    data[state_file.HEADER.size :][:4] = b""
+    struct.pack_into("<i", data, state_file.HEADER.size, token)
+    path.write_bytes(sealed(bytes(data)))
+
+    refused(llm, path, "outside the vocabulary")
+
+
+def test_a_state_of_another_model_or_type_of_cache_is_refused(saved, tmp_path):
+    _, path = saved
+    with npurt.Llama(tiny.path("qwen35", "q8_0"), **OPTIONS) as other:
+        refused(other, path, "another model")
+    with npurt.Llama(tiny.path("qwen35", "f32"), kv_type="f32", **OPTIONS) as other:
+        refused(other, path, "another model or kv_type")
+    file = tiny.read(tiny.path("qwen35", "f32"))
+    file = tiny.with_tensor(file, "blk.0.ssm_norm.weight", np.ones(32))
+    with npurt.Llama(tiny.write(file, tmp_path), **OPTIONS) as other:
+        refused(other, path, "another model")
+
+
+def test_a_file_is_written_whole_or_not_at_all(saved, monkeypatch):
+    llm, path = saved
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    llm.eval([1, 2, 3])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StateFormatError, match="No space left"):
+        llm.save_state(path)
+
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_named(hybrid, tmp_path):
+    with pytest.raises(StateFormatError, match="No such file"):
+        hybrid.save_state(tmp_path / "nowhere" / "state")
+
+
+def test_a_saved_state_has_the_rights_of_any_new_file(saved, tmp_path):
+    """Not those of a temporary file, which nobody else may read."""
+    plain = tmp_path / "plain"
+    plain.touch()
+
+    assert stat.S_IMODE(saved[1].stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_the_first_bytes_of_a_file_say_what_it_is(saved):
+    llm, path = saved
+    data = path.read_bytes()
+
+    assert data[:12] == b"npurtsta\x01\x00\x00\x00"
+    assert struct.unpack_from("<Q", data, 12) == (30,)
+    ids = np.frombuffer(data, "<i4", 30, state_file.HEADER.size)
+    assert ids.tolist() == list(llm.history)
+
+
+def test_a_closed_model_remembers_nothing(hybrid):
+    hybrid.eval([1, 2, 3])
+    hybrid.close()
+    with pytest.raises(SettingError, match="closed"):
+        hybrid.rollback(1)

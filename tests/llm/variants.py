@@ -1,0 +1,128 @@
+"""Files made from the tiny models: the same model put down otherwise, or with other parts."""
+
+import math
+
+import numpy as np
+
+from tests.llm import gguf_files as raw
+from tests.llm import tiny
+
+
+def values(file):
+    """Return {name: array} of a file of float32 tensors, in numpy's order of axes."""
+    return {
+        tensor.name: np.frombuffer(content, "<f4", math.prod(tensor.dims)).reshape(
+            tensor.dims[::-1]
+        )
+        for tensor, content in zip(file.tensors, tiny.contents(file), strict=True)
+    }
+
+
+def with_values(file, arrays):
+    """Return *file* with these float32 tensors and no others."""
+    tensors = [raw.Tensor(name, array.shape[::-1], tiny.F32) for name, array in arrays.items()]
+    contents = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays.values()]
+    return tiny.with_data(file, tensors, contents)
+
+
+def renamed(file, architecture):
+    """Return *file* as one of another architecture, with the same keys."""
+    old = f"{key_of(file, 'general.architecture')}."
+    keys = [
+        (name.replace(old, f"{architecture}.", 1) if name.startswith(old) else name, kind, value)
+        for name, kind, value in file.keys
+    ]
+    return file.but(keys=keys).with_key("general.architecture", raw.STRING, architecture)
+
+
+def key_of(file, name):
+    """Return the value of a key."""
+    return next(value for key, _, value in file.keys if key == name)
+
+
+def with_experts(file, architecture, count, used, *, n_ff=48, shared=0, layers=None, seed=0):
+    """Return *file* with random experts instead of the feed-forward parts of some layers.
+
+    Args:
+        shared: Width of the shared expert; 0: there is none.
+        layers: Which layers; by default all.
+    """
+    rng, arrays = np.random.default_rng(seed), values(file)
+    width = arrays["token_embd.weight"].shape[1]
+    blocks = sorted({name.rpartition(".ffn_down")[0] for name in arrays if ".ffn_down" in name})
+
+    def weight(*shape):
+        return rng.standard_normal(shape) / shape[-1] ** 0.5
+
+    for block in blocks if layers is None else [f"blk.{i}" for i in layers]:
+        for name in ("gate", "up", "down"):
+            arrays.pop(f"{block}.ffn_{name}.weight")
+        arrays[f"{block}.ffn_gate_inp.weight"] = weight(count, width)
+        arrays[f"{block}.ffn_gate_exps.weight"] = weight(count, n_ff, width)
+        arrays[f"{block}.ffn_up_exps.weight"] = weight(count, n_ff, width)
+        arrays[f"{block}.ffn_down_exps.weight"] = weight(count, width, n_ff)
+        if shared:
+            arrays[f"{block}.ffn_gate_inp_shexp.weight"] = weight(width)
+            arrays[f"{block}.ffn_gate_shexp.weight"] = weight(shared, width)
+            arrays[f"{block}.ffn_up_shexp.weight"] = weight(shared, width)
+            arrays[f"{block}.ffn_down_shexp.weight"] = weight(width, shared)
+    file = renamed(with_values(file, arrays), architecture)
+    numbers = {"expert_count": count, "expert_used_count": used}
+    numbers |= {"expert_feed_forward_length": n_ff}
+    numbers |= {"expert_shared_feed_forward_length": shared} if shared else {}
+    for name, value in numbers.items():
+        file = file.with_key(f"{architecture}.{name}", raw.U32, value)
+    return file
+
+
+def grouped(file, *, legacy=False):
+    """Return a file of qwen35 as one of qwen3next: the heads of v by their key head.
+
+    The converter of qwen35 has put them so that key heads repeat in turn; this is the way back.
+    A *legacy* one has q, k, v and z of each key head one below the other.
+    """
+    heads, k_heads, width = (
+        key_of(file, f"qwen35.ssm.{name}")
+        for name in ("time_step_rank", "group_count", "state_size")
+    )
+    order = np.arange(heads).reshape(-1, k_heads).T.reshape(-1)  # of heads, where they are now
+    rows = (order[:, None] * width + np.arange(width)).reshape(-1)
+    after = np.concatenate([np.arange(2 * k_heads * width), 2 * k_heads * width + rows])
+    moves = {
+        **dict.fromkeys(("ssm_a", "ssm_dt.bias", "ssm_beta.weight", "ssm_alpha.weight"), order),
+        **dict.fromkeys(("ssm_conv1d.weight", "attn_qkv.weight"), after),
+        "attn_gate.weight": rows,
+        "ssm_out.weight": (slice(None), rows),
+    }
+    arrays = values(file)
+    for block in {name.rpartition(".ssm_a")[0] for name in arrays if name.endswith(".ssm_a")}:
+        for name, move in moves.items():
+            arrays[f"{block}.{name}"] = arrays[f"{block}.{name}"][move]
+        join(arrays, block, "ssm_ba", k_heads, ["ssm_beta", "ssm_alpha"])
+        if legacy:
+            qkv = arrays.pop(f"{block}.attn_qkv.weight")
+            cuts = [k_heads * width, 2 * k_heads * width]
+            for name, part in zip("qkv", np.split(qkv, cuts), strict=True):
+                arrays[f"{block}.{name}.weight"] = part
+            join(arrays, block, "ssm_in", k_heads, ["q", "k", "v", "attn_gate"])
+    file = tiny.without_key(with_values(file, arrays), "qwen35.rope.dimension_sections")
+    return renamed(file, "qwen3next")
+
+
+def join(arrays, block, whole, groups, parts):
+    """Put the rows of *parts* one below the other, group by group."""
+    taken = [arrays.pop(f"{block}.{part}.weight") for part in parts]
+    width = taken[0].shape[-1]
+    by_group = [array.reshape(groups, -1, width) for array in taken]
+    arrays[f"{block}.{whole}.weight"] = np.concatenate(by_group, axis=1).reshape(-1, width)
+
+
+def joined(file, whole, *parts):
+    """Return *file* with the tensors *parts* of each layer one below the other, as *whole*."""
+    arrays = values(file)
+    for block in {
+        name.rpartition(f".{parts[0]}.")[0] for name in arrays if f".{parts[0]}." in name
+    }:
+        rows = [arrays.pop(f"{block}.{part}.weight") for part in parts]
+        arrays[f"{block}.{whole}.weight"] = np.concatenate(rows, axis=-2)
+    return with_values(file, arrays)

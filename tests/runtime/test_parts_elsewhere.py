@@ -1,0 +1,177 @@
+"""Experts and delta nets on another device, which is the CPU in disguise."""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import UnsupportedOp
+from npurt.quant.tensor import QTensor
+from npurt.runtime.placement import Stacked, place
+from tests.llm import tiny
+from tests.runtime.fake import FakeDevice
+
+
+class DeltaDevice(FakeDevice):
+    """Runs delta nets too, and counts them."""
+
+    nets = 0
+
+    def why_not_delta(self, net):
+        return None if net.v.shape[3] == 32 else "heads are not 32 wide"
+
+    def delta_net(self, net):
+        self.nets += 1
+        self.cpu.delta_net(net)
+
+
+def nothing_but(*sizes):
+    """Refuse products but those with one of these N."""
+    return lambda op: None if op.n in sizes else "not one of ours"
+
+
+OPTIONS = {"n_ctx": 160, "verify": "always"}
+
+
+def logits(model, device=None, kind="f32"):
+    ids = tiny.ids(model, 70)
+    with npurt.Llama(tiny.path(model, kind), device or "cpu", **OPTIONS) as llm:
+        rows = [llm.eval(ids[:60]), *(llm.eval([token]) for token in ids[60:])]
+        return np.concatenate(rows), llm.report()
+
+
+# --- Delta nets -----------------------------------------------------------------------------------
+
+
+def test_a_delta_net_on_another_device_gives_what_it_gives_here():
+    device = DeltaDevice(refuses=nothing_but())
+    plain, _ = logits("qwen35")
+
+    y, report = logits("qwen35", device)
+
+    np.testing.assert_array_equal(y, plain)
+    assert device.nets >= 3 * 11  # layers, runs; more where the state is copied on the way
+    rows = [row for row in report.rows if row.op == "delta net" and row.calls]
+    assert {(row.planned, row.actual) for row in rows} == {("fake", "fake")}
+
+
+def test_its_state_is_taken_back_there():
+    ids = tiny.ids("qwen35")
+    device = DeltaDevice(refuses=nothing_but())
+    with npurt.Llama(tiny.path("qwen35", "f32"), device, **OPTIONS) as llm:
+        wanted = llm.eval(ids[:60])
+        llm.rewind(50)
+        runs = device.nets
+        np.testing.assert_array_equal(llm.eval(ids[50:60]), wanted[50:])
+        assert runs > 0
+        llm.rewind(55)
+        llm.rewind(3)
+        np.testing.assert_array_equal(llm.eval(ids[3:60]), wanted[3:])
+
+
+def test_a_device_that_says_why_not_leaves_it_here_and_the_ledger_says_why():
+    _, report = logits("qwen35", FakeDevice(refuses=nothing_but()))
+
+    rows = [row for row in report.rows if row.op == "delta net" and row.calls]
+    assert {(row.planned, row.actual, row.reason) for row in rows} == {
+        ("fake", "cpu", "fake has no kernel for the gated delta net")
+    }
+
+
+def test_a_device_without_a_kernel_says_so_when_asked_to_run():
+    from tests.cpu import cases, delta_cases
+
+    net = delta_cases.delta(cases.rng_of(0), heads=1, width=16, tokens=1)
+    with FakeDevice() as device, pytest.raises(UnsupportedOp, match="fake has no kernel"):
+        device.delta_net(net)
+
+
+# --- Experts --------------------------------------------------------------------------------------
+
+
+def test_experts_on_another_device_give_what_they_give_here():
+    """The stacks' matrices have 96 and 128 rows, and so has nothing else but attention."""
+    device = FakeDevice(refuses=nothing_but(96, 128))
+    plain, _ = logits("qwen3moe")
+
+    y, report = logits("qwen3moe", device)
+
+    np.testing.assert_array_equal(y, plain)
+    rows = [row for row in report.rows if "_exps" in row.tensor and row.calls]
+    assert {row.actual for row in rows} == {"fake"}
+    assert len(rows) == 2 * 3  # layers, stacks: one row for all matrices of one
+    assert all(row.verified == row.calls for row in rows)
+
+
+def test_only_the_matrices_of_chosen_experts_are_multiplied():
+    device = FakeDevice(refuses=nothing_but(96))
+    with npurt.Llama(tiny.path("qwen3moe", "f32"), device, n_ctx=20, verify="off") as llm:
+        llm.eval([5])
+    assert device.products == 2 * 2 * 3  # layers, gate and up, experts of a token
+
+
+def test_stacks_may_lie_on_two_devices(tmp_path):
+    """Gate there and up, in another format, here: side by side all the same."""
+    file = tiny.read(tiny.path("qwen3moe", "f32"))
+    half = [i for i, tensor in enumerate(file.tensors) if "up_exps" in tensor.name]
+    tensors, contents = list(file.tensors), tiny.contents(file)
+    for i in half:
+        contents[i] = np.frombuffer(contents[i], "<f4").astype("<f2").tobytes()
+        tensors[i] = tiny.raw.Tensor(tensors[i].name, tensors[i].dims, 1)
+    path = tiny.write(tiny.with_data(file, tensors, contents), tmp_path)
+    device = FakeDevice(refuses=lambda op: None if (op.format, op.n) == ("f32", 96) else "not it")
+    ids = tiny.ids("qwen3moe", 70)
+
+    with npurt.Llama(path, **OPTIONS) as llm:
+        plain = llm.eval(ids)
+    with npurt.Llama(path, device, **OPTIONS) as llm:
+        y, report = llm.eval(ids), llm.report()
+
+    np.testing.assert_array_equal(y, plain)
+    where = {row.tensor: row.actual for row in report.rows if "_exps" in row.tensor and row.calls}
+    assert where["blk.0.ffn_gate_exps"] == "fake"
+    assert where["blk.0.ffn_up_exps"] == "cpu"
+
+
+def test_a_wrong_product_of_one_expert_is_mended():
+    def meddle(index, y):
+        if index == 5:
+            y[0, 0] += 1
+
+    plain, _ = logits("qwen3moe")
+
+    y, report = logits("qwen3moe", FakeDevice(refuses=nothing_but(96), meddle=meddle))
+
+    np.testing.assert_array_equal(y, plain)
+    assert sum(row.failed for row in report.rows) == 1
+    assert any("quarantined" in note for note in report.notes)
+
+
+def test_a_stack_is_packed_matrix_by_matrix():
+    tensor = QTensor.quantize(np.random.default_rng(0).standard_normal((3, 16, 64)), "q8_0")
+    with FakeDevice() as device:
+        (placed,) = place([("stack", tensor)], device, device.cpu)
+
+        assert isinstance(placed.packed, Stacked)
+        assert (placed.packed.n, placed.packed.k) == (16, 64)
+        assert placed.packed.nbytes == sum(w.packed.nbytes for w in placed.packed.each)
+        for e, one in enumerate(placed.packed.each):
+            np.testing.assert_array_equal(one.packed.tensor.dequantize(), tensor[e].dequantize())
+
+
+def test_a_wrong_kernel_is_quarantined_for_experts_too():
+    """Freivalds' secrets of a stack: one for each matrix."""
+    path = tiny.path("qwen3moe", "q8_0")
+    with npurt.Llama(path, n_ctx=20, verify="always") as llm:
+        wanted = llm.eval([1, 2, 3]).copy()
+        step = llm._plan._steps[0]
+        product = next(p for p in step._products if "_down_exps" in p.names)
+        matmul = step.program.ops[product.op].u.matmul
+        secret = product.secrets[0]
+        assert secret.s.size == 8 * 96
+        secret.s[:] += 1  # every matrix seems wrong now: the oracle's kernels too
+        llm.reset()
+        with pytest.raises(npurt.VerificationFailed, match="down_exps"):
+            llm.eval([1, 2, 3])
+        secret.s[:] -= 1
+        np.testing.assert_array_equal(llm.eval([1, 2, 3]), wanted)
+        assert matmul.matrices == 8
