@@ -6,21 +6,30 @@ product repeated; after that it stays lost.
 
 import functools
 import itertools
+import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from npurt.device import F32, Caps, Device, MatMul, Packed
-from npurt.errors import DeviceLost, DeviceNotFound, DriverError, LayoutError, UnsupportedOp
+from npurt.errors import (
+    DeviceFull,
+    DeviceLost,
+    DeviceNotFound,
+    DriverError,
+    LayoutError,
+    NpurtError,
+    UnsupportedOp,
+)
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.memory import Buffer
-from npurt.rknpu.numerics import best
+from npurt.rknpu.numerics import Rounded, best
 from npurt.rknpu.product import Product
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Simulator, System
@@ -29,7 +38,7 @@ from npurt.rknpu.weights import PartOnNpu, RkPacked
 RESTARTS = 2
 RESTART_SECONDS = 5.0  # that a driver may take to be back
 RETRY_SECONDS = 0.1
-KEPT = 1024  # prepared products
+KEPT = 1024  # prepared calls
 MAX_ROWS = 512  # of one product
 SMALLEST_BUFFER = 4096
 DRIVERS = {  # by what follows "rknpu:"
@@ -63,10 +72,14 @@ class RkDevice(Device):
         self._driver = connect()
         self._numbers = itertools.count()
         self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
-        self._products: OrderedDict[tuple[tuple[int, ...], int], Product] = OrderedDict()
+        self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
+        self._prepared: OrderedDict[tuple[tuple[int, ...], int], Prepared] = OrderedDict()
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._failures = 0
+        self._failed: DriverError | None = None  # what must be recovered from
+        self._closed = False
         self._news: list[str] = []
+        self._lock = threading.RLock()
         self.caps = Caps(name, self._driver.detail, simulated)
 
     # --- Weights ----------------------------------------------------------------------------------
@@ -84,6 +97,7 @@ class RkDevice(Device):
             UnsupportedOp: It is not a matrix.
             NumericsError: It holds NaN or infinity.
             DeviceFull: There is no room for it.
+            DeviceLost: The NPU failed too often.
         """
         reason = self.why_not(MatMul(1, tensor.shape[-1], tensor.shape[0], tensor.dtype))
         if tensor.ndim != 2 or tensor.transposed or reason:
@@ -91,18 +105,26 @@ class RkDevice(Device):
                 f"the RK3588 backend cannot pack {tensor!r}: {reason or 'it is not [N, K]'}",
                 remedy="pass a 2-D weight as it is in the file, not its .T",
             )
-        packed = RkPacked(self, tensor, best(tensor, fine=fine), next(self._numbers))
-        packed.upload(self._driver.spaces)
-        self._packed[packed.number] = packed
-        weakref.finalize(packed, self._forget, packed.number, packed.parts).atexit = False
+        return self.upload(tensor, best(tensor, fine=fine))
+
+    def upload(self, tensor: QTensor, rounded: Rounded) -> RkPacked:
+        """Put a weight that was rounded on the NPU; errors as `pack`."""
+        packed = RkPacked(self, tensor, rounded, next(self._numbers))
+        with self._lock:
+            self._surviving(lambda: packed.upload(self._driver.spaces))
+            self._packed[packed.number] = packed
+        went = packed.number, packed.parts
+        weakref.finalize(packed, self._gone.append, went).atexit = False
         return packed
 
-    def _forget(self, number: int, parts: Sequence[PartOnNpu]) -> None:
-        """A weight went: its memory and the products with it go too."""
-        for key in [key for key in self._products if number in key[0]]:
-            self._products.pop(key).free()
-        for part in parts:
-            part.free()
+    def _tidy(self) -> None:
+        """Free what went: later, as an object may go at any time, even while a job is prepared."""
+        while self._gone:
+            number, parts = self._gone.popleft()
+            for key in [key for key in self._prepared if number in key[0]]:
+                self._forget(self._prepared.pop(key))
+            for part in parts:
+                part.free()
 
     # --- Products ---------------------------------------------------------------------------------
 
@@ -116,54 +138,49 @@ class RkDevice(Device):
         Raises:
             LayoutError: A weight is not of this device.
             NumericsError: x holds NaN or infinity.
-            DeviceLost: The NPU failed, and opening it again did not help.
+            DeviceFull: There is no room for the results.
+            DeviceLost: The NPU failed too often.
         """
-        alike: dict[object, list[int]] = {}
-        for i, w in enumerate(weights):
-            if not isinstance(w, RkPacked) or w.device is not self:
-                raise LayoutError(
-                    f"a weight of {w.device.caps.name} cannot multiply on {self.caps.name}",
-                    remedy="pack it for this device",
-                )
-            alike.setdefault(w.scheme, []).append(i)
-        for group in alike.values():
-            mine = [w for w in (weights[i] for i in group) if isinstance(w, RkPacked)]
-            for start in range(0, len(x), MAX_ROWS):
-                rows = slice(start, start + MAX_ROWS)
-                self._run(x[rows], mine, [outs[i][rows] for i in group])
+        with self._lock:
+            self._surviving(lambda: self._multiply(x, weights, outs))
 
-    def _run(self, x: F32, weights: list[RkPacked], outs: list[F32]) -> None:
-        while True:
-            try:
-                self._multiply(x, weights, outs)
-            except DeviceLost as error:
-                self._restart(error)
-            else:
-                return
+    def _multiply(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+        mine = [w for w in weights if isinstance(w, RkPacked) and w.device is self]
+        if len(mine) < len(weights):
+            raise LayoutError(
+                f"a weight of another device cannot multiply on {self.caps.name}",
+                remedy="pack it for this device",
+            )
+        for start in range(0, len(x), MAX_ROWS):
+            some = x[start : start + MAX_ROWS]
+            prepared = self._take_prepared(mine, rows_prepared(len(some)))
+            for product, which in prepared:
+                results = [outs[i][start : start + MAX_ROWS] for i in which]
+                if product.rows == len(some):
+                    product.run(some, results, start)
+                else:
+                    _run_padded(product, some, results, start)
 
-    def _multiply(self, x: F32, weights: list[RkPacked], outs: list[F32]) -> None:
-        rows = rows_prepared(len(x))
-        product = self._product(weights, rows)
-        if rows == len(x):
-            product.run(x, outs)
-            return
-        padded = np.zeros((rows, x.shape[1]), np.float32)
-        padded[: len(x)] = x
-        wide = [np.empty((rows, out.shape[1]), np.float32) for out in outs]
-        product.run(padded, wide)
-        for out, result in zip(outs, wide, strict=True):
-            out[:] = result[: len(x)]
+    def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
+        """Return the products of a call; the least recently used of too many makes room."""
+        key = tuple([w.number for w in weights]), rows
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            while len(self._prepared) >= KEPT:
+                self._forget(self._prepared.popitem(last=False)[1])
+            prepared = self._prepared[key] = list(self._prepare(weights, rows))
+        self._prepared.move_to_end(key)
+        return prepared
 
-    def _product(self, weights: list[RkPacked], rows: int) -> Product:
-        """Return the prepared product, the least recently used of too many making room."""
-        key = tuple(w.number for w in weights), rows
-        product = self._products.get(key)
-        if product is None:
-            while len(self._products) >= KEPT:
-                self._products.popitem(last=False)[1].free()
-            product = self._products[key] = Product(self._driver, weights, rows, self._take)
-        self._products.move_to_end(key)
-        return product
+    def _prepare(self, weights: list[RkPacked], rows: int) -> Iterator[tuple[Product, list[int]]]:
+        """Yield a product for each scheme, and which of the weights it has."""
+        for scheme in dict.fromkeys(w.scheme for w in weights):
+            which = [i for i, w in enumerate(weights) if w.scheme is scheme]
+            yield Product(self._driver, [weights[i] for i in which], rows, self._take), which
+
+    def _forget(self, prepared: "Prepared") -> None:
+        for product, _ in prepared:
+            product.free()
 
     def _take(self, use: str, core: int, nbytes: int) -> Buffer:
         """Return the buffer of that use and size class: products take turns with it."""
@@ -181,29 +198,58 @@ class RkDevice(Device):
 
     # --- Life -------------------------------------------------------------------------------------
 
-    def _restart(self, error: DeviceLost) -> None:
-        """Open the driver again and upload every weight.
+    def _surviving(self, work: Callable[[], None]) -> None:
+        """Do *work*; when the NPU fails over it, open it again and repeat.
 
         Raises:
-            DeviceLost: *error*, when that was done too often or does not work.
+            DeviceLost: It failed too often.
         """
-        self._failures += 1
-        if self._failures > RESTARTS:
-            raise error
-        self._let_go()
-        self._driver = self._reopen(error)
-        for packed in list(self._packed.values()):
-            packed.upload(self._driver.spaces)
-        self._news.append(f"{self.caps.name} was opened again: {error.what}")
+        if self._closed:
+            raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
+        while self._failures <= RESTARTS:
+            try:
+                if self._failed:
+                    self._recover(self._failed)
+                self._tidy()
+                return work()
+            except DeviceFull:
+                raise
+            except DriverError as error:
+                self._failures += 1
+                self._failed = error
+        assert self._failed
+        raise DeviceLost(
+            f"{self.caps.name} failed {self._failures} times and is given up: {self._failed.what}",
+            remedy=self._failed.remedy,
+            call=self._failed.call,
+            code=self._failed.code,
+        ) from self._failed
 
-    def _reopen(self, error: DeviceLost) -> Driver:
+    def _recover(self, failure: DriverError) -> None:
+        """Open the driver again and upload every weight."""
+        self._let_go()
+        try:
+            self._driver = self._reopened()
+            for packed in list(self._packed.values()):
+                packed.upload(self._driver.spaces)
+        except (DeviceNotFound, DriverError) as error:
+            raise DeviceLost(
+                f"{self.caps.name} cannot be opened again: {error.what}",
+                remedy=error.remedy,
+                call=failure.call,
+                code=failure.code,
+            ) from error
+        self._failed = None
+        self._news.append(f"{self.caps.name} was opened again: {failure.what}")
+
+    def _reopened(self) -> Driver:
         deadline = time.monotonic() + RESTART_SECONDS
         while True:
             try:
                 return self._connect()
             except (DeviceNotFound, DriverError):
                 if time.monotonic() > deadline:
-                    raise error from None
+                    raise
                 time.sleep(RETRY_SECONDS)
 
     def news(self) -> list[str]:
@@ -213,15 +259,31 @@ class RkDevice(Device):
 
     def close(self) -> None:
         """Release the NPU.  A second call does nothing."""
-        self._let_go()
+        with self._lock:
+            self._closed = True
+            self._let_go()
 
     def _let_go(self) -> None:
         """Close the driver, and with it all memory."""
         for packed in self._packed.values():
             packed.parts.clear()
-        self._products.clear()
+        self._gone.clear()
+        self._prepared.clear()
         self._buffers.clear()
         self._driver.close()
+
+
+Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
+
+
+def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:
+    """Run a product that was prepared for more rows than x has."""
+    padded = np.zeros((product.rows, x.shape[1]), np.float32)
+    padded[: len(x)] = x
+    wide = [np.empty((product.rows, out.shape[1]), np.float32) for out in outs]
+    product.run(padded, wide, first)
+    for out, result in zip(outs, wide, strict=True):
+        out[:] = result[: len(x)]
 
 
 def open_rknpu(name: str) -> RkDevice:

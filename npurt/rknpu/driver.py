@@ -58,6 +58,7 @@ class Job:
         calls: All that it takes to run it.
         waits: The structs among them that say how long to wait.
         owned: Buffers that go with it.
+        held: What the structs point to.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Job:
         calls: Sequence[Call],
         waits: Sequence[Any],
         owned: Sequence[Buffer] = (),
+        held: Sequence[Any] = (),
     ) -> None:
         self.parts = tuple(parts)
         self.waits = tuple(waits)
         self.calls = Calls(calls, SENTINEL, [b.window(at, at + ATOM) for b, at in lasts(parts)])
         self._owned = (*owned, *(part.program for part in parts))
+        self._held = held
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 

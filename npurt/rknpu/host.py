@@ -76,10 +76,10 @@ def round_rows(
     _require_finite(bad)
 
 
-def _require_finite(bad: int) -> None:
+def _require_finite(bad: int, first: int = 0) -> None:
     if bad:
         raise NumericsError(
-            f"row {bad - 1} holds NaN or infinity, or values too large to add up",
+            f"row {first + bad - 1} holds NaN or infinity, or values too large to add up",
             remedy="look for the op before this one that overflowed or divided by zero",
         )
 
@@ -119,18 +119,22 @@ class Writer:
             for t in targets
         ])  # fmt: skip
         self._room = _at("float *", self._scratch)
+        self._write = lib().npurt_rk_write
+        self._address = ffi().from_buffer
 
-    def write(self, x: F32) -> None:
-        """Round x ``[M, K]``, float32 in C order.
+    def write(self, x: F32, first: int = 0) -> None:
+        """Round x ``[M, K]``, float32 in C order, whose rows errors count from *first*.
 
         Raises:
             NumericsError: A row holds NaN or infinity.
         """
         m, k = x.shape
-        _require_finite(lib().npurt_rk_write(
-            self._parts, len(self._parts), ffi().from_buffer("float[]", x), k, m, self._passes,
-            self._room,
-        ))  # fmt: skip
+        address = self._address("float[]", x)
+        bad = self._write(
+            self._parts, len(self._parts), address, k, m, self._passes, self._room
+        )  # fmt: skip
+        if bad:
+            _require_finite(bad, first)
 
 
 class Rectangle(NamedTuple):
@@ -177,14 +181,16 @@ class Reader:
         ])  # fmt: skip
         self._y = ffi().new("float *[]", results)
         self._pitch = ffi().new("int64_t[]", results)
+        self._read = lib().npurt_rk_read
+        self._address = ffi().from_buffer
 
     def read(self, outs: Sequence[F32]) -> None:
         """Write y ``[M, N]`` of each weight, float32 in C order."""
-        held = [ffi().from_buffer("float[]", out) for out in outs]
-        for i, (out, pointer) in enumerate(zip(outs, held, strict=True)):
+        held = [self._address("float[]", out) for out in outs]
+        for i, pointer in enumerate(held):
             self._y[i] = pointer
-            self._pitch[i] = out.shape[1]
-        lib().npurt_rk_read(
+            self._pitch[i] = outs[i].shape[1]
+        self._read(
             self._blocks, len(self._blocks), self._rows, self._passes, self._floats, self._y,
             self._pitch,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.rknpu.proof import Role, Span
-from npurt.rknpu.system import U8, System
+from npurt.rknpu.system import U8, Call, System
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
 _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
@@ -68,32 +68,21 @@ class Buffer:
             raise LayoutError(f"buffer {self.name} was freed", remedy="allocate it again")
         yield self._memory[:nbytes]
         if write:
-            self.space.to_device(self, 0, self.nbytes if nbytes is None else nbytes)
+            end = self.nbytes if nbytes is None else nbytes
+            for call in self.space.cleaning(self, 0, end):
+                self.space.system.ioctl(*call)
 
     def window(self, start: int, end: int) -> U8:
         """Return some of its bytes, for a prepared job that keeps them.
 
-        Whoever writes there calls `written` before the job runs; what the NPU writes is there once
-        `Driver.run` has returned.
+        What is written there the NPU sees if the job was prepared with this buffer as an input;
+        what the NPU writes is there once `Driver.run` has returned.
 
         Raises:
             LayoutError: It was freed.
         """
         with self.cpu_access(write=False) as memory:
             return memory[start:end]
-
-    def written(self, end: int) -> None:
-        """Make the NPU see the first *end* bytes."""
-        self.space.to_device(self, 0, end)
-
-    def poke(self, at: int, data: bytes) -> None:
-        """Write a few bytes of what the NPU writes, and make the NPU see them."""
-        self._memory[at : at + len(data)] = memoryview(data)
-        self.space.to_device(self, at, at + len(data))
-
-    def peek(self, at: int, size: int) -> bytes:
-        """Read a few bytes, as the CPU sees them."""
-        return bytes(self._memory[at : at + size])
 
     def free(self) -> None:
         """Give it back to the driver.  A second call does nothing."""
@@ -182,5 +171,5 @@ class Space(abc.ABC):
         """Have the driver take it back."""
 
     @abc.abstractmethod
-    def to_device(self, buffer: Buffer, start: int, end: int) -> None:
-        """Make what the CPU wrote from *start* to *end* visible to the NPU."""
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+        """Return the calls that show the NPU what the CPU wrote from *start* to *end*."""

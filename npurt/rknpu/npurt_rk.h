@@ -1,6 +1,6 @@
 /*
- * What the host does before and after a product on the RK3588 NPU: rotate and round rows to int8,
- * and give the exact sums their scales.  cffi reads this header.
+ * What the host does for a product on the RK3588 NPU: rotate and round rows to int8, make the
+ * driver's requests, and give the exact sums their scales.  cffi reads this header.
  */
 #ifndef NPURT_RK_H
 #define NPURT_RK_H
@@ -54,10 +54,35 @@ typedef struct {
 
 /*
  * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for m rows of each block; with two passes a sum
- * is sum[i] + sum[m + i] / 254.  Integers are added exactly and scaled in double, rounded once; with
- * add, once more.  Row i of y[b] is at y[b] + i * pitch[b].
+ * is (254 sum[i] + sum[m + i]) / 254.  Integers are added exactly and scaled in double, rounded
+ * once; with add, once more.  Row i of y[b] is at y[b] + i * pitch[b].
  */
 NPURT_API void npurt_rk_read(const npurt_rk_block *blocks, int count, int m, int passes, int floats,
                              float *const *y, const int64_t *pitch);
+
+/* A request to a driver: one ioctl. */
+typedef struct {
+    uint64_t number;
+    void *argument;
+    int32_t fd;
+} npurt_rk_request;
+
+/* Requests that are made together, and what the NPU must have written when they are through. */
+typedef struct {
+    const npurt_rk_request *requests;
+    void *const *marks; /* where mark is put before, and must not be afterwards */
+    const void *mark;
+    int32_t count, mark_count, mark_bytes;
+    int32_t tries; /* of a request that signals interrupt */
+    int32_t error; /* errno of the request that failed */
+} npurt_rk_calls;
+
+typedef int npurt_rk_ioctl(int fd, unsigned long number, void *argument);
+
+/*
+ * Put the marks, then make the requests in order until one fails.
+ * Returns 0; i + 1 when request i failed; -1 - i when mark i is still there.
+ */
+NPURT_API int npurt_rk_make(npurt_rk_ioctl *ioctl, npurt_rk_calls *calls);
 
 #endif

@@ -189,8 +189,10 @@ def best(tensor: QTensor, *, fine: bool) -> Rounded:
 HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
 
 
-def half_scales(x: F32) -> F32:
+def half_scales(x: F32, first: int = 0) -> F32:
     """Return the powers of two ``[M]`` by which rows of x are divided before they are float16.
+
+    Errors count the rows from *first*.
 
     Raises:
         NumericsError: A row holds NaN or infinity.
@@ -198,7 +200,7 @@ def half_scales(x: F32) -> F32:
     most = abs(x).max(axis=1)
     if not np.isfinite(most).all():
         raise NumericsError(
-            f"row {int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
+            f"row {first + int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
             remedy="look for the op before this one that overflowed or divided by zero",
         )
     return np.asarray(np.ldexp(np.float32(1), np.frexp(most)[1] - HALF_TOP), np.float32)

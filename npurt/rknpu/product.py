@@ -41,7 +41,7 @@ class Product:
         self._driver = driver
         self._parts = [tuple(w.parts) for w in weights]  # not the weights, which may go
         self._scheme = weights[0].scheme
-        self._rows = rows
+        self.rows = rows
         stacked = rows * self._scheme.passes
         item = 1 if self._scheme.task == "int8" else 2
         self._a_offsets: list[int] = []
@@ -58,7 +58,10 @@ class Product:
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
         self._writer = self._make_writer() if self._scheme.task == "int8" else None
         self._reader = self._make_reader()
-        self._job: Job = driver.prepare([self._work(core) for core in cores])
+        self._job: Job = driver.prepare(
+            [self._work(core) for core in cores],
+            [(buffer, end) for buffer in self._a[: len(self._inputs)]],
+        )
 
     def _work(self, core: int) -> Work:
         """List the tasks of one core with their addresses."""
@@ -78,31 +81,31 @@ class Product:
     def _index(self, region: Region) -> int:
         return self._parts[region.weight].index(region.part)
 
-    def run(self, x: F32, outs: Sequence[F32]) -> None:
+    def run(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
         """Multiply: x ``[rows, K]``, and an out ``[rows, N]`` for each weight.
+
+        Errors count the rows from *first*.
 
         Raises:
             NumericsError: x holds NaN or infinity.
             DriverError: The NPU failed.
         """
         if self._writer:
-            self._writer.write(x)
+            self._writer.write(x, first)
         else:
             for part, codes, scales in zip(
                 self._parts[0], self._codes(), self._scales, strict=True
             ):
-                _halve(x[:, part.columns], codes, scales)
+                _halve(x[:, part.columns], codes, scales, first)
         for other in self._inputs[1:]:
             np.copyto(other, self._inputs[0])
-        for buffer, window in zip(self._a, self._inputs, strict=False):
-            buffer.written(len(window))
         self._driver.run(self._job)
         self._reader.read(outs)
 
     def _codes(self) -> list[npt.NDArray[Any]]:
         """Where each part of x is for the first core: ``[passes * rows, Kp]``."""
         dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
-        rows = self._rows * self._scheme.passes
+        rows = self.rows * self._scheme.passes
         return [
             self._inputs[0][at : at + rows * part.kp * dtype.itemsize].view(dtype).reshape(rows, -1)
             for part, at in zip(self._parts[0], self._a_offsets, strict=True)
@@ -122,7 +125,7 @@ class Product:
             for core, blocks in enumerate(region.plan.blocks)
             for block in blocks
         ]
-        return Reader(rectangles, self._rows, self._scheme.passes, len(self._parts))
+        return Reader(rectangles, self.rows, self._scheme.passes, len(self._parts))
 
     def _rectangle(self, region: Region, core: int, block: Block) -> Rectangle:
         weights, part = region.plan.weights, self._index(region)
@@ -154,8 +157,8 @@ def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list
     return regions, ends
 
 
-def _halve(x: F32, halves: npt.NDArray[Any], scales: F32) -> None:
+def _halve(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
     """Write x as float16 rows, scaled into its range and padded with zeros."""
-    scales[:] = half_scales(x)
+    scales[:] = half_scales(x, first)
     halves[:, x.shape[1] :] = 0
     halves[:, : x.shape[1]] = x / scales[:, None]

@@ -6,7 +6,7 @@ does return at once, one thread keeps all cores busy.  Source: Linux drivers/acc
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from npurt.rknpu import uapi_drm
 from npurt.rknpu import uapi_rocket as uapi
@@ -14,15 +14,11 @@ from npurt.rknpu.driver import Driver, Job, Part
 from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
-from npurt.rknpu.system import System, ffi
+from npurt.rknpu.system import Call, System, ffi
 
 
 class RocketSpace(Space):
     """The address space of one file."""
-
-    def __init__(self, system: System, fd: int) -> None:
-        super().__init__(system, fd)
-        self._fini = ffi().new("struct drm_rocket_fini_bo *")
 
     def _create(self, nbytes: int, role: Role) -> Created:
         made = ffi().new("struct drm_rocket_create_bo *", {"size": nbytes})
@@ -41,19 +37,10 @@ class RocketSpace(Space):
         argument = ffi().new("struct drm_gem_close *", {"handle": handle})
         self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
 
-    def to_device(self, buffer: Buffer, start: int, end: int) -> None:
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Clean the caches, always of the whole buffer: the driver knows no parts."""
-        self._fini.handle = buffer.handle
-        self.system.ioctl(self.fd, uapi.FINI_BO, self._fini)
-
-
-class _Request(NamedTuple):
-    """One core's part as the driver wants it."""
-
-    space: RocketSpace
-    submit: Any
-    preps: tuple[Any, ...]  # of each buffer it writes
-    owned: tuple[Any, ...]  # what the structs point to
+        fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
+        return [Call(self.fd, uapi.FINI_BO, fini)]
 
 
 class RocketDriver(Driver):
@@ -72,26 +59,36 @@ class RocketDriver(Driver):
         self.detail = f"rocket at {node}, {len(fds)} cores"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
 
-    def _job(self, parts: Sequence[Part]) -> Job:
-        return Job(parts, [_request(part) for part in parts])
+    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
+        structs = [_submit(part) for part in parts]
+        submits = [
+            Call(part.program.space.fd, uapi.SUBMIT, submit)
+            for part, (submit, *_) in zip(parts, structs, strict=True)
+        ]
+        waits = [
+            Call(
+                part.program.space.fd,
+                uapi.PREP_BO,
+                ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle}),
+            )
+            for part in parts
+            for buffer in part.writes
+        ]
+        preps = [call.argument for call in waits]
+        return Job(parts, [*calls, *submits, *waits], preps, held=structs)
 
-    def _execute(self, job: Job, timeout_s: float) -> None:
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
         deadline = time.monotonic_ns() + int(timeout_s * 1e9)
-        for request in job.request:
-            request.space.system.ioctl(request.space.fd, uapi.SUBMIT, request.submit)
-        for request in job.request:
-            for prep in request.preps:
-                prep.timeout_ns = deadline
-                request.space.system.ioctl(request.space.fd, uapi.PREP_BO, prep)
+        for prep in job.waits:
+            prep.timeout_ns = deadline
 
     def reset(self) -> None:
         """Do nothing: the kernel has reset a core whose job it ended."""
 
 
-def _request(part: Part) -> _Request:
+def _submit(part: Part) -> tuple[Any, ...]:
+    """Return the request that runs a part on its core, and what it points to."""
     new = ffi().new
-    space = part.program.space
-    assert isinstance(space, RocketSpace)
     step = stride(RocketDriver.profile) * 8
     words = RocketDriver.profile.words
     tasks = new(
@@ -114,8 +111,7 @@ def _request(part: Part) -> _Request:
         "job_count": 1,
         "job_struct_size": uapi.PARTS["struct drm_rocket_job"],
     })  # fmt: skip
-    preps = tuple(new("struct drm_rocket_prep_bo *", {"handle": b.handle}) for b in part.writes)
-    return _Request(space, submit, preps, (tasks, inputs, outputs, job))
+    return submit, tasks, inputs, outputs, job
 
 
 def _pointer(data: Any) -> int:

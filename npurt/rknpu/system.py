@@ -10,8 +10,9 @@ import json
 import os
 import re
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from npurt.errors import (
     DriverError,
     SettingError,
 )
-from npurt.rknpu import uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu import host, uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.uapi_drm import Request
 
 U8 = npt.NDArray[np.uint8]
@@ -68,6 +69,49 @@ def ffi() -> Any:
     return parser
 
 
+class Call(NamedTuple):
+    """A request, and the struct that goes with it."""
+
+    fd: int
+    request: Request
+    argument: Any
+
+
+class Calls:
+    """Requests that are made together, again and again, from structs that stay the same.
+
+    Args:
+        calls: In order.
+        mark: Bytes that cannot be a result.
+        places: Where the mark is put before, and must not be afterwards: `U8` of its size.
+    """
+
+    def __init__(self, calls: Sequence[Call], mark: bytes, places: Sequence[U8]) -> None:
+        new = host.ffi().new
+        self.names = [call.request.name for call in calls]
+        requests = new("npurt_rk_request[]", [
+            {"fd": call.fd, "number": call.request.number, "argument": _foreign(call.argument)}
+            for call in calls
+        ])  # fmt: skip
+        marks = new("void *[]", [host.ffi().from_buffer(place) for place in places])
+        pattern = new("char[]", mark)
+        self._owned = (calls, places, requests, marks, pattern)
+        self.table = new("npurt_rk_calls *", {
+            "requests": requests,
+            "count": len(calls),
+            "marks": marks,
+            "mark_count": len(marks),
+            "mark": pattern,
+            "mark_bytes": len(mark),
+            "tries": INTERRUPTIONS,
+        })  # fmt: skip
+
+
+def _foreign(pointer: Any) -> Any:
+    """Return a pointer of `ffi` as one of the host library's."""
+    return host.ffi().cast("void *", int(ffi().cast("uintptr_t", pointer)))
+
+
 class System:
     """The kernel of this machine.
 
@@ -79,7 +123,12 @@ class System:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
-        self._calls = ffi().dlopen(None)
+        self._use(ffi().dlopen(None))
+
+    def _use(self, library: Any) -> None:
+        """Call *library*."""
+        self._calls = library
+        self._ioctl = host.ffi().cast("npurt_rk_ioctl *", _foreign(library.ioctl))
 
     def open(self, path: str) -> int:
         """Open a device node; the descriptor is not inherited by other programs.
@@ -110,6 +159,17 @@ class System:
             if code != errno.EINTR:
                 break
         raise failure(request.name, code)
+
+    def make(self, calls: Calls) -> int | None:
+        """Make *calls*; return the first place in which the mark was left, or None.
+
+        Raises:
+            DriverError: As `ioctl`; the calls after the one that failed were not made.
+        """
+        done: int = host.lib().npurt_rk_make(self._ioctl, calls.table)
+        if done > 0:
+            raise failure(calls.names[done - 1], calls.table.error)
+        return -1 - done if done else None
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:
         """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.
@@ -182,7 +242,7 @@ class Simulator(System):
     def __init__(self) -> None:
         super().__init__()
         try:
-            self._calls = ffi().dlopen(str(SIMULATOR))
+            self._use(ffi().dlopen(str(SIMULATOR)))
         except OSError as error:
             raise DeviceNotFound(
                 f"cannot load the RK3588 simulator: {error}",

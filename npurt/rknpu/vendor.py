@@ -4,7 +4,7 @@ Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from npurt.errors import LayoutError
 from npurt.rknpu import uapi_rknpu as uapi
@@ -13,7 +13,7 @@ from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.regcmd import TAIL
-from npurt.rknpu.system import System, ffi
+from npurt.rknpu.system import Call, System, ffi
 
 LINE = 64  # bytes of a cache line
 TASK_BYTES = uapi.PARTS["struct rknpu_task"]
@@ -30,7 +30,6 @@ class RknpuSpace(Space):
 
     def __init__(self, system: System, fd: int, version: int) -> None:
         super().__init__(system, fd)
-        self._sync = ffi().new("struct rknpu_mem_sync *")  # filled in for each request
         self._flags = {
             Role.PROGRAM: 0,  # not cached: written once
             Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
@@ -60,34 +59,23 @@ class RknpuSpace(Space):
         argument = ffi().new("struct rknpu_mem_destroy *", {"handle": handle, "obj_addr": cookie})
         self.system.ioctl(self.fd, uapi.MEM_DESTROY, argument)
 
-    def to_device(self, buffer: Buffer, start: int, end: int) -> None:
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Clean the caches of a part; memory that is not cached needs no cleaning."""
-        if self._flags[buffer.role] & uapi.CACHEABLE:
-            _fill_sync(self._sync, buffer, start, end, uapi.TO_DEVICE)
-            self.system.ioctl(self.fd, uapi.MEM_SYNC, self._sync)
+        if not self._flags[buffer.role] & uapi.CACHEABLE:
+            return []
+        return [sync_of(buffer, start, end, uapi.TO_DEVICE)]
 
 
-def _fill_sync(sync: Any, buffer: Buffer, start: int, end: int, direction: int) -> None:
-    """Ask for the cache lines from *start* to *end*."""
+def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Call:
+    """Return the request for the cache lines from *start* to *end*."""
     first = start // LINE * LINE
-    sync.flags = direction
-    sync.obj_addr = buffer.cookie
-    sync.offset = first
-    sync.size = min(-(-end // LINE) * LINE, buffer.nbytes) - first
-
-
-def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Any:
-    """Return a request for the cache lines from *start* to *end*."""
-    sync = ffi().new("struct rknpu_mem_sync *")
-    _fill_sync(sync, buffer, start, end, direction)
-    return sync
-
-
-class _Request(NamedTuple):
-    """A job as the driver wants it."""
-
-    submit: Any
-    syncs: tuple[Any, ...]  # of what each core writes
+    sync = ffi().new("struct rknpu_mem_sync *", {
+        "flags": direction,
+        "obj_addr": buffer.cookie,
+        "offset": first,
+        "size": min(-(-end // LINE) * LINE, buffer.nbytes) - first,
+    })  # fmt: skip
+    return Call(buffer.space.fd, uapi.MEM_SYNC, sync)
 
 
 class RknpuDriver(Driver):
@@ -110,7 +98,7 @@ class RknpuDriver(Driver):
         self._space = RknpuSpace(system, fd, version)
         self.spaces = (self._space,) * cores
 
-    def _job(self, parts: Sequence[Part]) -> Job:
+    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
                 f"a core cannot run {max(part.count for part in parts)} tasks in one job",
@@ -121,16 +109,14 @@ class RknpuDriver(Driver):
         with tasks.cpu_access(write=True) as memory:
             table = ffi().from_buffer("struct rknpu_task[]", memory)
             _fill(table, parts)
-        syncs = tuple(sync for part in parts for sync in _syncs(part))
-        return Job(parts, _Request(_submit(parts, tasks.cookie), syncs), owned=[tasks])
+        submit = _submit(parts, tasks.cookie)
+        calls.append(Call(self._space.fd, uapi.SUBMIT, submit))
+        calls += [sync for part in parts for sync in _syncs(part)]
+        return Job(parts, calls, [submit], owned=[tasks])
 
-    def _execute(self, job: Job, timeout_s: float) -> None:
-        request = job.request
-        request.submit.timeout = int(timeout_s * 1000)
-        system, fd = self._space.system, self._space.fd
-        system.ioctl(fd, uapi.SUBMIT, request.submit)
-        for sync in request.syncs:
-            system.ioctl(fd, uapi.MEM_SYNC, sync)
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
+        for submit in job.waits:
+            submit.timeout = int(timeout_s * 1000)
 
     def reset(self) -> None:
         """Reset all cores.
@@ -175,7 +161,7 @@ def _submit(parts: Sequence[Part], tasks: int) -> Any:
     return submit
 
 
-def _syncs(part: Part) -> list[Any]:
+def _syncs(part: Part) -> list[Call]:
     """Return the requests that show the CPU what a core has written."""
     low = int(part.proof.results[:, 0].min())
     high = int(part.proof.results[:, 1].max())

@@ -1,5 +1,6 @@
 """Weights on the NPU: rounded, cut over the cores, laid out, in its memory once."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,12 +33,16 @@ class PartOnNpu:
         self.kp = kp
         self.plan: WeightPlan = plan_weights(form(task), n, kp, cores=len(spaces))
         self.images: list[Buffer] = []
-        for core in range(len(self.plan.cores)):
-            image = weights_image(part.codes, self.plan, core)
-            buffer = spaces[core].alloc(image.nbytes, Role.INPUT, f"{name}, core {core}")
-            self.images.append(buffer)
-            with buffer.cpu_access(write=True) as memory:
-                memory[: image.nbytes] = image
+        try:
+            for core in range(len(self.plan.cores)):
+                image = weights_image(part.codes, self.plan, core)
+                buffer = spaces[core].alloc(image.nbytes, Role.INPUT, f"{name}, core {core}")
+                self.images.append(buffer)
+                with buffer.cpu_access(write=True) as memory:
+                    memory[: image.nbytes] = image
+        except BaseException:
+            self.free()
+            raise
 
     def rounded(self, x: F32, scheme: Scheme) -> F32:
         """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
@@ -87,9 +92,20 @@ class RkPacked(Packed):
             DeviceFull: There is no room.
         """
         rounded = self._rounded or round_weight(self.tensor, self.scheme)
+        try:
+            for part in rounded.parts:
+                name = f"weight {self.number}"
+                self.parts.append(PartOnNpu(part, self.scheme.task, spaces, name))
+        except BaseException:
+            self.free()
+            raise
         self._rounded = None  # the NPU's memory has it
-        name = f"weight {self.number}"
-        self.parts[:] = [PartOnNpu(part, self.scheme.task, spaces, name) for part in rounded.parts]
+
+    def free(self) -> None:
+        """Give the NPU's memory back."""
+        for part in self.parts:
+            part.free()
+        self.parts.clear()
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +124,11 @@ class RkPacked(Packed):
         return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
 
     def error(self, rows: slice) -> F64:
-        """Products are exact; each scale, and each sum of parts, is rounded to float32 once."""
+        """Each scale, and each sum of parts, is rounded to float32 once.
+
+        Sums of int8 products are exact; of float16 products the NPU rounds each to float32 [?],
+        which is taken as independent.
+        """
         norms: F64 = np.linalg.norm(self.multiplied(rows).astype(np.float64), axis=1)
-        return (3 + len(self.parts)) * UNIT * norms
+        sums = 0.0 if self.scheme.task == "int8" else math.sqrt(self.k)
+        return (3 + len(self.parts) + sums) * UNIT * norms
