@@ -87,7 +87,8 @@ def load(candidates: Sequence[str]) -> Library:
         try:
             functions = abi.ffi().dlopen(candidate)
         except OSError as error:
-            tried.append(f"{candidate}: {error}")
+            reason = str(error).partition(".  Additionally")[0]  # what cffi adds is no help here
+            tried.append(f"{candidate}: {reason.rpartition(f'{candidate}: ')[2]}")
             continue
         missing = [name for name in abi.SYMBOLS if not hasattr(functions, name)]
         if not missing:

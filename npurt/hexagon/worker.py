@@ -1,12 +1,15 @@
 """A session in a process of its own, which can be killed when the DSP does not answer.
 
-Parent and worker share a socket of packets.  A packet from the parent is a letter and what belongs
-to it; the answer is "+" and a result, or "-" and an error as JSON.  Blocks are allocated by the
-worker, where their numbers count, and come to the parent as file descriptors.
+Parent and worker share a socket of packets.  A packet from the parent is a number, a letter and
+what belongs to it; the answer is the same number, "+" and a result, or "-" and an error as JSON.
+So an answer is told from that to an earlier packet, which Ctrl-C kept the parent from reading.
+Blocks are allocated by the worker, where their numbers count, and come to the parent as file
+descriptors.
 
     o a `Way`, as JSON        -> info, as JSON
     a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
     x batch                   -> reply, and 8 bytes: packets of instructions so far
+    n                         -> nothing: all before is done
 
 The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
 """
@@ -19,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +38,9 @@ from npurt.hexagon.session import OPENING_SECONDS
 from npurt.hexagon.transport import Info, Transport
 from npurt.hexagon.way import Way
 
+Answer = tuple[bytes, list[int]]  # and file descriptors
+
+NUMBER_BYTES = 4
 MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
 _START = """
 import sys
@@ -58,7 +65,8 @@ class Worker(Transport):
 
     def __init__(self, way: Way, opening: float = 2 * OPENING_SECONDS) -> None:
         self._deadline = way.deadline
-        self._owed = False  # an answer, after an interrupted call
+        self._number = 0  # of the last packet
+        self._interrupted = False  # it may not have been answered yet
         self._packets = 0
         self._end, self._process, life = _spawn()
         self._finalizer = weakref.finalize(self, _reap, self._end, self._process, life)
@@ -97,9 +105,9 @@ class Worker(Transport):
         return self._packets
 
     def settle(self) -> None:
-        """Take the answer to a call that was interrupted."""
-        if self._owed:
-            self._receive(self._deadline, None)
+        """Wait until the worker is done with what was interrupted."""
+        if self._interrupted:
+            self._ask(b"n", self._deadline)
 
     def close(self) -> None:
         """Tell the worker to end, and kill it if it does not.  A second call does nothing."""
@@ -109,31 +117,35 @@ class Worker(Transport):
         """Send a packet, return the answer; descriptors that come with it go to *fds*."""
         if not self._finalizer.alive:
             raise NpurtError("the worker is closed", remedy="open the device again")
-        self.settle()
-        self._owed = True
+        self._interrupted = True
+        self._number = (self._number + 1) % (1 << 32)
+        number = self._number.to_bytes(NUMBER_BYTES, "little")
+        end = time.monotonic() + seconds
         try:
             self._end.settimeout(seconds)
-            self._end.send(packet)
-        except OSError as error:
-            raise self._lost(error) from error
-        return self._receive(seconds, fds)
-
-    def _receive(self, seconds: float, fds: list[int] | None) -> bytes:
-        try:
-            self._end.settimeout(seconds)
-            answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+            self._end.send(number + packet)
+            answer = b""
+            while answer[:NUMBER_BYTES] != number:
+                self._end.settimeout(max(end - time.monotonic(), 0.001))
+                answer = self._receive([] if fds is None else fds)
         except TimeoutError as error:
             raise self._late(seconds) from error
         except OSError as error:
             raise self._lost(error) from error
-        self._owed = False
-        if fds is not None:
-            fds += passed
+        self._interrupted = False
+        if answer[NUMBER_BYTES:][:1] == b"-":
+            raise self._retold(json.loads(answer[NUMBER_BYTES + 1 :]))
+        return answer[NUMBER_BYTES + 1 :]
+
+    def _receive(self, fds: list[int]) -> bytes:
+        """Return the next answer; *fds* then holds what came with it, and no other."""
+        while fds:
+            os.close(fds.pop())  # of an answer that nobody waited for
+        answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+        fds += passed
         if not answer:
             raise self._lost(None)
-        if answer[:1] == b"-":
-            raise self._retold(json.loads(answer[1:]))
-        return answer[1:]
+        return answer
 
     def _late(self, seconds: float) -> DeviceTimeout:
         self._process.kill()
@@ -226,36 +238,44 @@ class _Server:
 
     def serve(self, packet: bytes) -> None:
         """Answer one packet."""
-        work = {b"o": self._open, b"a": self._allocate, b"x": self._exchange}[packet[:1]]
+        number, letter = packet[:NUMBER_BYTES], packet[NUMBER_BYTES:][:1]
+        work = {
+            b"o": self._open,
+            b"a": self._allocate,
+            b"x": self._exchange,
+            b"n": self._nothing,
+        }[letter]
         try:
-            work(packet[1:])
+            answer, fds = work(packet[NUMBER_BYTES + 1 :])
+            socket.send_fds(self._end, [number, b"+", answer], fds)
         except NpurtError as error:
             told = {"kind": type(error).__name__, **vars(error)}
-            self._end.send(b"-" + json.dumps(told).encode())
+            self._end.send(number + b"-" + json.dumps(told).encode())
 
     def close(self) -> None:
         """Close the session."""
         if self._transport:
             self._transport.close()
 
-    def _open(self, way: bytes) -> None:
+    def _open(self, way: bytes) -> Answer:
         self._transport = Way(**json.loads(way)).connect()
-        self._end.send(b"+" + json.dumps(self._transport.info._asdict()).encode())
+        return json.dumps(self._transport.info._asdict()).encode(), []
 
-    def _allocate(self, nbytes: bytes) -> None:
+    def _allocate(self, nbytes: bytes) -> Answer:
         assert self._transport
         block = self._transport.allocate(int(nbytes))
-        answer = json.dumps([block.fd, block.nbytes]).encode()
-        socket.send_fds(self._end, [b"+" + answer], [block.fd])
+        return json.dumps([block.fd, block.nbytes]).encode(), [block.fd]
 
-    def _exchange(self, batch: bytes) -> None:
+    def _nothing(self, nothing: bytes) -> Answer:
+        return nothing, []
+
+    def _exchange(self, batch: bytes) -> Answer:
+        assert self._transport
         request, reply, send = self._exchanges.get(len(batch)) or self._prepare(len(batch))
         request[:] = np.frombuffer(batch, np.uint8)
         reply[:] = 0
         send()
-        assert self._transport
-        packets = self._transport.packets().to_bytes(8, "little")
-        self._end.send(b"+" + reply.tobytes() + packets)
+        return reply.tobytes() + self._transport.packets().to_bytes(8, "little"), []
 
     def _prepare(self, nbytes: int) -> tuple[U8, U8, Callable[[], None]]:
         assert self._transport
