@@ -210,7 +210,7 @@ def test_the_vendors_driver_cleans_whole_lines_of_a_part(simulator, start, end, 
     opened = open_driver(simulator, ("rknpu",))
     buffer = opened.spaces[0].alloc(8200, Role.INPUT, "A")
 
-    request = sync_of(buffer, start, end, 1)
+    request = sync_of(buffer, start, end, 1).argument
 
     assert (request.offset, request.size, request.obj_addr) == (offset, size, buffer.cookie)
     opened.close()
@@ -258,7 +258,7 @@ def test_memory_above_4_gib_is_given_back():
         def _destroy(self, buffer):
             self.destroyed += 1
 
-        def to_device(self, buffer, start, end):
+        def cleaning(self, buffer, start, end):
             raise AssertionError
 
     space = High(System(), -1)
