@@ -143,6 +143,25 @@ def test_products_of_one_input_take_one_call_and_equal_single_ones(shared):
         np.testing.assert_array_equal(single, out)
 
 
+def test_products_of_one_input_quantise_it_once(shared):
+    weights = [shared.pack(tensor(32, 4096, seed=i)) for i in range(4)]
+    x = inputs(1, 4096)
+    outs = [np.empty((1, 32), np.float32) for _ in weights]
+
+    def packets(work):
+        work()
+        before = shared.packets()
+        work()
+        return shared.packets() - before
+
+    together = packets(lambda: shared.matmuls(x, weights, outs))
+    alone = packets(lambda: [multiply(shared, x, w) for w in weights])
+    same = [weights[0], weights[1]]
+    repeated = packets(lambda: shared.matmuls(x, same, outs[:2]))
+    assert together < alone
+    assert together - repeated < repeated  # two products more cost less than two and their input
+
+
 def count_calls(device):
     """Return a list that grows by the name of each call from now on."""
     calls = []
@@ -258,6 +277,25 @@ def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
         del packed
         gc.collect()
     assert [arena.block.nbytes for arena in device._stores[0]._arenas] == [1 << 16]
+
+
+def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
+    """A DSP that sees shared memory through a cache that drops nothing by itself.
+
+    Weights take each other's place, activations and results change from product to product.
+    """
+    tell("shadow=1")
+    with HexagonDevice("hexagon:test", way()) as device:
+        places = set()
+        for seed in range(3):
+            packed = device.pack(tensor(64, 128, seed=seed))
+            places.add(packed.part.offset)
+            for m in (1, 3, 1):
+                x = inputs(m, 128, seed=10 * seed + m)
+                assert_is_product(device, x, packed, multiply(device, x, packed))
+            del packed
+            gc.collect()
+        assert len(places) == 1
 
 
 def test_blocks_grow_with_the_weights(device, monkeypatch):
