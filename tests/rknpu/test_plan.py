@@ -212,7 +212,6 @@ def test_long_sums_are_cut_so_that_a_batch_reads_the_weights_once():
 @pytest.mark.parametrize("k", [1536, 4096, 4864, 8960])
 def test_no_other_cut_of_long_sums_moves_fewer_bytes(k, rows):
     """Weights read again for each tile of rows, against partial sums written and read back."""
-
     chosen = plan_weights(form("int8"), 1536, k, rows=rows)
 
     def moved(parts):
