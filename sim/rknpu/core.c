@@ -60,6 +60,13 @@ bool sim_wait(uint64_t deadline)
     return pthread_cond_timedwait(&changed, &sim_lock, &until) != ETIMEDOUT;
 }
 
+void sim_sleep(double ms)
+{
+    const uint64_t deadline = now_ns() + (uint64_t) (ms * MS);
+    while (sim_wait(deadline)) {
+    }
+}
+
 /* --- the end of a job ------------------------------------------------------------------------ */
 
 void job_put(struct job *job)
@@ -69,6 +76,9 @@ void job_put(struct job *job)
     }
     for (uint32_t i = 0; i < job->bo_count; i++) {
         bo_put(job->bos[i]);
+    }
+    if (job->event >= 0) {
+        close_descriptor(job->event);
     }
     free(job->bos);
     free(job->rocket_tasks);
@@ -89,9 +99,6 @@ static void finish(struct segment *segment)
         job->file->jobs--;
         if (job->event >= 0 && !job->error) {
             (void) !write(job->event, &one, sizeof(one));
-        }
-        if (job->event >= 0) {
-            close_descriptor(job->event);
         }
         job_put(job);
     }
@@ -195,16 +202,16 @@ void core_submit(struct segment *segment)
     sim_changed();
 }
 
-void cores_drop(const struct file *file)
+void cores_drop(enum driver driver, const struct file *file, const struct job *job)
 {
     for (int i = 0; i < CORES; i++) {
-        struct core *core = &cores[file->driver][i];
+        struct core *core = &cores[driver][i];
         struct segment **link = &core->first;
         while (*link) {
             struct segment *segment = *link;
-            if (segment->job->file == file) {
+            if (segment->job->file == file || segment->job == job) {
                 *link = segment->next;
-                segment->job->error = ECANCELED;
+                segment->job->error = EINVAL;
                 finish(segment);
             } else {
                 link = &segment->next;
@@ -232,20 +239,13 @@ int core_least_busy(enum driver driver)
     return best;
 }
 
-bool core_hangs(enum driver driver, int core)
+bool cores_hang(enum driver driver, uint32_t mask)
 {
-    return core >= 0 && cores[driver][core].hangs;
-}
-
-bool job_hangs(const struct job *job)
-{
+    bool any = false;
     for (int i = 0; i < CORES; i++) {
-        const struct core *core = &cores[job->driver][i];
-        if (core->hangs && core->running->job == job) {
-            return true;
-        }
+        any |= mask >> i & 1 && cores[driver][i].hangs;
     }
-    return false;
+    return any;
 }
 
 void cores_wedge(enum driver driver, bool on)

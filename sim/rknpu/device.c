@@ -145,7 +145,7 @@ static bool still_open(const struct file *file)
 
 static void release(struct file *file)
 {
-    cores_drop(file);
+    cores_drop(file->driver, file, NULL);
     while (file->jobs || file->busy) {
         if (file->driver == RKNPU) {
             cores_reset(RKNPU); /* a hung job would wait for somebody who is gone */

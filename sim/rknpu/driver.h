@@ -119,16 +119,17 @@ struct segment { /* a job's work for one core */
 };
 bool cores_start(enum driver driver);
 void core_submit(struct segment *segment);
-void cores_drop(const struct file *file); /* what waits for a core will not run */
+/* What waits for a core, of a file or one job, will not run. */
+void cores_drop(enum driver driver, const struct file *file, const struct job *job);
 int core_least_busy(enum driver driver);
-bool core_hangs(enum driver driver, int core);
-bool job_hangs(const struct job *job);
-void cores_wedge(enum driver driver, bool wedged); /* every job hangs */
+bool cores_hang(enum driver driver, uint32_t mask); /* any of them */
+void cores_wedge(enum driver driver, bool wedged);  /* every job hangs */
 void cores_reset(enum driver driver);
 void cores_forked(void); /* in a child: the threads are not there, nor are their jobs */
 void job_put(struct job *job);
 void sim_changed(void);           /* wakes all who wait */
 bool sim_wait(uint64_t deadline); /* for a change; false: the time came first.  0: no deadline */
+void sim_sleep(double ms);        /* the others go on meanwhile */
 uint64_t now_ns(void);            /* CLOCK_MONOTONIC */
 
 #endif

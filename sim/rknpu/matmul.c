@@ -4,12 +4,11 @@
  * Integers: the sums are exact and saturate to the output type.  int8 -> fp32 or fp16 rounds the
  * sum once.  Floats: products and sums are made in double and rounded once at the end; what
  * hardware keeps inside is of single precision, so its results differ from these by about 1e-7 of
- * the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware;
- * here they are kept.
+ * the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware; here
+ * they are kept.
  */
 #include "npu.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { ATOM = 16, DOT_GROUP = 32, TILE = 32, FLOAT_GROUP = 16, MAX_GROUP_BYTES = 256 };
@@ -144,11 +143,11 @@ static void store(const struct writer *w, uint32_t pixel, uint32_t group, const 
 
 static void put(uint8_t *to, enum output type, double value)
 {
-    const uint16_t half = type == TO_FP16 ? double_to_half(value) : double_to_bfloat(value);
-    const float single = (float) value;
     if (type == TO_FP32) {
+        const float single = (float) value;
         memcpy(to, &single, sizeof(single));
     } else {
+        const uint16_t half = type == TO_FP16 ? double_to_half(value) : double_to_bfloat(value);
         memcpy(to, &half, sizeof(half));
     }
 }
@@ -158,9 +157,7 @@ static void put_int(uint8_t *to, enum output type, int32_t value)
     const int16_t small = (int16_t) (value > INT16_MAX   ? INT16_MAX
                                      : value < INT16_MIN ? INT16_MIN
                                                          : value);
-    if (type == TO_INT32) {
-        memcpy(to, &value, sizeof(value));
-    } else if (type == TO_INT16) {
+    if (type == TO_INT16) {
         memcpy(to, &small, sizeof(small));
     } else {
         put(to, type, value);

@@ -240,19 +240,6 @@ static int enqueue(const struct rknpu_submit *args, struct job *job)
     return 0;
 }
 
-/* Waits until `ms` have passed in which something hangs; false: the time is up. */
-static bool wait_for(const struct job *job, double ms)
-{
-    uint64_t deadline = 0;
-    while (job->pending && (!deadline || now_ns() < deadline)) {
-        if (!deadline && job_hangs(job)) {
-            deadline = now_ns() + (uint64_t) (ms * MS);
-        }
-        sim_wait(deadline);
-    }
-    return !job->pending;
-}
-
 /* How long the driver waits for a hung job, in ms. */
 static double patience(uint32_t timeout_ms)
 {
@@ -274,23 +261,41 @@ static void note_status(const struct rknpu_submit *args, const struct job *job)
     }
 }
 
-/* As rknpu_job_wait: a job that is not done in time is aborted, and the device reset. */
+/* Waits for a job.  Only a hang uses up the caller's time: that the simulator computes slower than
+ * an NPU does not.  False: the time is up. */
+static bool wait_for(const struct job *job, uint32_t mask, double ms)
+{
+    uint64_t deadline = 0;
+    while (job->pending && (!deadline || now_ns() < deadline)) {
+        if (!deadline && cores_hang(RKNPU, mask)) {
+            deadline = now_ns() + (uint64_t) (ms * MS);
+        }
+        sim_wait(deadline);
+    }
+    return !job->pending;
+}
+
+/* As rknpu_job_wait and rknpu_job_abort: what is not done in time ends, and the device is reset. */
+static void give_up(const struct rknpu_submit *args, struct job *job)
+{
+    sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0", job->tasks_done,
+            args->flags);
+    sim_log(1,
+            "rknpu: job timeout, flags: 0x0: irq status: 0x0, raw status: 0x0, require mask: "
+            "0x300, task counter: %#x",
+            job->tasks_done);
+    cores_drop(RKNPU, NULL, job);
+    sim_sleep(settings.hang_ms > 0 ? 0 : RESET_MS);
+    cores_reset(RKNPU);
+    while (job->pending) {
+        sim_wait(0);
+    }
+}
+
 static int wait_done(struct rknpu_submit *args, struct job *job)
 {
-    if (!wait_for(job, patience(args->timeout))) {
-        sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0",
-                job->tasks_done, args->flags);
-        sim_log(1,
-                "rknpu: job timeout, flags: 0x0: irq status: 0x0, raw status: 0x0, require mask: "
-                "0x300, task counter: %#x",
-                job->tasks_done);
-        if (settings.hang_ms == 0) {
-            sim_wait(now_ns() + (uint64_t) (RESET_MS * MS));
-        }
-        cores_reset(RKNPU);
-        while (job->pending) {
-            sim_wait(0);
-        }
+    if (!wait_for(job, args->core_mask, patience(args->timeout))) {
+        give_up(args, job);
     }
     args->task_counter = job->error ? job->tasks_done : args->task_number;
     args->hw_elapse_time = job->error ? args->hw_elapse_time : (int64_t) job->ns;
@@ -313,9 +318,9 @@ static int fence_in(struct rknpu_submit *args)
 
 static int fence_out(struct rknpu_submit *args, struct job *job)
 {
-    args->fence_fd = eventfd(0, EFD_CLOEXEC);
-    job->event = args->fence_fd < 0 ? -1 : fcntl(args->fence_fd, F_DUPFD_CLOEXEC, 0);
-    return job->event < 0 ? -ENOMEM : 0;
+    job->event = eventfd(0, EFD_CLOEXEC);
+    args->fence_fd = job->event < 0 ? -1 : fcntl(job->event, F_DUPFD_CLOEXEC, 0);
+    return args->fence_fd < 0 ? -ENOMEM : 0;
 }
 
 static int start_job(struct rknpu_submit *args, struct job *job)
@@ -339,10 +344,8 @@ static int submit(struct file *file, void *argument)
             return error;
         }
     }
-    for (int core = 0; core < CORES; core++) { /* as rknpu_job_timeout_clean */
-        if (args->flags & JOB_NONBLOCK && args->core_mask >> core & 1 && core_hangs(RKNPU, core)) {
-            cores_reset(RKNPU);
-        }
+    if (args->flags & JOB_NONBLOCK && cores_hang(RKNPU, args->core_mask)) {
+        cores_reset(RKNPU); /* as rknpu_job_timeout_clean */
     }
     if (!args->core_mask) {
         args->core_mask = 1u << core_least_busy(RKNPU);
@@ -360,7 +363,7 @@ static int submit(struct file *file, void *argument)
                         .cores = valid_cores(args->core_mask)};
     if (!job->cores) { /* 5 and 6: no core is started, and the driver waits for them */
         sim_log(1, "rknpu: Unknown core mask: %u; job commit failed", args->core_mask);
-        sim_wait(now_ns() + (uint64_t) (patience(args->timeout) * MS));
+        sim_sleep(patience(args->timeout));
         job_put(job);
         return -EINVAL;
     }

@@ -32,7 +32,7 @@ static int wait_for_writers(const struct file *file, const struct bo *bo, int64_
         return -EBUSY;
     }
     while (bo->writers) {
-        if (!sim_wait(core_hangs(ROCKET, file->home) ? deadline : 0)) {
+        if (!sim_wait(cores_hang(ROCKET, 1u << file->home) ? deadline : 0)) {
             return -ETIMEDOUT;
         }
     }

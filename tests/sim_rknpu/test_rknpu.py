@@ -165,9 +165,11 @@ def test_what_submit_refuses(bench):
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_an_entry_that_is_wrong_is_refused(bench, fields, reason):
+    bench.fill()
     with hangs(bench.driver):
         bench.run(**fields)
 
+    assert bench.untouched()
     assert reason in client.report()["last_refusal"]
 
 
@@ -376,3 +378,32 @@ def test_a_job_nobody_waits_for_hangs_until_the_next_or_a_reset(bench):
     assert select.select([hung, other], [], [], 0)[0] == []  # a job that failed signals nothing
     for fd in (hung, fence, other):
         bench.driver.lib.close(fd)
+
+
+def test_a_job_behind_one_that_hangs_gives_up(bench):
+    bench.run()
+    client.configure("fault=timeout@submit")
+    *_, fence = bench.driver.submit(bench.entries, 1, flags=PC | NONBLOCK | FENCE_OUT)
+    bench.fill()
+
+    with pytest.raises(OSError, match="EINVAL"):
+        bench.driver.submit(bench.entries, 1)
+
+    assert bench.untouched()
+    np.testing.assert_array_equal(bench.run(), exact(TASK, *operands(TASK)))
+    bench.driver.lib.close(fence)
+
+
+def test_other_cores_go_on_while_one_hangs(driver):
+    chain = Chain(driver, CHAINED[:2])
+    chain.link([(0, 1), (1, 1)])
+    client.configure("fault=timeout@submit")
+    slots = [(0, 1), (1, 1), (0, 0), (0, 0), (0, 0)]
+    *_, fence = driver.submit(chain.entries, 1, slots=slots, flags=PC | NONBLOCK | FENCE_OUT)
+    until_refused(1)
+
+    driver.submit(chain.entries, 1, mask=2, slots=slots)
+
+    chain.data, chain.benches = chain.data[1:], chain.benches[1:]
+    chain.check()
+    driver.lib.close(fence)
