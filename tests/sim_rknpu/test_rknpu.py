@@ -3,6 +3,7 @@
 Expected behaviour: rknpu_gem.c, rknpu_job.c and rknpu_drv.c of rknpu 0.9.8, by reading.
 """
 
+import contextlib
 import select
 import struct
 import time
@@ -273,6 +274,56 @@ def test_a_chain_that_is_broken_stops(driver):
         chain.list.bytes.view(np.uint64)[122] = 0
 
     assert "a chain needs an address and an amount" in broken(driver, no_address)
+
+
+class LongChain:
+    """The same task more often than the hardware counts: the driver starts it once more."""
+
+    COUNT, START = 4100, 4095
+    TASK = Task(1, 32, 32)
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.bench = Bench(driver, self.TASK, *operands(self.TASK))
+        self.lists = driver.create(1024 * self.COUNT, LISTS)
+        self.entries = driver.create(40 * self.COUNT, TASKS)
+        self.words = self.lists.bytes.view(np.uint64).reshape(self.COUNT, 128)
+        addresses = self.lists.iova + 1024 * np.arange(self.COUNT, dtype=np.uint64)
+        self.words[:] = 0
+        self.words[:, :126] = self.bench.words
+        following = lists.PC << 48 | addresses[1:] << np.uint64(16) | np.uint64(0x10)
+        self.words[:-1, 122] = following
+        self.words[:-1, 123] = lists.word(lists.PC, 0x14, lists.amount(126))
+        self.end(self.START - 1)
+        rows = np.tile(np.frombuffer(entry(0, 126), np.uint8), (self.COUNT, 1))
+        rows.view(np.uint64)[:, 4] = addresses
+        self.entries.bytes[:] = rows.ravel()
+
+    def end(self, task):
+        self.words[task, 122:124] = [0, lists.word(lists.PC, 0x14, 0)]
+
+    def reuse(self, task):
+        word = self.words[task, 12]
+        assert word & 0xFFFF == 0x1040
+        self.words[task, 12] = word | np.uint64(0x2000 << 16)
+
+
+def test_more_tasks_than_the_hardware_counts_are_started_in_parts(driver):
+    chain = LongChain(driver)
+
+    assert driver.submit(chain.entries, chain.COUNT)[0] == chain.COUNT
+    np.testing.assert_array_equal(chain.bench.output(), exact(chain.TASK, *operands(chain.TASK)))
+
+
+@pytest.mark.parametrize(("task", "runs"), [(4094, True), (4095, False)])
+def test_nothing_is_reused_across_two_starts(driver, task, runs):
+    chain = LongChain(driver)
+    chain.reuse(task)
+
+    with contextlib.nullcontext() if runs else hangs(driver):
+        driver.submit(chain.entries, chain.COUNT)
+
+    assert runs or "task 4095: " in client.report()["last_refusal"]
 
 
 @pytest.mark.parametrize("what", ["weights", "features"])

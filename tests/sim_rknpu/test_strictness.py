@@ -185,6 +185,7 @@ def test_filler_in_and_after_a_list_is_not_a_command():
 
 STRAY = {
     "features": ({0x1070: 64 * 4}, "features"),
+    "features between two buffers": ({0x1070: 1024}, "features"),
     "features that wrap": ({0x1080: 0x0FFFF000}, "features"),
     "weights": ({0x1110: 32}, "weights"),
     "output": ({0x4020: 16}, "output"),
