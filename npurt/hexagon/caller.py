@@ -7,6 +7,7 @@ It is one thread for good: the DSP keeps a thread for each thread that ever call
 """
 
 import atexit
+import os
 import queue
 import signal
 import threading
@@ -43,12 +44,22 @@ class _Job(Generic[T]):
         self.done.release()
 
 
+def refuse_fork(process: int, what: str) -> None:
+    """Raise NpurtError when this is not *process*, but a fork of it."""
+    if process != os.getpid():
+        raise NpurtError(
+            f"{what} in a process forked from the one that opened the device",
+            remedy="start processes with multiprocessing's 'spawn', and open the device there",
+        )
+
+
 class Caller:
     """Runs one job after the other."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._process = os.getpid()
         self._abandoned = False  # the last job may still run: nobody waits for it
         self._late: _Job[Any] | None = None  # the job that was given up last
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
@@ -74,6 +85,7 @@ class Caller:
         """
         if threading.current_thread() is self._thread:
             return work()
+        refuse_fork(self._process, what)
         if self.stuck:
             raise DeviceLost(
                 f"{self.name}: {what} cannot be called, an earlier call has not come back",

@@ -5,6 +5,7 @@ uploaded again and the batch repeated; after that the device stays lost.
 """
 
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -28,6 +29,7 @@ from npurt.errors import (
 )
 from npurt.hexagon import layout, probe, quantise, rounding
 from npurt.hexagon.batch import Batch, Weight
+from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
 from npurt.hexagon.messages import MAX_N
@@ -128,6 +130,7 @@ class HexagonDevice(Device):
     """
 
     def __init__(self, name: str, way: Way) -> None:
+        self._process = os.getpid()
         self._way = way
         self._stores = [self._open_store()]
         self._info = self._stores[0].transport.info
@@ -297,6 +300,7 @@ class HexagonDevice(Device):
         Raises:
             DeviceLost: It died too often.
         """
+        refuse_fork(self._process, "a product")
         if self._closed:
             raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
         while self._failures <= RESTARTS:

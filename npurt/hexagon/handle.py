@@ -14,6 +14,7 @@ import numpy as np
 
 from npurt.errors import DeviceLost, NpurtError
 from npurt.hexagon import abi, codes
+from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.idl.method import Call
 from npurt.hexagon.lib import Library
 
@@ -115,11 +116,7 @@ class Handle:
         self.state = State.CLOSED
 
     def _require(self, state: State, call: str) -> None:
-        if self._process != os.getpid():
-            raise NpurtError(
-                f"{call} in a process forked from the one that opened the device",
-                remedy="start processes with multiprocessing's 'spawn', and open the device there",
-            )
+        refuse_fork(self._process, call)
         if self.state is State.DEAD:
             raise DeviceLost(
                 f"{call} refused: the handle is dead: {self.why}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from npurt.errors import DeviceNotFound
 from npurt.hexagon import abi, codes
+from npurt.hexagon.caller import refuse_fork
 from npurt.settings import FASTRPC_LIBRARY, read
 
 CANDIDATES = (
@@ -32,6 +33,7 @@ class Library:
         path: The file.
         c: Its functions, for what must be fast; their codes are then the caller's to look at.
         features: The names of `abi.OPTIONAL` that it has.
+        process: Where it was loaded; it does not survive a fork.
         simulated: True for npurt's simulator.
     """
 
@@ -39,6 +41,7 @@ class Library:
         self.path = path
         self.c = functions
         self.features = frozenset(name for name in abi.OPTIONAL if hasattr(functions, name))
+        self.process = os.getpid()
         self.simulated = Path(path).name == SIMULATOR.name
 
     @property
@@ -92,7 +95,9 @@ def load(candidates: Sequence[str]) -> Library:
             continue
         missing = [name for name in abi.SYMBOLS if not hasattr(functions, name)]
         if not missing:
-            return _library(_file(candidate))
+            library = _library(_file(candidate))
+            refuse_fork(library.process, f"{candidate} is used")
+            return library
         tried.append(f"{candidate}: has no {', '.join(missing)}")
     raise DeviceNotFound(
         "cannot load the FastRPC library; tried\n    " + "\n    ".join(tried),

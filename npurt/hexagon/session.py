@@ -16,12 +16,12 @@ from npurt.hexagon.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.handle import Handle, Invocation, State
 from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import Library
+from npurt.hexagon.messages import PROTOCOL
 from npurt.hexagon.rpcmem import U8, Block, allocate
 from npurt.hexagon.transport import Info, Transport
 
 T = TypeVar("T")
 
-PROTOCOL = 1  # NPURT_PROTOCOL of idl/npurt_msg.h
 NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
 OPENING_SECONDS = 30  # the kernel itself gives up after 10
 CLOSING_SECONDS = 10
@@ -52,7 +52,7 @@ class _Owned:
             with contextlib.suppress(NpurtError):
                 work()
         for fd in list(self.blocks):
-            with contextlib.suppress(DriverError):
+            with contextlib.suppress(NpurtError):
                 self.unmap(fd)
         if self.handle:
             self.handle.close()

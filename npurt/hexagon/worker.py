@@ -33,6 +33,7 @@ import numpy as np
 from npurt import errors
 from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
 from npurt.hexagon import codes, messages
+from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.rpcmem import U8, Block
 from npurt.hexagon.session import OPENING_SECONDS
 from npurt.hexagon.transport import Info, Transport
@@ -64,12 +65,14 @@ class Worker(Transport):
     name = "worker"
 
     def __init__(self, way: Way, opening: float = 2 * OPENING_SECONDS) -> None:
+        self._parent = os.getpid()
         self._deadline = way.deadline
         self._number = 0  # of the last packet
         self._interrupted = False  # it may not have been answered yet
         self._packets = 0
         self._end, self._process, life = _spawn()
-        self._finalizer = weakref.finalize(self, _reap, self._end, self._process, life)
+        owned = self._end, self._process, life
+        self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
         try:
             told = self._ask(b"o" + json.dumps(way.told()).encode(), opening)
             self.info = Info(**json.loads(told))
@@ -115,6 +118,7 @@ class Worker(Transport):
 
     def _ask(self, packet: bytes, seconds: float, fds: list[int] | None = None) -> bytes:
         """Send a packet, return the answer; descriptors that come with it go to *fds*."""
+        refuse_fork(self._parent, "a call to the worker")
         if not self._finalizer.alive:
             raise NpurtError("the worker is closed", remedy="open the device again")
         self._interrupted = True
@@ -198,9 +202,11 @@ def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
     return mine, process, life
 
 
-def _reap(end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
+def _reap(parent: int, end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
     """End a worker: by closing its socket, then, when it takes long, by force."""
     end.close()
+    if parent != os.getpid():
+        return  # a fork's copy: the worker is the parent's
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=2)
     os.close(life)

@@ -23,6 +23,7 @@ from npurt.hexagon import probe, store
 from npurt.hexagon.device import HexagonDevice, open_hexagon
 from npurt.quant.tensor import QTensor
 from tests.hexagon.simulator import tell, way
+from tests.hexagon.test_session import forked, refused
 
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16", "f32")
 
@@ -390,6 +391,23 @@ def test_two_devices_of_one_process_have_sessions_of_their_own(simulator):
     named = contextlib.closing(HexagonDevice("hexagon:0/1", way(session=1)))
     with named, pytest.raises(DeviceNotFound, match="in use"):
         HexagonDevice("hexagon:0/1", way(session=1))
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_a_fork_cannot_use_the_device_and_leaves_it_as_it_was(worker, simulator):
+    with HexagonDevice("hexagon:test", way(worker=worker)) as device:
+        packed, x = device.pack(tensor(32, 64)), inputs(2, 64)
+        wanted = multiply(device, x, packed)
+        scratch = device._stores[0].scratch.array.copy()
+
+        def work():
+            good = refused(lambda: multiply(device, 0 * x, packed))
+            device.close()
+            return good
+
+        assert forked(work) == 1
+        np.testing.assert_array_equal(device._stores[0].scratch.array, scratch)
+        np.testing.assert_array_equal(multiply(device, x, packed), wanted)
 
 
 def test_threads_take_turns(shared):

@@ -25,6 +25,7 @@ from npurt.hexagon.caller import Caller
 from npurt.hexagon.control import places
 from npurt.hexagon.handle import Handle, Invocation, State
 from npurt.hexagon.interface import interface
+from npurt.hexagon.lib import load
 from npurt.hexagon.rpcmem import allocate
 from npurt.hexagon.session import Session
 
@@ -137,6 +138,15 @@ def test_an_open_that_fails_leaves_a_closed_handle(fake):
     assert handle.state is State.CLOSED
     handle.close()
     assert fake.count("close") == 0
+
+
+def test_success_without_a_handle_is_none(fake):
+    fake.answer("no handle", 1, times=-1)
+    handle = Handle(fake.library, "file:///x")
+
+    with pytest.raises(DriverError, match="file:///x"):
+        handle.open()
+    assert handle.state is State.CLOSED
 
 
 def test_buffers_of_a_call_are_what_the_library_gets(fake):
@@ -370,16 +380,38 @@ except DeviceTimeout as error:
     assert at_exit(fake, tmp_path, more, deadline=0.1) == ["lost", "0 closed"]
 
 
-def test_a_fork_cannot_use_the_session_and_does_not_close_it(fake, session):
+def forked(work):
+    """Do *work* in a fork; return what it returned, as a number, or 99 for an exception."""
     child = os.fork()
     if child == 0:
         try:
-            session._owned.handle.invoke(echo())
-        except NpurtError as error:
-            session.close()
-            os._exit(0 if "spawn" in error.remedy and not fake.count("close") else 1)
-        os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
+            os._exit(int(work()))
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def refused(work):
+    try:
+        work()
+    except NpurtError as error:
+        return "spawn" in error.remedy
+    return False
+
+
+def test_a_fork_cannot_use_the_session_and_does_not_close_it(fake, session):
+    calls = [
+        lambda: session.call("echo", 1),
+        lambda: session._owned.handle.invoke(echo()),
+        lambda: Session.open(load([str(fake.path)]), deadline=20),
+    ]
+
+    def work():
+        good = sum(refused(call) for call in calls)
+        session.close()
+        return 10 * good + fake.count("close")
+
+    assert forked(work) == 10 * len(calls)
     session.call("echo", 1)
 
 
