@@ -124,11 +124,12 @@ class RkPacked(Packed):
         return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
 
     def error(self, rows: slice) -> F64:
-        """Each scale, and each sum of parts, is rounded to float32 once.
+        """Return the standard error; see `Packed.error`.
 
-        Sums of int8 products are exact; of float16 products the NPU rounds each to float32 [?],
-        which is taken as independent.
+        What comes from each part is rounded to float32, and so is each sum of them; and what
+        `multiplied` and `rounded` return.  Sums of int8 products are exact; of float16 products
+        the NPU rounds each to float32 [?].  All are independent, of at most the norms' product.
         """
         norms: F64 = np.linalg.norm(self.multiplied(rows).astype(np.float64), axis=1)
-        sums = 0.0 if self.scheme.task == "int8" else math.sqrt(self.k)
-        return (3 + len(self.parts) + sums) * UNIT * norms
+        roundings = 2 * len(self.parts) + 1 + (0 if self.scheme.task == "int8" else self.k)
+        return UNIT * math.sqrt(roundings) * norms
