@@ -33,7 +33,9 @@ def test_a_device_that_is_not_there_is_said_so_by_name(name, bare):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["hexagon:sim", "hexagon:sim-v73", "rknpu:sim"])
+@pytest.mark.parametrize(
+    "name", ["hexagon:sim", "hexagon:sim-v73", "rknpu:sim", "rknpu:sim-vendor"]
+)
 def test_a_simulated_device_is_always_there(name):
     with open_device(name) as device:
         assert device.caps.name == name
