@@ -91,6 +91,9 @@ struct driver_ioctl {
 };
 extern const struct driver_ioctl rocket_ioctls[], rknpu_ioctls[];
 
+/* --- nodes.c ------------------------------------------------------------------------------- */
+int nodes_open(const char *path, int flags); /* a descriptor of a simulated file, or NOT_OURS */
+
 /* --- core.c -------------------------------------------------------------------------------- */
 struct job {
     struct file *file;

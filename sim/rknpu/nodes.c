@@ -1,8 +1,9 @@
 /*
- * The nodes as files: what stat and access say of them, and a listing of their folders.
+ * The nodes as files: what stat and access say of them, and listings of their folders; besides them
+ * the name of the chip and the cores that the rocket driver has found.
  *
- * Enough for a program that looks for a node before it opens it.  A listing that the C library
- * makes by itself (glob, scandir, nftw) does not come here.
+ * Enough for a program that looks before it opens.  A listing that the C library makes by itself
+ * (glob, scandir, nftw) does not come here.
  *
  * The functions have names of their own in C, for the headers' inline forms of stat are not to be
  * redefined; the symbols are the C library's.
@@ -15,46 +16,122 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 enum { DRM_MAJOR = 226, ACCEL_MAJOR = 261 }; /* Linux Documentation/admin-guide/devices.txt */
+enum { MAX_NAMES = 16, NAME_SIZE = 32 };
+
+static const char ROCKET_CORES[] = "/sys/bus/platform/drivers/rocket";
+static const char *const CORE_NAMES[CORES] = {"fdab0000.npu", "fdac0000.npu", "fdad0000.npu"};
+static const char COMPATIBLE[] = "/proc/device-tree/compatible";
+static const char CHIP[] = "simulated,rk3588\0rockchip,rk3588"; /* and a final zero */
+
+/* --- what there is ----------------------------------------------------------------------------- */
+
+typedef char names[MAX_NAMES][NAME_SIZE];
+
+/* Fills in the nodes whose name begins with "accel", or the others; returns how many. */
+static int node_names(bool accel, names found)
+{
+    int count = 0;
+    for (const char *node = settings.nodes; *node && count < MAX_NAMES;) {
+        const size_t length = strcspn(node, ",");
+        if (length && length < NAME_SIZE && accel == !strncmp(node, "accel", 5)) {
+            memcpy(found[count], node, length);
+            found[count++][length] = 0;
+        }
+        node += length + (node[length] == ',');
+    }
+    return count;
+}
+
+static bool is(const char *path, const char *folder)
+{
+    const size_t length = strlen(folder);
+    return path && !strncmp(path, folder, length) && (!path[length] || !strcmp(path + length, "/"));
+}
+
+/* Fills in what a simulated folder holds; returns how many names, 0: not simulated. */
+static int folder_names(const char *path, names found)
+{
+    if (is(path, "/dev/accel")) {
+        return node_names(true, found);
+    }
+    if (is(path, "/dev/dri")) {
+        return node_names(false, found);
+    }
+    if (!is(path, ROCKET_CORES) || !node_names(true, found)) {
+        return 0;
+    }
+    for (int core = 0; core < settings.cores; core++) {
+        strcpy(found[core], CORE_NAMES[core]);
+    }
+    return settings.cores;
+}
+
+/* Whether a path is a core in the folder of the rocket driver. */
+static bool is_core(const char *path)
+{
+    names found;
+    const size_t length = strlen(ROCKET_CORES);
+    const int count = folder_names(ROCKET_CORES, found);
+    for (int core = 0; path && core < count; core++) {
+        if (!strncmp(path, ROCKET_CORES, length) && path[length] == '/' &&
+            is(path + length + 1, found[core])) {
+            return true;
+        }
+    }
+    return false;
+}
 
 /* The device number of a node, 0 when the path is none. */
 static dev_t number_of(const char *path)
 {
     const int driver = path ? settings_driver_of(path) : -1;
-    const char *digits = path + (driver < 0 ? 0 : strlen(path));
-    while (driver >= 0 && digits[-1] >= '0' && digits[-1] <= '9') {
+    if (driver < 0) {
+        return 0;
+    }
+    const char *digits = path + strlen(path);
+    while (digits[-1] >= '0' && digits[-1] <= '9') {
         digits--;
     }
-    return driver < 0 ? 0
-                      : makedev(driver == ROCKET ? ACCEL_MAJOR : DRM_MAJOR,
-                                (unsigned) strtoul(digits, NULL, 10));
+    return makedev(driver == ROCKET ? ACCEL_MAJOR : DRM_MAJOR,
+                   (unsigned) strtoul(digits, NULL, 10));
 }
 
-static bool is_folder(const char *path, const char *folder)
-{
-    const size_t length = strlen(folder);
-    return path && *settings.nodes && !strncmp(path, folder, length) &&
-           (!path[length] || !strcmp(path + length, "/"));
-}
-
-/* 0 and the stat of a node or its folder in `st`, or NOT_OURS. */
+/* 0 and the stat of what is simulated in `st`, or NOT_OURS. */
 static int node_stat(const char *path, struct stat *st)
 {
+    names unused;
     const dev_t number = number_of(path);
-    const bool folder = is_folder(path, "/dev/accel") || is_folder(path, "/dev/dri");
-    if (!number && !folder) {
+    const bool folder = !number && (folder_names(path, unused) || is_core(path));
+    const bool file = !number && !folder && *settings.nodes && is(path, COMPATIBLE);
+    if (!number && !folder && !file) {
         return NOT_OURS;
     }
     memset(st, 0, sizeof(*st));
-    st->st_mode = folder ? S_IFDIR | 0755 : S_IFCHR | 0660;
+    st->st_mode = number ? S_IFCHR | 0660 : folder ? S_IFDIR | 0755 : S_IFREG | 0444;
     st->st_nlink = 1;
     st->st_rdev = number;
     st->st_ino = number;
+    st->st_size = file ? sizeof(CHIP) : 0;
     st->st_blksize = PAGE;
     return 0;
+}
+
+int nodes_open(const char *path, int flags)
+{
+    if (!*settings.nodes || !is(path, COMPATIBLE)) {
+        return NOT_OURS;
+    }
+    const int fd = memfd_create("compatible", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
+    if (fd < 0 || pwrite(fd, CHIP, sizeof(CHIP), 0) != sizeof(CHIP)) {
+        return -ENOMEM;
+    }
+    return fd;
 }
 
 #define NEXT(type, symbol)                                                                         \
@@ -143,12 +220,12 @@ int node_statx(int folder, const char *path, int flags, unsigned mask, struct st
     return 0;
 }
 
-/* --- listings: the simulated nodes of a folder, and no others --------------------------------- */
+/* --- listings: what is simulated in a folder, and nothing else --------------------------------- */
 
 static struct listing {
     bool open;
-    const char *at;     /* in the list of nodes */
-    const char *prefix; /* of the names of this folder */
+    int at, count;
+    names found;
     struct dirent64 entry;
 } listings[4];
 
@@ -162,13 +239,14 @@ static struct listing *listing_of(const DIR *folder)
     return NULL;
 }
 
-static DIR *open_listing(const char *prefix)
+static DIR *open_listing(const names found, int count)
 {
     DIR *made = NULL;
     pthread_mutex_lock(&sim_lock);
     for (size_t i = 0; i < sizeof(listings) / sizeof(*listings) && !made; i++) {
         if (!listings[i].open) {
-            listings[i] = (struct listing){.open = true, .at = settings.nodes, .prefix = prefix};
+            listings[i] = (struct listing){.open = true, .count = count};
+            memcpy(listings[i].found, found, sizeof(listings[i].found));
             made = (DIR *) &listings[i];
         }
     }
@@ -177,28 +255,17 @@ static DIR *open_listing(const char *prefix)
     return made;
 }
 
-static bool belongs(const char *name, size_t length, const char *prefix)
-{
-    const bool accel = !strncmp(name, "accel", 5);
-    return length && length < sizeof(listings->entry.d_name) && accel == !strcmp(prefix, "accel");
-}
-
 static struct dirent64 *read_listing(struct listing *listing)
 {
-    while (*listing->at) {
-        const char *name = listing->at;
-        const size_t length = strcspn(name, ",");
-        listing->at = name + length + (name[length] == ',');
-        if (belongs(name, length, listing->prefix)) {
-            memset(&listing->entry, 0, sizeof(listing->entry));
-            memcpy(listing->entry.d_name, name, length);
-            listing->entry.d_type = DT_CHR;
-            listing->entry.d_ino = 1 + (ino_t) (name - settings.nodes);
-            listing->entry.d_reclen = sizeof(listing->entry);
-            return &listing->entry;
-        }
+    struct dirent64 *entry = &listing->entry;
+    if (listing->at == listing->count) {
+        return NULL;
     }
-    return NULL;
+    memset(entry, 0, sizeof(*entry));
+    strcpy(entry->d_name, listing->found[listing->at++]);
+    entry->d_ino = (ino_t) listing->at;
+    entry->d_reclen = sizeof(*entry); /* d_type 0: the reader asks stat */
+    return entry;
 }
 
 SIM_API DIR *node_opendir(const char *path) __asm__("opendir");
@@ -206,10 +273,9 @@ DIR *node_opendir(const char *path)
 {
     typedef DIR *function(const char *);
     NEXT(function, "opendir")
-    if (is_folder(path, "/dev/accel")) {
-        return open_listing("accel");
-    }
-    return is_folder(path, "/dev/dri") ? open_listing("dri") : next(path);
+    names found;
+    const int count = folder_names(path, found);
+    return count ? open_listing(found, count) : next(path);
 }
 
 SIM_API struct dirent64 *node_readdir(DIR *folder) __asm__("readdir");

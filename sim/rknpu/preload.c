@@ -43,12 +43,18 @@ static int result_of(int value)
         va_end(arguments);                                                                         \
     }
 
+static int simulated_open(const char *path, int flags)
+{
+    const int fd = path ? device_open(path, flags) : NOT_OURS;
+    return path && fd == NOT_OURS ? nodes_open(path, flags) : fd;
+}
+
 #define OPEN(name)                                                                                 \
     static void *next_##name;                                                                      \
     SIM_API int name(const char *path, int flags, ...)                                             \
     {                                                                                              \
         MODE_OF(flags, mode)                                                                       \
-        const int fd = path ? device_open(path, flags) : NOT_OURS;                                 \
+        const int fd = simulated_open(path, flags);                                                \
         return fd == NOT_OURS ? NEXT(name)(path, flags, mode) : result_of(fd);                     \
     }
 
@@ -57,7 +63,7 @@ static int result_of(int value)
     SIM_API int name(int folder, const char *path, int flags, ...)                                 \
     {                                                                                              \
         MODE_OF(flags, mode)                                                                       \
-        const int fd = path ? device_open(path, flags) : NOT_OURS;                                 \
+        const int fd = simulated_open(path, flags);                                                \
         return fd == NOT_OURS ? NEXT(name)(folder, path, flags, mode) : result_of(fd);             \
     }
 
@@ -72,7 +78,7 @@ OPENAT(openat64)
     static void *next_##name;                                                                      \
     SIM_API int name(const char *path, int flags)                                                  \
     {                                                                                              \
-        const int fd = path ? device_open(path, flags) : NOT_OURS;                                 \
+        const int fd = simulated_open(path, flags);                                                \
         return fd == NOT_OURS ? NEXT(name)(path, flags) : result_of(fd);                           \
     }
 

@@ -87,6 +87,27 @@ def test_the_nodes_are_files_in_their_folders():
     assert out == "accel0 261 0\nrenderD128 226 128\ncard1 226 1\n"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "cores"), [("accel0", 3), ("accel0", 2), ("renderD128,card1", 3)]
+)
+def test_a_program_finds_the_chip_and_its_cores(nodes, cores):
+    """What npurt itself looks for on a board: `rknpu`, not `rknpu:sim`."""
+    rocket = nodes.startswith("accel")
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "folder = Path('/sys/bus/platform/drivers/rocket')\n"
+        "print(len(list(folder.glob('*.npu'))), all(p.is_dir() for p in folder.glob('*.npu')))\n"
+        "chip = Path('/proc/device-tree/compatible')\n"
+        "print(chip.is_file(), chip.read_bytes())\n"
+    )
+    out, _ = preloaded(sys.executable, "-c", code, settings=f"nodes={nodes} cores={cores}")
+
+    assert out == (
+        f"{cores if rocket else 0} True\n" + "True b'simulated,rk3588\\x00rockchip,rk3588\\x00'\n"
+    )
+
+
 def test_a_child_of_a_fork_has_an_npu_of_its_own(foreign):
     code = (
         "import os, subprocess, sys\n"
