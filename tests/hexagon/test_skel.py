@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt import build
-from npurt.hexagon import elf, messages, skel
+from npurt.hexagon import abi, elf, messages, skel
 from npurt.hexagon.control import places
 from npurt.hexagon.dspqueue import Queue
 from npurt.hexagon.handle import Handle, Invocation
 from npurt.hexagon.interface import interface
 from npurt.hexagon.loadable import verify
 from npurt.hexagon.messages import Flag, Status
+from npurt.hexagon.rpcmem import allocate
 from npurt.quant.tensor import QTensor
 from tests.hexagon.dsp import CANARY, Dsp, code_of, simulated
 
@@ -363,7 +364,7 @@ def test_batches_come_by_a_queue_too():
 
             assert messages.check(request, reply) == 0  # cycles: the emulator has none
             assert_product(dsp.y(op), x, tensor)
-        assert code_of(session.call, "queue", 1) == 0x8000041A
+        assert code_of(Queue, session) == 0x8000041A  # a second one
 
 
 def test_a_message_that_is_no_batch_is_answered_too():
@@ -435,14 +436,14 @@ def test_an_op_that_makes_no_sense_ends_the_batch_there(dsp, status, broken):
 @pytest.mark.parametrize("change", ["first", "m", "k", "x", "stride", "group"])
 def test_the_same_x_is_only_what_the_op_before_had(dsp, change):
     x, tensor = rows(52, 2, 64), weights(53, 32, 64)
-    a = dsp.product(x, tensor)
+    a = dsp.product(x, tensor, x_ref=dsp.put(rows(52, 4, 64)))
     b = dsp.product(x, tensor, x_ref=a["x"], flags=Flag.SAME_X)
     other = {
         "first": {},
         "m": {"m": 1},
         "k": {"k": 32},
         "x": {"x": dsp.put(x)},
-        "stride": {"x": a["x"] | {"stride": 384}, "m": 1},
+        "stride": {"x": a["x"] | {"stride": 384}},
         "group": {"group": 128},
     }[change]
 
@@ -563,3 +564,35 @@ def threads_of(handle):
     call = call_of("info")
     handle.invoke(Invocation(call))
     return call.unpack()[0]["threads"]
+
+
+def test_a_handle_that_is_closed_gives_back_address_space():
+    """Ten times a quarter of it."""
+    with simulated("space=64M") as session:
+        library, place = session.library, session.place
+        uri = places(library).uri(place, skel.module(skel.choose(68)))
+        for _ in range(10):
+            block = allocate(library, 16 << 20)
+            area = place.effective, block.fd, abi.ffi().cast("void *", block.array.ctypes.data)
+            library.check("fastrpc_mmap", *area, 0, block.nbytes, abi.MapFlag.FD_DELAYED)
+            handle = Handle(library, uri)
+            handle.open()
+            handle.invoke(Invocation(interface().method("map").pack(block.fd, block.nbytes)))
+            handle.close()
+            library.check("fastrpc_munmap", *area, block.nbytes)
+
+
+def test_a_handle_that_is_closed_gives_back_vtcm():
+    """The session's own has one half of it, each of the others the other half."""
+    with simulated("hvx=1 vtcm=1M") as session:
+        uri = places(session.library).uri(session.place, skel.module(skel.choose(68)))
+        granted = [session.info.vtcm_bytes]
+        for _ in range(3):
+            handle = Handle(session.library, uri)
+            handle.open()
+            call = call_of("info")
+            handle.invoke(Invocation(call))
+            granted.append(call.unpack()[0]["vtcm_bytes"])
+            handle.close()
+
+    assert granted == [512 << 10] * 4
