@@ -78,8 +78,10 @@ class File:
     def ioctl(self, request, data):
         """Call with a copy of *data*; return what the driver made of it."""
         buffer = self.ffi.new("char[]", bytes(data))
-        self.check(self.lib.ioctl(self.fd, request, buffer))
-        return bytes(self.ffi.buffer(buffer, len(data)))
+        result = self.lib.ioctl(self.fd, request, buffer)
+        self.left = bytes(self.ffi.buffer(buffer, len(data)))  # also by a call that failed
+        self.check(result)
+        return self.left
 
     def map(self, nbytes, offset):
         at = self.lib.mmap(self.ffi.NULL, nbytes, 3, 1, self.fd, offset)

@@ -270,6 +270,11 @@ def test_a_chain_that_is_broken_stops(driver):
 
     assert "amount" in broken(driver, wrong_amount)
 
+    def unaligned(chain):
+        chain.list.bytes.view(np.uint64)[122] += np.uint64(8 << 16)
+
+    assert "the tail is" in broken(driver, unaligned)
+
     def no_address(chain):
         chain.list.bytes.view(np.uint64)[122] = 0
 
@@ -386,6 +391,7 @@ def test_the_driver_resets_what_hangs_and_counts_the_tasks_before(driver):
     with pytest.raises(OSError, match="ETIMEDOUT"):
         driver.submit(chain.entries, 3)
 
+    assert struct.unpack_from("<5I", driver.left)[4] == 2
     assert client.report()["last_refusal"].startswith("task 2: ")
     assert chain.benches[2].untouched()
     chain.data, chain.benches = chain.data[:2], chain.benches[:2]

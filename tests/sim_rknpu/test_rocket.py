@@ -250,6 +250,17 @@ def test_a_failed_task_ends_its_job_but_not_the_next(driver):
     np.testing.assert_array_equal(after.run(), exact(TASK, *operands(TASK)))
 
 
+def test_a_list_that_is_not_aligned_is_refused(bench):
+    bench.list.bytes[8:] = bench.list.bytes[:-8].copy()
+    bench.list.fini()
+    bench.fill()
+
+    bench.driver.run([(bench.list.iova + 8, 126)], [bench.list, bench.a, bench.b], [bench.c])
+
+    assert bench.untouched()
+    assert "16-byte aligned" in client.report()["last_refusal"]
+
+
 def test_a_chained_list_is_refused(bench):
     bench.put(lists.encode(bench.task, bench.list.iova, 126))
     bench.run()
