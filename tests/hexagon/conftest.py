@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from npurt.hexagon import control, skel
+from tests.hexagon.dsp import NBYTES, Dsp, simulated
 from tests.hexagon.fake import Fake, compile_fake
 from tests.hexagon.simulator import tell
 
@@ -34,3 +35,17 @@ def simulator(monkeypatch, tmp_path):
     tell("reset")
     yield
     tell("reset")
+
+
+@pytest.fixture(scope="module")
+def dsp():
+    """A session on a v68 with four threads and VTCM, whose caches show when they are forgotten."""
+    with simulated("shadow=1") as session:
+        yield Dsp(session, NBYTES)
+
+
+@pytest.fixture(autouse=True)
+def empty(request):
+    """Use the block from its start again."""
+    if "dsp" in request.fixturenames:
+        request.getfixturevalue("dsp").used = 0

@@ -6,12 +6,15 @@ import numpy as np
 
 from npurt.errors import DriverError
 from npurt.hexagon import layout, lib, messages
+from npurt.hexagon.interface import interface
 from npurt.hexagon.messages import Flag
 from npurt.hexagon.session import Session
 from npurt.hexagon.store import aligned
+from npurt.quant.tensor import QTensor
 
 SECONDS = 60  # that a call may take on a busy machine
 CANARY = 0xC5
+NBYTES = 4 << 20  # of the block that most tests share
 
 
 class Dsp:
@@ -117,3 +120,30 @@ def code_of(call, *arguments):
     except DriverError as error:
         return error.code & 0xFFFF_FFFF
     return 0
+
+
+def call_of(name, *arguments):
+    return interface().method(name).pack(*(a.data for a in arguments))
+
+
+def weights(seed, n, k, fmt="q8_0"):
+    values = np.random.default_rng(seed).standard_normal((n, k), np.float32)
+    return QTensor.quantize(values, fmt)
+
+
+def rows(seed, m, k):
+    return np.random.default_rng(1000 + seed).standard_normal((m, k), np.float32)
+
+
+def assert_product(y, x, tensor):
+    """y is x times the tensor, to what rounding x to 8 bits in blocks of 32 can lose.
+
+    A code is off by half a step, and its scale, one of 15 bits, by less than as much again; the
+    weights' scales have 13 bits or more.
+    """
+    w = np.asarray(tensor).astype(np.float64)
+    x = x.astype(np.float64)
+    blocks = x.reshape(len(x), -1, 32)
+    step = np.repeat(np.abs(blocks).max(-1) / 127, 32, axis=-1)
+    bound = step @ np.abs(w).T + 2.0**-12 * (np.abs(x) @ np.abs(w).T)
+    assert (np.abs(y - x @ w.T) <= bound).all()
