@@ -9,11 +9,24 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npurt.cli import bench, chat, devices, doctor, models, perplexity, plan, regcmd, run, sim, skel
+from npurt.cli import (
+    bench,
+    chat,
+    devices,
+    doctor,
+    models,
+    perplexity,
+    plan,
+    probe,
+    regcmd,
+    run,
+    sim,
+    skel,
+)
 from npurt.errors import NpurtError
 from npurt.settings import DEBUG, read
 
-VERBS = (run, chat, bench, perplexity, plan, devices, doctor, models, regcmd, sim, skel)
+VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, regcmd, sim, skel)
 
 
 def parser() -> argparse.ArgumentParser:

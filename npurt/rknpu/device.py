@@ -286,20 +286,31 @@ def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> No
         out[:] = result[: len(x)]
 
 
-def open_rknpu(name: str) -> RkDevice:
-    """Open ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline driver) or ``rknpu:sim-vendor``.
+def way(name: str) -> tuple[System, Callable[[], Driver]]:
+    """Return the kernel that a device string means, and what opens its driver.
+
+    These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
 
     Raises:
         DeviceNotFound: There is no such device.
     """
     kind, _, which = name.partition(":")
     drivers = DRIVERS.get(which)
-    if drivers is None:
+    if kind != "rknpu" or drivers is None:
         raise DeviceNotFound(
             f"{name!r} is no device: an RK3588 has one NPU",
             remedy="use rknpu, rknpu:0, rknpu:sim or rknpu:sim-vendor",
         )
-    simulated = which.startswith("sim")
-    system = Simulator() if simulated else System()
-    connect = functools.partial(detect.open_driver, system, drivers)
-    return RkDevice(name if which else f"{kind}:0", connect, simulated=simulated)
+    system = Simulator() if which.startswith("sim") else System()
+    return system, functools.partial(detect.open_driver, system, drivers)
+
+
+def open_rknpu(name: str) -> RkDevice:
+    """Open what `way` knows.
+
+    Raises:
+        DeviceNotFound: There is no such device.
+    """
+    system, connect = way(name)
+    full_name = name if ":" in name else f"{name}:0"
+    return RkDevice(full_name, connect, simulated=system.simulated)

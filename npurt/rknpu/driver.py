@@ -116,6 +116,7 @@ class Driver(abc.ABC):
         detail: Version and node, for people.
         spaces: The address space of each core.
         chained: Whether a program starts its tasks itself.
+        profile: Of the programs that `prepare` makes.
     """
 
     name: str
@@ -206,6 +207,10 @@ class Driver(abc.ABC):
                 self.reset()
             else:
                 return
+
+    def elapsed_ns(self, job: Job) -> int | None:
+        """Return how long the NPU took for the last run of *job*, where the driver says so."""
+        return None
 
     def _try(self, job: Job, timeout_s: float) -> None:
         self._set_timeout(job, timeout_s)

@@ -11,6 +11,7 @@ from typing import Any
 from npurt.rknpu import uapi_drm
 from npurt.rknpu import uapi_rocket as uapi
 from npurt.rknpu.driver import Driver, Job, Part
+from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
@@ -60,7 +61,7 @@ class RocketDriver(Driver):
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
 
     def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
-        structs = [_submit(part) for part in parts]
+        structs = [_submit(part, self.profile) for part in parts]
         submits = [
             Call(part.program.space.fd, uapi.SUBMIT, submit)
             for part, (submit, *_) in zip(parts, structs, strict=True)
@@ -86,14 +87,13 @@ class RocketDriver(Driver):
         """Do nothing: the kernel has reset a core whose job it ended."""
 
 
-def _submit(part: Part) -> tuple[Any, ...]:
+def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:
     """Return the request that runs a part on its core, and what it points to."""
     new = ffi().new
-    step = stride(RocketDriver.profile) * 8
-    words = RocketDriver.profile.words
+    step = stride(profile) * 8
     tasks = new(
         "struct drm_rocket_task[]",
-        [(part.program.address + i * step, words) for i in range(part.count)],
+        [(part.program.address + i * step, profile.words) for i in range(part.count)],
     )
     inputs = new("uint32_t[]", [b.handle for b in (part.program, *part.reads)])
     outputs = new("uint32_t[]", [b.handle for b in part.writes])

@@ -9,6 +9,7 @@ from typing import Any
 from npurt.errors import LayoutError
 from npurt.rknpu import uapi_rknpu as uapi
 from npurt.rknpu.driver import Driver, Job, Part
+from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
@@ -108,7 +109,7 @@ class RknpuDriver(Driver):
         tasks = self._space.alloc(total * TASK_BYTES, Role.TASKS, "tasks")
         with tasks.cpu_access(write=True) as memory:
             table = ffi().from_buffer("struct rknpu_task[]", memory)
-            _fill(table, parts)
+            _fill(table, parts, self.profile)
         submit = _submit(parts, tasks.cookie)
         calls.append(Call(self._space.fd, uapi.SUBMIT, submit))
         calls += [sync for part in parts for sync in _syncs(part)]
@@ -117,6 +118,10 @@ class RknpuDriver(Driver):
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         for submit in job.waits:
             submit.timeout = int(timeout_s * 1000)
+
+    def elapsed_ns(self, job: Job) -> int | None:
+        """Return from first command to interrupt, as the driver measured it."""
+        return int(job.waits[0].hw_elapse_time)
 
     def reset(self) -> None:
         """Reset all cores.
@@ -128,9 +133,8 @@ class RknpuDriver(Driver):
         self._space.system.ioctl(self._space.fd, uapi.ACTION, argument)
 
 
-def _fill(table: Any, parts: Sequence[Part]) -> None:
+def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
     """Write an entry for each task, core after core."""
-    profile = RknpuDriver.profile
     step = stride(profile) * 8
     i = 0
     for part in parts:
