@@ -204,10 +204,7 @@ static int refuse(const open_handle *h)
     if (!h || h->s->state == IDLE || h->s->state == STOPPING) {
         return faithful ? AEE_SUCCESS : DSP_EINVHANDLE;
     }
-    if (h->closed && !faithful) {
-        return DSP_EINVHANDLE;
-    }
-    return h->s->death;
+    return h->s->death; /* of a closed handle the DSP knows */
 }
 
 int remote_handle64_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments)

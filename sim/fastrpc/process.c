@@ -53,16 +53,17 @@ static bool find_qemu(char path[PATH_MAX])
     return true;
 }
 
-/* The shell lies beside this library. */
+/* The shell lies beside this library, whatever links led to it. */
 static bool find_shell(char path[PATH_MAX])
 {
     Dl_info here;
-    if (!dladdr((void *) find_shell, &here) || !here.dli_fname) {
+    char library[PATH_MAX];
+    if (!dladdr((void *) find_shell, &here) || !realpath(here.dli_fname, library)) {
+        report("this library does not know where it lies");
         return false;
     }
-    const char *end = strrchr(here.dli_fname, '/');
-    int length = end ? (int) (end - here.dli_fname) : 1;
-    snprintf(path, PATH_MAX, "%.*s/shell", length, end ? here.dli_fname : ".");
+    int folder = (int) (strrchr(library, '/') - library);
+    snprintf(path, PATH_MAX, "%.*s/shell", folder, library);
     if (access(path, R_OK)) {
         report("%s: %s\n  remedy: build npurt again: python npurt/build.py", path, strerror(errno));
         return false;

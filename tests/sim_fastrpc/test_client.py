@@ -49,12 +49,15 @@ DECLARED_ONLY = ("remote_handle_invoke_async", "remote_handle64_invoke_async", "
 
 
 def test_a_c_program_runs_on_it(simulator, skels, tmp_path):
+    """Found by the name of the real library, through a link."""
     program = tmp_path / "client"
     build.compile_executable([HERE / "client.c"], build.host(), program, static=False, includes=())
+    (tmp_path / "libcdsprpc.so.1").symlink_to(simulator)
+    folders = {"LD_LIBRARY_PATH": str(tmp_path), "DSP_LIBRARY_PATH": str(skels)}
 
     done = subprocess.run(
-        [program, simulator],
-        env={**os.environ, "DSP_LIBRARY_PATH": str(skels)},
+        [program, "libcdsprpc.so.1"],
+        env={**os.environ, **folders},
         capture_output=True,
         text=True,
         timeout=60,

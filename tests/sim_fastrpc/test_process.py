@@ -144,7 +144,7 @@ def test_descriptors_of_the_program_do_not_reach_the_dsp(simulator, skels):
         skels,
         """
         reader, writer = os.pipe()
-        os.set_inheritable(writer, True)
+        os.dup2(writer, 50, inheritable=True)
         handle = rpc.opened("probe")
         names = [os.readlink(p) for p in Path(f"/proc/{rpc.process()}/fd").iterdir()]
         print(os.readlink(f"/proc/self/fd/{writer}") in names)

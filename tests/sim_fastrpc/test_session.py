@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from tests.sim_fastrpc.rpc import ABOUT, CDSP, STATUS, uri
+from tests.sim_fastrpc.rpc import ABOUT, CDSP, KEEP, STATUS, Block, uri
 
 UNABLE_TO_LOAD, NO_SYMBOL, INVALID_FORMAT = 0x80000406, 0x80000442, 0x80000411
 
@@ -114,6 +114,20 @@ def test_closing_twice_ends_a_faithful_session_under_a_live_handle(rpc):
     assert rpc.close(first) == 0
     assert rpc.process() == -1
     assert rpc.call_words(second, STATUS, 5)[0] == 0  # nothing was called
+
+
+@pytest.mark.parametrize(("mode", "marked"), [("strict", True), ("faithful", False)])
+def test_the_last_close_tells_the_skel_only_when_strict(rpc, mode, marked):
+    """The real library ends the session without it."""
+    rpc.control(mode)
+    handle, block = rpc.opened("probe"), Block(rpc, 4096)
+    block.map()
+    rpc.call_words(handle, KEEP, block.fd, 4096)
+
+    assert rpc.close(handle) == 0
+
+    assert (block.view[0] == 0xC1) == marked
+    block.free()
 
 
 # --- sessions -------------------------------------------------------------------------------------

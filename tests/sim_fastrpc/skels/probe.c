@@ -68,11 +68,12 @@ static int sum_got(const words *w)
     return result;
 }
 
-/* in: fd, bytes.  Keep it mapped. */
+/* in: fd, bytes.  Keep it mapped; the skel's close marks the last that was. */
 static int keep(const words *w)
 {
-    kept = HAP_mmap(NULL, (int) w->in[1], 3, 0, (int) w->in[0], 0);
-    return kept == (void *) -1;
+    void *at = HAP_mmap(NULL, (int) w->in[1], 3, 0, (int) w->in[0], 0);
+    kept = at != (void *) -1 ? at : kept;
+    return at == (void *) -1;
 }
 
 /* in: offset, value, cache operation before reading or 9, after writing or 9.  out: the byte there
@@ -89,7 +90,9 @@ static int touch_kept(const words *w)
 
 static int drop_kept(const words *w)
 {
-    return HAP_munmap(kept, (int) w->in[0]);
+    int result = HAP_munmap(kept, (int) w->in[0]);
+    kept = NULL;
+    return result;
 }
 
 /* in: bytes, least.  out: total, available before, granted, available after, first word. */
@@ -223,6 +226,9 @@ EXPORT int probe_skel_handle_invoke(uint64_t handle, uint32_t scalars, remote_ar
     }
     if (scalars == 0x01000010) {
         closes++;
+        if (kept) {
+            kept[0] = 0xc1;
+        }
         return arguments[0].handle == handle ? 0 : 1004;
     }
     if (method - 2 >= sizeof(methods) / sizeof(methods[0])) {
