@@ -90,7 +90,9 @@ def main() -> int:
     elif args.json:
         print(json.dumps(table))
     else:
-        print(f"{'arch':5} {'format':7} {'M':>4} {'MAC/packet':>10} {'quantiser, packets/element':>27}")
+        print(
+            f"{'arch':5} {'format':7} {'M':>4} {'MAC/packet':>10} {'quantiser, packets/element':>27}"
+        )
         for row in table:
             print(
                 f"{row['arch']:5} {row['format']:7} {row['m']:4} {row['mac_per_packet']:10.1f} "

@@ -18,7 +18,7 @@ static void rows(const job *job)
 
 static void row(const job *job)
 {
-    gemv(CHAN, 0, job);
+    gemv(CHAN, 0, NULL, job);
 }
 
 const kernels npurt_kernels_chan = {rows, row};

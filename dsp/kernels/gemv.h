@@ -46,9 +46,12 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
     return step_product(kind, offsets, a, b, w + CODE_VECTORS(kind), record, zero);
 }
 
-/* `count` tiles from `tile` on, whose first column is `column`. */
-INLINE void gemv_tiles(kind kind, int offsets, unsigned count, const job *job, const char *tile,
-                       uint32_t column, const constants *c)
+/* The steps of TILES tiles: w[tile] points to the first, acc[tile] starts at zero. */
+typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
+
+/* `count` tiles from `tile` on, whose first column is `column`; by `loop` where there is one. */
+INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
+                       const char *tile, uint32_t column, const constants *c)
 {
     const vec *w[TILES];
     const uint64_t *x = job->x.codes;
@@ -61,7 +64,10 @@ INLINE void gemv_tiles(kind kind, int offsets, unsigned count, const job *job, c
         OPAQUE(w[t]);
         acc[t] = kind == CHAN ? splat((uint32_t) *job->x.total) : Q6_V_vzero();
     }
-    for (uint32_t step = 0; step < job->steps; step++) {
+    if (loop) {
+        loop(w, job, c, acc);
+    }
+    for (uint32_t step = 0; step < job->steps && !loop; step++) {
         vec z = splat(*zero);
         UNROLL
         for (unsigned t = 0; t < count; t++) {
@@ -80,7 +86,7 @@ INLINE void gemv_tiles(kind kind, int offsets, unsigned count, const job *job, c
     finish(kind, 0, count, job, tile, column, acc);
 }
 
-INLINE void gemv(kind kind, int offsets, const job *job)
+INLINE void gemv(kind kind, int offsets, row_loop *loop, const job *job)
 {
     constants c = constants_of(kind, (const vec *) job->tile);
     const char *tile = job->tile;
@@ -89,11 +95,11 @@ INLINE void gemv(kind kind, int offsets, const job *job)
         if (done + TILES < job->tiles) {
             fetch(tile + TILES * job->tile_bytes, TILES * job->tile_bytes);
         }
-        gemv_tiles(kind, offsets, TILES, job, tile, done * NPURT_TILE, &c);
+        gemv_tiles(kind, offsets, loop, TILES, job, tile, done * NPURT_TILE, &c);
         tile += TILES * job->tile_bytes;
     }
     for (; done < job->tiles; done++) {
-        gemv_tiles(kind, offsets, 1, job, tile, done * NPURT_TILE, &c);
+        gemv_tiles(kind, offsets, NULL, 1, job, tile, done * NPURT_TILE, &c);
         tile += job->tile_bytes;
     }
 }

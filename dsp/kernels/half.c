@@ -17,7 +17,7 @@ static void rows(const job *job)
 
 static void row(const job *job)
 {
-    gemv(HALF, 0, job);
+    gemv(HALF, 0, NULL, job);
 }
 
 const kernels npurt_kernels_half = {rows, row};
@@ -29,7 +29,7 @@ static void rowsm(const job *job)
 
 static void rowm(const job *job)
 {
-    gemv(HALF, 1, job);
+    gemv(HALF, 1, NULL, job);
 }
 
 const kernels npurt_kernels_halfm = {rowsm, rowm};

@@ -17,7 +17,7 @@ static void rows(const job *job)
 
 static void row(const job *job)
 {
-    gemv(LUT, 0, job);
+    gemv(LUT, 0, NULL, job);
 }
 
 const kernels npurt_kernels_lut = {rows, row};

@@ -10,6 +10,7 @@
 #include "gemm.h"
 #include "gemv.h"
 #include "kinds.h"
+#include "row_loops.h"
 
 static void rows(const job *job)
 {
@@ -18,7 +19,7 @@ static void rows(const job *job)
 
 static void row(const job *job)
 {
-    gemv(NIB, 0, job);
+    gemv(NIB, 0, nib_loop, job);
 }
 
 const kernels npurt_kernels_nib = {rows, row};
@@ -30,7 +31,7 @@ static void rowsm(const job *job)
 
 static void rowm(const job *job)
 {
-    gemv(NIB, 1, job);
+    gemv(NIB, 1, nibm_loop, job);
 }
 
 const kernels npurt_kernels_nibm = {rowsm, rowm};

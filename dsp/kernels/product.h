@@ -47,8 +47,8 @@ enum { QUADS = NPURT_STEP / 8 }; /* words of 8 codes of x in a step */
     (CODE_VECTORS(kind) + SCALE_VECTORS(kind) * (1 + ((offsets) ? 1 : 0)))
 
 /* Bits that narrowing drops, and what is added before so that it rounds. */
-#define NARROW(kind) ((kind) == NIB ? 0 : (kind) == HALF ? 3 : (kind) == WIDE ? 12 : 4)
-#define HALF_UNIT(kind) (1u << NARROW(kind) >> 1)
+#define NARROW_BITS(kind) ((kind) == NIB ? 0 : (kind) == HALF ? 3 : (kind) == WIDE ? 12 : 4)
+#define HALF_UNIT(kind) (1u << NARROW_BITS(kind) >> 1)
 
 /* Heads of a tile. */
 enum {
@@ -111,7 +111,7 @@ INLINE vec dot(vec sum, columns w, uint64_t x)
 /* The pair (low: a, high: b) of int16 modulo 2^16. */
 INLINE vec narrow(kind kind, vec a, vec b)
 {
-    return kind == NIB ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW(kind));
+    return kind == NIB ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW_BITS(kind));
 }
 
 /* Sum of the pair h * (scale of x * scale of w). */

@@ -16,7 +16,7 @@ static void rows(const job *job)
 
 static void row(const job *job)
 {
-    gemv(WIDE, 0, job);
+    gemv(WIDE, 0, NULL, job);
 }
 
 const kernels npurt_kernels_wide = {rows, row};
