@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
@@ -29,8 +30,19 @@ def add(verbs: Any) -> None:
     parser.add_argument("--report", action="store_true", help="print the ledger too")
     parser.add_argument("--json", action="store_true", help="a JSON list of rows")
     parser.add_argument("--compare", metavar="FILE", help="rows of an earlier --json run")
+    _add_spec(parser.add_argument_group("speculative decoding"))
     parser.set_defaults(run=run, usage_error=parser.error)
     _add_matmul(parser.add_subparsers(metavar="matmul"))
+
+
+def _add_spec(group: Any) -> None:
+    group.add_argument("--spec", action="store_true",
+                       help="sweep the number of guesses over four prompts; needs -md")  # fmt: skip
+    group.add_argument("-md", "--draft", metavar="FILE",
+                       help="guess with a smaller model, or 'lookup': from the text")  # fmt: skip
+    group.add_argument("--draft-n", type=_counts, default="1,2,3,4,6,8", metavar="N[,N]",
+                       help="tokens to guess at once")  # fmt: skip
+    group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
 
 
 def _add_matmul(verbs: Any) -> None:
@@ -59,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
+    if args.spec or args.draft or args.plot:
+        return run_spec(args)
     rows = []
     for path in args.model:
         options = {"device": args.device, "n_threads": args.threads, "n_batch": args.batch_size}
@@ -83,9 +97,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_spec(args: argparse.Namespace) -> int:
+    """Measure one model with one draft, prompt by prompt."""
+    from npurt.cli import spec_table
+    from npurt.llm.spec.bench import bench_spec
+
+    if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
+        args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
+    if args.plot:
+        spec_table.require_plot(args.plot)
+    rows = bench_spec(
+        args.model[0],
+        args.draft,
+        numbers=args.draft_n,
+        tokens=args.n_gen[0],
+        repetitions=args.repetitions,
+        device=args.device,
+        n_threads=args.threads,
+        n_batch=args.batch_size,
+        verify=args.verify,
+    )
+    print(json.dumps(rows) if args.json else spec_table.table(rows))
+    if args.plot:
+        spec_table.plot(rows, args.plot)
+    return 0
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a markdown table."""
-    lines = [COLUMNS, tuple("-" * len(c) for c in COLUMNS)]
+    lines = []
     for row in rows:
         lines.append(
             (
@@ -99,7 +139,13 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{row['deviation']:.2f}",
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    return markdown(COLUMNS, lines)
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table with its columns lined up."""
+    lines = [columns, ["-" * len(c) for c in columns], *lines]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
         for line in lines

@@ -1,0 +1,99 @@
+"""What `npurt bench --spec` shows: the table of llama.cpp pull request 25166, and a drawing."""
+
+import contextlib
+import io
+import os
+import secrets
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import NpurtError
+
+COLUMNS = ("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup")
+FORMATS = (".png", ".svg", ".pdf")
+
+Rows = Sequence[dict[str, Any]]
+
+
+def table(rows: Rows) -> str:
+    """Return the rows as a markdown table, a text that differs from plain decoding's marked."""
+    from npurt.cli.bench import markdown
+
+    lines = [
+        (
+            row["prompt"],
+            "plain" if row["n"] == 0 else str(row["n"]),
+            f"{row['drafted']} / {row['accepted']}" if row["n"] else "",
+            "" if row["accept_rate"] is None else f"{100 * row['accept_rate']:.1f} %",
+            f"{row['accepted_length']:.3f}" if row["n"] else "",
+            f"{row['tokens_per_second']:.2f}",
+            f"{_speedup(row)}{'' if row['same_text'] else ', another text'}",
+        )
+        for row in rows
+    ]
+    return f"{rows[0]['model']}, {rows[0]['draft']}\n\n{markdown(COLUMNS, lines)}"
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    return "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
+
+
+def require_plot(path: str) -> None:
+    """Make sure that a drawing can be made, before anything is measured for it.
+
+    Raises:
+        NpurtError: matplotlib is missing, or *path* is no place for a drawing.
+    """
+    target = Path(path)
+    if target.suffix not in FORMATS or not target.parent.is_dir():
+        raise NpurtError(
+            f"cannot draw to {path}",
+            remedy=f"name a file in a folder that exists, ending with {', '.join(FORMATS)}",
+        )
+    if find_spec("matplotlib") is None:
+        raise NpurtError(
+            "drawing needs matplotlib, which is not installed",
+            remedy="install it (pip install 'npurt[plot]'), or leave out --plot",
+        )
+
+
+def plot(rows: Rows, path: str) -> None:
+    """Draw speedup over number of guesses, a line a prompt, to the file *path*.
+
+    Raises:
+        NpurtError: It cannot be written; there is no part of it then.
+    """
+    drawing = io.BytesIO()
+    _figure(rows).savefig(drawing, format=Path(path).suffix[1:])
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(drawing.getvalue())
+        os.replace(partial, target)
+    except OSError as error:
+        raise NpurtError(
+            f"cannot write {path}: {error.strerror}", remedy="choose another place for the drawing"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _figure(rows: Rows) -> Any:
+    figure = import_module("matplotlib.figure").Figure(layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1, color="grey", linestyle="dashed")
+    for i, prompt in enumerate(dict.fromkeys(row["prompt"] for row in rows)):
+        known = [r for r in rows if r["prompt"] == prompt and r["speedup"] is not None]
+        fixed = sorted((r["n"], r["speedup"]) for r in known if r["n"] not in (0, "auto"))
+        chosen = [r["speedup"] for r in known if r["n"] == "auto"]
+        axes.plot(*zip(*fixed, strict=True), color=f"C{i}", marker="o", label=prompt)
+        axes.plot([0] * len(chosen), chosen, color=f"C{i}", marker="*", linestyle="none")
+    axes.set_xlabel("tokens guessed at once (star: chosen while it runs)")
+    axes.set_ylabel("speedup over plain decoding")
+    axes.set_title(f"{rows[0]['model']}, {rows[0]['draft']}")
+    axes.legend()
+    return figure

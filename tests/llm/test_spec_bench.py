@@ -1,0 +1,73 @@
+"""The sweep over numbers of guesses counts what the speculator did, and compares like with like."""
+
+import pytest
+
+from npurt.errors import SettingError
+from npurt.llm.model import Llama
+from npurt.llm.spec.bench import PROMPTS, bench_spec
+from tests.llm import tiny
+
+MODEL = tiny.path("qwen3", "q8_0")
+ITSELF = {"numbers": (1, 3), "tokens": 21, "repetitions": 2, "prompts": {"one": "a b c"}}
+OPTIONS = {"device": "cpu", "n_threads": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """A model that drafts for itself: every guess is right, where it is sure enough to guess."""
+    return bench_spec(MODEL, MODEL, **ITSELF, **OPTIONS)
+
+
+def test_there_is_a_row_for_plain_decoding_each_number_and_the_controller(rows):
+    assert [(row["prompt"], row["n"]) for row in rows] == [("one", n) for n in (0, 1, 3, "auto")]
+
+
+def test_the_text_is_the_same_in_every_row(rows):
+    assert all(row["same_text"] for row in rows)
+    assert len({row["tokens"] for row in rows}) == 1
+
+
+def test_plain_decoding_is_the_measure(rows):
+    assert rows[0]["speedup"] == 1.0
+    assert rows[0]["drafted"] == rows[0]["accepted"] == 0
+    assert all(row["speedup"] > 0 and len(row["samples"]) == 2 for row in rows)
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(monkeypatch):
+    """20 tokens after the first, n + 1 of them a pass, as far as those go."""
+    monkeypatch.setattr("npurt.llm.spec.assistant.Assistant.__init__.__defaults__", (0.0,))
+
+    _, one, three, _ = bench_spec(MODEL, MODEL, **ITSELF, **OPTIONS)
+
+    for row, n in ((one, 1), (three, 3)):
+        assert row["tokens"] == 21
+        assert row["accept_rate"] == 1.0
+        assert row["accepted"] == row["drafted"] == 20 * n // (n + 1)
+        assert row["accepted_length"] == n + 1
+
+
+def test_another_text_is_noticed(monkeypatch):
+    """A model whose speculator is wrong writes something else, and the row says so."""
+    real = Llama.chat
+    monkeypatch.setattr(
+        Llama, "chat", lambda llm, *a, **o: real(llm, *a, **o) + "!" * bool(llm.speculator)
+    )
+
+    plain, *others = bench_spec(MODEL, "lookup", **ITSELF, **OPTIONS)
+
+    assert plain["same_text"]
+    assert not any(row["same_text"] for row in others)
+
+
+def test_the_prompts_leave_room_for_their_text():
+    """At most a token a byte, and a template around."""
+    assert max(len(prompt.encode()) for prompt in PROMPTS.values()) <= 800
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"repetitions": 0}, {"tokens": 1}, {"numbers": ()}, {"numbers": (0, 2)}, {"prompts": {}}],
+)
+def test_nothing_to_measure_is_refused(wrong):
+    with pytest.raises(SettingError, match="nothing to measure"):
+        bench_spec(MODEL, "lookup", **(ITSELF | wrong))
