@@ -301,6 +301,13 @@ def test_a_queue_that_the_dsp_never_reads_times_out(rpc, skel):
         assert queue.read()[3] == plus_one(b"lost")
 
 
+def test_a_skel_that_reads_by_itself_gets_nothing_either(rpc, skel):
+    with imported(rpc, skel, callback=0) as queue:
+        rpc.control("queue_stuck=1")
+        queue.write(b"lost")
+        assert rpc.call(skel, ANSWER, words(1, 5000))[0] == 0x8000040C
+
+
 def test_a_read_that_waits_is_cancelled_when_the_pd_dies(rpc, skel):
     """Also one without a limit of its own; then nothing works any more but closing."""
     import os
