@@ -79,7 +79,6 @@ class Batch:
         self._x[...] = x
         self._scratch.end(write=True)
         self._request.next()
-        self._reply.fill(0)
         self._send()
         messages.check(self._request, self._reply)
         if self._new:

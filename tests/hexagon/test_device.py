@@ -145,8 +145,13 @@ def test_products_of_one_input_take_one_call_and_equal_single_ones(shared):
 
 
 def test_products_of_one_input_quantise_it_once(shared):
-    weights = [shared.pack(tensor(32, 4096, seed=i)) for i in range(4)]
-    x = inputs(1, 4096)
+    """An eighth of a packet an element is spared at least: quantising cannot take less.
+
+    What a call costs by itself is below that: less than 3000 packets, against 4096 here.
+    """
+    k = 32768
+    weights = [shared.pack(tensor(32, k, seed=i)) for i in range(2)]
+    x = inputs(1, k)
     outs = [np.empty((1, 32), np.float32) for _ in weights]
 
     def packets(work):
@@ -157,10 +162,7 @@ def test_products_of_one_input_quantise_it_once(shared):
 
     together = packets(lambda: shared.matmuls(x, weights, outs))
     alone = packets(lambda: [multiply(shared, x, w) for w in weights])
-    same = [weights[0], weights[1]]
-    repeated = packets(lambda: shared.matmuls(x, same, outs[:2]))
-    assert together < alone
-    assert together - repeated < repeated  # two products more cost less than two and their input
+    assert alone - together > k / 8
 
 
 def count_calls(device):

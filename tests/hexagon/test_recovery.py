@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def at_work(**fields):
 def test_a_product_over_which_the_dsp_dies_is_repeated_on_a_new_one(fault, simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
-        packets = hexagon.packets()
+        for _ in range(5):
+            work.multiply()
+        packets = hexagon.packets()  # more than the new session will count
         tell(fault)
 
         assert work.is_right()
@@ -135,6 +138,17 @@ def test_weights_that_are_gone_are_not_uploaded_again(simulator):
         kill()
         assert work.is_right()
         assert not numbers & {packed.number for packed in hexagon._packed}
+
+
+def test_memory_of_the_lost_session_is_let_go(simulator):
+    """Otherwise a restart would hold every weight twice."""
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        old = [weakref.ref(work.weights[0].part.block), weakref.ref(hexagon._stores[0].scratch)]
+        kill()
+        assert work.is_right()
+        gc.collect()
+        assert [block() for block in old] == [None, None]
 
 
 def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):

@@ -112,6 +112,7 @@ def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_the_session_dead(
             product.run()
         with pytest.raises(DeviceLost):
             product.run()
+    wait_until(lambda: process() == 0)  # the thread came back, and closed what it had
 
 
 @pytest.mark.parametrize("fault", ["crash=6", "invoke=6", "ssr=6:50"])
@@ -156,6 +157,12 @@ def test_a_worker_that_cannot_open_says_why_and_is_gone(simulator, monkeypatch):
         way(worker=True).connect()
     assert caught.value.code == 0x80000406
     assert caught.value.remedy
+
+
+def test_ctrl_c_on_the_terminal_does_not_reach_a_worker(simulator):
+    """It goes to the process group of the terminal's foreground, which is the parent's."""
+    with opened(worker=True) as transport:
+        assert os.getpgid(transport.process) == transport.process != os.getpgid(0)
 
 
 def test_a_worker_has_its_own_numbers_for_memory_that_both_see(simulator):
