@@ -337,26 +337,30 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
         assert_is_product(device, x, w, out)
 
 
-def test_one_session_that_was_asked_for_stays_the_only_one(simulator, monkeypatch):
+@pytest.mark.parametrize("worker", [False, True])
+def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, monkeypatch):
+    """A worker could open it again, in another process."""
     monkeypatch.setattr(store, "PROVEN_BYTES", 0)
     monkeypatch.setattr(probe, "capacity", lambda way: 0)
-    with HexagonDevice("hexagon:test", way(session=2)) as device:
+    with HexagonDevice("hexagon:test", way(session=2, worker=worker)) as device:
         with pytest.raises(DeviceFull):
             device.pack(tensor(32, 64))
         assert len(device._stores) == 1
-        assert device._stores[0].transport.place.session == 2
+        if not worker:
+            assert device._stores[0].transport.place.session == 2
 
 
-@pytest.mark.parametrize("fault", ["no_memory=1", "bad_memory=1", "map=1"])
-def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault):
-    kept = device.pack(tensor(32, 64))
-    tell(fault + "+")
+@pytest.mark.parametrize("fault", ["no_memory=1+", "bad_memory=1+", "map=1+"])
+def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, monkeypatch):
+    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 14)
+    kept, large = device.pack(tensor(32, 64)), tensor(256, 256)
+    tell(fault)
     with pytest.raises(DeviceFull):
-        device.pack(tensor(4096, 8192))
+        device.pack(large)
     tell("reset")
     x = inputs(1, 64)
     assert_is_product(device, x, kept, multiply(device, x, kept))
-    assert device.pack(tensor(4096, 8192)).nbytes > 4096 * 8192
+    assert device.pack(large).nbytes > 256 * 256
 
 
 def test_too_many_blocks_are_not_mapped(device, monkeypatch):
