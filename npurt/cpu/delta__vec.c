@@ -7,9 +7,9 @@
  *         S [width of v][width of k]: rows lie along k, so both products read them in order.
  * gate    out = x / rms(x) * weight * silu(gate), head by head.
  *
- * Rows of S do not depend on each other: a tile of them stays in registers for up to SPAN tokens,
- * and many tokens give the same bits as one by one.  Dot products are a chain of fused
- * multiply-adds in 16 lanes and the tree of sum16.
+ * Rows of S do not depend on each other: sixteen of them go through SPAN tokens while they are in
+ * the L1 cache, and many tokens give the same bits as one by one.  Dot products are a chain of
+ * fused multiply-adds in 16 lanes and the tree of sum16.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; transformers modeling_qwen3_5.py (which
  *         1e-6 stands where); ggml ggml_gated_delta_net (decay for each element of k).
  */
@@ -142,33 +142,32 @@ static void prepare(const npurt_head *h, int64_t first, int count)
     }
 }
 
-/*
- * One token of four rows of S.  Both products read S as it was:
- * d = beta (v - S (a k)), S = a S + d k^T, out = scale (S (a q) + d k.q).
- */
-INLINE void four_rows(float *s, const npurt_token *token, int vectors, const float *v, float scale,
-                      float *out)
+/* S (a k) and S (a q) of four rows of S. */
+INLINE void read_rows(const float *s, const npurt_token *token, int width, f32x4 *k, f32x4 *q)
 {
-    const int width = LANES * vectors;
-    f32x16 k[4] = {0}, q[4] = {0};
-#pragma clang loop unroll(full)
+    f32x16 sk[4] = {0}, sq[4] = {0};
     for (int i = 0; i < width; i += LANES) {
         const f32x16 ak = load_f32(token->ak + i), aq = load_f32(token->aq + i);
 #pragma clang loop unroll(full)
         for (int r = 0; r < 4; r++) {
             const f32x16 row = load_f32(s + r * width + i);
-            k[r] = fma16(row, ak, k[r]);
-            q[r] = fma16(row, aq, q[r]);
+            sk[r] = fma16(row, ak, sk[r]);
+            sq[r] = fma16(row, aq, sq[r]);
         }
     }
-    f32x4 wanted, d;
+    *k = sum16_of_4(sk[0], sk[1], sk[2], sk[3]);
+    *q = sum16_of_4(sq[0], sq[1], sq[2], sq[3]);
+}
+
+/* S = a S + d k^T, d = beta (v - S (a k)), of four rows; out = scale (S (a q) + d k.q). */
+INLINE void write_rows(float *s, const npurt_token *token, int width, f32x4 k, f32x4 q,
+                       const float *v, float scale, float *out)
+{
+    f32x4 wanted;
     memcpy(&wanted, v, sizeof wanted);
-    d = token->beta * (wanted - sum16_of_4(k[0], k[1], k[2], k[3]));
-    const f32x4 y =
-        __builtin_elementwise_fma(d, (f32x4) (token->kq), sum16_of_4(q[0], q[1], q[2], q[3])) *
-        scale;
+    const f32x4 d = token->beta * (wanted - k);
+    const f32x4 y = __builtin_elementwise_fma(d, (f32x4) (token->kq), q) * scale;
     memcpy(out, &y, sizeof y);
-#pragma clang loop unroll(full)
     for (int i = 0; i < width; i += LANES) {
         const f32x16 a = load_f32(token->a + i), ki = load_f32(token->k + i);
 #pragma clang loop unroll(full)
@@ -179,63 +178,72 @@ INLINE void four_rows(float *s, const npurt_token *token, int vectors, const flo
     }
 }
 
-/* `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on. */
-INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t j, int vectors,
+/*
+ * `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on.  Both
+ * products read S as it was, four rows ahead of those that are written: so nobody waits for sums.
+ */
+INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t j, int width,
                          float *s)
 {
     const float *v = h->v + first * h->op->v_at.token + j;
     float *out = h->out + first * h->op->out_at.token + j;
+    const int step = 4 * width;
     for (int t = 0; t < count; t++) {
-        for (int r = 0; r < LANES; r += 4) {
-            four_rows(s + r * LANES * vectors, &h->tokens[t], vectors, v + r, h->op->scale,
-                      out + r);
+        const npurt_token *token = &h->tokens[t];
+        f32x4 k[4], q[4];
+        read_rows(s, token, width, k, q);
+#pragma clang loop unroll(full)
+        for (int r = 0; r < 4; r++) {
+            if (r < 3) {
+                read_rows(s + (r + 1) * step, token, width, k + r + 1, q + r + 1);
+            }
+            write_rows(s + r * step, token, width, k[r], q[r], v + 4 * r, h->op->scale,
+                       out + 4 * r);
         }
         v += h->op->v_at.token;
         out += h->op->out_at.token;
     }
 }
 
-#define WIDTH(n)                                                                                   \
-    case n:                                                                                        \
-        sixteen_rows(h, first, count, j, n, s);                                                    \
-        break
-
+/* The widths that models have are compiled by themselves. */
 static void span(const npurt_head *h, int64_t first, int count, int64_t j, float *s)
 {
-    switch (h->op->width / LANES) {
-        WIDTH(1);
-        WIDTH(2);
-        WIDTH(3);
-        WIDTH(4);
-        WIDTH(5);
-        WIDTH(6);
-        WIDTH(7);
-        WIDTH(8);
+    switch (h->op->width) {
+    case 64:
+        sixteen_rows(h, first, count, j, 64, s);
+        break;
+    case 128:
+        sixteen_rows(h, first, count, j, 128, s);
+        break;
+    default:
+        sixteen_rows(h, first, count, j, h->op->width, s);
     }
 }
 
-/* Sixteen rows of one head of one sequence, for all tokens. */
+/* DELTA_ROWS rows, or the rest, of one head of one sequence, for all tokens. */
 void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
 void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch)
 {
-    const int64_t blocks = op->width / LANES, size = (int64_t) op->width * op->width;
-    const int64_t j = item % blocks * LANES, head = item / blocks % op->heads;
-    const int64_t sequence = item / blocks / op->heads;
+    const int64_t parts = (op->width + DELTA_ROWS - 1) / DELTA_ROWS;
+    const int64_t first = item % parts * DELTA_ROWS, left = op->width - first;
+    const int64_t rows = left < DELTA_ROWS ? left : DELTA_ROWS;
+    const int64_t head = item / parts % op->heads, sequence = item / parts / op->heads;
     const int64_t k_head = op->grouped ? head / (op->heads / op->k_heads) : head % op->k_heads;
+    const int64_t size = (int64_t) op->width * op->width;
     const int64_t slot = op->sequences * op->heads * size;
-    const size_t bytes = (size_t) (LANES * op->width) * sizeof(float);
+    const size_t bytes = (size_t) (rows * op->width) * sizeof(float);
     const int32_t plain[3] = {0, -1, 0};
     const int32_t *control = op->control ? op->control : plain;
-    float *s = op->state + (sequence * op->heads + head) * size + j * op->width;
+    float *s = op->state + (sequence * op->heads + head) * size + first * op->width;
     npurt_head h = {
         .op = op,
         .tokens = (npurt_token *) (void *) scratch,
         .q = op->q + sequence * op->q_at.sequence + k_head * op->q_at.head,
         .k = op->k + sequence * op->k_at.sequence + k_head * op->k_at.head,
-        .v = op->v + sequence * op->v_at.sequence + head * op->v_at.head,
+        .v = op->v + sequence * op->v_at.sequence + head * op->v_at.head + first,
         .decay = op->decay + sequence * op->decay_at.sequence + head * op->decay_at.head,
         .beta = op->beta + sequence * op->beta_at.sequence + head * op->beta_at.head,
-        .out = op->out + sequence * op->out_at.sequence + head * op->out_at.head,
+        .out = op->out + sequence * op->out_at.sequence + head * op->out_at.head + first,
     };
     if (control[0]) {
         memcpy(s, s + control[0] * slot, bytes);
@@ -248,7 +256,9 @@ void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, 
         end = t + SPAN < tokens ? t + SPAN : tokens;
         end = t < saving && saving < end ? saving : end;
         prepare(&h, t, (int) (end - t));
-        span(&h, t, (int) (end - t), j, s);
+        for (int64_t j = 0; j < rows; j += LANES) {
+            span(&h, t, (int) (end - t), j, s + j * op->width);
+        }
     }
 }
 

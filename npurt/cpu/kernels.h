@@ -24,7 +24,7 @@ typedef struct {
 } npurt_tile;
 
 enum { GEMV_ROWS = 16 };
-enum { DELTA_WIDEST = 128, CONV_TAPS = 8, EXPERTS_MOST = 4096 };
+enum { DELTA_WIDEST = 128, DELTA_ROWS = 64, CONV_TAPS = 8, EXPERTS_MOST = 4096 };
 
 /* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
 typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,

@@ -51,7 +51,8 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
         d.grain = ceil_div(d.items, threads * 4);
         break;
     case NPURT_DELTA:
-        d.items = op->u.delta.sequences * op->u.delta.heads * (op->u.delta.width / 16);
+        d.items = op->u.delta.sequences * op->u.delta.heads;
+        d.items *= ceil_div(op->u.delta.width, DELTA_ROWS);
         d.grain = ceil_div(d.items, threads * 4);
         break;
     case NPURT_ROUTE:

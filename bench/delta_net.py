@@ -1,0 +1,129 @@
+"""Time one token of a gated delta net: the host's kernel against numpy, taking turns.
+
+    python bench/delta_net.py --threads 2
+
+numpy computes the same equations on the same states: in float64, which is the tests' reference, and
+in float32 without new arrays, which is the best it can do.  A token goes through several nets with
+states of their own, as in a model.  Every round takes the shortest of some bursts of each, so that
+a busy machine costs both sides alike; a ratio is of one round.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.engine import Engine
+from npurt.cpu.program import Program
+from npurt.device import DeltaNet
+
+LAYERS = 8
+SIZES = {"Qwen3.5-0.8B": (16, 16, 128), "Qwen3.5-4B": (16, 32, 128), "64 wide": (16, 16, 64)}
+
+
+def net_of(seed: int, k_heads: int, heads: int, width: int) -> DeltaNet:
+    """Return a net of one token with random inputs."""
+    rng = np.random.default_rng(seed)
+
+    def floats(*shape: int) -> npt.NDArray[np.float32]:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    q, k = floats(1, 1, k_heads, width), floats(1, 1, k_heads, width)
+    return DeltaNet(
+        q=q / np.linalg.norm(q, axis=-1, keepdims=True),
+        k=k / np.linalg.norm(k, axis=-1, keepdims=True),
+        v=floats(1, 1, heads, width),
+        decay=-abs(floats(1, 1, heads, 1)),
+        beta=rng.random((1, 1, heads), np.float32),
+        out=np.empty((1, 1, heads, width), np.float32),
+        state=floats(1, heads, width, width),
+        scale=width**-0.5,
+        grouped=False,
+    )
+
+
+def in_numpy(nets: Sequence[DeltaNet], dtype: npt.DTypeLike) -> Callable[[], None]:
+    """Return a function that runs *nets* once, on states of their own, in *dtype*."""
+    layers = []
+    for net in nets:
+        repeat = net.v.shape[2] // net.k.shape[2]
+        q, k = (np.tile(x[0, 0], (repeat, 1)).astype(dtype)[..., None] for x in (net.q, net.k))
+        v, beta = net.v[0, 0].astype(dtype)[..., None], net.beta[0, 0].astype(dtype)
+        decay, state = net.decay[0, 0].astype(dtype)[..., None], net.state[0].astype(dtype)
+        layers.append((q, k, v, decay, beta[:, None, None], state, net.scale))
+    change, out = np.empty_like(layers[0][5]), np.empty_like(layers[0][2])
+
+    def run() -> None:
+        for q, k, v, decay, beta, state, scale in layers:
+            np.multiply(state, np.exp(decay), out=state)
+            np.multiply(beta * (v - state @ k), k.transpose(0, 2, 1), out=change)
+            np.add(state, change, out=state)
+            np.multiply(state @ q, scale, out=out)
+
+    return run
+
+
+def seconds(run: Callable[[], Any], bursts: int, tokens: int = 10) -> float:
+    """Return the seconds a token and layer take in the shortest of *bursts* bursts."""
+    times = []
+    for _ in range(bursts):
+        start = time.perf_counter()
+        for _ in range(tokens):
+            run()
+        times.append(time.perf_counter() - start)
+    return min(times) / tokens / LAYERS
+
+
+def measure(
+    engine: Engine, sizes: tuple[int, int, int], rounds: int, bursts: int
+) -> dict[str, Any]:
+    """Return microseconds of each, and the ratios of all rounds."""
+    nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
+    program = Program(engine)
+    for net in nets:
+        program.delta(net)
+    runs: dict[str, Callable[[], Any]] = {
+        "float64": in_numpy(nets, np.float64),
+        "float32": in_numpy(nets, np.float32),
+        "kernel": program.run,
+    }
+    for run in runs.values():
+        run()
+    timed = [{name: seconds(run, bursts) for name, run in runs.items()} for _ in range(rounds)]
+    row: dict[str, Any] = {n: 1e6 * statistics.median(t[n] for t in timed) for n in runs}
+    for name in ("float64", "float32"):
+        ratios = sorted(t[name] / t["kernel"] for t in timed)
+        row[f"{name} / kernel"] = (statistics.median(ratios), ratios[0], ratios[-1])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One token of a gated delta net, against numpy.")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--bursts", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    engine = Engine(args.threads)
+    rows = {name: measure(engine, s, args.rounds, args.bursts) for name, s in SIZES.items()}
+    engine.close()
+    if args.json:
+        print(json.dumps(rows))
+        return
+    for name, row in rows.items():
+        print(
+            f"{name:14}"
+            + "".join(f"{n} {row[n]:7.1f} us  " for n in ("float64", "float32", "kernel"))
+        )
+        for ratio in ("float64 / kernel", "float32 / kernel"):
+            middle, low, high = row[ratio]
+            print(f"  {ratio}: {middle:.1f} [{low:.1f}-{high:.1f}]")
+
+
+if __name__ == "__main__":
+    main()
