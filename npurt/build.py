@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-if not __package__:  # run by hand, or by hatchling, which knows the path of this file alone
+if __package__ != "npurt":  # run by hand, or by hatchling, which knows the path of this file alone
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt.build_hexagon import (
