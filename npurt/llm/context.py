@@ -19,6 +19,7 @@ from npurt.llm.metadata import Metadata
 from npurt.llm.progress import Progress
 from npurt.llm.rope import tables
 from npurt.llm.state import Snapshot, State
+from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.plan import Plan
@@ -56,7 +57,7 @@ class Context:
         require_context(self.metadata, self.n_ctx)
         self._state = State(self.config, self.n_ctx, kv_type)
 
-    def _build(self, strict: bool) -> None:
+    def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
         file, config, expected = self._file, self.config, self._expected
         sources = decoder.sources(config, self._shapes)
         total = sum(info.nbytes for info in file.tensors.values())
@@ -81,7 +82,8 @@ class Context:
         self._logits = np.empty((1, config.n_vocab), np.float32)
         self._embedding = file[EMBEDDING]
         self._plan = Plan(self._cpu, self._ledger, self._checks)
-        self._decoder.add(self._plan, self._logits)
+        self._taps = Taps(tapped, self._model.rows, config.width) if tapped else None
+        self._decoder.add(self._plan, self._logits, self._taps)
         self._plan.prepare()
 
     # --- Evaluation -----------------------------------------------------------------------------
@@ -171,15 +173,40 @@ class Context:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._require_open()
         self._mend()
-        self._decoder.x[: len(ids)] = self._embedding[np.asarray(ids)].dequantize()
+        self._decoder.x[: len(ids)] = self.embed(ids)
+        if self._taps:
+            self._taps.begin(self.n_tokens, len(ids))
         self._state.begin(len(ids))
         self._plan.run(len(ids), self.n_tokens, head, out)
+        if self._taps:
+            self._taps.end(ids)
         self._state.end(ids)
 
     def _mend(self) -> None:
         """Evaluate again what a run that was broken off has spoiled."""
         if not self._state.whole:
             self.rewind(self.n_tokens)
+
+    # --- For networks that draft for this one ---------------------------------------------------
+
+    @property
+    def file(self) -> GGUF:
+        """The file."""
+        return self._file
+
+    @property
+    def taps(self) -> Taps | None:
+        """What is kept of the residual stream, if anything is."""
+        return self._taps
+
+    def embed(self, ids: Sequence[int]) -> F32:
+        """Return the embeddings of *ids*, ``[T, D]``."""
+        return self._embedding[np.asarray(ids)].dequantize()
+
+    def head(self, norm: F32, eps: float) -> decoder.Head:
+        """Return the output matrix behind a norm of one's own, ``[D]``."""
+        plan = Plan(self._cpu, self._ledger, self._checks)
+        return decoder.Head(self._model, plan, norm, eps)
 
     # --- State ----------------------------------------------------------------------------------
 

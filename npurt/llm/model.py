@@ -18,6 +18,8 @@ from npurt.llm.gguf import GGUF, TensorInfo
 from npurt.llm.metadata import optional
 from npurt.llm.sampler import Sampler, Sampling
 from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.diffusion import Diffusion, open_network
+from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
@@ -48,11 +50,12 @@ class Llama(Context):
         chat_template: Jinja source to use instead of the file's.
         progress: Show progress bars on a terminal.
         draft: Decode speculatively: ``"lookup"`` guesses from the text itself, a path names a
-            smaller model with the same vocabulary.  The text stays the same, token for token.
+            smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
+            stays the same, token for token.
         draft_max: Tokens to guess at once, at most; how many is decided while it runs.
 
     Raises:
-        ModelFormatError: npurt cannot run the file, or *draft* has another vocabulary.
+        ModelFormatError: npurt cannot run the file, or *draft* with it.
         DeviceNotFound: There is no such device.
         SettingError: An argument makes no sense.
         NotOffloaded: See *strict*.
@@ -93,6 +96,7 @@ class Llama(Context):
         self._file = GGUF(path)
         self.metadata = self._file.metadata
         self._open_model(n_ctx, kv_type)
+        self._network = open_network(draft, self) if draft and draft != "lookup" else None
         self._device = (
             device if isinstance(device, Device) else open_device(device, threads=n_threads)
         )
@@ -101,7 +105,7 @@ class Llama(Context):
         try:
             with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
                 tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
-                self._build(strict)
+                self._build(strict, self._network.shape.layers if self._network else ())
             self.tokenizer = tokenizer.result()
             self._check_vocabulary()
         except BaseException:
@@ -127,12 +131,19 @@ class Llama(Context):
                     f"{most} tokens cannot be guessed at once",
                     remedy=f"use a draft_max of 1 to {self._model.rows - 1}",
                 )
-            drafter = Lookup() if draft == "lookup" else self._assistant(draft)
+            drafter = self._drafter(draft)
         except BaseException:
             self.close()
             raise
         self.speculator = Speculator(drafter, most)
         self._ledger.remark(self.speculator.controller.speculation.line)
+
+    def _drafter(self, draft: str | os.PathLike[str]) -> Drafter:
+        if draft == "lookup":
+            return Lookup()
+        if self._network is None:
+            return self._assistant(draft)
+        return Diffusion(Path(draft).name, self._network, self)
 
     def _assistant(self, path: str | os.PathLike[str]) -> Assistant:
         small = Llama(path, "cpu", n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,

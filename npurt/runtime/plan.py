@@ -4,7 +4,8 @@ Consecutive ops on the host become one program for its thread pool, whose thread
 without Python.  A product on another device ends that program, and a new one begins after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,27 @@ from npurt.runtime.recurrence import RemoteDelta
 from npurt.runtime.remote import RemoteStep
 from npurt.runtime.verify import Mode, Sampler
 
-Step = HostStep | RemoteStep | RemoteExperts | RemoteDelta
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function between two ops, called with the number of rows."""
+
+    function: Callable[[int], None]
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Call it."""
+        del position, head
+        self.function(rows)
+
+    def prepare(self) -> None:
+        """There is nothing to verify."""
+
+    def redirect_last(self, array: F32) -> None:
+        """It has no product; see `Plan.run`."""
+        raise AssertionError("the last step of a plan is no product")
+
+
+Step = HostStep | RemoteStep | RemoteExperts | RemoteDelta | Call
 
 
 class Plan:
@@ -99,6 +120,10 @@ class Plan:
         if out.quantised:
             host.program.quant(out)
             host.label("quantise")
+
+    def call(self, function: Callable[[int], None]) -> None:
+        """Call *function* with the number of rows once the ops so far are done."""
+        self._steps.append(Call(function))
 
     def silu(self, gate_up: F32, out: Input, *, fan: int = 1) -> None:
         """``out = silu(gate) * up`` of the two halves of *gate_up*, *fan* rows for each token."""

@@ -8,6 +8,7 @@ from npurt.llm.arch import delta, feedforward
 from npurt.llm.arch.architecture import EMBEDDING, Architecture, Expected, Model, Shapes, Source
 from npurt.llm.config import Config
 from npurt.llm.metadata import CONVERT_AGAIN
+from npurt.llm.taps import Taps
 from npurt.runtime.plan import Plan
 
 
@@ -97,13 +98,19 @@ class Decoder:
         self._dense = feedforward.Dense(model, config.n_ff) if config.n_ff else None
         self._routed = feedforward.Routed(model) if config.experts else None
 
-    def add(self, plan: Plan, logits: F32) -> None:
-        """Add the forward pass to *plan*: *logits* ``[T - head, V]`` come out."""
+    def add(self, plan: Plan, logits: F32, taps: Taps | None = None) -> None:
+        """Add the forward pass to *plan*: *logits* ``[T - head, V]`` come out.
+
+        Args:
+            taps: What is to be kept of the residual stream.
+        """
         model, config, x, out = self._model, self._model.config, self.x, self._out
         numbers, before = model.numbers, None
         for i in range(config.n_layers):
             block = f"blk.{i}"
             plan.norm(x, numbers[f"{block}.attn_norm"], config.eps, self._to_mixer, add=before)
+            if taps and i in taps.layers:
+                plan.call(taps.keep(i, x))
             self._mixers[config.is_recurrent(i)].add(plan, i, self._to_mixer, out)
             norm = numbers[f"{block}.{model.architecture.ffn_norm}"]
             plan.norm(x, norm, config.eps, self._to_ffn, add=out)
@@ -115,3 +122,30 @@ class Decoder:
         norm = numbers["output_norm"]
         plan.norm(x, norm, config.eps, self._to_output, add=before, from_head=True)
         plan.matmul("output", self._to_output, [model.weights["output"]], logits, head=True)
+
+
+class Head:
+    """The output matrix of a model, for what another network made.
+
+    Args:
+        plan: An empty one.
+        norm: Of the norm before it, ``[D]``.
+    """
+
+    def __init__(self, model: Model, plan: Plan, norm: F32, eps: float) -> None:
+        self._x = empty(model.rows, model.config.width)
+        self._logits = empty(1, model.config.n_vocab)
+        self._plan = plan
+        normed = model.input(model.config.width, "output", fine=True)
+        plan.norm(self._x, norm, eps, normed)
+        plan.matmul("draft_output", normed, [model.weights["output"]], self._logits, head=True)
+        plan.prepare()
+
+    def __call__(self, x: F32) -> F32:
+        """Return the logits ``[T, V]`` of rows ``[T, D]``; the next call overwrites them."""
+        if len(x) > len(self._logits):
+            self._logits = empty(len(x), self._logits.shape[1])
+        self._x[: len(x)] = x
+        logits = self._logits[: len(x)]
+        self._plan.run(len(x), 0, 0, logits)
+        return logits

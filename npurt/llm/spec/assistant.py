@@ -7,6 +7,8 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.errors import ModelFormatError
+from npurt.llm.gguf import GGUF
+from npurt.llm.metadata import strings
 from npurt.llm.spec.drafter import Drafter
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Assistant(Drafter):
     """
 
     def __init__(self, draft: "Llama", target: "Llama", sure: float = SURE) -> None:
-        require_same_vocabulary(draft, target)
+        require_same_vocabulary(draft.file, target.file)
         self.name = f"draft model {draft.path.name}"
         self._draft = draft
         self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
@@ -87,13 +89,13 @@ def probability(logits: F32, token: int) -> float:
     return 1 / total if total >= 1 else 0.0
 
 
-def require_same_vocabulary(draft: "Llama", target: "Llama") -> None:
-    """Refuse a draft model whose tokens mean something else.
+def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:
+    """Refuse a draft whose tokens mean something else.
 
     Raises:
         ModelFormatError: Text or number of tokens differ, but for padding at the end.
     """
-    a, b = (llm.metadata["tokenizer.ggml.tokens"] for llm in (draft, target))
+    a, b = (strings(file.metadata, "tokenizer.ggml.tokens") for file in (draft, target))
     same = min(len(a), len(b))
     wrong = next((i for i in range(same) if a[i] != b[i]), None)
     if abs(len(a) - len(b)) > MAY_DIFFER or wrong is not None:

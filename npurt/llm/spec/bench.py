@@ -107,7 +107,9 @@ def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
     speculator = llm.speculator
     assert speculator is not None, "a model without what guesses"
     fixed = choice > 0
-    speculator.controller = Controller(choice if fixed else most, fixed=fixed)
+    speculator.controller = Controller(
+        choice if fixed else most, fixed=fixed, at_once=speculator.drafter.at_once
+    )
     llm.reset()
     llm.speculator = None if choice == PLAIN else speculator
     try:

@@ -68,15 +68,17 @@ class Controller:
     Args:
         most: Largest number.
         fixed: Always draft *most*, whatever it costs: for measurements.
+        at_once: Drafting several tokens takes as long as drafting one.
     """
 
-    def __init__(self, most: int, *, fixed: bool = False) -> None:
+    def __init__(self, most: int, *, fixed: bool = False, at_once: bool = False) -> None:
         self.speculation = Speculation()
         self._most = most
         self._fixed = fixed
+        self._at_once = at_once
         self._right = Mean(0.7, PATIENCE, known=True)  # a guess, when those before it are
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
-        self._draft = Mean(0.0)  # seconds per drafted token
+        self._draft = Mean(0.0)  # seconds per drafted token, or per draft
         self._since_plain = 0
 
     def choose(self) -> int:
@@ -97,7 +99,7 @@ class Controller:
         """Take in one step: *right* of *proposed* tokens were accepted."""
         self._verify[proposed].add(verify_seconds)
         if proposed:
-            self._draft.add(draft_seconds / proposed)
+            self._draft.add(draft_seconds / self._shares(proposed))
             for i in range(min(right + 1, proposed)):
                 self._right.add(float(i < right))
         self._since_plain = self._since_plain + 1 if proposed else 0
@@ -135,4 +137,8 @@ class Controller:
         else:
             low, high = self._verify[below].value, self._verify[above].value
             verify = low + (high - low) * (n - below) / (above - below)
-        return verify + n * self._draft.value
+        return verify + self._shares(n) * self._draft.value
+
+    def _shares(self, n: int) -> int:
+        """Return how many times `_draft` the drafting of *n* tokens takes."""
+        return min(n, 1) if self._at_once else n

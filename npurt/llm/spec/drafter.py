@@ -8,6 +8,7 @@ class Drafter(abc.ABC):
     """Guesses how a text goes on.  A wrong guess costs time and nothing else."""
 
     name: str
+    at_once = False  # several tokens cost no more than one
 
     def prepare(self, history: Sequence[int]) -> None:  # noqa: B027  most need not
         """Get ready to guess after *history*, while the prompt is evaluated."""

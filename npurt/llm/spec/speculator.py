@@ -25,7 +25,7 @@ class Speculator:
 
     def __init__(self, drafter: Drafter, most: int, *, fixed: bool = False) -> None:
         self.drafter = drafter
-        self.controller = Controller(most, fixed=fixed)
+        self.controller = Controller(most, fixed=fixed, at_once=drafter.at_once)
 
     def step(self, llm: "Llama", history: list[int], room: int, choose: Choose) -> list[int]:
         """Return the tokens, at least one, that follow *history*, whose last is not evaluated yet.

@@ -1,0 +1,207 @@
+"""The network of a block-diffusion draft (DFlash), in numpy.
+
+A small transformer that fills in a block of masked tokens at once.  It has neither embedding nor
+output matrix: both are the target's.  It reads the target's residual stream: for every token that
+the target has seen, a mix of it gives keys and values, which the tokens of a block attend to beside
+each other, in both directions.
+Sources: llama.cpp src/models/dflash.cpp and gguf-py constants (tensors, keys), MIT; z-lab/dflash
+model.py (equations).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npurt.cpu.engine import MAX_ROWS
+from npurt.device import F32
+from npurt.errors import ModelFormatError
+from npurt.llm import weights
+from npurt.llm.arch.architecture import Expected
+from npurt.llm.config import Config, read_config, require_context
+from npurt.llm.gguf import DAMAGED, GGUF
+from npurt.llm.metadata import CONVERT_AGAIN, numbers, require
+from npurt.llm.rope import tables
+
+NAME = "dflash"  # general.architecture
+VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # DFlash2, DSpark
+ANOTHER = "use a draft that was made for this very model"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a draft says of itself and of its target."""
+
+    config: Config
+    block: int  # tokens of a block, the first of which is known
+    mask: int  # the token that stands for one to fill in
+    layers: tuple[int, ...]  # of the target, whose inputs are read
+
+
+def read_shape(file: GGUF, target: Config) -> Shape:
+    """Read and check what the draft *file* says.
+
+    Raises:
+        ModelFormatError: npurt does not run it, or it is not for *target*.
+    """
+    metadata = file.metadata
+    kind = [key for key in metadata if key.removeprefix(f"{NAME}.").startswith(VARIANTS)]
+    if kind:
+        raise ModelFormatError(
+            f"{file.path.name} has {kind[0]}: a kind of DFlash draft that npurt does not run",
+            remedy="use a draft of the first kind, or a smaller model of the same family",
+        )
+    plain = {key: v for key, v in metadata.items() if key != f"{NAME}.attention.causal"}
+    shape = Shape(
+        config=read_config(plain, target.n_vocab),
+        block=require(metadata, f"{NAME}.block_size", int),
+        mask=require(metadata, "tokenizer.ggml.mask_token_id", int),
+        layers=tuple(numbers(metadata, f"{NAME}.target_layers", "iu").tolist()),
+    )
+    if shape.config.width != target.width:
+        raise ModelFormatError(
+            f"{file.path.name} is {shape.config.width} wide, the model {target.width}",
+            remedy=ANOTHER,
+        )
+    if not shape.layers or not all(0 <= layer < target.n_layers for layer in shape.layers):
+        raise ModelFormatError(
+            f"{file.path.name} reads layers {list(shape.layers)} of a model that has "
+            f"{target.n_layers}",
+            remedy=ANOTHER,
+        )
+    if not (2 <= shape.block <= MAX_ROWS and 0 <= shape.mask < target.n_vocab):
+        raise ModelFormatError(
+            f"{file.path.name} has blocks of {shape.block} tokens, and token {shape.mask} for "
+            "those to fill in",
+            remedy=CONVERT_AGAIN,
+        )
+    return shape
+
+
+def expected(shape: Shape) -> dict[str, Expected]:
+    """Return every tensor of a draft by name."""
+    config = shape.config
+    d, w, f = config.width, config.head_width, config.n_ff
+    q, kv = config.n_heads * w, config.n_kv_heads * w
+    table: dict[str, tuple[int, ...]] = {
+        "fc.weight": (d, len(shape.layers) * d),
+        "enc.output_norm.weight": (d,),
+        "output_norm.weight": (d,),
+    }
+    for i in range(config.n_layers):
+        for name, size in (
+            ("attn_norm", (d,)),
+            ("attn_q", (q, d)),
+            ("attn_k", (kv, d)),
+            ("attn_v", (kv, d)),
+            ("attn_q_norm", (w,)),
+            ("attn_k_norm", (w,)),
+            ("attn_output", (d, q)),
+            ("ffn_norm", (d,)),
+            ("ffn_gate", (f, d)),
+            ("ffn_up", (f, d)),
+            ("ffn_down", (d, f)),
+        ):
+            table[f"blk.{i}.{name}.weight"] = size
+    return {name: Expected(size) for name, size in table.items()}
+
+
+class Network:
+    """A draft's weights, float32, and the keys and values of the tokens that the target has seen.
+
+    Letters: T tokens, D width, H heads, G kv heads, W head width, P positions.
+
+    Args:
+        file: The draft.
+        target: Of the model it is for.
+        n_ctx: P.
+
+    Raises:
+        ModelFormatError: See `read_shape`; or tensors are missing, unknown or damaged.
+    """
+
+    def __init__(self, file: GGUF, target: Config, n_ctx: int) -> None:
+        self.shape = read_shape(file, target)
+        require_context(file.metadata, n_ctx)
+        table = expected(self.shape)
+        weights.check(file, table)
+        config = self.shape.config
+        self._numbers = {name.removesuffix(".weight"): _values(file, name) for name in table}
+        self._cos, self._sin = tables(config, n_ctx)
+        size = (config.n_layers, config.n_kv_heads, n_ctx, config.head_width)
+        self._keys: F32 = np.empty(size, np.float32)
+        self._values: F32 = np.empty(size, np.float32)
+
+    @property
+    def output_norm(self) -> F32:
+        """Of the norm before the target's output matrix, ``[D]``."""
+        return self._numbers["output_norm"]
+
+    def inject(self, streams: F32, position: int) -> None:
+        """Take in the target's streams ``[T, layers * D]`` of the tokens from *position* on."""
+        mixed = streams @ self._numbers["fc"].T
+        mixed = self._norm(mixed, "enc.output_norm")
+        for layer in range(self.shape.config.n_layers):
+            self._put(layer, mixed, position)
+
+    def fill_in(self, x: F32, position: int) -> F32:
+        """Return what a block makes of its embeddings *x* ``[T, D]``, all but the last norm.
+
+        What was injected before *position* is seen, and the block itself.
+        """
+        numbers = self._numbers
+        for layer in range(self.shape.config.n_layers):
+            block = f"blk.{layer}"
+            x = x + self._attend(layer, self._norm(x, f"{block}.attn_norm"), position)
+            normed = self._norm(x, f"{block}.ffn_norm")
+            gate = normed @ numbers[f"{block}.ffn_gate"].T
+            up = normed @ numbers[f"{block}.ffn_up"].T
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ numbers[f"{block}.ffn_down"].T
+        return x
+
+    def _attend(self, layer: int, x: F32, position: int) -> F32:
+        config, block = self.shape.config, f"blk.{layer}"
+        rows, width, groups = len(x), config.head_width, config.n_kv_heads
+        self._put(layer, x, position)  # for now: what is injected there replaces it
+        q = (x @ self._numbers[f"{block}.attn_q"].T).reshape(rows, -1, width)
+        q = self._rotate(self._norm(q, f"{block}.attn_q_norm"), position)
+        q = q.reshape(rows, groups, -1, width).swapaxes(0, 1).reshape(groups, -1, width)
+        seen = slice(position + rows)
+        q *= np.float32(config.attention_scale)
+        scores: F32 = q @ self._keys[layer, :, seen].swapaxes(1, 2)
+        scores -= scores.max(-1, keepdims=True)
+        shares: F32 = np.exp(scores)
+        shares /= shares.sum(-1, keepdims=True)
+        read: F32 = shares @ self._values[layer, :, seen]
+        heads = read.reshape(groups, rows, -1).swapaxes(0, 1).reshape(rows, -1)
+        out: F32 = heads @ self._numbers[f"{block}.attn_output"].T
+        return out
+
+    def _put(self, layer: int, x: F32, position: int) -> None:
+        """Write the keys and values that *x* ``[T, D]`` makes, from *position* on."""
+        block, here = f"blk.{layer}", slice(position, position + len(x))
+        shape = (len(x), -1, self.shape.config.head_width)
+        k = (x @ self._numbers[f"{block}.attn_k"].T).reshape(shape)
+        k = self._rotate(self._norm(k, f"{block}.attn_k_norm"), position)
+        v = (x @ self._numbers[f"{block}.attn_v"].T).reshape(shape)
+        self._keys[layer, :, here] = k.swapaxes(0, 1)
+        self._values[layer, :, here] = v.swapaxes(0, 1)
+
+    def _norm(self, x: F32, name: str) -> F32:
+        mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+        root: F32 = np.sqrt(mean + np.float32(self.shape.config.eps))
+        return x / root * self._numbers[name]
+
+    def _rotate(self, heads: F32, position: int) -> F32:
+        """Rotate the halves of heads ``[T, heads, W]`` of tokens from *position* on."""
+        half = self._cos.shape[1]
+        cos = self._cos[position : position + len(heads), None]
+        sin = self._sin[position : position + len(heads), None]
+        a, b, rest = np.split(heads, [half, 2 * half], axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def _values(file: GGUF, name: str) -> F32:
+    values: F32 = np.array(file[name].dequantize(), np.float32)  # a copy: the file is closed soon
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"{name} holds NaN or infinity", remedy=DAMAGED)
+    return values

@@ -1,0 +1,319 @@
+"""Block drafts (DFlash): torch's numbers, the same text, and no file that is not for the model."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npurt
+from npurt.errors import ModelFormatError
+from npurt.llm.spec.controller import Controller
+from npurt.llm.taps import Taps
+from tests.llm import gguf_files as raw
+from tests.llm import tiny
+from tests.llm.reference import nmse
+from tests.llm.test_logits import FLOAT_NMSE
+
+FOLDER = tiny.MODELS / "spec"
+TARGET = FOLDER / "spec-target-qwen3-f32.gguf"
+SMALL_TARGET = FOLDER / "spec-target-qwen3-q8_0.gguf"
+DRAFT = FOLDER / "spec-dflash-qwen3-f32.gguf"
+SMALL_DRAFT = FOLDER / "spec-dflash-qwen3-q8_0.gguf"
+HYBRID = tiny.path("qwen35", "q8_0")  # of the same width and vocabulary
+ORACLE = dict(np.load(FOLDER / "dflash_qwen3_oracle.npz"))
+PROMPT = ORACLE["prompt"].tolist()  # all but the last are seen, the last begins the block
+OPTIONS = {"n_threads": 2, "progress": False, "draft_max": 7}
+
+
+def open_pair(target=TARGET, draft=DRAFT, n_ctx=160, **options):
+    return npurt.Llama(target, draft=draft, n_ctx=n_ctx, **(OPTIONS | options))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with open_pair(kv_type="f32") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    """A target with delta nets, and a draft that was not trained for it: wrong guesses."""
+    with open_pair(HYBRID) as llm:
+        yield llm
+
+
+def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
+    """Return prompt and text as ids, with *most* guesses at once, or none."""
+    speculator = llm.speculator
+    speculator.controller = Controller(most or 1, fixed=True, at_once=True)
+    llm.reset()
+    llm.speculator = speculator if most else None
+    try:
+        llm.generate(prompt, max_tokens=count, **({"temperature": 0} | options))
+    finally:
+        llm.speculator = speculator
+    return llm.history
+
+
+# --- Torch's numbers --------------------------------------------------------------------------
+
+
+def block_logits(llm):
+    """Return what the draft gives for the oracle's block after what *llm* has seen."""
+    drafter = llm.speculator.drafter
+    llm.taps.flush()
+    block = llm.embed(ORACLE["block_tokens"])
+    return drafter._head(drafter._network.fill_in(block, llm.n_tokens))
+
+
+def test_the_targets_stream_is_torchs(pair):
+    seen = []
+    reader, pair.taps.reader = pair.taps.reader, lambda values, at: seen.append((at, values.copy()))
+    pair.reset()
+    pair.eval(PROMPT[:-1])
+    pair.taps.flush()
+    pair.taps.reader = reader
+
+    [(at, values)] = seen
+    assert pair.taps.layers == tuple(ORACLE["target_layers_gguf"]) == (1, 3)
+    assert at == 0
+    assert nmse(values, ORACLE["features"]) < FLOAT_NMSE
+
+
+def test_the_logits_of_a_block_are_torchs(pair):
+    pair.reset()
+    pair.eval(PROMPT[:-1])
+
+    logits = block_logits(pair)
+
+    assert nmse(logits, ORACLE["draft_logits_torch"]) < FLOAT_NMSE
+    expected = ORACLE["draft_logits_torch"][1:].argmax(axis=1).tolist()
+    assert pair.speculator.drafter.propose(PROMPT, 7) == expected
+    assert pair.speculator.drafter.propose(PROMPT, 3)[:1] == expected[:1]
+
+
+@settings(max_examples=20)
+@given(
+    cuts=st.lists(st.integers(1, 53), max_size=4),
+    wrong=st.lists(st.tuples(st.integers(0, 599), st.integers(1, 5)), max_size=4),
+)
+def test_they_are_the_same_whatever_was_guessed_and_taken_back_before(pair, cuts, wrong):
+    pair.reset()
+    for end in sorted({*cuts, 54}):
+        pair.eval(PROMPT[pair.n_tokens : end])
+        for token, count in wrong:
+            pair.eval([token] * count)
+            pair.speculator.drafter.propose([*pair.history, token], 3)
+            pair.rollback(count)
+
+    assert nmse(block_logits(pair), ORACLE["draft_logits_torch"]) < FLOAT_NMSE
+
+
+# --- The same text ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize("most", [1, 4, 7])
+@pytest.mark.parametrize("name", ["pair", "hybrid"])
+def test_the_text_is_that_of_plain_decoding(request, name, most, options):
+    llm = request.getfixturevalue(name)
+
+    assert text(llm, most=most, **options) == text(llm, **options)
+
+
+@pytest.mark.parametrize("prompt", [tiny.ids("qwen3", 3), tiny.ids("qwen3", 90)])
+def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
+    assert text(pair, most=7, prompt=prompt) == text(pair, prompt=prompt)
+
+
+def test_a_draft_that_was_trained_for_the_target_guesses_right(pair):
+    """The prompt is of its training text: llama.cpp accepts 62 of 65 guesses after it."""
+    text(pair, most=7, count=41)
+
+    said = pair.speculator.controller.speculation
+    assert said.accepted >= 0.9 * said.drafted
+    assert said.accepted_length > 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim"])
+@pytest.mark.parametrize("target", [SMALL_TARGET, HYBRID])
+def test_quantised_pairs_write_the_same_on_every_device(device, target):
+    with open_pair(target, SMALL_DRAFT, device=device, verify="always") as llm:
+        assert text(llm, 12, most=7) == text(llm, 12)
+        labels = {row.op: row for row in llm.report().rows}
+
+    assert labels["draft_output"].actual == device
+    assert labels["draft_output"].verified > 0
+    assert labels["draft_output"].failed == 0
+
+
+def test_a_text_that_fills_the_context_is_that_of_plain_decoding():
+    with open_pair(n_ctx=70) as llm:
+        assert text(llm, None, most=7) == text(llm, None)
+        assert llm.n_tokens == 70
+
+
+def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
+    pair.reset()
+    pair.eval(PROMPT[:-1])
+    snapshot = pair.snapshot()
+    propose = pair.speculator.drafter.propose
+    before = propose(PROMPT, 7)
+    pair.reset()
+    pair.eval([1, 2, 3])
+    pair.restore(snapshot)
+
+    assert propose(PROMPT, 7) == []
+    pair.eval(PROMPT[-1:])
+    assert propose([*PROMPT, 1], 7) == []
+    pair.reset()
+    pair.eval(PROMPT[:-1])
+    assert propose(PROMPT, 7) == before
+
+
+def test_without_such_a_draft_nothing_is_kept():
+    with npurt.Llama(TARGET, n_ctx=160, progress=False, draft="lookup") as llm:
+        assert llm.taps is None
+
+
+# --- Taps -------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_what_is_read_last_of_a_position_is_what_came_last(data):
+    """Runs and returns in any order, in room for 8 rows."""
+    taps, x = Taps((5, 2), 8, 1), np.zeros((8, 1), np.float32)
+    copies = {2: taps.keep(2, x), 5: taps.keep(5, x)}
+    read = {}
+
+    def reader(values, at):
+        read.update({at + i: tuple(row) for i, row in enumerate(values)})
+
+    taps.reader = reader
+    context = []
+    for serial in range(data.draw(st.integers(1, 20))):
+        del context[data.draw(st.integers(0, len(context))) :]
+        ids = [100 * serial + i for i in range(data.draw(st.integers(1, 8)))]
+        taps.begin(len(context), len(ids))
+        for layer, copy in copies.items():
+            x[: len(ids), 0] = [10_000 * layer + token for token in ids]
+            copy(len(ids))
+        if data.draw(st.booleans()):
+            taps.end(ids)
+            context += ids
+        if data.draw(st.booleans()):
+            taps.flush()
+    taps.flush()
+
+    assert taps.tokens[: len(context)] == context
+    wanted = {i: (50_000 + token, 20_000 + token) for i, token in enumerate(taps.tokens)}
+    assert {i: read[i] for i in wanted} == wanted
+
+
+# --- Files that are not for the model -----------------------------------------------------------
+
+
+def key(name, kind, content):
+    return lambda file: file.with_key(name, kind, content)
+
+
+def missing_key(name):
+    return lambda file: tiny.without_key(file, name)
+
+
+def missing_tensor(name):
+    return lambda file: tiny.without_tensors(file, lambda other: other == name)
+
+
+def tensor(name, *shape, fill=0.0):
+    return lambda file: tiny.with_tensor(file, name, np.full(shape, fill, np.float32))
+
+
+def other_token(file):
+    _, _, (kind, tokens) = next(k for k in file.keys if k[0] == "tokenizer.ggml.tokens")
+    changed = [*tokens[:9], "other", *tokens[10:]]
+    return file.with_key("tokenizer.ggml.tokens", raw.ARRAY, (kind, changed))
+
+
+LAYERS = "dflash.target_layers"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_token, "token 9 is 'other'"),
+        (missing_key("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),
+        (key("dflash.embedding_length", raw.U32, 64), "64 wide, the model 128"),
+        (missing_key(LAYERS), LAYERS),
+        (key(LAYERS, raw.ARRAY, (raw.I32, [])), r"layers \[\]"),
+        (key(LAYERS, raw.ARRAY, (raw.I32, [1, 4])), "that has 4"),
+        (key(LAYERS, raw.ARRAY, (raw.I32, [-1, 3])), "that has 4"),
+        (key(LAYERS, raw.ARRAY, (raw.I32, [1, 2, 3])), "fc.weight has shape"),
+        (key(LAYERS, raw.U32, 1), LAYERS),
+        (missing_key("dflash.block_size"), "block_size"),
+        (key("dflash.block_size", raw.U32, 1), "blocks of 1"),
+        (missing_key("tokenizer.ggml.mask_token_id"), "mask_token_id"),
+        (key("tokenizer.ggml.mask_token_id", raw.U32, 608), "token 608"),
+        (key("dflash.conv_kernel_size", raw.U32, 4), "conv_kernel_size: a kind"),
+        (key("dflash.markov_rank", raw.U32, 4), "markov_rank: a kind"),
+        (key("dflash.attention.sliding_window", raw.U32, 32), "sliding_window"),
+        (missing_tensor("fc.weight"), "lacks fc.weight"),
+        (missing_tensor("enc.output_norm.weight"), "lacks enc.output_norm"),
+        (missing_tensor("blk.1.attn_k_norm.weight"), "lacks blk.1.attn_k_norm"),
+        (key("dflash.block_count", raw.U32, 3), "lacks blk.2"),
+        (key("dflash.block_count", raw.U32, 1), "has blk.1"),
+        (tensor("selector_hidden.weight", 4, 4), "has selector_hidden"),
+        (tensor("output.weight", 608, 128), "has output.weight"),
+        (tensor("blk.0.attn_q.bias", 128), "has blk.0.attn_q.bias"),
+        (tensor("blk.0.ffn_up.weight", 64, 128), "ffn_up.weight has shape"),
+        (tensor("output_norm.weight", 128, fill=np.nan), "NaN"),
+    ],
+)
+def test_a_draft_that_is_not_for_the_model_is_refused(tmp_path, change, said):
+    wrong = tiny.write(change(tiny.read(DRAFT)), tmp_path)
+
+    with pytest.raises(ModelFormatError, match=said) as refused:
+        open_pair(draft=wrong)
+    assert refused.value.remedy
+
+
+def test_a_draft_that_says_it_is_not_causal_is_taken(tmp_path):
+    file = tiny.read(DRAFT).with_key("dflash.attention.causal", raw.BOOL, 0)
+
+    with open_pair(draft=tiny.write(file, tmp_path)) as llm:
+        assert text(llm, 8, most=4) == text(llm, 8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(end=st.integers(0, DRAFT.stat().st_size - 1))
+def test_a_truncated_draft_is_refused(tmp_path_factory, end):
+    path = tmp_path_factory.mktemp("cut") / "draft.gguf"
+    path.write_bytes(DRAFT.read_bytes()[:end])
+
+    with pytest.raises(ModelFormatError):
+        open_pair(draft=path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 16_000), value=st.integers(0, 255))
+def test_a_draft_with_a_changed_byte_is_refused_or_changes_nothing(tmp_path_factory, at, value):
+    """16 000 bytes: the metadata and the names and shapes of the tensors."""
+    data = bytearray(DRAFT.read_bytes())
+    data[at] = value
+    path = tmp_path_factory.mktemp("changed") / "draft.gguf"
+    path.write_bytes(data)
+
+    try:
+        llm = open_pair(draft=path)
+    except ModelFormatError:
+        return
+    with llm:
+        assert text(llm, 6, most=4) == text(llm, 6)
+
+
+def test_features_that_are_not_finite_give_no_guess(tmp_path):
+    file = tensor("enc.output_norm.weight", 128, fill=1e38)(tiny.read(DRAFT))
+
+    with open_pair(draft=tiny.write(file, tmp_path)) as llm:
+        assert text(llm, 8, most=4) == text(llm, 8)
+        assert llm.speculator.drafter.propose([*llm.history, 1], 4) == []
