@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npurt.runtime.doctor import Diagnosis
 
-SIMULATOR = "without an NPU, -dev hexagon:sim runs everything simulated"
+SIMULATOR = "without an NPU, -dev hexagon:sim and -dev rknpu:sim run everything simulated"
 
 
 def add(verbs: Any) -> None:
@@ -19,7 +19,12 @@ def add(verbs: Any) -> None:
         help="say what keeps an NPU from running, and what mends it",
         description="Exit status 0: an NPU can run; 1: none can; 2: wrong usage.",
     )
-    parser.add_argument("-dev", "--device", metavar="NAME", help="hexagon, hexagon:sim; all NPUs")
+    parser.add_argument(
+        "-dev",
+        "--device",
+        metavar="NAME",
+        help="hexagon, rknpu, hexagon:sim or rknpu:sim; all NPUs",
+    )
     parser.add_argument("--json", action="store_true", help="one object, with all evidence")
     parser.add_argument("--bundle", type=Path, metavar="FILE",
                         help="write the evidence, made anonymous, to a .tar.gz")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import contextlib
 import grp
+import gzip
 import lzma
 import mmap
 import os
@@ -11,6 +12,7 @@ import re
 import shutil
 import stat
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,12 @@ def _content(path: Path) -> Iterator[Any]:
             try:
                 yield file.read(MOST_BYTES)
             except (lzma.LZMAError, EOFError) as error:
+                raise OSError(f"{path} is damaged") from error
+    elif path.suffix == ".gz":
+        with gzip.open(path) as packed:
+            try:
+                yield packed.read(MOST_BYTES)
+            except (EOFError, zlib.error) as error:  # what else is wrong is an OSError
                 raise OSError(f"{path} is damaged") from error
     elif path.suffix == ".zst":
         yield _unzstd(path)

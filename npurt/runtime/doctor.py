@@ -77,7 +77,7 @@ def kinds(device: str | None = None) -> list[Kind]:
     Raises:
         DeviceNotFound: There is no such device.
     """
-    makers = {"hexagon": _hexagon}
+    makers = {"hexagon": _hexagon, "rknpu": _rknpu}
     if device is None:
         return [make(name) for name, make in makers.items()]
     name = device.partition(":")[0]
@@ -100,6 +100,22 @@ def _hexagon(device: str) -> Kind:
               simulate=simulated)  # fmt: skip
     probes: dict[str, Probe] = {"hexagon": lambda: doctor_trial.trial(way)}
     if name.simulated:
+        return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
+    return Kind(device, doctor.CHECKS, doctor.why_not, probes, doctor.collect)
+
+
+def _rknpu(device: str) -> Kind:
+    from npurt.rknpu import doctor, doctor_trial
+    from npurt.rknpu.device import DRIVERS
+
+    which = device.partition(":")[2]
+    if which not in DRIVERS:
+        raise DeviceNotFound(
+            f"the doctor knows nothing of device {device!r}",
+            remedy="use rknpu, rknpu:sim or rknpu:sim-vendor",
+        )
+    probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
+    if which.startswith("sim"):
         return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
     return Kind(device, doctor.CHECKS, doctor.why_not, probes, doctor.collect)
 
