@@ -1,7 +1,7 @@
 """Packets of the Hexagon kernels, counted by qemu-hexagon: deterministic, so exact in tests too.
 
-A packet is what one hardware thread issues at a time; it is a measure of work, not of time.  Counted
-are the quantiser and the product with everything that belongs to it, down to float32 results.
+A packet is what one hardware thread issues at a time: a measure of work, not of time.  Counted are
+the quantiser and the product with everything that belongs to it, down to float32 results.
 
     python bench/hexagon_kernels.py [--arch v68 v73] [--json]
     python bench/hexagon_kernels.py --update      write the counts that the tests compare with
@@ -17,10 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
 
-from npurt.hexagon import layout  # noqa: E402
-from npurt.hexagon.formats import BY_NAME, FORMATS  # noqa: E402
-from npurt.quant.tensor import QTensor  # noqa: E402
-from tests.hexagon.kernels import Driver  # noqa: E402
+from npurt.hexagon import layout
+from npurt.hexagon.formats import BY_NAME, FORMATS
+from tests.hexagon.kernels import Driver
 
 COUNTS = Path(__file__).resolve().parents[1] / "tests/data/hexagon/packets.json"
 SHAPE = (1536, 8960)  # (K, N) of the table: the feed-forward layers of Qwen2.5 1.5B
@@ -90,13 +89,11 @@ def main() -> int:
     elif args.json:
         print(json.dumps(table))
     else:
-        print(
-            f"{'arch':5} {'format':7} {'M':>4} {'MAC/packet':>10} {'quantiser, packets/element':>27}"
-        )
+        print(f"{'arch':5} {'format':7} {'M':>4} {'MAC/packet':>10} {'quantiser/element':>18}")
         for row in table:
             print(
                 f"{row['arch']:5} {row['format']:7} {row['m']:4} {row['mac_per_packet']:10.1f} "
-                f"{row['quantise_per_element']:27.3f}"
+                f"{row['quantise_per_element']:18.3f}"
             )
     return 0
 

@@ -68,18 +68,25 @@ INLINE void gemm(kind kind, int offsets, const job *job)
 {
     constants c = constants_of(kind, (const vec *) job->tile);
     const char *tile = job->tile;
-    for (uint32_t i = 0; i < job->tiles; i++) {
+    const uint32_t tiles = job->tiles,
+                   tile_bytes = job->tile_bytes; /* stores to y leave them alone */
+    vec start[ROWS];
+    UNROLL
+    for (unsigned r = 0; r < ROWS; r++) {
+        start[r] = kind == CHAN ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();
+    }
+    for (uint32_t i = 0; i < tiles; i++) {
         const vec *w = (const vec *) tile + HEADS(kind);
         const uint64_t *x = job->x.codes;
         const uint32_t *record = job->x.record;
         const vec *zero = job->x.zero;
         vec acc[ROWS];
-        if (i + 1 < job->tiles) {
-            fetch(tile + job->tile_bytes, job->tile_bytes);
+        if (i + 1 < tiles) {
+            fetch(tile + tile_bytes, tile_bytes);
         }
         UNROLL
         for (unsigned r = 0; r < ROWS; r++) {
-            acc[r] = kind == CHAN ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();
+            acc[r] = start[r];
         }
         for (uint32_t step = 0; step < job->steps; step++) {
             if (kind == CHAN) {
@@ -93,7 +100,7 @@ INLINE void gemm(kind kind, int offsets, const job *job)
             zero += ROWS;
         }
         finish(kind, 1, ROWS, job, tile, i * NPURT_TILE, acc);
-        tile += job->tile_bytes;
+        tile += tile_bytes;
     }
 }
 

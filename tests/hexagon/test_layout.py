@@ -1,0 +1,232 @@
+"""Images of weights, and how activations are rounded: inverses, limits, refusals."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npurt import build_hexagon
+from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.hexagon import layout
+from npurt.hexagon.formats import BY_NAME, FORMATS
+from npurt.hexagon.quantise import multiplied, quantise
+from npurt.quant.tensor import QTensor
+from tests.hexagon.weights import tensor
+
+TABLE = build_hexagon.DSP / "formats.inc"
+CODED = [f.name for f in FORMATS if f.kernel not in ("wide", "chan")]
+FLOATS = ["f32", "f16", "bf16"]
+
+
+def columns(name, k):
+    block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
+    return -(-k // block) * block
+
+
+def test_the_table_is_that_of_the_kernels():
+    rows = re.findall(r"^NPURT_FORMAT\((.*)\)$", TABLE.read_text(), flags=re.M)
+
+    fields = ("name", "number", "kernel", "codes", "scales", "offsets", "heads", "arch")
+    assert [[c.strip() for c in row.split(",")] for row in rows] == [
+        [str(getattr(f, field)) for field in fields] for f in FORMATS
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(CODED),
+    n=st.integers(1, 70),
+    k=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_codes_come_back_unchanged(name, n, k, seed):
+    t = tensor(np.random.default_rng(seed), name, n, columns(name, 32 * k))
+    fmt = BY_NAME[name]
+
+    held = layout.unpack(layout.pack(t), fmt, n, t.shape[1])
+
+    file = t.canonical()
+    codes = file.codes.astype(np.int32)
+    if fmt.kernel == "lut":
+        codes = file.codebook.astype(np.int32)[file.codes]
+    np.testing.assert_array_equal(held.codes, (codes - fmt.centre) * fmt.gain)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_scales_are_off_by_half_a_unit_of_the_row_at_most(name):
+    """The bound in the module's docstring, against the file's own scales in float64."""
+    t = tensor(np.random.default_rng(1), name, 33, columns(name, 512))
+    fmt = BY_NAME[name]
+
+    held = layout.unpack(layout.pack(t), fmt, *t.shape)
+
+    unit = np.ldexp(1.0, held.exponents)[:, None]
+    exact = t.canonical().scales.astype(np.float64) * (fmt.kind.unit / fmt.gain)
+    assert (abs(held.scales * unit - exact) <= unit / 2).all()
+    both = abs(held.scales).max(axis=1)
+    if held.offsets is not None:
+        both = np.maximum(both, abs(held.offsets).max(axis=1))
+    assert (both < 2**fmt.kind.bits).all()
+    assert (both >= 2 ** (fmt.kind.bits - 1)).all()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_are_off_by_half_a_scale_of_their_block(name):
+    t = QTensor.quantize(np.random.default_rng(2).standard_normal((40, 96)).astype("f4"), name)
+
+    values = layout.multiplied(layout.pack(t), BY_NAME[name], 40, 96)
+
+    exact = t.dequantize().astype(np.float64)
+    block = abs(exact.reshape(40, 3, 32)).max(axis=2, keepdims=True)
+    row = abs(exact).max(axis=1)[:, None, None]
+    error = abs(values - exact).reshape(40, 3, 32)
+    assert (error <= block * 2.0**-16 * (1 + 2**-14) + row * 2.0**-30).all()
+
+
+def test_one_image_byte_by_byte():
+    """Q4_0, one row, scale 2: quads of lane 0, and a scale of 16384 times 2^-13."""
+    blocks = np.zeros((1, 2), BY_Q4)
+    blocks["d"] = 2
+    blocks["qs"] = np.arange(16, dtype=np.uint8) * 17  # codes i and i in byte i
+    image = layout.pack(QTensor(blocks, "q4_0"))
+
+    assert image.size == (2 + 9) * 128
+    assert image[:4].view(np.uint32)[0] == (-13 + 156) << 23
+    assert image[128:136].view(np.int32).tolist() == [-13, -13]
+    first = image[2 * 128 :].reshape(9, 32, 4)[:8, 0]  # lane 0 of the code vectors
+    assert first[0].tolist() == [0x40, 0x51, 0x62, 0x73]  # columns 0..3 low, 4..7 high
+    assert first[1].tolist() == [0xC8, 0xD9, 0xEA, 0xFB]
+    assert image[10 * 128 :][:4].view(np.int16).tolist() == [16384, 16384]
+
+
+BY_Q4 = QTensor.quantize(np.zeros((1, 32), np.float32), "q4_0").format.dtype
+
+
+def test_rows_can_be_unpacked_in_parts():
+    t = tensor(np.random.default_rng(3), "q4_k", 100, 256)
+    image = layout.pack(t)
+
+    part = layout.multiplied(image, BY_NAME["q4_k"], 100, 256, slice(30, 71))
+
+    whole = layout.multiplied(image, BY_NAME["q4_k"], 100, 256)
+    np.testing.assert_array_equal(part, whole[30:71])
+
+
+def test_an_image_can_be_written_in_place():
+    t = tensor(np.random.default_rng(4), "q8_0", 40, 64)
+    out = np.full(layout.image_bytes(BY_NAME["q8_0"], 40, 64), 0xA5, np.uint8)
+
+    layout.pack(t, out)
+
+    np.testing.assert_array_equal(out, layout.pack(t))
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def spanning(powers):
+    """MXFP4: 32 times 12 with one scale, and a single 1 with one 2^powers larger."""
+    blocks = np.zeros((1, 2), tensor(np.random.default_rng(0), "mxfp4", 1, 32).format.dtype)
+    blocks["e"] = [[128 - powers, 128]]
+    blocks["qs"][0, 0] = 0x77
+    blocks["qs"][0, 1, 0] = 0x01
+    return QTensor(blocks, "mxfp4")
+
+
+def test_a_row_whose_scales_span_too_much_is_refused():
+    """2^14 still has an integer, 1; 2^15 rounds to 0, and |12 x 32| / 2 of 2^14 is lost: 2^-9."""
+    exact = layout.multiplied(layout.pack(spanning(14)), BY_NAME["mxfp4"], 1, 64)
+    np.testing.assert_array_equal(exact, spanning(14).dequantize())
+    with pytest.raises(UnsupportedOp, match="span"):
+        layout.pack(spanning(15))
+
+
+def test_scales_that_are_not_finite_or_too_large_are_refused():
+    blocks = np.zeros((2, 1), BY_Q4)
+    blocks["d"][1] = np.inf
+    with pytest.raises(NumericsError, match="row 1"):
+        layout.pack(QTensor(blocks, "q4_0"))
+    huge = QTensor.quantize(np.full((1, 32), 1e38, np.float32), "f32")
+    with pytest.raises(UnsupportedOp, match="too large"):
+        layout.pack(huge)
+
+
+def test_wrong_shapes_are_refused():
+    t = tensor(np.random.default_rng(0), "q4_0", 32, 64)
+    with pytest.raises(LayoutError):
+        layout.pack(t.T)
+    with pytest.raises(LayoutError):
+        layout.pack(t, np.empty(7, np.uint8))
+    with pytest.raises(LayoutError):
+        layout.pack_i8(np.zeros((4, 33), np.int8), np.ones(4, np.float32))
+
+
+def test_a_weight_of_zeros_is_zero():
+    t = QTensor.quantize(np.zeros((33, 64), np.float32), "q4_1")
+
+    assert not layout.multiplied(layout.pack(t), BY_NAME["q4_1"], 33, 64).any()
+
+
+# --- activations --------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    k=st.integers(1, 12),
+    group=st.sampled_from([32, 128, 0]),
+    spread=st.floats(0, 8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_activations_are_rounded_to_half_a_scale(k, group, spread, seed):
+    """Half a scale, and what 14 bits of a mantissa and 15 of a reciprocal lose of 127 codes."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((3, 32 * k)) * np.exp(spread * rng.standard_normal(32 * k))
+    x = x.astype(np.float32)
+
+    q = quantise(x, group)
+
+    step = np.repeat(np.ldexp(q.scales.astype(float), q.exponents[:, None]), 32, axis=1)
+    assert (abs(q.values() - x.astype(np.float64)) <= step * (0.5 + 127 * 2.0**-12)).all()
+    assert abs(q.codes.astype(int)).max() <= 127
+    assert ((q.scales >= 1) & (q.scales <= 32767)).all()
+
+
+def test_groups_share_a_scale():
+    x = np.random.default_rng(5).standard_normal((2, 416)).astype(np.float32)
+
+    by128 = quantise(x, 128).scales
+    assert (by128[:, :12].reshape(2, 3, 4) == by128[:, :12:4, None]).all()
+    assert (quantise(x, 0).scales == quantise(x, 0).scales[:, :1]).all()
+
+
+def test_gaussian_activations_lose_no_more_than_the_peer():
+    """ggml-hexagon with a scale per 32 (hvx-mm-kernels-flat.h) loses 2.88e-5."""
+    x = np.random.default_rng(6).standard_normal((256, 1536)).astype(np.float32)
+
+    lost = ((multiplied(x).astype(np.float64) - x) ** 2).sum() / (x.astype(np.float64) ** 2).sum()
+
+    assert lost <= 2.9e-5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_named(value):
+    x = np.ones((2, 64), np.float32)
+    x[1, 33] = value
+    with pytest.raises(NumericsError, match="row 1, column 33"):
+        quantise(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "group"),
+    [
+        (np.ones((1, 33), np.float32), 32),
+        (np.ones((1, 32), np.float64), 32),
+        (np.ones(32, np.float32), 32),
+        (np.ones((1, 32), np.float32), 64),
+    ],
+)
+def test_activations_of_another_shape_are_refused(x, group):
+    with pytest.raises(LayoutError):
+        quantise(x, group)

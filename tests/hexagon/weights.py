@@ -1,0 +1,36 @@
+"""Images of random or extreme weights of every format, from the bytes of GGUF blocks."""
+
+import numpy as np
+
+from npurt.hexagon import layout
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME as GGUF
+
+SCALES = ("d", "dmin", "m")
+
+
+def tensor(rng, name, n, k, extreme=0):
+    """A QTensor of random bytes with scales of one size; *extreme* 1 or -1: all codes alike."""
+    fmt = GGUF[name]
+    if fmt.block == 1:
+        values = rng.standard_normal((n, k)) if not extreme else np.full((n, k), float(extreme))
+        return QTensor.quantize(values.astype(np.float32), name)
+    raw = rng.integers(0, 256, (n, k // fmt.block, fmt.block_bytes), dtype=np.uint8)
+    if extreme:
+        raw[:] = 0xFF if extreme > 0 else 0x00
+    blocks = raw.view(fmt.dtype)[..., 0]
+    for field in SCALES:
+        if field in fmt.dtype.names:
+            size = rng.uniform(0.5, 2, blocks.shape) if not extreme else 1.0
+            blocks[field] = size * (-0.125 if field == "m" else 0.125)
+    if name == "mxfp4":
+        blocks["e"] = rng.integers(124, 130, blocks.shape) if not extreme else 127
+    return QTensor(blocks, name)
+
+
+def weight(rng, name, n, k, extreme=0):
+    """The image of such a tensor, or of int8 codes for i8."""
+    if name == "i8":
+        codes = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        return layout.pack_i8(codes, rng.uniform(0.5, 2, n).astype(np.float32))
+    return layout.pack(tensor(rng, name, n, k, extreme))
