@@ -1,4 +1,4 @@
-"""Experts: the likeliest are chosen, rows go to their own and come back, the others are not read."""
+"""Experts: the likeliest are chosen, rows go to their own and back, the others are not read."""
 
 import ctypes
 import mmap

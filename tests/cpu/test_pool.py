@@ -145,7 +145,7 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
 
 @pytest.fixture(scope="module", params=["in time", "late"])
 def runs(request, tmp_path_factory):
-    """The program of many runs, with the pool as it is and with one whose threads sleep at times."""
+    """The program of many runs, with the pool as it is and with threads that sleep at times."""
     sources = [*build.library_sources(), HERE / "runs.c"]
     if request.param == "late":
         sources = [s for s in sources if s.name != "pool.c"] + [HERE / "late_pool.c"]
