@@ -1,0 +1,105 @@
+"""Speculation on a model with delta nets, whose states cannot forget: the same text and states."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import npurt
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.speculator import Speculator
+from tests.llm import tiny
+from tests.llm.test_spec import Oracle
+
+PROMPT = tiny.ids("qwen35", 10) * 2  # repeated, for lookup; what follows is long
+LONG = 110
+
+
+@pytest.fixture(scope="module", params=["f32", "q8_0"])
+def llm(request):
+    with npurt.Llama(
+        tiny.path("qwen35", request.param), n_ctx=256, n_threads=2, progress=False
+    ) as llm:
+        yield llm
+
+
+def write(llm, drafter=None, most=4, count=LONG, **options):
+    """Return prompt and text as ids, the state after them, and how often a guess was right."""
+    llm.reset()
+    llm.speculator = speculator = Speculator(drafter, most, fixed=True) if drafter else None
+    llm.generate(PROMPT, max_tokens=count, **({"temperature": 0} | options))
+    llm.speculator = None
+    said = speculator.controller.speculation if speculator else None
+    return llm.history, llm.snapshot(), said
+
+
+@pytest.fixture(scope="module")
+def plain(llm):
+    return write(llm)
+
+
+def assert_same(one, other):
+    """Text and states are equal bit for bit."""
+    assert one[0] == other[0]
+    assert one[1].tokens == other[1].tokens
+    for a, b in zip(one[1].arrays, other[1].arrays, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("most", [1, 4, 8])
+def test_lookup_changes_neither_text_nor_states(llm, plain, most):
+    guessed = write(llm, Lookup(2, 1), most)
+
+    assert_same(guessed, plain)
+    assert guessed[2].drafted > 0
+
+
+def test_right_guesses_are_all_taken(llm, plain):
+    guessed = write(llm, Oracle(plain[0]), count=101)
+
+    assert_same(guessed, write(llm, count=101))
+    assert guessed[2].accepted == guessed[2].drafted == 80  # 20 passes, 5 tokens each
+
+
+def test_wrong_guesses_are_all_taken_back(llm, plain):
+    guessed = write(llm, Oracle([*plain[0], *[1] * 9], lambda position: True))
+
+    assert_same(guessed, plain)
+    assert guessed[2].accepted == 0 < guessed[2].drafted
+
+
+@settings(max_examples=15)
+@given(
+    most=st.integers(1, 40),
+    wrong=st.sets(st.integers(len(PROMPT), len(PROMPT) + LONG), max_size=60),
+    count=st.integers(1, LONG),
+    temperature=st.sampled_from([0.0, 0.9]),
+)
+def test_whatever_is_guessed_text_and_states_stay(llm, most, wrong, count, temperature):
+    options = {"temperature": temperature, "seed": 1}
+    whole = write(llm, **options)
+    expected = write(llm, count=count, **options)
+
+    guessed = write(llm, Oracle(whole[0], wrong.__contains__), most, count, **options)
+
+    assert_same(guessed, expected)
+
+
+def test_what_follows_is_the_same(llm, plain):
+    """States that were taken back go on as those that never went too far."""
+    write(llm)
+    expected = llm.eval([5, 6, 7]).copy()
+    write(llm, Oracle(plain[0], lambda position: position % 3 == 0), 6)
+
+    np.testing.assert_array_equal(llm.eval([5, 6, 7]), expected)
+
+
+@pytest.mark.parametrize("device", ["hexagon:sim", "rknpu:sim"])
+def test_so_it_is_on_devices(device):
+    with npurt.Llama(
+        tiny.path("qwen35", "q8_0"), device, n_ctx=64, n_threads=2, progress=False
+    ) as llm:
+        expected = write(llm, count=16)
+        drafter = Oracle(expected[0], lambda position: position % 4 == 0)
+
+        assert write(llm, drafter, 5, 16)[0] == expected[0]
