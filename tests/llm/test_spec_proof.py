@@ -23,7 +23,7 @@ PROMPTS += [TEXT, TEXT[:20], TEXT[30:], TEXT[:9] * 3]
 def written(llm):
     for prompt in PROMPTS:
         llm.reset()
-        llm.generate(prompt, max_tokens=8, temperature=0)
+        llm.generate(prompt, max_tokens=12, temperature=0)
         yield llm.history
 
 
