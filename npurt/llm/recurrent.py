@@ -82,14 +82,15 @@ class Recurrent:
             self._copies[slot], self._coming = seen, None
 
     def _slot(self, end: int) -> int:
-        """Return the copy to give up for a run that ends at *end*.
+        """Return the copy to give up for a run that ends at *end*: an empty one, if there is one.
 
-        That is the older one, unless it will be of use for some time.
+        Else that is the older one, unless it will be of use for some time.
         """
-        ages = [end if c is None else end - c for c in self._copies]
+        if None in self._copies:
+            return self._copies.index(None)
+        ages = [end - c for c in self._copies if c is not None]
         older = ages.index(max(ages))
-        missing = self._copies[older] is None
-        return older if missing or ages[older] > KEPT - SPACING else 1 - older
+        return older if ages[older] > KEPT - SPACING else 1 - older
 
     # --- Going back -----------------------------------------------------------------------------
 

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError
-from npurt.llm.config import Config, Scaling, read_config
+from npurt.llm.config import (
+    Config,
+    DeltaHeads,
+    Experts,
+    Scaling,
+    read_config,
+    require_context,
+)
 
 ARCH = "llama"
 KEYS = {
@@ -138,6 +145,92 @@ def test_a_vocabulary_that_the_kernels_cannot_take_at_once_is_refused():
         read_config(metadata(), (1 << 18) + 1)
 
 
+# --- Experts and delta nets -----------------------------------------------------------------------
+
+MIXTURE = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 96}
+DELTA = {"ssm__conv_kernel": 4, "ssm__state_size": 32, "ssm__group_count": 2,
+         "ssm__time_step_rank": 6, "ssm__inner_size": 192}  # fmt: skip
+
+
+def test_experts_are_read_as_written():
+    plain = read_config(metadata(**MIXTURE), 1000).experts
+    assert plain == Experts(count=8, used=3, n_ff=96, n_ff_shared=288, normed=None, scale=1.0)
+
+    told = MIXTURE | {"expert_weights_norm": False, "expert_weights_scale": 2.5}
+    told |= {"expert_shared_feed_forward_length": 64, "feed_forward_length": None}
+    assert read_config(metadata(**told), 1000).experts == Experts(8, 3, 96, 64, False, 2.5)
+
+
+def test_experts_of_no_width_of_their_own_share_that_of_the_model():
+    """llama.cpp's rule, for files of the first mixtures."""
+    keys = MIXTURE | {"expert_feed_forward_length": None}
+    assert read_config(metadata(**keys), 1000).experts.n_ff == 288 // 3
+
+
+def test_no_experts_are_no_mixture():
+    assert read_config(metadata(expert_count=0), 1000).experts is None
+
+
+def test_delta_nets_are_read_as_written_and_counted_off():
+    config = read_config(metadata(**DELTA), 1000)
+    assert config.delta == DeltaHeads(heads=6, k_heads=2, width=32, taps=4)
+    assert config.delta.channels == 2 * 2 * 32 + 6 * 32
+    assert config.recurrent == (True, True, True)
+
+    listed = np.array([True, False, True, False])
+    config = read_config(metadata(**DELTA, attention__recurrent_layers=listed), 1000)
+    assert [config.is_recurrent(i) for i in range(3)] == [True, False, True]
+    config = read_config(metadata(**DELTA, full_attention_interval=3, block_count=7), 1000)
+    assert config.recurrent == (True, True, False, True, True, False, True)
+
+
+def test_blocks_that_look_ahead_are_no_layers():
+    config = read_config(metadata(nextn_predict_layers=1), 1000)
+    assert (config.n_layers, config.n_ahead) == (2, 1)
+    refused("none is a layer", nextn_predict_layers=3)
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("4097", MIXTURE | {"expert_count": 4097}),
+        ("9 of 8", MIXTURE | {"expert_used_count": 9}),
+        ("expert_used_count", MIXTURE | {"expert_used_count": None}),
+        ("feed-forward width is 131073", MIXTURE | {"expert_feed_forward_length": 131073}),
+        ("scaled by", MIXTURE | {"expert_weights_scale": -1.0}),
+        ("scaled by", MIXTURE | {"expert_weights_scale": math.nan}),
+        ("expert_weights_norm", MIXTURE | {"expert_weights_norm": 1}),
+        ("feed_forward_length", {"feed_forward_length": None}),
+        ("at most 128", DELTA | {"ssm__state_size": 144, "ssm__inner_size": 864}),
+        ("multiple of 16", DELTA | {"ssm__state_size": 24, "ssm__inner_size": 144}),
+        ("one width", DELTA | {"ssm__inner_size": 191}),
+        ("key heads evenly", DELTA | {"ssm__group_count": 4}),
+        ("ssm.conv_kernel", DELTA | {"ssm__conv_kernel": 9}),
+        ("more than 262144 columns",
+         DELTA | {"ssm__time_step_rank": 8192, "ssm__inner_size": 8192 * 32}),
+        ("1 of 3 layers", DELTA | {"attention__recurrent_layers": np.array([True])}),
+        ("recurrent_layers", DELTA | {"attention__recurrent_layers": "all"}),
+        ("by softmax", {"expert_gating_func": 2}),
+        ("by groups", {"expert_group_count": 2}),
+        ("causal", {"attention__causal": False}),
+        ("fourth", {"rope__dimension_sections": np.array([3, 3, 1, 1], np.int32)}),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_each_other_or_the_kernels_are_refused(match, changes):
+    refused(match, **changes)
+
+
+@pytest.mark.parametrize(("window", "n_ctx"), [(0, 4096), (100, 100), (100, 50)])
+def test_a_window_as_wide_as_the_context_changes_nothing(window, n_ctx):
+    require_context(metadata(attention__sliding_window=window), n_ctx)
+
+
+def test_a_window_that_is_narrower_is_refused():
+    with pytest.raises(ModelFormatError, match="sliding_window = 100") as caught:
+        require_context(metadata(attention__sliding_window=100), 101)
+    assert "at most 100" in caught.value.remedy
+
+
 # --- Scaling of the rotation ----------------------------------------------------------------------
 
 
@@ -203,6 +296,9 @@ names = [
     "attention.scale",
     "rope.dimension_count",
     "rope.scale_linear",
+    *("expert_" + name for name in ("count", "used_count", "feed_forward_length", "weights_norm")),
+    *("ssm." + name for name in ("state_size", "inner_size", "group_count", "conv_kernel")),
+    "nextn_predict_layers",
     *("rope.scaling." + name for name in (
         "type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast",
         "yarn_beta_slow")),

@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
@@ -170,48 +170,52 @@ def test_a_full_context_forgets_its_older_half(tmp_path):
 # --- Copies of states -----------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 90)), min_size=1, max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 60)), min_size=1, max_size=30))
+@example([(30, 0), (60, 30), (1, 10)])  # a copy whose inputs others have overwritten since
+@example([(2, 0), (20, 15), *[(1, 0)] * 20, (1, 5)])  # a copy of tokens that were taken back
 def test_copies_reach_back_as_far_as_they_should(sequence):
     """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
 
-    The replay is told tokens whose inputs are still kept, and begins at a copy.
+    Each token has a number of its own, also where another was taken back; a state is the number of
+    the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
     """
-    net = DeltaHeads(heads=1, k_heads=1, width=16, taps=4)
-    states = Recurrent(npurt_config(), net)
-    position, singles = 0, 0
+    states = Recurrent(hybrid_config(), DeltaHeads(heads=1, k_heads=1, width=16, taps=4))
+    slots, kept = states.states[0].reshape(3, -1), states.kept[0]
+    history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):
         start, saved, _ = states.control.tolist()
-        assert start in (1, 2)
         assert saved == -1
-        assert states.states[0][start, 0, 0, 0, 0] == first, "the copy is of another token"
-        rows = len(states.kept[0])
-        held = states.kept[0][np.arange(max(0, first - 3), first + count) % rows, 0]
-        np.testing.assert_array_equal(held, np.arange(max(0, first - 3), first + count))
-        states.states[0][0] = first + count
+        assert slots[start, 0] == history[first], "the copy is of other tokens"
+        needed = np.arange(max(0, first - 3), first + count)
+        np.testing.assert_array_equal(kept[needed % len(kept), 0], np.array(history)[needed + 1])
+        slots[0] = history[first + count]
 
-    for back, rows in sequence:
+    for rows, back in sequence:
+        position = len(history) - 1
         states.begin(position, rows)
+        history += range(number + 1, number + 1 + rows)
+        number += rows
         start, saved, before = states.control.tolist()
         assert start == 0
         if saved >= 0:
-            states.states[0][saved] = position + before
-        for token in range(position, position + rows):
-            states.kept[0][token % len(states.kept[0]), 0] = token
+            slots[saved] = history[position + before]
+        tokens = np.arange(position, position + rows)[-len(kept) :]
+        kept[tokens % len(kept), 0] = np.array(history)[tokens + 1]
+        slots[0] = history[-1]
         position += rows
-        states.states[0][0] = position
         states.end(position)
         singles = singles + 1 if rows == 1 else 0
         sure = max(min(rows, SPACING), min(singles, SPACING))
         assert states.reach(position - sure) == position - sure
         target = states.reach(max(0, position - back))
         states.rewind(target, replay)
-        assert states.states[0][0, 0, 0, 0, 0] == target
+        assert slots[0, 0] == history[target]
         singles = singles if target == position else 0
-        position = target
+        del history[target + 1 :]
 
 
-def npurt_config():
+def hybrid_config():
     return recurrent.Config(**{n: getattr(CONFIG, n) for n in CONFIG.__slots__} | {
         "recurrent": (True,), "delta": DeltaHeads(1, 1, 16, 4)})  # fmt: skip
 

@@ -109,10 +109,11 @@ def test_only_the_matrices_of_chosen_experts_are_multiplied():
     assert device.products == 2 * 2 * 3  # layers, gate and up, experts of a token
 
 
-def test_stacks_may_lie_on_two_devices(tmp_path):
-    """Gate there and up, in another format, here: side by side all the same."""
+@pytest.mark.parametrize(("here", "there"), [("up", "gate"), ("gate", "up")])
+def test_stacks_may_lie_on_two_devices(tmp_path, here, there):
+    """One there and one, in another format, here: side by side all the same."""
     file = tiny.read(tiny.path("qwen3moe", "f32"))
-    half = [i for i, tensor in enumerate(file.tensors) if "up_exps" in tensor.name]
+    half = [i for i, tensor in enumerate(file.tensors) if f"{here}_exps" in tensor.name]
     tensors, contents = list(file.tensors), tiny.contents(file)
     for i in half:
         contents[i] = np.frombuffer(contents[i], "<f4").astype("<f2").tobytes()
@@ -128,8 +129,8 @@ def test_stacks_may_lie_on_two_devices(tmp_path):
 
     np.testing.assert_array_equal(y, plain)
     where = {row.tensor: row.actual for row in report.rows if "_exps" in row.tensor and row.calls}
-    assert where["blk.0.ffn_gate_exps"] == "fake"
-    assert where["blk.0.ffn_up_exps"] == "cpu"
+    assert where[f"blk.0.ffn_{there}_exps"] == "fake"
+    assert where[f"blk.0.ffn_{here}_exps"] == "cpu"
 
 
 def test_a_wrong_product_of_one_expert_is_mended():
