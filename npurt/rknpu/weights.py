@@ -83,6 +83,7 @@ class RkPacked(Packed):
         self.scheme: Scheme = rounded.scheme
         self.expected_error = rounded.error
         self.parts: list[PartOnNpu] = []
+        self._nbytes = 0
         self._rounded: Rounded | None = rounded
 
     def upload(self, spaces: Sequence[Space]) -> None:
@@ -100,6 +101,7 @@ class RkPacked(Packed):
             self.free()
             raise
         self._rounded = None  # the NPU's memory has it
+        self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
 
     def free(self) -> None:
         """Give the NPU's memory back."""
@@ -110,7 +112,7 @@ class RkPacked(Packed):
     @property
     def nbytes(self) -> int:
         """Bytes of the images, over all cores."""
-        return sum(image.nbytes for part in self.parts for image in part.images)
+        return self._nbytes
 
     def multiplied(self, rows: slice) -> F32:
         """Return *rows* of what is multiplied, rotated: the parts side by side."""

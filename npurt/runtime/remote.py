@@ -3,19 +3,36 @@
 import functools
 import time
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
-from npurt.device import F32
+from npurt.device import F32, Packed
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
 from npurt.runtime.shortlist import Shortlist
 from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
+
+
+@dataclass(slots=True)
+class _Product:
+    """One weight of a step, and what stays the same from run to run while it is on one device."""
+
+    placed: Placed
+    columns: slice  # of y
+    macs: int  # of one row
+    row: Row  # of the ledger
+    shortlist: Shortlist | None = None
+    secret: Secret | None = None  # made when it is first checked
+    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+
+    @property
+    def packed(self) -> Packed:
+        return self.placed.packed
 
 
 class RemoteStep:
@@ -25,16 +42,20 @@ class RemoteStep:
         self._cpu = cpu
         self._ledger = ledger
         self._sampler = sampler
-        self._secrets: dict[str, Secret] = {}
-        self._shortlists: dict[str, Shortlist] = {}
 
     def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
         """Say what to multiply; *head* leaves the first rows of a run out, and makes logits."""
-        self._label, self._x, self._weights, self._y, self._head = label, x, weights, y, head
-        self._shortlists = {}
-        for w in weights if head else ():
-            self._shortlists[w.name] = Shortlist(w.packed.tensor, w.bias)
-            self._ledger.remark(functools.partial(self._shortlists[w.name].note, w.device))
+        self._label, self._x, self._y, self._head = label, x, y, head
+        self._products: list[_Product] = []
+        end = 0
+        for w in weights:
+            n, k = w.packed.n, w.packed.k
+            product = _Product(w, slice(end, end + n), n * k, self._row(w))
+            end += n
+            if head:
+                product.shortlist = Shortlist(w.packed.tensor, w.bias)
+                self._ledger.remark(functools.partial(product.shortlist.note, w.device))
+            self._products.append(product)
 
     def prepare(self) -> None:
         """Secrets are made when a product is first checked."""
@@ -54,102 +75,104 @@ class RemoteStep:
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
         """
-        ends = list(accumulate(w.packed.n for w in self._weights))
-        views = [
-            y[: len(x), end - w.packed.n : end] for w, end in zip(self._weights, ends, strict=True)
-        ]
+        views = [y[: len(x), product.columns] for product in self._products]
         outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
         self._multiply(x, outs)
-        for w, view, out in zip(self._weights, views, outs, strict=True):
-            self._account(w, x, out)
+        for product, view, out in zip(self._products, views, outs, strict=True):
+            self._account(product, x, out)
             if out is not view:
                 view[:] = out
-            if w.bias is not None:
-                np.add(view, w.bias, out=view)
-            if w.name in self._shortlists and w.packed.device is not self._cpu:
-                self._shortlists[w.name].rescore(x, view)
+            if product.placed.bias is not None:
+                np.add(view, product.placed.bias, out=view)
+            if product.shortlist and product.packed.device is not self._cpu:
+                product.shortlist.rescore(x, view)
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
         """Have each device do what is its, in one call; what it cannot, the CPU does."""
-        for device in dict.fromkeys(w.packed.device for w in self._weights):
-            mine = [i for i, w in enumerate(self._weights) if w.packed.device is device]
-            weights, results = [self._weights[i] for i in mine], [outs[i] for i in mine]
+        for device in dict.fromkeys([product.packed.device for product in self._products]):
+            mine = [i for i, p in enumerate(self._products) if p.packed.device is device]
+            products, results = [self._products[i] for i in mine], [outs[i] for i in mine]
             start, packets = time.perf_counter(), device.packets()
             try:
-                device.matmuls(x, [w.packed for w in weights], results)
+                device.matmuls(x, [product.packed for product in products], results)
             except DriverError as error:
-                self._take_over(weights, error)
-                self._cpu.matmuls(x, [w.packed for w in weights], results)
+                self._take_over(products, error)
+                self._cpu.matmuls(x, [product.packed for product in products], results)
             seconds = time.perf_counter() - start
             self._ledger.notes += device.news()
-            self._charge(weights, seconds, device.packets() - packets)
+            self._charge(products, seconds, device.packets() - packets)
 
-    def _charge(self, weights: Sequence[Placed], seconds: float, packets: int) -> None:
+    def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
         """Share out what one call took, by multiply-adds."""
-        macs = sum(w.packed.n * w.packed.k for w in weights)
-        for w in weights:
-            share = w.packed.n * w.packed.k
-            row = self._row(w)
-            row.seconds += seconds * share / macs
-            row.packets += packets * share // macs
+        macs = sum([product.macs for product in products])
+        for product in products:
+            product.row.seconds += seconds * product.macs / macs
+            product.row.packets += packets * product.macs // macs
 
-    def _take_over(self, weights: Sequence[Placed], error: DriverError) -> None:
+    def _take_over(self, products: Sequence[_Product], error: DriverError) -> None:
         """Let the CPU do these products from now on: their device failed for good."""
-        failed = weights[0].packed.device
+        failed = products[0].packed.device
         if failed is self._cpu:
             raise error
-        for w in weights:
-            w.packed = self._cpu.pack(w.packed.tensor)
-            w.reason = f"{failed.caps.name} failed: {error.what}"
-            self._secrets.pop(w.name, None)  # that of what the device multiplied by
+        for product in products:
+            self._move(product, f"{failed.caps.name} failed: {error.what}")
         note = f"the CPU goes on for {failed.caps.name}: {error.what}"
         if note not in self._ledger.notes:
             self._ledger.notes.append(note)
+
+    def _move(self, product: _Product, reason: str) -> None:
+        """Have the CPU do a product from now on."""
+        placed = product.placed
+        placed.packed = self._cpu.pack(placed.packed.tensor)
+        placed.reason = reason
+        product.row = self._row(placed)
+        product.secret = None  # that of what the device multiplied by
+        product.seen.clear()
 
     def _row(self, w: Placed) -> Row:
         return self._ledger.row(
             Row(self._label, w.name, (w.packed.n, w.packed.k), w.planned, w.device, w.reason)
         )
 
-    def _account(self, w: Placed, x: F32, out: F32) -> None:
-        row = self._row(w)
+    def _account(self, product: _Product, x: F32, out: F32) -> None:
+        row = product.row
         row.calls += 1
         row.rows += len(x)
-        row.macs += out.size * w.packed.k
-        row.nbytes += w.packed.nbytes
-        if not self._chosen(w, len(x)):
+        row.macs += len(x) * product.macs
+        row.nbytes += product.packed.nbytes
+        if not self._chosen(product, len(x)):
             return
         row.verified += 1
-        if not self._is_right(w, x, out):
+        if not self._is_right(product, x, out):
             row.failed += 1
-            self._replace(w, x, out)
+            self._replace(product, x, out)
 
-    def _chosen(self, w: Placed, rows: int) -> bool:
-        if self._sampler.mode is Mode.SAMPLE:
-            kind = (w.device, w.packed.tensor.dtype, w.packed.n, w.packed.k, rows > 1)
+    def _chosen(self, product: _Product, rows: int) -> bool:
+        if self._sampler.mode is Mode.SAMPLE and (rows > 1) not in product.seen:
+            product.seen.add(rows > 1)
+            packed = product.packed
+            kind = (product.placed.device, packed.tensor.dtype, packed.n, packed.k, rows > 1)
             if self._sampler.is_first(kind):
                 return True
         return bool(self._sampler.choose(1))
 
-    def _is_right(self, w: Placed, x: F32, out: F32) -> bool:
-        if w.name not in self._secrets:
-            self._secrets[w.name] = secret_of(w.name, w.packed)
-        device = w.packed.device
-        multiplied, magnitudes = device.multiplied(x, w.packed), device.magnitudes(x, w.packed)
-        return is_right(self._secrets[w.name], multiplied, out, magnitudes)
+    def _is_right(self, product: _Product, x: F32, out: F32) -> bool:
+        packed = product.packed
+        if product.secret is None:
+            product.secret = secret_of(product.placed.name, packed)
+        multiplied = packed.device.multiplied(x, packed)
+        return is_right(product.secret, multiplied, out, packed.device.magnitudes(x, packed))
 
-    def _replace(self, w: Placed, x: F32, out: F32) -> None:
+    def _replace(self, product: _Product, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""
-        wrong = w.device
-        w.packed = self._cpu.pack(w.packed.tensor)
-        del self._secrets[w.name]  # that of what the device multiplied by
-        w.reason = f"{wrong} computed a wrong product with it"
-        self._cpu.matmul(x, w.packed, out)
-        if not self._is_right(w, x, out):
+        name, wrong = product.placed.name, product.placed.device
+        self._move(product, f"{wrong} computed a wrong product with it")
+        self._cpu.matmul(x, product.packed, out)
+        if not self._is_right(product, x, out):
             raise VerificationFailed(
-                f"the product with {w.name} is wrong on {wrong} and on the CPU",
+                f"the product with {name} is wrong on {wrong} and on the CPU",
                 remedy=WRONG_TWICE,
             )
         self._ledger.notes.append(
-            f"quarantined: {wrong} computed a wrong product with {w.name}; the CPU does it now"
+            f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"
         )
