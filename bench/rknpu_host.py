@@ -2,72 +2,140 @@
 
     python bench/rknpu_host.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
 
-CPU time of the thread that decodes, without what it spends inside the simulated driver, and without
-what the CPU device does between the products.
+CPU time of the thread that decodes, without what the driver takes, and without what the CPU device
+does between the products.  `beside` is measured while the simulated NPU works on the same cores,
+which empties their caches; `alone` repeats the products of a token with the driver's requests left
+out.  `accounts` is what the runtime adds: ledger, verification off.  `proof` is the check of the
+programs of a token, made once when they are prepared; `check` is what is left of it for each token.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import npurt
+import npurt.rknpu.device as device_module
+import npurt.rknpu.driver as driver_module
 from npurt.rknpu import system
+from npurt.runtime.remote import RemoteStep
+from npurt.runtime.shortlist import Shortlist
+
+REPETITIONS = 40
 
 
-class Timed(system.Simulator):
-    """Adds up what is spent inside the driver."""
+class Clock:
+    """CPU time of this thread, by what it was spent on."""
 
-    inside = 0.0
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
 
-    def make(self, calls: system.Calls) -> int | None:
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return function(*args, **options)
+            finally:
+                elapsed = time.thread_time() - start
+                self.spent[name] = self.spent.get(name, 0.0) + elapsed
+
+        return timed
+
+    def take(self, name: str) -> float:
+        """Return and forget, in milliseconds."""
+        return 1e3 * self.spent.pop(name, 0.0)
+
+
+def beside(llm: npurt.Llama, clock: Clock, tokens: int) -> list[float]:
+    """Milliseconds of each token, the simulator between the products."""
+    samples = []
+    for token in range(tokens):
+        clock.spent.clear()
+        llm.eval_last([10 + token])
+        samples.append(clock.take("matmuls") - clock.take("driver"))
+    return samples
+
+
+def alone(llm: npurt.Llama, clock: Clock) -> tuple[float, float]:
+    """Least milliseconds of the products of a token, and of the accounts, without a driver."""
+    system.System.make = lambda self, calls: None  # type: ignore[method-assign]
+    products, accounts = [], []
+    for token in range(REPETITIONS):
+        clock.spent.clear()
+        llm.eval_last([10 + token])
+        products.append(clock.take("matmuls"))
+        accounts.append(clock.take("step") - products[-1] - clock.take("rescore"))
+    return min(products), min(accounts)
+
+
+def check(llm: npurt.Llama) -> tuple[float, int]:
+    """Least milliseconds to see that all programs of a token are as they were proven."""
+    prepared = llm.device._prepared.items()  # type: ignore[attr-defined]
+    jobs = [product._job for (_, rows), made in prepared if rows == 1 for product, _ in made]
+    samples = []
+    for _ in range(REPETITIONS):
         start = time.thread_time()
-        left = super().make(calls)
-        Timed.inside += time.thread_time() - start
-        return left
+        for job in jobs:
+            job.check()
+        samples.append(1e3 * (time.thread_time() - start))
+    return min(samples), len(jobs)
+
+
+def measure(path: Path, device: str, tokens: int) -> dict[str, Any]:
+    clock = Clock()
+    make = system.System.make
+    system.System.make = clock.wrap("driver", make)  # type: ignore[method-assign]
+    for owner, name, kind in (
+        (device_module.RkDevice, "matmuls", "matmuls"),
+        (driver_module, "prove", "proof"),
+        (RemoteStep, "run", "step"),
+        (Shortlist, "rescore", "rescore"),
+    ):
+        function = getattr(owner, name)
+        setattr(owner, name, clock.wrap(kind, getattr(function, "__wrapped__", function)))
+        getattr(owner, name).__wrapped__ = getattr(function, "__wrapped__", function)
+    with npurt.Llama(path, device, n_ctx=256, verify="off") as llm:
+        llm.eval_last([1, 2, 3])
+        clock.spent.clear()
+        llm.eval_last([4])  # prepares the products of one row
+        proof = clock.take("proof")
+        samples = beside(llm, clock, tokens)
+        checked, jobs = check(llm)
+        least, accounts = alone(llm, clock)
+    system.System.make = make  # type: ignore[method-assign]
+    return {
+        "model": path.name,
+        "device": device,
+        "jobs": jobs,
+        "beside_ms": {"median": statistics.median(samples), "least": min(samples)},
+        "alone_ms": least,
+        "accounts_ms": accounts,
+        "proof_ms": proof,
+        "check_ms": checked,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Host time of a decoded token.")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
-    parser.add_argument("--device", default="rknpu:sim-vendor")
+    parser.add_argument("--device", nargs="+", default=["rknpu:sim", "rknpu:sim-vendor"])
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    system.Simulator = Timed  # type: ignore[misc]
-    import npurt.rknpu.device as device_module
-
-    device_module.Simulator = Timed  # type: ignore[misc]
-    rows = []
-    for model in args.models:
-        with npurt.Llama(model, args.device, n_ctx=256, verify="off") as llm:
-            spent = 0.0
-            inner = llm.device.matmuls
-
-            def matmuls(*operands: Any, inner: Any = inner) -> None:
-                nonlocal spent
-                before, start = Timed.inside, time.thread_time()
-                inner(*operands)
-                spent += time.thread_time() - start - (Timed.inside - before)
-
-            llm.device.matmuls = matmuls  # type: ignore[method-assign]
-            llm.eval_last([1, 2, 3])
-            llm.eval_last([4])  # prepares the products of one row
-            samples = []
-            for token in range(args.tokens):
-                spent = 0.0
-                llm.eval_last([10 + token])
-                samples.append(1e3 * spent)
-        rows.append({"model": model.name, "milliseconds": statistics.median(samples),
-                     "least": min(samples), "most": max(samples)})  # fmt: skip
+    rows = [measure(model, name, args.tokens) for model in args.models for name in args.device]
     if args.json:
         print(json.dumps(rows))
         return
     for row in rows:
-        print(f"{row['model']}: {row['milliseconds']:.2f} ms a token on the host "
-              f"[{row['least']:.2f}-{row['most']:.2f}]")  # fmt: skip
+        print(
+            f"{row['model']} on {row['device']}: {row['jobs']} jobs a token; "
+            f"alone {row['alone_ms']:.2f} ms, beside the simulator {row['beside_ms']['least']:.2f} "
+            f"(median {row['beside_ms']['median']:.2f}); accounts {row['accounts_ms']:.2f}; "
+            f"proof {row['proof_ms']:.1f} once, then {row['check_ms']:.3f} a token"
+        )
 
 
 if __name__ == "__main__":
