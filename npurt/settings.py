@@ -49,6 +49,12 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def preloading(library: str) -> dict[str, str]:
+    """Return the environment of a program that is to load *library* before any other."""
+    others = os.environ.get("LD_PRELOAD", "")
+    return {**os.environ, "LD_PRELOAD": f"{library} {others}".strip()}
+
+
 def prepend_dsp_path(folder: str) -> None:
     """Make the DSP look for its code in *folder* first, then where the user wants it to.
 

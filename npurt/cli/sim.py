@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from npurt.errors import DeviceNotFound, SettingError
+from npurt.settings import preloading
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -89,9 +90,9 @@ def run_program(command: Sequence[str]) -> NoReturn:
         DeviceNotFound: The simulator was not built.
         SettingError: The program cannot be run.
     """
-    preload = f"{path_of(PRELOADED)} {os.environ.get('LD_PRELOAD', '')}".strip()
+    environment = preloading(str(path_of(PRELOADED)))
     try:
-        os.execvpe(command[0], list(command), {**os.environ, "LD_PRELOAD": preload})
+        os.execvpe(command[0], list(command), environment)
     except OSError as error:
         raise SettingError(
             f"cannot run {command[0]}: {error.strerror}",
