@@ -4,6 +4,7 @@ Within about 20 % of the figures that peers published for this chip (happyme531,
 RockNPU, rk-llama.cpp); npurt itself was never timed on one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npurt.rknpu.forms import Form
@@ -41,15 +42,25 @@ def mac_rate(form: Form) -> int:
 
 def estimate(plan: Plan, *, chained: bool, submit_s: float = 0.0) -> Estimate:
     """Estimate *plan*; tasks that are *chained* overlap their transfers with computing."""
-    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / len(plan.tiles))
-    cores = [
-        sum(_seconds(tile, bandwidth, chained and len(tiles) > 1) for tile in tiles)
-        for tiles in plan.tiles
-    ]
+    cores = core_seconds([plan], chained=chained)
     every = [tile for tiles in plan.tiles for tile in tiles]
     macs = sum(tile.task.m * tile.task.k * tile.task.n for tile in every)
     features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
     return Estimate(max(cores) + submit_s, macs, features, weights, results, len(every))
+
+
+def core_seconds(plans: Sequence[Plan], *, chained: bool) -> list[float]:
+    """Return how long each core is at work when *plans* are one job."""
+    cores = max(len(plan.tiles) for plan in plans)
+    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / cores)
+    work = [
+        [tile for plan in plans for tile in (plan.tiles[core] if core < len(plan.tiles) else ())]
+        for core in range(cores)
+    ]
+    return [
+        sum(_seconds(tile, bandwidth, chained and len(tiles) > 1) for tile in tiles)
+        for tiles in work
+    ]
 
 
 def _bytes(tile: Tile) -> tuple[int, int, int]:
