@@ -171,6 +171,17 @@ def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
     assert propose(PROMPT, 7) == before
 
 
+def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
+    pair.reset()
+    pair.eval(PROMPT[:-1])
+    snapshot = pair.snapshot()
+    pair.reset()
+    pair.eval([5] * (len(PROMPT) - 1))
+    pair.restore(snapshot)
+
+    assert pair.speculator.drafter.propose(PROMPT, 7) == []
+
+
 def test_without_such_a_draft_nothing_is_kept():
     with npurt.Llama(TARGET, n_ctx=160, progress=False, draft="lookup") as llm:
         assert llm.taps is None

@@ -245,6 +245,49 @@ def drive(controller, accepts, *, row=0.1, draft=0.0, tokens=3000, noise=0.0, se
     return done / spent
 
 
+def drive_unsure(controller, sure, *, row=0.1, draft=0.3, tokens=3000, seed=0):
+    """As `drive`, with a draft that is right but gives up before a token it is not sure of."""
+    rng = np.random.default_rng(seed)
+    done, spent = 0, 0.0
+    while done < tokens:
+        wanted = controller.choose()
+        n = next((i for i in range(wanted) if rng.random() >= sure), wanted)
+        seconds = draft * (n + (n < wanted))
+        controller.observe(n, n, seconds, 1 + row * n, wanted=wanted)
+        done += n + 1
+        spent += seconds + 1 + row * n
+    return done / spent
+
+
+@pytest.mark.parametrize("sure", [0.0, 0.1, 0.25])
+def test_nothing_is_lost_to_a_draft_that_gives_up(sure):
+    assert drive_unsure(Controller(8), sure) >= 0.97
+
+
+def test_a_draft_that_gives_up_now_and_then_pays_still():
+    assert drive_unsure(Controller(8), 0.9) >= 0.9 * drive_unsure(Controller(4, fixed=True), 0.9)
+
+
+def test_a_lookup_that_finds_nothing_goes_on_looking():
+    """It costs nothing, so a text that begins to copy after 500 tokens is noticed at once."""
+    controller = Controller(8)
+    for _ in range(500):
+        controller.observe(0, 0, 1e-5, 1.0, wanted=controller.choose())
+
+    assert controller.choose() > 0
+
+
+def test_a_block_costs_the_same_however_long():
+    """A shorter block would save nothing, although guesses are right half of the time only."""
+    controller = Controller(8, at_once=True)
+    for _ in range(3):
+        controller.observe(0, 0, 0.0, 1.0)
+    for _ in range(40):
+        controller.observe(8, 1, 0.8, 1.0)
+
+    assert controller.choose() == 8
+
+
 @pytest.mark.parametrize("row", [0.05, 0.2, 0.6])
 @pytest.mark.parametrize("draft", [0.0, 0.3])
 @pytest.mark.parametrize("noise", [0.0, 0.05])

@@ -14,6 +14,7 @@ ALLOWANCE = 0.015  # of the time, lost to trying
 MEMORY = 0.85  # weight of the past in a running mean of times
 PATIENCE = 0.95  # in that of right and wrong guesses, which are all or nothing
 PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
+FREE = 0.01  # of a plain step: a draft that takes less costs nothing
 WARM_UP = 3  # plain steps before anything is tried
 REFRESH = 48  # steps after which a plain one is measured again
 
@@ -94,13 +95,25 @@ class Controller:
         return self._trial()
 
     def observe(
-        self, proposed: int, right: int, draft_seconds: float, verify_seconds: float
+        self,
+        proposed: int,
+        right: int,
+        draft_seconds: float,
+        verify_seconds: float,
+        *,
+        wanted: int | None = None,
     ) -> None:
-        """Take in one step: *right* of *proposed* tokens were accepted."""
+        """Take in one step: *right* of *proposed* tokens were accepted, *wanted* asked for.
+
+        A draft that gives up has spent the time of one token more, and counts as a wrong guess;
+        unless it spent next to nothing, as a lookup does.
+        """
+        wanted = proposed if wanted is None else wanted
         self._verify[proposed].add(verify_seconds)
-        if proposed:
-            self._draft.add(draft_seconds / self._shares(proposed))
-            for i in range(min(right + 1, proposed)):
+        gave_up = proposed < wanted and draft_seconds > FREE * self._verify[0].value
+        if proposed or gave_up:
+            self._draft.add(draft_seconds / self._shares(proposed + gave_up))
+            for i in range(min(right + 1, proposed + gave_up)):
                 self._right.add(float(i < right))
         self._since_plain = self._since_plain + 1 if proposed else 0
         s = self.speculation
@@ -111,7 +124,7 @@ class Controller:
         s.seconds += draft_seconds + verify_seconds
         plain = self._verify[0]
         each = plain.value if plain.known else verify_seconds
-        s.plain_seconds += (right + 1) * each if proposed else draft_seconds + verify_seconds
+        s.plain_seconds += (right + 1) * each if proposed else verify_seconds
 
     def _trial(self) -> int:
         """Return a number to try, when nothing pays by what is known and the budget allows."""

@@ -49,6 +49,10 @@ class Speculator:
         else:
             chosen = choose(llm.eval_last(history[-1:])[None], [], history)
         self.controller.observe(
-            len(guesses), len(chosen) - 1, drafted - start, time.perf_counter() - drafted
+            len(guesses),
+            len(chosen) - 1,
+            drafted - start,
+            time.perf_counter() - drafted,
+            wanted=max(wanted, 0),
         )
         return chosen
