@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from npurt.device import F32
 from npurt.llm.gguf import GGUF
 from npurt.llm.spec.assistant import require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
@@ -70,6 +71,6 @@ class Diffusion(Drafter):
             return []
         return [int(token) for token in self._head(filled).argmax(axis=1)]
 
-    def _read(self, streams: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", at: int) -> None:
+    def _read(self, streams: F32, position: int) -> None:
         with np.errstate(all="ignore"):
-            self._network.inject(streams, at)
+            self._network.inject(streams, position)
