@@ -250,7 +250,7 @@ class Simulator(System):
             ) from error
 
     def set(self, settings: str) -> None:
-        """Apply ``key=value`` settings, separated by spaces: docs/rk3588.md lists them.
+        """Apply ``key=value`` settings, separated by spaces: docs/simulators.md lists them.
 
         Raises:
             SettingError: The simulator does not understand them.
@@ -260,7 +260,7 @@ class Simulator(System):
             reason = ffi().string(why).decode()
             raise SettingError(
                 f"the RK3588 simulator refuses {settings!r}: {reason}",
-                remedy="docs/rk3588.md lists its settings",
+                remedy="docs/simulators.md lists its settings",
             )
 
     def report(self) -> dict[str, Any]:
