@@ -116,6 +116,22 @@ def test_the_chip_must_be_of_the_rk3588s_family(chip, state, tmp_path):
     assert results(examine(tree)[0])["chip"].state == state
 
 
+def test_a_governor_that_keeps_full_speed_is_none_to_mend(tmp_path):
+    tree = rockchip.Tree("vendor", tmp_path)
+    for folder, most in (("fdab0000.npu", "1000000000"), ("dmc", "2112000000")):
+        tree.write(tmp_path, f"/sys/class/devfreq/{folder}/governor", "userspace")
+        tree.write(tmp_path, f"/sys/class/devfreq/{folder}/cur_freq", most)
+
+    assert {result.state for result in results(examine(tree)[0]).values()} == {"ok"}
+
+
+def test_a_node_that_may_only_be_read_is_of_no_use(tmp_path):
+    tree = rockchip.Tree("mainline", tmp_path)
+    tree._nodes["/dev/accel/accel0"] = "crw-r--r-- root:render r"
+
+    assert start_here(examine(tree)[0]).check.name == "node"
+
+
 def test_a_damaged_configuration_is_none(tmp_path):
     tree = rockchip.Tree("rock5b-not-loaded", tmp_path)
     (tmp_path / "boot/config-6.18.0").unlink()

@@ -173,7 +173,7 @@ def test_halves_are_as_exact_as_halves_are(shared):
 
 
 @pytest.mark.parametrize(
-    ("m", "prepared"), [(1, 1), (16, 16), (17, 32), (128, 128), (129, 192), (512, 512)]
+    ("m", "prepared"), [(1, 1), (16, 16), (17, 32), (33, 48), (128, 128), (129, 192), (512, 512)]
 )
 def test_numbers_of_rows_are_rounded_up_to_few(m, prepared):
     assert rows_prepared(m) == prepared
@@ -339,13 +339,14 @@ def test_the_products_used_least_recently_make_room(device, monkeypatch):
     wanted = [multiply(device, inputs(m, 96), packed) for m in range(1, 4)]
     three = held(device, Role.PROGRAM, Role.TASKS)
     multiply(device, inputs(1, 96), packed)  # is now the one used last
+    used = device._prepared[(packed.number,), 1]
 
     for m in range(4, 12):
         multiply(device, inputs(m, 96), packed)
         multiply(device, inputs(1, 96), packed)
 
     assert held(device, Role.PROGRAM, Role.TASKS) == three
-    assert sorted(rows for _, rows in device._prepared)[:1] == [1]
+    assert device._prepared[(packed.number,), 1] is used
     for m, y in enumerate(wanted, 1):
         np.testing.assert_array_equal(multiply(device, inputs(m, 96), packed), y)
 
