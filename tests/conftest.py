@@ -1,5 +1,6 @@
 """What every test may ask for: the real models, and Hypothesis without chance or clock."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 hypothesis_settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 hypothesis_settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis_settings.load_profile("ci")
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
