@@ -138,12 +138,12 @@ def test_a_skel_of_the_sdk_has_no_error():
     assert "libc.so and libgcc.so" in warnings(data)
 
 
-@pytest.mark.parametrize(("arch", "dsp", "fits"), [("v68", 68, 1), ("v68", 73, 1), ("v73", 68, 0)])
-def test_a_skel_for_a_newer_dsp_is_named(compiled, arch, dsp, fits):
-    said = errors(compiled(PLAIN, arch), arch=dsp)
+@pytest.mark.parametrize(("arch", "on", "fits"), [("v68", 68, 1), ("v68", 73, 1), ("v73", 68, 0)])
+def test_a_skel_for_a_newer_dsp_is_named(compiled, arch, on, fits):
+    said = errors(compiled(PLAIN, arch), arch=on)
 
     assert said == "" if fits else f"for {arch}" in said
-    assert fits or f"a v{dsp}" in said
+    assert fits or f"a v{on}" in said
 
 
 def test_another_or_no_entry_is_named(plain, compiled):
