@@ -1,0 +1,57 @@
+"""`npurt plan`: what the weights of a model become on an NPU."""
+
+import json
+
+import numpy as np
+import pytest
+
+from npurt.llm.gguf import GGUF
+from npurt.llm.price import Exact, divergence
+from npurt.quant.tensor import QTensor
+from tests.llm import tiny
+
+
+def test_every_matrix_has_a_row_and_the_sums_are_right(npurt):
+    said = json.loads(npurt("plan", tiny.path(kind="q8_0"), "--quick", "--json").out)
+
+    with GGUF(tiny.path(kind="q8_0")) as file:
+        matrices = {n for n, info in file.tensors.items() if len(info.shape) == 2}
+    rows = {row["tensor"]: row for row in said["tensors"]}
+    assert set(rows) == matrices - {"token_embd.weight"}
+    assert said["bytes"] == sum(row["nbytes"] for row in rows.values())
+    assert sum(said["forms"].values()) == len(rows)
+    assert rows["output.weight"]["form"] == "int8x2"
+    assert rows["blk.0.attn_output.weight"]["form"] == "int8"
+    assert all(0 < row["error"] < 3e-4 for row in rows.values())
+    assert said["divergence"] is None
+
+
+def test_the_divergence_is_measured_in_simulation(npurt):
+    lines = npurt("plan", tiny.path(kind="q8_0")).out.splitlines()
+
+    assert lines[0].split()[0] == "tensor"
+    assert "MB on the NPU" in lines[-2]
+    assert "(simulated, " in lines[-1]
+
+
+def test_exact_products_diverge_from_nothing():
+    apart = divergence(tiny.path(kind="q8_0"), Exact(), tokens=32)
+
+    assert apart.tokens == 32
+    assert apart.mean == apart.worst == 0
+    assert apart.same_best == 1
+
+
+@pytest.mark.parametrize("fmt", ["f32", "q4_0", "q8_0"])
+def test_the_exact_device_multiplies_what_the_file_means(fmt):
+    rng = np.random.default_rng(0)
+    tensor = QTensor.quantize(rng.standard_normal((40, 256)).astype(np.float32), fmt)
+    x = rng.standard_normal((3, 256)).astype(np.float32)
+    y = np.empty((3, 40), np.float32)
+    device = Exact()
+
+    device.matmul(x, device.pack(tensor), y)
+
+    exact = x.astype(np.float64) @ tensor.dequantize().T.astype(np.float64)
+    bound = 256 * 2.0**-24 * (abs(x) @ abs(tensor.dequantize()).T)
+    assert (abs(y - exact) <= bound).all()
