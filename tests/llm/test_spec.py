@@ -147,13 +147,17 @@ def distribution(llm, prompt, kept):
 
 
 def naive(history, longest, shortest, most):
-    """What followed the latest earlier occurrence of the longest of the last tokens."""
+    """What followed the latest earlier occurrence of the longest of the last tokens.
+
+    As many tokens as are equal before.
+    """
     for length in range(longest, shortest - 1, -1):
         if length > len(history):
             continue
         for end in range(len(history) - 1, length - 1, -1):
             if history[end - length : end] == history[-length:]:
-                return history[end : end + most]
+                equal = [n for n in range(1, end + 1) if history[end - n : end] == history[-n:]]
+                return history[end : end + min(most, max(equal))]
     return []
 
 
@@ -172,7 +176,7 @@ def test_lookup_finds_what_a_search_finds(history, grow, most):
 
 def test_lookup_forgets_a_text_that_is_gone():
     lookup = Lookup()
-    assert lookup.propose([1, 2, 3, 4, 1, 2], 2) == [3, 4]
+    assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4]
 
     assert lookup.propose([1, 2, 5, 6, 1, 2], 2) == [5, 6]
     assert lookup.propose([7, 8, 9], 2) == []

@@ -10,6 +10,8 @@ class Lookup(Drafter):
     """Finds the longest of the last *longest* .. *shortest* tokens earlier in the text.
 
     Costs nothing and needs no model: it pays where text is copied, such as edits and summaries.
+    It guesses no more tokens than agree before them: what was the same for long stays the same for
+    long (as in SuffixDecoding, Oliaro et al. 2024), and two equal tokens say little of the tenth.
 
     Raises:
         SettingError: The lengths make no sense.
@@ -17,7 +19,7 @@ class Lookup(Drafter):
 
     name = "lookup"
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 6, shortest: int = 1) -> None:
         if not 1 <= shortest <= longest:
             raise SettingError(
                 f"n-grams of {shortest} to {longest} tokens", remedy="use 1 <= shortest <= longest"
@@ -32,7 +34,7 @@ class Lookup(Drafter):
         for length in self._lengths:
             at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
             if at is not None:
-                return list(history[at : at + most])
+                return list(history[at : at + _agreeing(history, at, length, most)])
         return []
 
     def _learn(self, history: Sequence[int]) -> None:
@@ -46,3 +48,10 @@ class Lookup(Drafter):
                 if length <= end:
                     self._ends[tuple(history[end - length : end])] = end
         self._seen = list(history)
+
+
+def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
+    """Return how many tokens before *at* equal the last, up to *most*; *known* of them do."""
+    while known < min(most, at) and history[at - 1 - known] == history[-1 - known]:
+        known += 1
+    return min(known, most)
