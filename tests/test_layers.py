@@ -15,7 +15,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"settings"},
     {"doctor", "trace", "models"},
     {"quant"},
-    {"device"},
+    {"device", "restart"},
     {"cpu", "hexagon", "rknpu"},
     {"runtime"},
     {"llm"},

@@ -1,13 +1,11 @@
 """The Hexagon CDSP as a device: weights in memory it shares, products in batches it is sent.
 
-A DSP process that dies, or does not answer, is opened anew at most `RESTARTS` times, its weights
-uploaded again and the batch repeated; after that the device stays lost.
+A DSP process that dies, or does not answer, is opened anew and the batch repeated; see `restart`.
 """
 
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +22,6 @@ from npurt.errors import (
     DeviceTimeout,
     DriverError,
     LayoutError,
-    NpurtError,
     UnsupportedOp,
 )
 from npurt.hexagon import layout, probe, quantise, rounding
@@ -38,11 +35,11 @@ from npurt.hexagon.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
 from npurt.quant.tensor import QTensor
+from npurt.restart import Restarts, patiently
 from npurt.settings import DEADLINE, HEXAGON_TRANSPORT, HEXAGON_WORKER, read
 
-RESTARTS = 2  # of a device that died
 RESTART_SECONDS = 10  # that a DSP may take to be back
-RETRY_SECONDS = 0.1
+GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
 GROUP = 32  # columns that share an activation scale
 MAX_K = 65536  # NPURT_MAX_K of dsp/kernels/kernels.h
 
@@ -136,10 +133,7 @@ class HexagonDevice(Device):
         self._info = self._stores[0].transport.info
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
         self._numbers = itertools.count()
-        self._failures = 0
-        self._failed: DriverError | None = None  # what must be recovered from
-        self._closed = False
-        self._news: list[str] = []
+        self._restarts = Restarts(name, (DeviceLost, DeviceTimeout), GIVEN_UP)
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
         self.caps = Caps(name, self._describe(), way.simulated)
@@ -295,67 +289,23 @@ class HexagonDevice(Device):
     # --- Recovery ---------------------------------------------------------------------------------
 
     def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*; when the DSP dies over it, open it again and repeat.
-
-        Raises:
-            DeviceLost: It died too often.
-        """
+        """Do *work*, also when the DSP dies over it; errors as `Restarts.surviving`."""
         refuse_fork(self._process, "a product")
-        if self._closed:
-            raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
-        while self._failures <= RESTARTS:
-            try:
-                if self._failed:
-                    self._recover(self._failed)
-                return work()
-            except (DeviceLost, DeviceTimeout) as error:
-                self._failures += 1
-                self._failed = error
-        assert self._failed
-        raise DeviceLost(
-            f"{self.caps.name} was lost {self._failures} times and is given up: "
-            f"{self._failed.what}",
-            remedy="run `npurt doctor`; if products of one model kill it, report which",
-            call=self._failed.call,
-            code=self._failed.code,
-        ) from self._failed
+        self._restarts.surviving(work, self._reopen)
 
-    def _recover(self, failure: DriverError) -> None:
+    def _reopen(self) -> None:
         """Open the device again and upload all weights."""
         self._release()
         self._demote()
-        try:
-            self._stores.append(self._reopened())
-            for packed in sorted(self._packed, key=lambda p: p.number):
-                self._place(packed)
-        except (DeviceNotFound, DriverError) as error:
-            raise DeviceLost(
-                f"{self.caps.name} cannot be opened again: {error.what}",
-                remedy=error.remedy,
-                call=failure.call,
-                code=failure.code,
-            ) from error
-        self._failed = None
-        self._news.append(
-            f"{self.caps.name} was lost, opened again, its weights uploaded: {failure.what}"
-        )
+        self._stores.append(patiently(self._open_store, DeviceLost, RESTART_SECONDS))
+        for packed in sorted(self._packed, key=lambda p: p.number):
+            self._place(packed)
 
     def _demote(self) -> None:
         """After a failure of dspqueue, go on without, also in the future."""
         if self._way.transport == "dspqueue":
             probe.forget_queue(self._way)
             self._way = replace(self._way, transport="invoke")
-
-    def _reopened(self) -> Store:
-        """Open the first session again; a DSP that restarts takes a while to be back."""
-        end = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return self._open_store()
-            except (DeviceNotFound, DeviceLost):
-                if time.monotonic() > end:
-                    raise
-            time.sleep(RETRY_SECONDS)
 
     # --- Accounts ---------------------------------------------------------------------------------
 
@@ -365,13 +315,12 @@ class HexagonDevice(Device):
 
     def news(self) -> list[str]:
         """Return what happened since the last call; see `Device.news`."""
-        news, self._news = self._news, []
-        return news
+        return self._restarts.news()
 
     def close(self) -> None:
         """Release sessions and memory.  A second call does nothing."""
         with self._lock:
-            self._closed = True
+            self._restarts.closed = True
             self._release()
 
     def _release(self) -> None:

@@ -1,13 +1,11 @@
 """The RK3588 NPU as a device: weights in its memory, products as prepared jobs.
 
-An NPU that is lost is opened anew at most `RESTARTS` times, its weights uploaded again and the
-product repeated; after that it stays lost.
+An NPU that is lost is opened anew and the product repeated; see `restart`.
 """
 
 import functools
 import itertools
 import threading
-import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from npurt.device import F32, Caps, Device, MatMul, Packed
-from npurt.errors import (
-    DeviceFull,
-    DeviceLost,
-    DeviceNotFound,
-    DriverError,
-    LayoutError,
-    NpurtError,
-    UnsupportedOp,
-)
+from npurt.errors import DeviceNotFound, DriverError, LayoutError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
+from npurt.restart import Restarts, patiently
 from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.memory import Buffer
@@ -35,9 +26,7 @@ from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Simulator, System
 from npurt.rknpu.weights import PartOnNpu, RkPacked
 
-RESTARTS = 2
 RESTART_SECONDS = 5.0  # that a driver may take to be back
-RETRY_SECONDS = 0.1
 KEPT = 1024  # prepared calls
 MAX_ROWS = 512  # of one product
 SMALLEST_BUFFER = 4096
@@ -75,10 +64,7 @@ class RkDevice(Device):
         self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
         self._prepared: OrderedDict[tuple[tuple[int, ...], int], Prepared] = OrderedDict()
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
-        self._failures = 0
-        self._failed: DriverError | None = None  # what must be recovered from
-        self._closed = False
-        self._news: list[str] = []
+        self._restarts = Restarts(name, (DriverError,))
         self._lock = threading.RLock()
         self.caps = Caps(name, self._driver.detail, simulated)
 
@@ -199,68 +185,29 @@ class RkDevice(Device):
     # --- Life -------------------------------------------------------------------------------------
 
     def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*; when the NPU fails over it, open it again and repeat.
+        """Do *work*, also when the NPU fails over it; errors as `Restarts.surviving`."""
 
-        Raises:
-            DeviceLost: It failed too often.
-        """
-        if self._closed:
-            raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
-        while self._failures <= RESTARTS:
-            try:
-                if self._failed:
-                    self._recover(self._failed)
-                self._tidy()
-                return work()
-            except DeviceFull:
-                raise
-            except DriverError as error:
-                self._failures += 1
-                self._failed = error
-        assert self._failed
-        raise DeviceLost(
-            f"{self.caps.name} failed {self._failures} times and is given up: {self._failed.what}",
-            remedy=self._failed.remedy,
-            call=self._failed.call,
-            code=self._failed.code,
-        ) from self._failed
+        def tidily() -> None:
+            self._tidy()
+            work()
 
-    def _recover(self, failure: DriverError) -> None:
+        self._restarts.surviving(tidily, self._reopen)
+
+    def _reopen(self) -> None:
         """Open the driver again and upload every weight."""
         self._let_go()
-        try:
-            self._driver = self._reopened()
-            for packed in list(self._packed.values()):
-                packed.upload(self._driver.spaces)
-        except (DeviceNotFound, DriverError) as error:
-            raise DeviceLost(
-                f"{self.caps.name} cannot be opened again: {error.what}",
-                remedy=error.remedy,
-                call=failure.call,
-                code=failure.code,
-            ) from error
-        self._failed = None
-        self._news.append(f"{self.caps.name} was opened again: {failure.what}")
-
-    def _reopened(self) -> Driver:
-        deadline = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                return self._connect()
-            except (DeviceNotFound, DriverError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_SECONDS)
+        self._driver = patiently(self._connect, DriverError, RESTART_SECONDS)
+        for packed in list(self._packed.values()):
+            packed.upload(self._driver.spaces)
 
     def news(self) -> list[str]:
-        """Return what happened since the last call."""
-        news, self._news = self._news, []
-        return news
+        """Return what happened since the last call; see `Device.news`."""
+        return self._restarts.news()
 
     def close(self) -> None:
         """Release the NPU.  A second call does nothing."""
         with self._lock:
-            self._closed = True
+            self._restarts.closed = True
             self._let_go()
 
     def _let_go(self) -> None:
