@@ -28,7 +28,7 @@ test: .venv/dev lint
 	.ci/qemu
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(MAKE) --no-print-directory models
-	$(BIN)/python -m pytest --cov
+	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
 
 models: .venv/installed
 	$(BIN)/npurt models fetch
