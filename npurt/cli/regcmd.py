@@ -7,6 +7,8 @@ from typing import Any
 
 from npurt.errors import NpurtError
 
+MOST_BYTES = 16 << 20  # of a program to decode: what a buffer of thousands of tasks takes
+
 
 def add(verbs: Any) -> None:
     """Add the verb."""
@@ -44,11 +46,16 @@ def decode(args: argparse.Namespace) -> int:
     from npurt.rknpu import regcmd
 
     try:
-        data = args.file.read_bytes()
+        with args.file.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise NpurtError(
             f"cannot read {args.file}: {error.strerror}", remedy="check the path"
         ) from error
+    if len(data) > MOST_BYTES:
+        raise NpurtError(
+            f"{args.file} is larger than {MOST_BYTES} bytes", remedy="give the program alone"
+        )
     return _print(regcmd.parse(data), args, {})
 
 

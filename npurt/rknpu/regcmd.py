@@ -5,6 +5,7 @@ Sources: Mesa rkt_regcmd.c; Linux drivers/accel/rocket/rocket_job.c; w568w/rknpu
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from npurt.rknpu import regs
 from npurt.rknpu.regs import REG, RegWrite
 
 TAIL = 4  # words: next address, next amount, MARK, ENABLE
+_REMEDY = 'give raw little-endian words, or JSON: ["0x0201000000b11040", ...] or {"words": [...]}'
+_HEXADECIMAL = re.compile("(0[xX])?[0-9a-fA-F]{1,16}")
 
 
 def encode(write: RegWrite) -> int:
@@ -115,15 +118,24 @@ def describe(word: int) -> Line:
 def parse(data: bytes) -> list[int]:
     """Read a program from a file: raw words, or JSON hexadecimal, alone or under ``words``.
 
+    Words that are not known may be among them, and zeros, which fill memory, in any number.
+
     Raises:
-        LayoutError: It is neither.
+        LayoutError: It is neither, or most of its words write no known register.
     """
-    if data.lstrip()[:1] in (b"[", b"{"):  # no register has such an offset
-        return _parse_json(data)
-    if len(data) % 8 or not data:
+    is_json = data.lstrip()[:1] in (b"[", b"{")  # no register has such an offset
+    words = _parse_json(data) if is_json else _parse_raw(data)
+    _refuse_strangers(words)
+    return words
+
+
+def _parse_raw(data: bytes) -> list[int]:
+    over = len(data) % 8
+    if over or not data:
         raise LayoutError(
-            f"{len(data)} bytes are not a program of 64-bit words",
-            remedy='give raw little-endian words, or JSON such as ["0x0201000000b11040"]',
+            f"{len(data)} bytes are not a program of 64-bit words: "
+            f"{over} are left over at byte {len(data) - over}",
+            remedy=_REMEDY,
         )
     return [int(word) for word in np.frombuffer(data, "<u8")]
 
@@ -131,15 +143,32 @@ def parse(data: bytes) -> list[int]:
 def _parse_json(data: bytes) -> list[int]:
     try:
         listed: Any = json.loads(data)
-        listed = listed["words"] if isinstance(listed, dict) else listed
-        words = [int(word, 16) for word in listed]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"not JSON: {error}", remedy=_REMEDY) from error
+    if isinstance(listed, dict):
+        listed = listed.get("words")
+    if not isinstance(listed, list):
+        raise LayoutError("JSON with no list of words", remedy=_REMEDY)
+    for i, text in enumerate(listed):
+        if not isinstance(text, str) or not _HEXADECIMAL.fullmatch(text):
+            shown = repr(text[:40]) if isinstance(text, str) else f"a {type(text).__name__}"
+            raise LayoutError(
+                f"word {i} of the list is {shown}, not at most 64 bits in hexadecimal",
+                remedy=_REMEDY,
+            )
+    return [int(text, 16) for text in listed]
+
+
+def _refuse_strangers(words: list[int]) -> None:
+    """Raise LayoutError when most *words* but zeros, or all there are, write no register."""
+    written = [(i, decode(word)) for i, word in enumerate(words) if word]
+    if not written:
+        raise LayoutError("no word of the program writes a register", remedy=_REMEDY)
+    strangers = [i for i, w in written if w.target == 0 or regs.find(w.target, w.offset) is None]
+    if 2 * len(strangers) > len(written):
+        first = strangers[0]
         raise LayoutError(
-            f"not a JSON list of hexadecimal words: {error!r}",
-            remedy='write ["0x0201000000b11040", ...], or {"words": [...]}',
-        ) from error
-    if bad := [word for word in words if not 0 <= word < 1 << 64]:
-        raise LayoutError(
-            f"{bad[0]:#x} does not fit in 64 bits", remedy="give one 64-bit word an entry"
+            f"word {first}, {words[first]:#018x}, writes no register that is known, "
+            f"like {len(strangers)} of {len(written)} words: this is no program",
+            remedy=_REMEDY,
         )
-    return words

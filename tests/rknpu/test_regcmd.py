@@ -12,6 +12,7 @@ from npurt.errors import LayoutError
 from npurt.rknpu import regcmd
 from npurt.rknpu.lower import Profile
 from npurt.rknpu.regs import REG, REGISTERS
+from tests.llm import tiny
 from tests.rknpu.fixtures import load
 
 ARGUMENTS = {"m": "4", "k": "64", "n": "64", "a": "0x1000000", "w": "0x2000000", "c": "0x3000000"}
@@ -52,9 +53,14 @@ def test_a_chain_to_an_odd_place_is_refused():
         regcmd.tail(REG["ENABLE"](), 0x1008, 126)
 
 
-offsets = st.sampled_from([register.offset for register in REGISTERS])
+def raw(words):
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
 words_of_registers = st.builds(
-    lambda high, low: high << 16 | low, st.integers(0, 2**48 - 1), offsets
+    lambda register, value: register.target << 48 | value << 16 | register.offset,
+    st.sampled_from([register for register in REGISTERS if register.offset]),
+    st.integers(0, 2**32 - 1),
 )
 
 
@@ -62,19 +68,97 @@ words_of_registers = st.builds(
 def test_programs_are_read_from_words_and_from_json(words):
     texts = [hex(word) for word in words]
 
-    assert regcmd.parse(struct.pack(f"<{len(words)}Q", *words)) == words
+    assert regcmd.parse(raw(words)) == words
     assert regcmd.parse(json.dumps(texts).encode()) == words
+    assert regcmd.parse(json.dumps([text[2:].upper() for text in texts]).encode()) == words
     assert regcmd.parse(json.dumps({"words": texts, "more": 1}).encode()) == words
 
 
+WORD = '"0x0201000000b11040"'
+
+
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"1234567", b"[", b"{}", b"[1]", b'["x"]', b'["0x1ffffffffffffffff"]', b'{"words": 3}',
-     b"[" * 100_000, b'["-1"]', b"\xff[", b'[null]', b'{"words": "0x12"}'],
-)  # fmt: skip
-def test_a_file_that_is_no_program_is_refused_with_a_remedy(data):
-    with pytest.raises(LayoutError, match="remedy"):
+    ("data", "said"),
+    [
+        ("", "0 bytes"),
+        ("1234567", "7 bytes"),
+        (raw(MTX512)[:-3], "861 bytes .* 5 are left over at byte 856"),
+        ("[", "line 1 column 2"),
+        ("[" * 100_000, "recursion"),
+        ("\udcff[" + "7" * 6, "word 0"),
+        (f"[{WORD}, \udcff]", "not JSON"),
+        ("{}", "no list of words"),
+        ('{"words": 3}', "no list of words"),
+        ('{"words": "12"}', "no list of words"),
+        ('{"words": {"12": 1}}', "no list of words"),
+        ("[]", "no word"),
+        ('{"words": []}', "no word"),
+        (f"[{WORD}, 1]", "word 1 .* int"),
+        (f"[{WORD}, {WORD}, null]", "word 2 .* NoneType"),
+        (f"[{WORD}, [{WORD}]]", "word 1 .* list"),
+        (f'[{WORD}, "x"]', "word 1 .* 'x'"),
+        (f'[{WORD}, ""]', "word 1 .* ''"),
+        (f'[{WORD}, "-1"]', "word 1 .* '-1'"),
+        (f'[{WORD}, "0x1_0"]', "word 1 .* '0x1_0'"),
+        (f'[{WORD}, "0x{"1" * 17}"]', "word 1 .* '0x11111111111111111'"),
+        (f'["0x{"1" * 9999}"]', "word 0"),
+    ],
+)
+def test_a_file_that_is_no_program_is_refused_and_says_where(data, said):
+    content = data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
+
+    with pytest.raises(LayoutError, match=said) as caught:
+        regcmd.parse(content)
+    assert caught.value.remedy
+    assert len(caught.value.what) < 200
+
+
+STRANGER = 0x0123_4567_89AB_CDEF
+UNKNOWN = [STRANGER, 0x0201_0000_0000_1FFC, 0x1234_0000_0000_1040]  # target, register, both
+
+
+@given(st.lists(words_of_registers, min_size=3), st.lists(st.integers(0, 8), max_size=3))
+def test_words_that_nobody_knows_are_shown_where_most_are_known(words, places):
+    for stranger, place in zip(UNKNOWN, places, strict=False):
+        words.insert(place, stranger)
+
+    names = [regcmd.describe(word).name for word in regcmd.parse(raw(words))]
+
+    assert sum(name.startswith("unknown") for name in names) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([STRANGER], "word 0, 0x0123456789abcdef, .* 1 of 1"),
+        ([0, MTX512[0], *UNKNOWN, MTX512[1]], "word 2, 0x0123456789abcdef, .* 3 of 5"),
+        ([0, 0, 0], "no word"),
+        ([1 << 32, 5 << 32], "word 0, 0x0000000100000000, .* 2 of 2"),  # an array of 0, 1, 0, 5
+    ],
+)
+def test_words_of_which_most_write_no_register_are_no_program(words, said):
+    """Zeros, which fill memory, count for neither."""
+    with pytest.raises(LayoutError, match=said):
+        regcmd.parse(raw(words))
+
+
+def test_a_program_may_lie_in_memory_that_is_otherwise_empty():
+    assert regcmd.parse(raw(MTX512) + bytes(4096)) == MTX512 + [0] * 512
+
+
+@given(st.binary(min_size=64).filter(lambda data: data[:1] not in b"[{"))
+def test_bytes_of_something_else_are_refused(data):
+    """The chance that half of their words name one of 400 registers is below 2^-23 a word."""
+    with pytest.raises(LayoutError):
         regcmd.parse(data)
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "llama3-q8_0.gguf"])
+def test_files_of_other_kinds_are_refused(name):
+    data = tiny.path("llama3", "q8_0").with_name(name).read_bytes()
+
+    with pytest.raises(LayoutError, match="word 0, "):
+        regcmd.parse(data[: len(data) & ~7])
 
 
 def test_the_verb_names_every_field_of_a_foreign_program(tmp_path, capsys):
@@ -140,6 +224,14 @@ def test_the_verb_refuses_what_does_not_fit(option, value, says, capsys):
     assert (says or "") in capsys.readouterr().err
 
 
-def test_a_missing_file_is_an_error_with_its_name(capsys):
-    assert main(["regcmd", "decode", "/nowhere/at/all"]) == 1
-    assert "/nowhere/at/all" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("/nowhere/at/all", "/nowhere/at/all"), ("/", "/: Is a directory"), ("/dev/zero", "larger"),
+     (tiny.path("llama3", "q8_0"), "word 0"), ("/dev/null", "0 bytes")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_as_a_program_is_status_1(file, said, capsys):
+    assert main(["regcmd", "decode", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert "remedy" in err
