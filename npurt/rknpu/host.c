@@ -43,16 +43,20 @@ static void transform(float *z, int kp, int block)
     }
 }
 
-/* The largest magnitude, or NaN or infinity when there is one. */
+/* The largest magnitude, or NaN or infinity when there is one: as integers, the bits of magnitudes
+ * are in that order, and integers have no order of adding up that would have to be kept. */
 static float largest(const float *z, int kp)
 {
-    float most = 0, poison = 0;
+    uint32_t most = 0;
     for (int i = 0; i < kp; i++) {
-        float size = fabsf(z[i]);
-        most = size > most ? size : most;
-        poison += z[i] - z[i]; /* 0, or NaN */
+        uint32_t bits;
+        memcpy(&bits, z + i, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
     }
-    return most + poison;
+    float size;
+    memcpy(&size, &most, sizeof size);
+    return size;
 }
 
 /* rintf for magnitudes up to 2^22: above 2^23 a float has no fraction.  Vectors of it need no
