@@ -20,6 +20,7 @@ from pathlib import Path
 from npurt.build_zig import ROOT, STRICT, BuildError, Job, digest, objects, whole, write, zig
 
 DSP = ROOT / "dsp"
+REFERENCE = DSP / "reference"  # what the kernels compute, in plain C; in no skel
 IDL = ROOT / "idl"
 IDL_COMPILER = ROOT / "npurt/hexagon/idl"  # run, not imported: it lies above this
 ARCHS = ("v68", "v69", "v73", "v75", "v79", "v81")
@@ -116,13 +117,13 @@ def _link_skel(made: Sequence[Path], out: Path) -> Path:
 
 def skel_sources() -> list[Path]:
     """Return the C sources of the skel that are not generated, sorted."""
-    return sorted(set(DSP.rglob("*.c")) - set(rtlib()))
+    return sorted(set(DSP.rglob("*.c")) - set(rtlib()) - set(REFERENCE.glob("*.c")))
 
 
 def skel_inputs() -> list[Path]:
     """Return every file that decides what the skels are."""
     files = [*DSP.rglob("*"), *IDL.rglob("*"), *IDL_COMPILER.glob("*.py")]
-    return [path for path in files if path.is_file()]
+    return [path for path in files if path.is_file() and path.parent != REFERENCE]
 
 
 def generate(folder: Path) -> list[Path]:

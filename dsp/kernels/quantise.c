@@ -92,17 +92,23 @@ INLINE vec magnitude(vec bits)
     return Q6_V_vand_VV(bits, splat(0x7fffffff));
 }
 
-/* Greatest of each of eight groups of 32 (`shared`: of each four of them), four times over. */
-INLINE vec greatest_of_unit(const vec *x, int shared)
+/*
+ * Greatest of each of eight groups of 32, four times over; with groups of 128, of each four of
+ * them.  Where the row is one group, of each lane: what is left to compare, find_greatest does.
+ */
+INLINE vec greatest_of_unit(const vec *x, uint32_t group)
 {
     vec m[UNIT_VECTORS];
     UNROLL
     for (unsigned i = 0; i < UNIT_VECTORS; i++) {
         m[i] = magnitude(x[i]);
     }
-    if (shared) {
+    if (group != 32) {
         m[0] = m[1] = m[2] = m[3] = greater(greater(m[0], m[1]), greater(m[2], m[3]));
         m[4] = m[5] = m[6] = m[7] = greater(greater(m[4], m[5]), greater(m[6], m[7]));
+    }
+    if (group == 0) {
+        return greater(m[0], m[4]);
     }
     vec even = greater_of_pairs(greater_of_pairs(m[0], m[4]), greater_of_pairs(m[2], m[6]));
     vec odd = greater_of_pairs(greater_of_pairs(m[1], m[5]), greater_of_pairs(m[3], m[7]));
@@ -121,12 +127,12 @@ static void copy_tail(const row *row)
  * Of `units`, a word for each group, and zeros to the end of a chunk.  They are written as whole
  * vectors, of which the next overwrites all but eight words.
  */
-INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units, int shared,
-                             vec of_row)
+INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units,
+                             uint32_t group, vec of_row)
 {
     PIPELINE
     for (; units > 0; units--) {
-        vec eight = greatest_of_unit(x, shared);
+        vec eight = greatest_of_unit(x, group);
         of_row = greater(of_row, eight);
         *(unaligned_vec *) to = eight;
         x += UNIT_VECTORS;
@@ -136,22 +142,35 @@ INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t 
     return of_row;
 }
 
-INLINE vec greatest_of_groups(const row *row, int shared)
+INLINE vec greatest_of_groups(const row *row, uint32_t group)
 {
     uint32_t units = row->k / UNIT_COLUMNS;
     char *to = (char *) row->greatest;
-    vec of_row = greatest_of_units(row->x, to, units, shared, Q6_V_vzero());
+    vec of_row = greatest_of_units(row->x, to, units, group, Q6_V_vzero());
     if (row->k % UNIT_COLUMNS) {
         to += units * UNIT_VECTORS * sizeof(uint32_t);
-        of_row = greatest_of_units(row->tail, to, 1, shared, of_row);
+        of_row = greatest_of_units(row->tail, to, 1, group, of_row);
     }
     return of_row;
+}
+
+/* One loop for each grouping. */
+static vec greatest_of_row(const row *row)
+{
+    switch (row->group) {
+    case 0:
+        return greatest_of_groups(row, 0);
+    case 32:
+        return greatest_of_groups(row, 32);
+    default:
+        return greatest_of_groups(row, 128);
+    }
 }
 
 /* Fill row->greatest, and return the greatest of all. */
 static uint32_t find_greatest(const row *row)
 {
-    vec of_row = row->group == 128 ? greatest_of_groups(row, 1) : greatest_of_groups(row, 0);
+    vec of_row = greatest_of_row(row);
     for (int bytes = 4; bytes < (int) NPURT_VECTOR; bytes *= 2) {
         of_row = greater_rotated(of_row, bytes);
     }
@@ -173,7 +192,7 @@ INLINE vec lower_halves(vec a, vec b)
 }
 
 /*
- * 2^44 / d for d = 2^30..2^31 - 1 in steps of 2^16, rounded down to 15 bits.
+ * 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less.
  * A line that is nowhere wrong by more than 1/17, then Newton's y += y (1 - d y) twice; y is in Q29.
  */
 INLINE vec reciprocal(vec d)

@@ -36,8 +36,8 @@ class Answer:
 class Driver:
     """A running kernel_driver.c."""
 
-    def __init__(self, arch, folder):
-        program = build_hexagon.compile_program([DRIVER, *KERNELS], folder / arch, arch=arch)
+    def __init__(self, arch, folder, sources=KERNELS):
+        program = build_hexagon.compile_program([DRIVER, *sources], folder / arch, arch=arch)
         cpu = f"v{min(int(arch[1:]), NEWEST)}"
         self.process = subprocess.Popen(
             ["qemu-hexagon", "-cpu", cpu, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,0 +1,219 @@
+/*
+ * The table of formats, and products: dsp/kernels/multiply.c and all that it calls, one number at a
+ * time.
+ *
+ * A tile is 32 rows of w, one a lane.  After its heads it has for each step of 64 columns vectors of
+ * codes, then of scales, then of offsets; those of a lane are its word of 32 bits in each.  With the
+ * codes of w and x as signed numbers, a block being the 32 columns (half: 16) that share a scale:
+ *
+ *   h  = sum of code * code / unit       rounded to nearest, halves up in a step's first 32 columns
+ *                                        and down in its last
+ *   g  = h * (scale of w * scale of x / 2^15)       the product of scales rounded, halves up
+ *      + offset of w * T                            where w has offsets
+ *   y  = sum over steps of (g of a step / 2^shift, rounded down) * 2^(exponents + 15 + shift)
+ *
+ * and with one scale a row (chan), y = sum of code * code * scale of w * scale of x.
+ */
+#include "reference.h"
+
+typedef enum { nib, nibm, lut, byte, bytem, half, halfm, wide, chan } kernel;
+
+struct npurt_format {
+    uint32_t number;
+    kernel kernel;
+    uint16_t codes, scales, offsets, heads; /* vectors */
+    uint16_t arch;
+};
+
+#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch)                    \
+    {number, kernel, codes, scales, offsets, heads, arch},
+
+static const npurt_format formats[] = {
+#include "../formats.inc"
+};
+
+const npurt_format *npurt_find_format(uint32_t number)
+{
+    for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
+        if (formats[i].number == number) {
+            return &formats[i];
+        }
+    }
+    return NULL;
+}
+
+uint32_t npurt_format_arch(const npurt_format *format)
+{
+    return format->arch;
+}
+
+static size_t step_bytes(const npurt_format *f)
+{
+    return (size_t) (f->codes + f->scales + f->offsets) * NPURT_VECTOR;
+}
+
+size_t npurt_tile_bytes(const npurt_format *format, uint32_t k)
+{
+    return format->heads * NPURT_VECTOR + steps_of(k) * step_bytes(format);
+}
+
+int npurt_takes_group(const npurt_format *format, uint32_t group)
+{
+    return format->kernel == chan ? group == 0 : group == 32 || group == 128;
+}
+
+/* --- a row of weights --------------------------------------------------------------------------- */
+
+typedef struct {
+    const npurt_format *format;
+    const uint8_t *tile;
+    uint32_t lane;
+} weights;
+
+enum { EXPONENT, RANGE, OTHER }; /* heads */
+
+static int32_t head(const weights *w, uint32_t which)
+{
+    return ((const int32_t *) w->tile)[which * NPURT_TILE + w->lane];
+}
+
+/* The lane's word of a vector of a step, as bytes. */
+static const uint8_t *word(const weights *w, uint32_t step, uint32_t vector)
+{
+    size_t at = w->format->heads * NPURT_VECTOR + step * step_bytes(w->format);
+    return w->tile + at + vector * NPURT_VECTOR + 4 * w->lane;
+}
+
+static int32_t code_of(const weights *w, uint32_t column)
+{
+    uint32_t step = column / NPURT_STEP, in_step = column % NPURT_STEP;
+    int32_t stored = word(w, step, in_step / 4)[column % 4];
+    int32_t nibble = word(w, step, in_step / 8)[column % 4] >> (column & 4) & 15;
+    switch (w->format->kernel) {
+    case nib:
+    case nibm:
+        return nibble - 8;
+    case lut:
+        return w->tile[OTHER * NPURT_VECTOR + 2 * nibble] - 128;
+    case wide:
+        return stored * 256 + word(w, step, NPURT_STEP / 4 + in_step / 4)[column % 4] - 32768;
+    default:
+        return stored - 128;
+    }
+}
+
+/* The scale (`vector` 0), or offset (`vector` scales), of a block of 32 columns. */
+static int32_t scale_of(const weights *w, uint32_t block, uint32_t vector)
+{
+    const uint8_t *pair = word(w, block / 2, w->format->codes + vector);
+    return ((const int16_t *) pair)[block % 2];
+}
+
+/* --- sums --------------------------------------------------------------------------------------- */
+
+static int32_t sum_of(const weights *w, const row *x, uint32_t first, uint32_t count)
+{
+    int32_t sum = 0;
+    for (uint32_t column = first; column < first + count; column++) {
+        sum += code_of(w, column) * *code_at(x, column);
+    }
+    return sum;
+}
+
+/* Sums in units in which the largest code counts 8 (half: 16). */
+static int32_t narrowed(kernel kernel, int32_t sum, uint32_t block)
+{
+    uint32_t bits = kernel == nib || kernel == nibm     ? 0
+                    : kernel == half || kernel == halfm ? 3
+                    : kernel == wide                    ? 12
+                                                        : 4;
+    return bits ? (sum + (1 << bits >> 1) - (int32_t) (block % 2)) >> bits : sum;
+}
+
+/* g of a block of 32 columns. */
+static int32_t block_product(const weights *w, const row *x, uint32_t block)
+{
+    const npurt_format *f = w->format;
+    const int16_t *record = record_at(x, block);
+    uint32_t parts = f->scales, count = BLOCK / parts;
+    int32_t g = 0;
+    for (uint32_t part = 0; part < parts; part++) {
+        int32_t sum = sum_of(w, x, block * BLOCK + part * count, count);
+        int32_t h = narrowed(f->kernel, sum, block);
+        g += h * q15(scale_of(w, block, part), record[2 * SCALE]);
+        if (f->kernel == halfm) {
+            int32_t offset = q15(scale_of(w, block, parts + part), record[2 * SCALE]);
+            g += offset * record[2 * (ZERO_FIRST + part)];
+        } else if (f->offsets) {
+            g += scale_of(w, block, parts) * record[2 * SUMS];
+        }
+    }
+    return g;
+}
+
+/* --- results ------------------------------------------------------------------------------------ */
+
+/* sum * 2^exponent: 24 bits, halves away from 0; infinite, or 0, beyond float32's normal numbers. */
+static float to_float(int32_t sum, int32_t exponent)
+{
+    union {
+        uint32_t bits;
+        float value;
+    } y = {sum < 0 ? 1u << 31 : 0};
+    uint32_t magnitude = sum < 0 ? 0u - (uint32_t) sum : (uint32_t) sum;
+    if (sum == 0) {
+        return 0;
+    }
+    for (; magnitude < 1u << 30; exponent--) {
+        magnitude *= 2;
+    }
+    magnitude = (magnitude + 64) >> 7; /* 2^23..2^24, of which the last is a mantissa of 0 too */
+    exponent += 30 + 127 + (magnitude == 1u << 24);
+    if (exponent > 254) {
+        y.bits |= 0x7f800000;
+    } else if (exponent > 0) {
+        y.bits |= (uint32_t) exponent << 23 | (magnitude & 0x7fffff);
+    }
+    return y.value;
+}
+
+/* sum * scale of x * scale of w, both Q15; the sum is normalised so that nothing of it is lost. */
+static float scaled(int32_t sum, int32_t w_scale, int32_t x_scale, int32_t exponent)
+{
+    for (; sum && sum >= -(1 << 30) && sum < 1 << 30; exponent--) {
+        sum *= 2;
+    }
+    return to_float(q15(q15(sum, w_scale), x_scale), exponent + 30);
+}
+
+static float product(const weights *w, const row *x, uint32_t k)
+{
+    int32_t exponent = (head(w, EXPONENT) >> 23) - 156 + *x->exponent;
+    uint32_t steps = steps_of(k), shift = 0;
+    int32_t y = 0;
+    if (w->format->kernel == chan) {
+        int32_t sum = sum_of(w, x, 0, steps * NPURT_STEP);
+        return scaled(sum, head(w, OTHER) >> 16, record_at(x, 0)[2 * SCALE], exponent);
+    }
+    while (1u << shift < steps) {
+        shift++;
+    }
+    for (uint32_t step = 0; step < steps; step++) {
+        y += (block_product(w, x, 2 * step) + block_product(w, x, 2 * step + 1)) >> shift;
+    }
+    return to_float(y, exponent + 15 + (int32_t) shift);
+}
+
+void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last)
+{
+    for (uint32_t n = first * NPURT_TILE; n < last * NPURT_TILE && n < p->n; n++) {
+        const uint8_t *tile = tiles;
+        tile += (n / NPURT_TILE - first) * npurt_tile_bytes(p->format, p->k);
+        weights w = {p->format, tile, n % NPURT_TILE};
+        for (uint32_t m = 0; m < p->m; m++) {
+            row x = row_of(p->activations, m, p->m, p->k);
+            float *y = (float *) ((char *) p->y + m * p->y_stride);
+            y[n] = product(&w, &x, p->k);
+        }
+    }
+}
