@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -46,3 +47,21 @@ def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
         env=environment(**variables),
     )
     return Result(process.returncode, process.stdout.decode(), process.stderr.decode())
+
+
+def assert_failed(result, *said):
+    """The exit status is 1, the error is one line and a remedy, and there is no traceback."""
+    assert result.code == 1, result
+    assert result.out == ""
+    assert re.fullmatch(r"npurt: .*\n  remedy: .*\n", result.err, re.DOTALL), result.err
+    assert "Traceback" not in result.err
+    for words in said:
+        assert words in result.err
+
+
+def assert_usage(result, *said):
+    assert result.code == 2, result
+    assert result.out == ""
+    assert "usage: npurt" in result.err
+    for words in said:
+        assert words in result.err

@@ -8,7 +8,7 @@ import pytest
 
 from npurt.cli import spec_table
 from npurt.errors import NpurtError
-from tests.cli.test_verbs import assert_failed, assert_usage
+from tests.cli.conftest import assert_failed, assert_usage
 from tests.llm import tiny
 
 MODEL = tiny.path("qwen3", "q8_0")
