@@ -1,8 +1,6 @@
-"""The Hexagon as a device, on the simulator: products, memory, sessions, lifetimes."""
+"""The Hexagon as a device, on the simulator: products, lifetimes, device strings."""
 
 import contextlib
-import gc
-import threading
 
 import numpy as np
 import pytest
@@ -11,17 +9,14 @@ from hypothesis import strategies as st
 
 from npurt.device import MatMul
 from npurt.errors import (
-    DeviceFull,
     DeviceNotFound,
     LayoutError,
-    NpurtError,
     NumericsError,
     SettingError,
     UnsupportedOp,
 )
-from npurt.hexagon import probe, store
 from npurt.hexagon.device import HexagonDevice, open_hexagon
-from npurt.quant.tensor import QTensor
+from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
 from tests.hexagon.test_session import forked, refused
 
@@ -34,46 +29,6 @@ def shared():
     tell("reset")
     with HexagonDevice("hexagon:test", way()) as device:
         yield device
-
-
-@pytest.fixture
-def device(simulator):
-    with HexagonDevice("hexagon:test", way()) as opened:
-        yield opened
-    gc.collect()
-
-
-def tensor(n, k, kind="q8_0", seed=0):
-    rng = np.random.default_rng(seed)
-    return QTensor.quantize(rng.standard_normal((n, k)).astype(np.float32), kind)
-
-
-def inputs(m, k, seed=1):
-    return np.random.default_rng(seed).standard_normal((m, k)).astype(np.float32)
-
-
-def multiply(device, x, packed):
-    out = np.full((len(x), packed.n), np.nan, np.float32)
-    device.matmul(x, packed, out)
-    return out
-
-
-def assert_is_product(device, x, packed, y):
-    """Check y against what the device says it multiplied, and that against what it was given.
-
-    The first within eight standard errors of its rounding, as verification does; x within half a
-    step of 1/127 of the largest of 32, and a bit; w within 2^-10 of a row, as the layout promises.
-    """
-    rounded = device.multiplied(x, packed).astype(np.float64)
-    weights = packed.multiplied(slice(None)).astype(np.float64)
-    bound = 8 * device.magnitudes(x, packed)[:, None] * packed.error(slice(None))
-    assert (abs(y - rounded @ weights.T) <= bound).all()
-
-    steps = abs(x.reshape(len(x), -1, 32)).max(axis=2) / 127
-    assert (abs(x - rounded).reshape(*steps.shape, 32) <= 0.51 * steps[..., None] + 1e-30).all()
-    exact = packed.tensor.dequantize().astype(np.float64)
-    off = np.sqrt(((weights - exact) ** 2).sum(axis=1))
-    assert (off <= 2.0**-10 * np.sqrt((exact**2).sum(axis=1))).all()
 
 
 # --- Products -----------------------------------------------------------------------------------
@@ -268,123 +223,7 @@ def test_what_cannot_be_packed_is_an_error(shared):
     assert caught.value.remedy
 
 
-# --- Memory -------------------------------------------------------------------------------------
-
-
-def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
-    weight = tensor(64, 256)
-    for _ in range(12):
-        packed = device.pack(weight)
-        assert packed.nbytes > 1 << 14
-        del packed
-        gc.collect()
-    assert [arena.block.nbytes for arena in device._stores[0]._arenas] == [1 << 16]
-
-
-def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
-    """A DSP that sees shared memory through a cache that drops nothing by itself.
-
-    Weights take each other's place, activations and results change from product to product.
-    """
-    tell("shadow=1")
-    with HexagonDevice("hexagon:test", way()) as device:
-        places = set()
-        for seed in range(3):
-            packed = device.pack(tensor(64, 128, seed=seed))
-            places.add(packed.part.offset)
-            for m in (1, 3, 1):
-                x = inputs(m, 128, seed=10 * seed + m)
-                assert_is_product(device, x, packed, multiply(device, x, packed))
-            del packed
-            gc.collect()
-        assert len(places) == 1
-
-
-def test_blocks_grow_with_the_weights(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 18)
-    kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
-    sizes = [arena.block.nbytes for arena in device._stores[0]._arenas]
-
-    assert sizes == sorted(sizes)
-    assert (min(sizes), max(sizes)) == (1 << 16, 1 << 18)
-    assert sum(sizes) < 3 * sum(packed.nbytes for packed in kept)
-    large = device.pack(tensor(1024, 512))
-    assert large.part.block.nbytes >= large.nbytes > 1 << 18
-
-
-def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, monkeypatch):
-    """Three products of one input over two sessions equal those of one."""
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 17)
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 17)
-    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
-    monkeypatch.setattr(probe, "capacity", lambda way: store.SCRATCH_BYTES + (1 << 17))
-    weights, x = [], inputs(2, 256)
-
-    def fill():
-        for seed in range(9):
-            weights.append(device.pack(tensor(256, 256, seed=seed)))
-
-    with pytest.raises(DeviceFull, match="no room") as caught:
-        fill()
-    assert caught.value.remedy
-    assert [device._stores.index(w.store) for w in weights] == list(range(len(weights)))
-    assert len(weights) >= 3  # of four sessions, unless other devices of this process have some
-    outs = [np.full((2, 256), np.nan, np.float32) for _ in weights]
-    device.matmuls(x, weights, outs)
-    for w, out in zip(weights, outs, strict=True):
-        assert_is_product(device, x, w, out)
-
-
-@pytest.mark.parametrize("worker", [False, True])
-def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, monkeypatch):
-    """A worker could open it again, in another process."""
-    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
-    monkeypatch.setattr(probe, "capacity", lambda way: 0)
-    with HexagonDevice("hexagon:test", way(session=2, worker=worker)) as device:
-        with pytest.raises(DeviceFull):
-            device.pack(tensor(32, 64))
-        assert len(device._stores) == 1
-        if not worker:
-            assert device._stores[0].transport.place.session == 2
-
-
-@pytest.mark.parametrize("fault", ["no_memory=1+", "bad_memory=1+", "map=1+"])
-def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 14)
-    kept, large = device.pack(tensor(32, 64)), tensor(256, 256)
-    tell(fault)
-    with pytest.raises(DeviceFull):
-        device.pack(large)
-    tell("reset")
-    x = inputs(1, 64)
-    assert_is_product(device, x, kept, multiply(device, x, kept))
-    assert device.pack(large).nbytes > 256 * 256
-
-
-def test_too_many_blocks_are_not_mapped(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 4096)
-    monkeypatch.setattr(store, "MOST_BYTES", 4096)
-    transport = device._stores[0].transport
-    monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=3))
-    weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]
-
-    assert [device._stores.index(w.store) for w in weights] == [0, 0, 1]
-
-
 # --- Lifetimes ----------------------------------------------------------------------------------
-
-
-def test_a_closed_device_says_so_and_closes_again(device):
-    packed = device.pack(tensor(32, 64))
-    device.close()
-    device.close()
-
-    with pytest.raises(NpurtError, match="closed"):
-        multiply(device, inputs(1, 64), packed)
-    with pytest.raises(NpurtError, match="closed"):
-        device.pack(tensor(32, 64))
 
 
 def test_two_devices_of_one_process_have_sessions_of_their_own(simulator):
@@ -414,25 +253,6 @@ def test_a_fork_cannot_use_the_device_and_leaves_it_as_it_was(worker, simulator)
         assert forked(work) == 1
         np.testing.assert_array_equal(device._stores[0].scratch.array, scratch)
         np.testing.assert_array_equal(multiply(device, x, packed), wanted)
-
-
-def test_threads_take_turns(shared):
-    weights = [shared.pack(tensor(48, 128, seed=i)) for i in range(2)]
-    xs = [inputs(m, 128, seed=m) for m in (1, 6)]
-    wanted = [multiply(shared, x, w) for x, w in zip(xs, weights, strict=True)]
-    wrong = []
-
-    def work(i):
-        for _ in range(60):
-            if (multiply(shared, xs[i], weights[i]) != wanted[i]).any():
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 # --- Device strings -----------------------------------------------------------------------------

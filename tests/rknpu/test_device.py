@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from npurt.errors import (
     DeviceFull,
     DeviceNotFound,
     LayoutError,
-    NpurtError,
     NumericsError,
     UnsupportedOp,
 )
@@ -370,39 +368,9 @@ def test_a_weight_without_room_is_refused_and_leaves_nothing(device, simulator, 
 # --- Lifetimes ----------------------------------------------------------------------------------
 
 
-def test_a_closed_device_says_so_and_closes_again(device):
-    packed = device.pack(tensor(32, 64))
-    device.close()
-    device.close()
-
-    with pytest.raises(NpurtError, match="closed"):
-        multiply(device, inputs(1, 64), packed)
-    with pytest.raises(NpurtError, match="closed"):
-        device.pack(tensor(32, 64))
-
-
 def test_a_weight_may_outlive_its_device(device):
     packed = device.pack(tensor(32, 64))
     multiply(device, inputs(1, 64), packed)
     device.close()
     del packed
     gc.collect()
-
-
-def test_threads_take_turns(shared):
-    weights = [shared.pack(tensor(48, 128, seed=i)) for i in range(2)]
-    xs = [inputs(m, 128, seed=m) for m in (1, 6)]
-    wanted = [multiply(shared, x, w) for x, w in zip(xs, weights, strict=True)]
-    wrong = []
-
-    def work(i):
-        for _ in range(60):
-            if (multiply(shared, xs[i], weights[i]) != wanted[i]).any():
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

@@ -1,5 +1,8 @@
 """Device strings open what they name, and say why they cannot."""
 
+import threading
+
+import numpy as np
 import pytest
 
 import npurt
@@ -83,15 +86,58 @@ def test_settings_that_break_a_device_are_its_reason(monkeypatch, variable, valu
     assert value in cpu.detail
 
 
-def test_a_closed_device_says_so_and_closes_again():
-    device = open_device("cpu", threads=2)
-    packed = device.pack(npurt.QTensor.quantize([[1.0] * 32], "q8_0"))
+# --- What every device does -----------------------------------------------------------------------
+
+NPUS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
+
+
+def tensor(n, k, seed=0):
+    return npurt.QTensor.quantize(inputs(n, k, seed), "q8_0")
+
+
+def inputs(m, k, seed):
+    return np.random.default_rng(seed).standard_normal((m, k)).astype(np.float32)
+
+
+def multiply(device, x, packed):
+    out = np.full((len(x), packed.n), np.nan, np.float32)
+    device.matmul(x, packed, out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["cpu", *NPUS])
+def test_a_closed_device_says_so_and_closes_again(name):
+    device = open_device(name, threads=2)
+    packed = device.pack(tensor(32, 64))
     device.close()
     device.close()
 
-    x, y = (npurt.QTensor.quantize([[1.0] * 32], "f32").dequantize() for _ in range(2))
     with pytest.raises(NpurtError, match="closed"):
-        device.matmul(x, packed, y)
+        multiply(device, inputs(1, 64, 1), packed)
+    if name != "cpu":
+        with pytest.raises(NpurtError, match="closed"):
+            device.pack(tensor(32, 64))
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_threads_take_turns(name):
+    wrong = []
+    with open_device(name) as device:
+        weights = [device.pack(tensor(48, 128, seed)) for seed in range(2)]
+        xs = [inputs(m, 128, seed=m) for m in (1, 6)]
+        wanted = [multiply(device, x, w) for x, w in zip(xs, weights, strict=True)]
+
+        def work(i):
+            for _ in range(60):
+                if (multiply(device, xs[i], weights[i]) != wanted[i]).any():
+                    wrong.append(i)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
 
 
 # --- bench_matmul() -------------------------------------------------------------------------------
