@@ -1,10 +1,13 @@
 """Flags that several verbs share, named as in llama-cli, and what they mean for the library."""
 
 import argparse
+import io
 from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError
+
+MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -75,15 +78,32 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def text_of(path: str) -> str:
-    """Return the text of a file.
+def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a file that is read whole.
 
     Raises:
-        NpurtError: It cannot be read, or is not UTF-8.
+        NpurtError: It cannot be read, or has more than *most* bytes.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
         raise NpurtError(
-            f"cannot read {path}: {error}", remedy="check the path; UTF-8 is needed"
+            f"cannot read {path}: {error.strerror}", remedy="check the path"
         ) from error
+    if len(data) > most:
+        raise NpurtError(f"{path} has more than {most} bytes", remedy="give a smaller file")
+    return data
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file, its line ends as in Python.
+
+    Raises:
+        NpurtError: It cannot be read, is too large or not UTF-8.
+    """
+    data = bytes_of(path)
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
+    except UnicodeDecodeError as error:
+        raise NpurtError(f"{path} is no text: {error}", remedy="write it in UTF-8") from error

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from npurt.errors import NpurtError
+from npurt.cli import options
 
 MOST_BYTES = 16 << 20  # of a program to decode: what a buffer of thousands of tasks takes
 
@@ -45,18 +45,7 @@ def decode(args: argparse.Namespace) -> int:
     """List the words of a file."""
     from npurt.rknpu import regcmd
 
-    try:
-        with args.file.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise NpurtError(
-            f"cannot read {args.file}: {error.strerror}", remedy="check the path"
-        ) from error
-    if len(data) > MOST_BYTES:
-        raise NpurtError(
-            f"{args.file} is larger than {MOST_BYTES} bytes", remedy="give the program alone"
-        )
-    return _print(regcmd.parse(data), args, {})
+    return _print(regcmd.parse(options.bytes_of(args.file, MOST_BYTES)), args, {})
 
 
 def matmul(args: argparse.Namespace) -> int:

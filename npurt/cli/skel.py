@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.errors import DeviceNotFound
+from npurt.cli import options
 
 if TYPE_CHECKING:
     from npurt.hexagon.elf import SharedObject
@@ -34,12 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify: exit status 1 when it would not load.  Info: what it is made of."""
     from npurt.hexagon import elf, loadable
 
-    try:
-        data = args.file.read_bytes()
-    except OSError as error:
-        raise DeviceNotFound(
-            f"cannot read {args.file}: {error.strerror}", remedy="give the path of a skel"
-        ) from error
+    data = options.bytes_of(args.file)
     if args.action == "info":
         about = _describe(elf.read(data))
         print(json.dumps(about) if args.json else "\n".join(_lines(about)))

@@ -1,7 +1,6 @@
 """Progress bars: on a terminal, on stderr, and only for what takes more than a moment."""
 
 import sys
-from types import TracebackType
 from typing import Self
 
 PATIENCE = 0.7  # seconds before a bar appears
@@ -27,11 +26,6 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -124,6 +124,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         (("-m", __file__, "-p", "x"), "not a GGUF file"),
         (("-m", MODEL, "-f", "/nowhere.txt"), "/nowhere.txt"),
         (("-m", MODEL, "-f", MODEL), "UTF-8"),
+        (("-m", MODEL, "-f", "/dev/zero"), "more than"),
         (("-m", MODEL, "-p", "x", "-n", -2), "max_tokens"),
         (("-m", MODEL, "-p", "x", "--temp", -1), "temperature"),
         (("-m", MODEL, "-p", "x", "--temp", "nan"), "temperature"),

@@ -226,7 +226,7 @@ def test_the_verb_refuses_what_does_not_fit(option, value, says, capsys):
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("/nowhere/at/all", "/nowhere/at/all"), ("/", "/: Is a directory"), ("/dev/zero", "larger"),
+    [("/nowhere/at/all", "/nowhere/at/all"), ("/", "/: Is a directory"), ("/dev/zero", "more than"),
      (tiny.path("llama3", "q8_0"), "word 0"), ("/dev/null", "0 bytes")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_as_a_program_is_status_1(file, said, capsys):
