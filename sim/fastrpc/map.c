@@ -131,6 +131,17 @@ static int check_map(session *s, int fd, int offset, size_t bytes, uint32_t flag
     return AEE_SUCCESS;
 }
 
+/* Ends what session_enter() and lane_take() began; the latter may have failed. */
+static void leave(session *s, lane *l)
+{
+    if (l) {
+        lane_leave(s, l);
+    }
+    pthread_mutex_lock(&sim_lock);
+    session_leave(s);
+    pthread_mutex_unlock(&sim_lock);
+}
+
 int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, uint32_t flags)
 {
     (void) address;
@@ -152,12 +163,7 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
     lane *l = lane_take(s);
     result = l ? attach(s, l, m, fd, flags == MAP_FD || flags == MAP_STATIC) : AEE_EFAILED;
     settle(m, result);
-    if (l) {
-        lane_leave(s, l);
-    }
-    pthread_mutex_lock(&sim_lock);
-    session_leave(s);
-    pthread_mutex_unlock(&sim_lock);
+    leave(s, l);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
 }
 
@@ -183,12 +189,7 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     }
     lane *l = lane_take(s);
     result = l ? detach(s, l, id) : AEE_EFAILED;
-    if (l) {
-        lane_leave(s, l);
-    }
-    pthread_mutex_lock(&sim_lock);
-    session_leave(s);
-    pthread_mutex_unlock(&sim_lock);
+    leave(s, l);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
 }
 
@@ -263,11 +264,8 @@ static void forget_in(session *s, uint32_t id)
     lane *l = lane_take(s);
     if (l) {
         detach(s, l, id);
-        lane_leave(s, l);
     }
-    pthread_mutex_lock(&sim_lock);
-    session_leave(s);
-    pthread_mutex_unlock(&sim_lock);
+    leave(s, l);
 }
 
 void map_forget(uint32_t serial)

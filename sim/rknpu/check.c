@@ -30,14 +30,6 @@ static const struct {
     {0x38000006, 0x00001, 2, INT4, TO_INT16},
 };
 
-/* The checks of a part run in order; the first that fails is the reason. */
-#define VALUE(reg) (run->worker->registers.value[reg])
-#define CHECK(reg, good, reason)                                                                   \
-    do {                                                                                           \
-        if (!(good)) {                                                                             \
-            return refuse_register(run->why, reg, VALUE(reg), reason);                             \
-        }                                                                                          \
-    } while (0)
 #define EQUAL(reg, expected, reason) CHECK(reg, VALUE(reg) == (uint32_t) (expected), reason)
 
 static bool check_conversion(struct run *run, struct matmul *mm)

@@ -12,14 +12,6 @@
 enum { ATOM = 16, LANES = 4, MAX_CHANNELS = 1024 };
 enum { SUM_INT32 = 0x90000004, SUM_FP32 = 0xB0000004 };
 
-#define VALUE(reg) (run->worker->registers.value[reg])
-#define CHECK(reg, good, reason)                                                                   \
-    do {                                                                                           \
-        if (!(good)) {                                                                             \
-            return refuse_register(run->why, reg, VALUE(reg), reason);                             \
-        }                                                                                          \
-    } while (0)
-
 static bool check(struct run *run)
 {
     const uint32_t last_row = VALUE(DPU_DATA_CUBE_WIDTH), pitch = (last_row + 1) * ATOM;

@@ -60,6 +60,14 @@ bool program_read(struct run *run, uint32_t address, uint32_t words, struct prog
 /* Whether every register of an operation was written, with the only value that works. */
 bool program_constants(const struct run *run, bool flying, bool rdma);
 bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *reason);
+/* What `run` has in a register; checks of it run in order, the first that fails is the reason. */
+#define VALUE(reg) (run->worker->registers.value[reg])
+#define CHECK(reg, good, reason)                                                                   \
+    do {                                                                                           \
+        if (!(good)) {                                                                             \
+            return refuse_register(run->why, reg, VALUE(reg), reason);                             \
+        }                                                                                          \
+    } while (0)
 /* The bytes of a buffer at an address, as the NPU sees them, or NULL and a reason. */
 uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what);
 /* At least `size` bytes, aligned to 64, that last until the next call. */
