@@ -24,7 +24,7 @@ class Found:
 
 
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
-    """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the best there is.
+    """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the CPU.
 
     Raises:
         DeviceNotFound: There is no such device, or npurt cannot drive it.
