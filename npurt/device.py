@@ -19,6 +19,7 @@ from npurt.quant.tensor import QTensor
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 UNIT = 2.0**-24  # half an ulp of float32, relative
+MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,16 @@ class Device(abc.ABC):
         raise UnsupportedOp(
             f"{self.caps.name} has no products of int8 with a scale for each row",
             remedy="use a block format such as q8_0",
+        )
+
+    def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+        """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`.
+
+        Raises:
+            UnsupportedOp: This device cannot.
+        """
+        raise UnsupportedOp(
+            f"{self.caps.name} has no exact product of int8 arrays", remedy="use device='cpu'"
         )
 
     @abc.abstractmethod

@@ -19,7 +19,6 @@ from npurt.quant.types import BY_NAME
 
 F64 = npt.NDArray[np.float64]
 
-MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 KEPT = 4  # programs of a packed weight, by number of rows
 MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
 MAX_DELTA = 128  # width of a delta net's heads (delta__vec.c)

@@ -19,8 +19,9 @@ from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
 from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
+from npurt.rknpu.host import I8, I32
 from npurt.rknpu.memory import Buffer
-from npurt.rknpu.numerics import Rounded, best
+from npurt.rknpu.numerics import Rounded, best, given
 from npurt.rknpu.product import Product
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Simulator, System
@@ -93,6 +94,20 @@ class RkDevice(Device):
             )
         return self.upload(tensor, best(tensor, fine=fine))
 
+    def pack_i8(self, codes: I8, scales: F32) -> RkPacked:
+        """Upload int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, as they are.
+
+        Products round activations to int8 with one scale a row: W8A8, not rotated.
+
+        Raises:
+            LayoutError: Shapes or types do not fit.
+            NumericsError: A scale is not finite.
+            DeviceFull: There is no room for it.
+            DeviceLost: The NPU failed too often.
+        """
+        rounded = given(codes, scales)
+        return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), rounded)
+
     def upload(self, tensor: QTensor, rounded: Rounded) -> RkPacked:
         """Put a weight that was rounded on the NPU; errors as `pack`."""
         packed = RkPacked(self, tensor, rounded, next(self._numbers))
@@ -129,6 +144,27 @@ class RkDevice(Device):
         """
         with self._lock:
             self._surviving(lambda: self._multiply(x, weights, outs))
+
+    def matmul_i8(self, a: I8, b: I8) -> I32:
+        """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
+
+        Raises:
+            DeviceFull: There is no room for the operands.
+            DeviceLost: The NPU failed too often.
+        """
+        y = np.zeros((len(a), b.shape[1]), np.int32)
+        if not (y.size and len(b)):
+            return y
+        packed = self.pack_i8(np.ascontiguousarray(b.T), np.ones(b.shape[1], np.float32))
+        with self._lock:
+            self._surviving(lambda: self._multiply_i8(a, packed, y))
+        return y
+
+    def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
+        for start in range(0, len(a), MAX_ROWS):
+            rows = slice(start, start + MAX_ROWS)
+            ((product, _),) = self._take_prepared([packed], len(a[rows]))
+            product.run_i8(a[rows], y[rows])
 
     def _multiply(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
         mine = [w for w in weights if isinstance(w, RkPacked) and w.device is self]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.errors import NumericsError
+from npurt.errors import LayoutError, NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.host import I8, round_rows
 
@@ -53,7 +53,7 @@ SCHEMES = (
     Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / 254**2),
     Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
 )
-PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen; for comparison
+PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for codes that are given
 BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
 
 
@@ -127,6 +127,30 @@ def round_weight(tensor: QTensor, scheme: Scheme) -> Rounded:
         for part in parts:
             lost += _round_slice(part, rows, np.ascontiguousarray(values[:, part.columns]))
     return Rounded(scheme, tuple(parts), lost / energy if energy else 0.0)
+
+
+def given(codes: I8, scales: F32) -> Rounded:
+    """Return a weight ``[N, K]`` that is int8 already, with a scale a row, as it is.
+
+    Raises:
+        LayoutError: Shapes or types do not fit.
+        NumericsError: A scale is not finite.
+    """
+    n, k = codes.shape if codes.ndim == 2 else (0, 0)
+    if codes.dtype != np.int8 or not n or not k or scales.shape != (n,):
+        raise LayoutError(
+            f"i8 weights are int8 [N, K] and N scales, not {codes.dtype} {codes.shape} and "
+            f"{scales.shape}",
+            remedy="pass codes of int8 and one float32 for each row of them",
+        )
+    if not np.isfinite(scales).all():
+        raise NumericsError(
+            "a scale of an i8 weight is NaN or infinity", remedy="look for what made the scales"
+        )
+    part = _empty(n, slice(0, k), PLAIN)
+    part.codes[:, :k] = codes
+    part.scales[:] = scales
+    return Rounded(PLAIN, (part,), 0.0)
 
 
 def _empty(n: int, columns: slice, scheme: Scheme) -> Part:

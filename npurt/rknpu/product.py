@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from npurt.device import F32
 from npurt.rknpu.driver import Driver, Job, Work
-from npurt.rknpu.host import Reader, Rectangle, Target, Writer
+from npurt.rknpu.host import I8, I32, Reader, Rectangle, Target, Writer
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.memory import Buffer
 from npurt.rknpu.numerics import half_scales
@@ -97,10 +97,32 @@ class Product:
                 self._parts[0], self._codes(), self._scales, strict=True
             ):
                 _halve(x[:, part.columns], codes, scales, first)
+        self._submit()
+        self._reader.read(outs)
+
+    def run_i8(self, a: I8, out: I32) -> None:
+        """Write ``a @ w.T``, exact, to *out* ``[rows, N]``: a ``[rows, K]`` is codes already.
+
+        The weight is the only one, and of one part.
+
+        Raises:
+            DriverError: The NPU failed.
+        """
+        (codes,) = self._codes()
+        codes[:, a.shape[1] :] = 0
+        codes[:, : a.shape[1]] = a
+        self._submit()
+        for region in self._regions:
+            for core, blocks in enumerate(region.plan.blocks):
+                for block in blocks:
+                    y = out[:, block.n.start : block.n.end]  # C has padding beyond
+                    sums = self._rectangle(region, core, block).sums[:, :, : y.shape[1]]
+                    np.sum(sums, axis=0, out=y, dtype=np.int32)
+
+    def _submit(self) -> None:
         for other in self._inputs[1:]:
             np.copyto(other, self._inputs[0])
         self._driver.run(self._job)
-        self._reader.read(outs)
 
     def _codes(self) -> list[npt.NDArray[Any]]:
         """Where each part of x is for the first core: ``[passes * rows, Kp]``."""

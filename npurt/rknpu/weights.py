@@ -13,7 +13,7 @@ from npurt.rknpu.forms import form
 from npurt.rknpu.host import round_rows
 from npurt.rknpu.images import weights_image, weights_rows
 from npurt.rknpu.memory import Buffer, Space
-from npurt.rknpu.numerics import Part, Rounded, Scheme, halve, round_weight
+from npurt.rknpu.numerics import PLAIN, Part, Rounded, Scheme, halve, round_weight
 from npurt.rknpu.plan import WeightPlan, plan_weights
 from npurt.rknpu.proof import Role
 
@@ -85,6 +85,7 @@ class RkPacked(Packed):
         self.parts: list[PartOnNpu] = []
         self._nbytes = 0
         self._rounded: Rounded | None = rounded
+        self._again = rounded.scheme is not PLAIN  # whether the tensor rounds to this again
 
     def upload(self, spaces: Sequence[Space]) -> None:
         """Write it to the NPU's memory, again after that was lost.
@@ -100,7 +101,7 @@ class RkPacked(Packed):
         except BaseException:
             self.free()
             raise
-        self._rounded = None  # the NPU's memory has it
+        self._rounded = None if self._again else rounded  # the NPU's memory has it
         self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
 
     def free(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npurt.cpu.device import MAX_EXACT_K, CpuDevice
-from npurt.device import F32, F64, Device
+from npurt.cpu.device import CpuDevice
+from npurt.device import F32, F64, MAX_EXACT_K, Device
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.devices import open_device

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.device import MAX_EXACT_K, CpuDevice
-from npurt.device import F32, Device, Packed
+from npurt.cpu.device import CpuDevice
+from npurt.device import F32, MAX_EXACT_K, Device, Packed
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import find
@@ -257,10 +257,6 @@ def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArr
             remedy=f"split K into parts of at most {MAX_EXACT_K} and add them in int64",
         )
     target = shared(device)
-    if not isinstance(target, CpuDevice):
-        raise UnsupportedOp(
-            f"{target.caps.name} has no int8 product of plain arrays", remedy="use device='cpu'"
-        )
     y = np.empty(shape, np.int32)
     if b.ndim == 2:  # one right operand: all rows at once
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.device import MAX_EXACT_K, CpuDevice
+from npurt.cpu.device import CpuDevice
+from npurt.device import MAX_EXACT_K
 from tests.cpu import cases
 
 
