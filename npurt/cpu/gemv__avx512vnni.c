@@ -2,7 +2,7 @@
  * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, few rows
  *
  * x       codes, scales and sums of each row, as `quantise` leaves them.
- * W       image of panels (layout.h), read as one stream and fetched 4 KiB ahead.
+ * W       image of panels (layout.h), read once, as one stream.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
  * Exact   dot products of a group are exact int32; then, group by group in order,
@@ -15,7 +15,7 @@
 #include "kernels.h"
 #include <immintrin.h>
 
-enum { AHEAD = 4096 }; /* bytes; a page: less or more reads slower (bench/RESULTS.md) */
+enum { FEW = 5 }; /* rows whose sums stay in registers */
 
 INLINE __m512i bytes(int v)
 {
@@ -109,18 +109,32 @@ INLINE __m512 offset_of(npurt_format f, const npurt_place *at, size_t group)
     return _mm512_mul_ps(at->dmin, small(at->scales + 64 + (groups + group) * 16));
 }
 
-/* One block of one panel: its products with `rows` rows of x, added to y. */
-INLINE void one_block(npurt_format f, const npurt_place *at, __m512i book, const npurt_row *x,
-                      int rows, int64_t block, __m512 *y)
-{
-    const int per_block = BLOCK / f.group, quads = f.group / 4;
+/* The codes, scales and offsets of one block of one panel. */
+typedef struct {
     __m512i q[8];
-    expand(at->codes, f, book, q);
+    __m512 scale[2], offset[2]; /* of its groups */
+} npurt_weights;
+
+INLINE npurt_weights weights_of(npurt_format f, const npurt_place *at, __m512i book)
+{
+    npurt_weights w;
+    expand(at->codes, f, book, w.q);
 #pragma clang loop unroll(full)
-    for (int g = 0; g < per_block; g++) {
-        const size_t group = (size_t) (at->block * per_block + g);
-        const __m512 scale = scale_of(f, at, group);
-        const __m512 offset = f.offset ? offset_of(f, at, group) : scale;
+    for (int g = 0; g < BLOCK / f.group; g++) {
+        const size_t group = (size_t) (at->block * (BLOCK / f.group) + g);
+        w.scale[g] = scale_of(f, at, group);
+        w.offset[g] = f.offset ? offset_of(f, at, group) : w.scale[g];
+    }
+    return w;
+}
+
+/* One block of one panel: its products with `rows` rows of x, added to y. */
+INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
+                      int64_t block, __m512 *y)
+{
+    const int quads = f.group / 4;
+#pragma clang loop unroll(full)
+    for (int g = 0; g < BLOCK / f.group; g++) {
 #pragma clang loop unroll(full)
         for (int r = 0; r < rows; r++) {
             const npurt_block *xb = x[r].blocks + block;
@@ -133,36 +147,60 @@ INLINE void one_block(npurt_format f, const npurt_place *at, __m512i book, const
             for (int i = g * quads; i < (g + 1) * quads; i++) {
                 int32_t four;
                 memcpy(&four, x[r].codes + block * BLOCK + 4 * i, 4);
-                dot = _mm512_dpbusd_epi32(dot, q[i], _mm512_set1_epi32(four));
+                dot = _mm512_dpbusd_epi32(dot, w->q[i], _mm512_set1_epi32(four));
             }
-            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale));
+            const __m512 both = _mm512_mul_ps(w->scale[g], _mm512_set1_ps(xb->scale));
             y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, y[r]);
             if (f.offset) {
                 const __m512 sum = _mm512_set1_ps(f.group == 32 ? xb->sum : xb->sums[g]);
-                y[r] = f.scale == SUPER ? _mm512_fnmadd_ps(offset, sum, y[r])
-                                        : _mm512_fmadd_ps(offset, sum, y[r]);
+                y[r] = f.scale == SUPER ? _mm512_fnmadd_ps(w->offset[g], sum, y[r])
+                                        : _mm512_fmadd_ps(w->offset[g], sum, y[r]);
             }
         }
     }
 }
 
-INLINE void fetch(const uint8_t *from, size_t count)
+/* As above, for sums in memory. */
+INLINE void add_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
+                      int64_t block, float *out)
 {
-    for (size_t line = 0; line < count; line += 64) {
-        _mm_prefetch((const char *) from + line, _MM_HINT_T0);
+    __m512 y[FEW];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < rows; r++) {
+        y[r] = _mm512_loadu_ps(out + r * ROWS);
+    }
+    one_block(f, w, x, rows, block, y);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < rows; r++) {
+        _mm512_storeu_ps(out + r * ROWS, y[r]);
     }
 }
 
-/* One panel times `rows` rows of x. */
+/*
+ * Fetches `count` bytes of the stream that is read at `at`.  For one row of x into L1, one page
+ * ahead.  For several into L2: on their way to L1 they would take its miss buffers for as long as
+ * memory takes, and the rows of x, which come from L2, would wait behind them (bench/RESULTS.md).
+ */
+INLINE void fetch(const uint8_t *at, size_t count, int few)
+{
+    for (size_t line = 0; line < count; line += 64) {
+        if (few == 1) {
+            _mm_prefetch((const char *) at + 4096 + line, _MM_HINT_T0);
+        } else {
+            _mm_prefetch((const char *) at + 8192 + line, _MM_HINT_T1);
+        }
+    }
+}
+
+/* One panel times `rows` rows of x: at most FEW, known when this is compiled, or any number. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
-                      float *out)
+                      int few, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
-    __m512 y[5];
-#pragma clang loop unroll(full)
-    for (int r = 0; r < rows; r++) {
-        y[r] = _mm512_setzero_ps();
+    __m512 y[FEW] = {0};
+    if (!few) {
+        memset(out, 0, (size_t) (rows * ROWS) * sizeof *out);
     }
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
@@ -175,36 +213,25 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
         }
         for (int b = 0; b < n; b++, place.codes += bytes) {
             place.block = b;
-            fetch(at + share * (size_t) b + AHEAD, share);
-            one_block(f, &place, book, x, rows, first + b, y);
+            fetch(at + share * (size_t) b, share, few);
+            const npurt_weights w = weights_of(f, &place, book);
+            if (few) {
+                one_block(f, &w, x, few, first + b, y);
+                continue;
+            }
+            int r = 0;
+            for (; r + 4 <= rows; r += 4) {
+                add_block(f, &w, x + r, 4, first + b, out + r * ROWS);
+            }
+            for (; r < rows; r++) {
+                add_block(f, &w, x + r, 1, first + b, out + r * ROWS);
+            }
         }
         at += head + bytes * (size_t) n;
     }
 #pragma clang loop unroll(full)
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < few; r++) {
         _mm512_storeu_ps(out + r * ROWS, y[r]);
-    }
-}
-
-/* With as many sums in registers as there are rows, at most five. */
-INLINE void some_rows(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
-                      float *out)
-{
-    switch (rows) {
-    case 1:
-        one_panel(f, at, book, x, 1, out);
-        break;
-    case 2:
-        one_panel(f, at, book, x, 2, out);
-        break;
-    case 3:
-        one_panel(f, at, book, x, 3, out);
-        break;
-    case 4:
-        one_panel(f, at, book, x, 4, out);
-        break;
-    default:
-        one_panel(f, at, book, x, 5, out);
     }
 }
 
@@ -215,10 +242,24 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        for (int row = 0; row < rows;) { /* the panel stays in the nearest cache meanwhile */
-            const int left = rows - row, some = left % 5 == 0 || left > 8 ? 5 : left > 4 ? 4 : left;
-            some_rows(f, image, book, x + row, some, y + row * ROWS);
-            row += some;
+        switch (rows) {
+        case 1:
+            one_panel(f, image, book, x, rows, 1, y);
+            break;
+        case 2:
+            one_panel(f, image, book, x, rows, 2, y);
+            break;
+        case 3:
+            one_panel(f, image, book, x, rows, 3, y);
+            break;
+        case 4:
+            one_panel(f, image, book, x, rows, 4, y);
+            break;
+        case 5:
+            one_panel(f, image, book, x, rows, 5, y);
+            break;
+        default:
+            one_panel(f, image, book, x, rows, 0, y);
         }
     }
 }

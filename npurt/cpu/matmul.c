@@ -38,22 +38,19 @@ static int64_t most_groups(const npurt_matmul *m, int64_t rows)
     return rows < m->matrices ? rows : m->matrices;
 }
 
-/* Panels a chunk: enough bytes to be worth taking, few enough that the result fits scratch. */
+/*
+ * Panels a chunk: enough bytes to be worth taking; where weights are expanded for many rows, enough
+ * panels to read those for.
+ */
 static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int threads)
 {
     int64_t panels = panels_of_all(m), bytes = 0;
     for (int i = 0; i < m->weights; i++) {
         bytes += npurt_image_bytes(m->w[i].type, m->w[i].n, m->w[i].k);
     }
-    int64_t grain = ceil_div(items, threads * 4);
-    if (rows == 1) {
-        const int64_t by_bytes = GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
-        grain = grain < by_bytes ? grain : by_bytes;
-        grain = ceil_div(grain, 4) * 4;
-    } else {
-        grain = grain < 8 ? grain : 8;
-    }
-    return grain;
+    const int64_t grain = rows > GEMV_ROWS ? 8 : GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
+    const int64_t share = ceil_div(items, threads * 4);
+    return grain < share ? grain : share;
 }
 
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads)

@@ -2,9 +2,11 @@
  * The threads that run a program, and how they share it.
  *
  * Every thread walks the ops in order and takes chunks of the current one until none is left; nobody
- * is in charge.  When all chunks are taken but some thread was preempted in the middle of its own,
- * the others do not wait: they compute that chunk again, and the first to finish commits it.  So a
- * busy neighbour costs its share of the machine and no more.
+ * is in charge.  It begins with a lane of its own, consecutive chunks, so that it reads weights in
+ * order: taking turns, two threads lose a fifth of the bandwidth (bench/RESULTS.md).  Then it takes
+ * what is left in the lanes of others.  When all chunks are taken but some thread was preempted in
+ * the middle of its own, the others do not wait: they compute that chunk again, and the first to
+ * finish commits it.  So a busy neighbour costs its share of the machine and no more.
  *
  * A late thread is harmless.  It computes into its own scratch; it may write results only after
  * changing the chunk's slot from the value it saw to the number of its run, which fails once
@@ -25,10 +27,17 @@
 /* How long a thread looks busily: for a new run before it sleeps, for others before it helps. */
 enum { IDLE_NS = 100000, HELP_NS = 10000, YIELD_NS = 50000 };
 
-/* The shared state of one op in one run.  The high half of ticket and done is the run's number. */
+enum { LANES = 8 }; /* at most: more threads share them */
+
+/* Consecutive chunks of one op. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* next chunk to take */
-    _Atomic uint64_t done;                /* chunks committed; chunks + 1 when the op is over */
+} npurt_lane;
+
+/* The shared state of one op in one run.  The high half of tickets and done is the run's number. */
+typedef struct {
+    npurt_lane lanes[LANES];
+    _Atomic uint64_t done; /* chunks committed; chunks + 1 when the op is over */
     npurt_division division;
     _Atomic uint32_t slots[MAX_CHUNKS]; /* the run that last committed each chunk */
 } npurt_share;
@@ -76,7 +85,7 @@ typedef struct {
     npurt_pool *pool;
     npurt_job job;
     uint32_t run;
-    void *scratch;
+    int thread;
 } npurt_walk;
 
 static int is_over(const npurt_walk *w, const npurt_share *s)
@@ -85,15 +94,42 @@ static int is_over(const npurt_walk *w, const npurt_share *s)
     return done >> 32 != w->run || (uint32_t) done == (uint32_t) s->division.chunks + 1;
 }
 
-/* Takes the next chunk: its number, or -1 when there is none or the run is over. */
+static int lanes_of(const npurt_pool *pool)
+{
+    return pool->threads < LANES ? pool->threads : LANES;
+}
+
+/* The first chunk of a lane; a lone chunk is in lane 0. */
+static int lane_start(const npurt_pool *pool, npurt_division d, int lane)
+{
+    const int lanes = lanes_of(pool);
+    return (d.chunks * lane + lanes - 1) / lanes;
+}
+
+/* Takes the next chunk of a lane: its number, or -1 when there is none or the run is over. */
+static int take_from(const npurt_walk *w, npurt_share *s, npurt_division d, int lane)
+{
+    const int end = lane_start(w->pool, d, lane + 1);
+    _Atomic uint64_t *next = &s->lanes[lane].ticket;
+    uint64_t ticket = atomic_load_explicit(next, memory_order_acquire);
+    while (ticket >> 32 == w->run && (int64_t) (uint32_t) ticket < end) {
+        if (atomic_compare_exchange_weak(next, &ticket, ticket + 1)) {
+            return (int) (uint32_t) ticket;
+        }
+    }
+    return -1;
+}
+
+/* Takes a chunk, from the thread's own lane if it can: as above. */
 static int take(const npurt_walk *w, npurt_share *s, npurt_division *d)
 {
+    const int lanes = lanes_of(w->pool);
     *d = s->division;
     atomic_thread_fence(memory_order_acquire); /* a ticket of this run vouches for the division */
-    uint64_t ticket = atomic_load_explicit(&s->ticket, memory_order_acquire);
-    while (ticket >> 32 == w->run && (int) (uint32_t) ticket < d->chunks) {
-        if (atomic_compare_exchange_weak(&s->ticket, &ticket, ticket + 1)) {
-            return (int) (uint32_t) ticket;
+    for (int i = 0; i < lanes; i++) {
+        const int chunk = take_from(w, s, *d, (w->thread + i) % lanes);
+        if (chunk >= 0) {
+            return chunk;
         }
     }
     return -1;
@@ -129,18 +165,19 @@ static void count_done(const npurt_walk *w, int index, npurt_share *s, npurt_div
 static void do_chunk(const npurt_walk *w, int index, npurt_share *s, npurt_division d, int chunk)
 {
     npurt_op *op = &w->job.ops[index];
+    void *scratch = w->pool->scratch[w->thread];
     if (op->kind != NPURT_MATMUL) {
-        npurt_compute(op, d, &w->job, chunk, w->scratch);
+        npurt_compute(op, d, &w->job, chunk, scratch);
         count_done(w, index, s, d);
         return;
     }
     uint32_t seen = atomic_load(&s->slots[chunk]);
-    if (seen == w->run || atomic_load(&s->ticket) >> 32 != w->run) {
+    if (seen == w->run || atomic_load(&s->lanes[0].ticket) >> 32 != w->run) {
         return;
     }
-    npurt_compute(op, d, &w->job, chunk, w->scratch);
+    npurt_compute(op, d, &w->job, chunk, scratch);
     if (atomic_compare_exchange_strong(&s->slots[chunk], &seen, w->run)) {
-        npurt_commit(op, d, &w->job, chunk, w->scratch);
+        npurt_commit(op, d, &w->job, chunk, scratch);
         count_done(w, index, s, d);
     }
 }
@@ -188,7 +225,7 @@ static void walk(const npurt_walk *w)
 static void *work(void *argument)
 {
     npurt_pool *pool = argument;
-    npurt_walk w = {.pool = pool, .scratch = pool->scratch[1 + atomic_fetch_add(&pool->next, 1)]};
+    npurt_walk w = {.pool = pool, .thread = 1 + atomic_fetch_add(&pool->next, 1)};
     if (pool->pinned) {
         sched_setaffinity(0, sizeof pool->cpus, &pool->cpus);
     }
@@ -298,6 +335,23 @@ static int reserve(npurt_pool *pool, int count)
     return 1;
 }
 
+/* Lets threads take the chunks of one op; until then nobody may, of this run or of another. */
+static void open_lanes(const npurt_walk *w, npurt_share *s, npurt_division d)
+{
+    const uint64_t run = (uint64_t) w->run << 32;
+    const int lanes = lanes_of(w->pool);
+    for (int i = 0; i < lanes; i++) {
+        atomic_store(&s->lanes[i].ticket, run | UINT32_MAX);
+    }
+    atomic_thread_fence(memory_order_release); /* lanes are closed before the division changes */
+    s->division = d;
+    atomic_store(&s->done, run | (d.chunks ? 0u : 1u));
+    for (int i = 0; i < lanes; i++) {
+        const uint64_t first = (uint64_t) lane_start(w->pool, d, i);
+        atomic_store_explicit(&s->lanes[i].ticket, run | first, memory_order_release);
+    }
+}
+
 int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
               int64_t head)
 {
@@ -307,14 +361,9 @@ int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t 
     const uint32_t run = atomic_load(&pool->run) + 1;
     atomic_store(&pool->settled, run - 1); /* before the job changes */
     atomic_thread_fence(memory_order_seq_cst);
-    npurt_walk w = {pool, {ops, count, rows, position, head}, run, pool->scratch[0]};
+    npurt_walk w = {pool, {ops, count, rows, position, head}, run, 0};
     for (int i = 0; i < count; i++) {
-        npurt_share *s = &pool->shares[i];
-        const npurt_division d = npurt_divide(&ops[i], &w.job, pool->threads);
-        atomic_store(&s->ticket, (uint64_t) run << 32 | UINT32_MAX); /* nobody may take yet */
-        s->division = d;
-        atomic_store(&s->done, (uint64_t) run << 32 | (d.chunks ? 0u : 1u));
-        atomic_store_explicit(&s->ticket, (uint64_t) run << 32, memory_order_release);
+        open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->threads));
     }
     pool->job = w.job;
     atomic_store(&pool->failed, -1);
