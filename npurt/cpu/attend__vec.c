@@ -64,7 +64,7 @@ INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
         }
         f32x16 top = load_f32(s->p[r]);
         for (int j = 16; j < SPAN; j += 16) {
-            top = __builtin_elementwise_max(top, load_f32(s->p[r] + j));
+            top = larger(top, load_f32(s->p[r] + j));
         }
         const float most = fmaxf(s->most[r], max16(top));
         const f32x16 shrink = exp16((f32x16) (s->most[r] - most));

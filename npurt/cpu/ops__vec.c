@@ -41,7 +41,7 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
         f32x32 v;
         memcpy(&v, x->values + at * BLOCK, sizeof v);
         const f32x32 big = __builtin_elementwise_abs(v);
-        const float most = max16(__builtin_elementwise_max(big.lo, big.hi));
+        const float most = max16(larger(big.lo, big.hi));
         const float finite = sum16(v.lo * 0.0f + v.hi * 0.0f); /* 0, or NaN */
         float inverse = 127.0f / most, scale = most / 127.0f + finite;
         if (!(inverse < INFINITY)) {

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x16 __attribute__((ext_vector_type(16)));
@@ -85,9 +86,16 @@ INLINE f32x4 sum16_of_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d)
            __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
 }
 
+/* The larger of each two; where one is NaN, the second. */
+#define larger(a, b) ((a) > (b) ? (a) : (b))
+
+/* The largest lane; any of them where one is NaN, which makes trees that need no care one by one. */
 INLINE float max16(f32x16 v)
 {
-    return __builtin_reduce_max(v);
+    const f32x8 a = larger(v.lo, v.hi);
+    const f32x4 b = larger(a.lo, a.hi);
+    const f32x2 c = larger(b.lo, b.hi);
+    return larger(c.x, c.y);
 }
 
 /*
