@@ -1,0 +1,68 @@
+"""Say what evaluating several rows at once costs, against one: the price of checking guesses.
+
+    python bench/rows.py --models models/Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf --threads 2
+
+Batches of 1 to 8 tokens take turns at one position of the context.  Of each op the shortest time of
+all rounds counts, as the ledger has it, so that a busy machine costs all sizes alike; a pass is the
+sum of its ops.  What Python adds is not in it.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import npurt
+
+CONTEXT = 128  # tokens before the batch
+
+
+def seconds(llm: npurt.Llama) -> list[float]:
+    """Return the seconds of every op so far."""
+    return [row.seconds for row in llm.report().rows]
+
+
+def measure(path: Path, threads: int, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Return milliseconds of a pass by op class, for each number of rows."""
+    with npurt.Llama(path, n_ctx=1024, n_threads=threads, verify="off") as llm:
+        llm.eval_last([100 + i for i in range(CONTEXT)])
+        least: dict[int, list[float]] = {}
+        for _ in range(rounds):
+            for size in sizes:
+                before = seconds(llm)
+                llm.eval([200 + i for i in range(size)])
+                took = [b - a for a, b in zip(before, seconds(llm), strict=True)]
+                least[size] = list(map(min, least.get(size, took), took))
+                llm.rewind(CONTEXT)
+        ops = [row.op for row in llm.report().rows]
+    return {
+        str(size): {op: 1e3 * sum(t for o, t in zip(ops, times, strict=True) if o == op)
+                    for op in dict.fromkeys(ops)}
+        for size, times in least.items()
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of several rows at once, over one.")
+    parser.add_argument("--models", type=Path, nargs="+", required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(range(1, 9)))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    for model in args.models:
+        table = measure(model, args.threads, args.rows, args.rounds)
+        if args.json:
+            print(json.dumps({"model": model.name, "milliseconds": table}))
+            continue
+        first = table[str(args.rows[0])]
+        print(f"{model.name}, {args.threads} threads: ms, and the ratio to {args.rows[0]} rows")
+        print("rows      " + "".join(f"{size:>14}" for size in table))
+        for op in (*first, "all"):
+            cells = [sum(t.values()) if op == "all" else t[op] for t in table.values()]
+            print(f"{op:10}" + "".join(f"{c:8.2f} {c / cells[0]:5.2f}" for c in cells))
+
+
+if __name__ == "__main__":
+    main()
