@@ -23,6 +23,9 @@
 #define UNROLL _Pragma("unroll")
 #define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler does that, or unrolls */
 
+/* 1: vdmpy(h, Rt.h) takes one multiplier and the room of one instruction, as from v69 on; 0: of two. */
+#define NPURT_VDMPY_IS_SINGLE (__HVX_ARCH__ >= 69)
+
 /* Hide from the compiler how x was made: it would rather compute pointers from one another. */
 #define OPAQUE(x) __asm__("" : "+r"(x))
 

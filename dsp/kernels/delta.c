@@ -1,0 +1,208 @@
+/*
+ * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h and
+ * delta_advance.h.
+ *
+ * Order   first everything that has no state in it, for up to NPURT_DELTA_ITEMS tokens and heads, then
+ *         the states: what vectors write and scalars read lies some time apart.
+ * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
+ *         each element of k).
+ */
+#include "delta.h"
+#include "delta_advance.h"
+
+#define NOT_FINITE 0x7f800000 /* float32 bits from here on */
+
+static uint32_t blocks_of(uint32_t width)
+{
+    return (width + 31) / 32;
+}
+
+static uint32_t parts_of(uint32_t width)
+{
+    return (width + 63) / 64;
+}
+
+static size_t state_vectors(uint32_t width)
+{
+    uint32_t blocks = blocks_of(width), parts = parts_of(width);
+    return blocks + 2 * parts + 2 * (size_t) PAIRS * parts * blocks;
+}
+
+size_t npurt_delta_state_bytes(uint32_t width)
+{
+    return state_vectors(width) * NPURT_VECTOR;
+}
+
+/* Where the parts of a row begin, and its end: bytes. */
+typedef struct {
+    size_t k, v, beta, decay, end;
+    size_t along_k, along_v; /* of one head */
+} layout;
+
+static layout layout_of(const npurt_delta *op)
+{
+    layout at;
+    at.along_k = (size_t) parts_of(op->width) * 2 * NPURT_VECTOR;
+    at.along_v = (size_t) blocks_of(op->width) * NPURT_VECTOR;
+    at.k = op->k_heads * at.along_k;
+    at.v = 2 * at.k;
+    at.beta = at.v + op->heads * at.along_v;
+    at.decay = at.beta + padded(op->heads * sizeof(float));
+    at.end = at.decay + (op->gates ? op->heads * at.along_k : padded(op->heads * sizeof(float)));
+    return at;
+}
+
+size_t npurt_delta_x_bytes(const npurt_delta *op)
+{
+    return layout_of(op).end;
+}
+
+size_t npurt_delta_y_bytes(const npurt_delta *op)
+{
+    return op->heads * layout_of(op).along_v;
+}
+
+size_t npurt_delta_scratch(void)
+{
+    return NPURT_DELTA_ITEMS * sizeof(item);
+}
+
+/* A head of a sequence. */
+typedef struct {
+    uint32_t head, k_head, within; /* within: heads before it that have the same of k */
+    size_t row;                    /* the first of its sequence */
+    vec *state;
+} place;
+
+/* A job, with what stays the same. */
+typedef struct {
+    const npurt_delta *op;
+    layout at;
+    uint32_t blocks, parts;
+    size_t state_vectors;
+    item *items;
+    number scale;
+    vec worst;
+} job;
+
+static void next(const job *job, place *at)
+{
+    const npurt_delta *op = job->op;
+    at->state += job->state_vectors;
+    at->within = at->within + 1 < op->share ? at->within + 1 : 0;
+    at->k_head += !op->grouped || at->within == 0;
+    at->k_head = at->k_head < op->k_heads ? at->k_head : 0;
+    at->head++;
+    if (at->head == op->heads) {
+        at->head = at->k_head = at->within = 0;
+        at->row += op->tokens;
+    }
+}
+
+/* Prepare a token of a head. */
+INLINE void prepare_token(job *job, const place *at, uint32_t token, unsigned parts, int gates,
+                          item *to)
+{
+    const npurt_delta *op = job->op;
+    const char *row = op->x + (at->row + token) * op->x_stride;
+    const char *decay = row + job->at.decay;
+    source from = {
+        .q = (const vec *) (row + at->k_head * job->at.along_k),
+        .k = (const vec *) (row + job->at.k + at->k_head * job->at.along_k),
+        .beta = (const float *) (row + job->at.beta) + at->head,
+        .decay = (const float *) (decay + at->head * (gates ? job->at.along_k : sizeof(float))),
+        .gain = at->state + job->blocks,
+    };
+    prepare(&from, parts, gates, job->scale, to, &job->worst);
+}
+
+/* `tokens` of them from `token` on; returns where the next item goes. */
+INLINE item *prepare_tokens(job *job, const place *at, uint32_t token, uint32_t tokens,
+                            unsigned parts, int gates, item *to)
+{
+    PIPELINE
+    for (; tokens > 0; tokens--) {
+        prepare_token(job, at, token++, parts, gates, to++);
+    }
+    return to;
+}
+
+static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t tokens, item *to)
+{
+    int one = job->parts == 1;
+    if (job->op->gates) {
+        return one ? prepare_tokens(job, at, token, tokens, 1, 1, to)
+                   : prepare_tokens(job, at, token, tokens, 2, 1, to);
+    }
+    return one ? prepare_tokens(job, at, token, tokens, 1, 0, to)
+               : prepare_tokens(job, at, token, tokens, 2, 0, to);
+}
+
+static const item *advance_span(job *job, const place *at, uint32_t token, uint32_t tokens,
+                                const item *by)
+{
+    const npurt_delta *op = job->op;
+    for (; tokens > 0; tokens--, token++) {
+        size_t row = at->row + token;
+        target to = {
+            .exponent = at->state,
+            .integers = at->state + job->blocks + 2 * job->parts,
+            .v =
+                (const vec *) (op->x + row * op->x_stride + job->at.v + at->head * job->at.along_v),
+            .out = (vec *) (op->y + row * op->y_stride + at->head * job->at.along_v),
+        };
+        advance(&to, job->blocks, job->parts, (int) op->gates, by++, &job->worst);
+    }
+    return by;
+}
+
+/* All tokens of `heads` heads, the first being *at, which then is what comes after them. */
+static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
+{
+    uint32_t tokens = job->op->tokens;
+    place here = *at;
+    for (uint32_t token = 0, count; token < tokens; token += count) {
+        count = tokens - token < span ? tokens - token : span;
+        item *to = job->items;
+        here = *at;
+        for (uint32_t h = 0; h < heads; h++, next(job, &here)) {
+            to = prepare_span(job, &here, token, count, to);
+        }
+        const item *by = job->items;
+        here = *at;
+        for (uint32_t h = 0; h < heads; h++, next(job, &here)) {
+            by = advance_span(job, &here, token, count, by);
+        }
+    }
+    *at = here;
+}
+
+int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *state,
+                    void *scratch)
+{
+    vec scale = splat(op->scale);
+    job job = {
+        .op = op,
+        .at = layout_of(op),
+        .blocks = blocks_of(op->width),
+        .parts = parts_of(op->width),
+        .state_vectors = state_vectors(op->width),
+        .items = scratch,
+        .scale = number_of(scale),
+        .worst = magnitude_of(scale),
+    };
+    uint32_t span = op->tokens < NPURT_DELTA_ITEMS ? op->tokens : NPURT_DELTA_ITEMS;
+    uint32_t group = op->tokens > 1 ? 1 : NPURT_DELTA_ITEMS;
+    place at = {0};
+    for (uint32_t i = 0; i < first; i++) {
+        next(&job, &at);
+    }
+    at.state = state;
+    for (uint32_t left = last - first, heads; left > 0; left -= heads) {
+        heads = left < group ? left : group;
+        run_heads(&job, &at, heads, span);
+    }
+    vec_pair worst = greatest_of(job.worst, job.worst);
+    lanes all = {.all = Q6_V_lo_W(worst)};
+    return all.lane[0] >= NOT_FINITE;
+}

@@ -1,0 +1,58 @@
+/*
+ * A gated delta net in integers: for each token and head, with a = e^decay,
+ *
+ *   d = beta (v - S (a k));  S = a S + d k^T;  out = scale S q
+ *
+ * The state stays in a form of its own from token to token:
+ *
+ *   S[k][v] = integer[k][v] * gain[k] / 2^31 * 2^exponent[v]        |integer| <= 2^30
+ *
+ * gain is 2^30..2^31 - 1.  A decay multiplies it, and what leaves its range shifts the integers; so
+ * they change only by what d k^T adds.  A head without decay for each element of k has one gain.
+ *
+ * Widths are padded with zeros: B = ceil(width / 32) vectors along v, P = ceil(width / 64) pairs of
+ * vectors along k.  A head's state, in vectors:
+ *
+ *   exponent[B], gain[2 P], integer[P][32][B][2]     pair (p, j), in a vector 32 of v, and the rows
+ *                                                    k = 64 p + j and 64 p + 32 + j one after another
+ *
+ * A row of x, of a token, is float32 in parts that begin at multiples of 128 bytes:
+ *
+ *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
+ *
+ * and one of y is out[heads][32 B].  Bits equal those of tests/hexagon/delta_model.py.
+ */
+#ifndef NPURT_DELTA_H
+#define NPURT_DELTA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NPURT_DELTA_WIDEST 128u /* and a multiple of 16 */
+#define NPURT_DELTA_ITEMS 16u   /* tokens and heads that are prepared together */
+
+typedef struct {
+    const char *x; /* [sequences][tokens] rows */
+    char *y;       /* likewise */
+    size_t x_stride, y_stride;
+    uint32_t tokens, sequences, k_heads, heads, width;
+    uint32_t share;   /* heads / k_heads */
+    uint32_t grouped; /* 1: head h has head h / share of k, 0: h % k_heads */
+    uint32_t gates;   /* 1: a decay for each element of k */
+    uint32_t scale;   /* bits of a float32 */
+} npurt_delta;
+
+/* Bytes of a head's state, of a row of x and of y, of what npurt_delta_run needs beside them. */
+size_t npurt_delta_state_bytes(uint32_t width);
+size_t npurt_delta_x_bytes(const npurt_delta *op);
+size_t npurt_delta_y_bytes(const npurt_delta *op);
+size_t npurt_delta_scratch(void);
+
+/*
+ * Heads first..last-1 of all sequences (head h of sequence n is n * heads + h), `state` being that
+ * of the first.  Returns 0, or 1 when x holds NaN or infinity: state and y are then not to be used.
+ */
+int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *state,
+                    void *scratch);
+
+#endif

@@ -1,0 +1,138 @@
+/*
+ * A token of a head: both passes over the state, and what lanes are to do between them.
+ *
+ *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
+ *   update  d becomes 16 bits in units that make d k integers of the state: these are chosen, by
+ *           lane, from the greatest |S| and |d|, such that |S| + |d k| < 2^30.
+ */
+#ifndef NPURT_DELTA_ADVANCE_H
+#define NPURT_DELTA_ADVANCE_H
+
+#include "delta_loops.h"
+#include "delta_prepare.h"
+
+/* What the lanes of a block need, and what they become. */
+typedef struct {
+    vec u, w, greatest, least, v, exponent; /* in */
+    vec d, shift, out;                      /* out, and the new exponent */
+} block;
+
+/* The greatest |h| of both rows of each lane, in the upper half; the rest of |S| / 2^16 below it. */
+INLINE vec most_of(vec greatest, vec least)
+{
+    vec most = Q6_Vh_vmax_VhVh(greatest, Q6_V_vnot_V(least));
+    most = Q6_Vh_vmax_VhVh(most, Q6_Vh_vshuffe_VhVh(most, most));
+    return Q6_V_vor_VV(most, splat((1 << HALF_ROWS) - 1));
+}
+
+/*
+ * The exponent in which |S| + |d k| < 2^30, |d| < 2^15 and as much of both as can be is left; `d`
+ * with the exponent of its products.
+ */
+INLINE void update_block(block *of, number d, vec exponent)
+{
+    number rows = {most_of(of->greatest, of->least), exponent};
+    number most = {Q6_V_vor_VV(Q6_Vw_vabs_Vw(d.mantissa), splat(1)),
+                   add(d.exponent, splat(ELEMENT_BITS))};
+    number both = half_sum(rows, most);
+    vec room = Q6_Vw_vnormamt_Vw(add(both.mantissa, splat(2))); /* up, what was rounded down */
+    vec coming = sub(both.exponent, room);
+    coming = more(coming, sub(most.exponent, Q6_Vw_vnormamt_Vw(most.mantissa)));
+    of->exponent = add(coming, splat(2));
+    of->shift = less(sub(of->exponent, exponent), splat(31));
+    vec twice = shifted(d.mantissa, sub(sub(of->exponent, d.exponent), splat(1)));
+    twice = Q6_Vw_vavg_VwVw_rnd(twice, Q6_V_vzero());
+    of->d = Q6_Vh_vsat_VwVw(twice, twice);
+}
+
+INLINE void advance_block(block *of, int gates, const item *by)
+{
+    vec exponent = sub(of->exponent, by->step);
+    number u = {gates ? of->u : mul(of->u, by->u_gain), add(exponent, by->u_exponent)};
+    number error = half_difference(number_of(of->v), u);
+    vec d = mul(error.mantissa, by->beta);
+    vec divided = gates ? d : mul(error.mantissa, by->divided);
+    update_block(of, (number) {divided, add(error.exponent, by->products_exponent)}, exponent);
+    number w = {mul(of->w, by->w_gain), add(exponent, by->w_exponent)};
+    number more_of_d = {mul(d, by->dot), add(error.exponent, by->dot_exponent)};
+    of->out = float_of_twice(half_sum(w, more_of_d));
+}
+
+/* One head's state, and where a token of it goes. */
+typedef struct {
+    vec *exponent, *integers;
+    const vec *v;
+    vec *out;
+} target;
+
+/* Of `count` blocks, the first being b.  All is read before anything is written, so that they mix. */
+INLINE void advance_blocks(const target *to, unsigned b, unsigned count, int gates, const item *by,
+                           const found *found, vec *d, vec *shift, vec *worst)
+{
+    block block[2];
+    UNROLL
+    for (unsigned i = 0; i < count; i++) {
+        block[i].u = found->u[b + i];
+        block[i].w = found->w[b + i];
+        block[i].greatest = found->greatest[b + i];
+        block[i].least = found->least[b + i];
+        block[i].v = to->v[b + i];
+        block[i].exponent = to->exponent[b + i];
+    }
+    vec most = *worst;
+    UNROLL
+    for (unsigned i = 0; i < count; i++) {
+        most = more(most, magnitude_of(block[i].v));
+        advance_block(&block[i], gates, by);
+    }
+    *worst = most;
+    UNROLL
+    for (unsigned i = 0; i < count; i++) {
+        d[b + i] = block[i].d;
+        shift[b + i] = block[i].shift;
+        to->exponent[b + i] = block[i].exponent;
+        to->out[b + i] = block[i].out;
+    }
+}
+
+INLINE void advance_lanes(const target *to, unsigned blocks, int gates, const item *by,
+                          const found *found, vec *d, vec *shift, vec *worst)
+{
+    unsigned b = 0;
+    PIPELINE
+    for (; b + 2 <= blocks; b += 2) {
+        advance_blocks(to, b, 2, gates, by, found, d, shift, worst);
+    }
+    if (b < blocks) {
+        advance_blocks(to, b, 1, gates, by, found, d, shift, worst);
+    }
+}
+
+static void advance(const target *to, unsigned blocks, unsigned parts, int gates, const item *of,
+                    vec *worst)
+{
+    found found;
+    vec shift[MOST_BLOCKS], d[MOST_BLOCKS];
+    const uint32_t *row_shift = gates ? (const uint32_t *) of->shift : NULL;
+    if (blocks == MOST_BLOCKS && !gates) {
+        read_four_blocks(to->integers, (const uint64_t *) of->kq, &found);
+        advance_lanes(to, MOST_BLOCKS, 0, of, &found, d, shift, worst);
+        update_four_blocks(to->integers, (const uint32_t *) of->k, shift, d);
+        return;
+    }
+    for (unsigned b = 0; b < blocks; b++) {
+        read_block(to->integers + 2 * b, blocks, b, parts, (const uint64_t *) of->kq, row_shift,
+                   &found);
+    }
+    if (gates) {
+        advance_lanes(to, blocks, 1, of, &found, d, shift, worst);
+    } else {
+        advance_lanes(to, blocks, 0, of, &found, d, shift, worst);
+    }
+    for (unsigned b = 0; b < blocks; b++) {
+        update_rows(to->integers + 2 * b, blocks, parts, (const uint32_t *) of->k, row_shift,
+                    shift[b], d[b]);
+    }
+}
+
+#endif
