@@ -14,7 +14,7 @@ static char *locate(const npurt_ref *ref, uint64_t nbytes, const maps *maps)
 
 static uint32_t check_kind(const npurt_op *op, const npurt_format *format, int first)
 {
-    if (op->kind != NPURT_OP_MATMUL || op->flags & ~(NPURT_SAME_X | NPURT_NEW_W) || op->reserved) {
+    if (op->flags & ~(NPURT_SAME_X | NPURT_NEW_W) || op->scale) {
         return NPURT_E_OP;
     }
     if (!format || npurt_format_arch(format) > __HVX_ARCH__ ||
@@ -41,11 +41,13 @@ static uint32_t check_shape(const npurt_op *op)
 /* Whether the quantised rows that the op before left are those that this op needs. */
 static int same_x(const batch_op *op, const batch_op *before)
 {
-    return op->x.x == before->x.x && op->x.x_stride == before->x.x_stride &&
-           op->x.m == before->x.m && op->x.k == before->x.k && op->x.group == before->x.group;
+    return before->kind == NPURT_OP_MATMUL && op->x.x == before->x.x &&
+           op->x.x_stride == before->x.x_stride && op->x.m == before->x.m &&
+           op->x.k == before->x.k && op->x.group == before->x.group;
 }
 
-static uint32_t read_op(batch_op *out, const npurt_op *op, const batch_op *before, const maps *maps)
+static uint32_t read_matmul(batch_op *out, const npurt_op *op, const batch_op *before,
+                            const maps *maps)
 {
     const npurt_format *format = npurt_find_format(op->format);
     uint32_t status = check_kind(op, format, before == NULL);
@@ -78,6 +80,64 @@ static uint32_t read_op(batch_op *out, const npurt_op *op, const batch_op *befor
         return NPURT_E_MAP;
     }
     return op->flags & NPURT_SAME_X && !same_x(out, before) ? NPURT_E_OP : 0;
+}
+
+static uint32_t check_delta(const npurt_op *op)
+{
+    if (op->flags & ~(NPURT_GROUPED | NPURT_GATES)) {
+        return NPURT_E_OP;
+    }
+    if (op->k == 0 || op->k > NPURT_DELTA_WIDEST || op->k % 16 || op->n == 0 ||
+        op->n > NPURT_MAX_HEADS || op->format == 0 || op->n % op->format) {
+        return NPURT_E_SHAPE;
+    }
+    uint64_t rows = (uint64_t) op->m * op->group;
+    return rows == 0 || rows > NPURT_MAX_M ? NPURT_E_SHAPE : 0;
+}
+
+static uint32_t read_delta(batch_op *out, const npurt_op *op, const maps *maps)
+{
+    uint32_t status = check_delta(op);
+    if (status) {
+        return status;
+    }
+    npurt_delta *delta = &out->delta;
+    *delta = (npurt_delta){
+        .x_stride = op->x.stride,
+        .y_stride = op->y.stride,
+        .tokens = op->m,
+        .sequences = op->group,
+        .k_heads = op->format,
+        .heads = op->n,
+        .width = op->k,
+        .share = op->n / op->format,
+        .grouped = (op->flags & NPURT_GROUPED) != 0,
+        .gates = (op->flags & NPURT_GATES) != 0,
+        .scale = op->scale,
+    };
+    uint32_t rows = batch_tokens(delta);
+    uint64_t x_row = npurt_delta_x_bytes(delta), y_row = npurt_delta_y_bytes(delta);
+    if (op->x.stride < x_row || op->x.stride % ALIGNMENT || op->y.stride < y_row ||
+        op->y.stride % ALIGNMENT || op->w.stride) {
+        return NPURT_E_SHAPE;
+    }
+    delta->x = locate(&op->x, batch_extent(rows, op->x.stride, x_row), maps);
+    delta->y = locate(&op->y, batch_extent(rows, op->y.stride, y_row), maps);
+    out->state = locate(&op->w, batch_state_bytes(delta), maps);
+    return delta->x && delta->y && out->state ? 0 : NPURT_E_MAP;
+}
+
+static uint32_t read_op(batch_op *out, const npurt_op *op, const batch_op *before, const maps *maps)
+{
+    *out = (batch_op){.kind = op->kind};
+    switch (op->kind) {
+    case NPURT_OP_MATMUL:
+        return read_matmul(out, op, before, maps);
+    case NPURT_OP_DELTA:
+        return read_delta(out, op, maps);
+    default:
+        return NPURT_E_OP;
+    }
 }
 
 void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps *maps)

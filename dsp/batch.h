@@ -2,17 +2,24 @@
 #ifndef NPURT_BATCH_H
 #define NPURT_BATCH_H
 
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 #include "maps.h"
 #include "npurt_msg.h"
 
+/* Of a kind that an op is not, everything is zero. */
 typedef struct {
-    uint32_t flags;    /* NPURT_SAME_X, NPURT_NEW_W */
+    uint32_t kind;
+    uint32_t flags; /* NPURT_SAME_X, NPURT_NEW_W */
+
     const char *tiles; /* of w */
     size_t tile_bytes;
     uint32_t tiles_count;
     npurt_quantisation x; /* without activations */
     npurt_product y;      /* without activations */
+
+    npurt_delta delta;
+    char *state; /* of all heads of all sequences */
 } batch_op;
 
 typedef struct {
@@ -32,6 +39,17 @@ void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps 
 static inline uint64_t batch_extent(uint32_t rows, uint64_t stride, uint64_t width)
 {
     return (uint64_t) (rows - 1) * stride + width;
+}
+
+/* Rows of x and y of a delta net. */
+static inline uint32_t batch_tokens(const npurt_delta *delta)
+{
+    return delta->sequences * delta->tokens;
+}
+
+static inline uint64_t batch_state_bytes(const npurt_delta *delta)
+{
+    return (uint64_t) delta->sequences * delta->heads * npurt_delta_state_bytes(delta->width);
 }
 
 #endif

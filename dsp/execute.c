@@ -15,9 +15,10 @@
 #include <hexagon_types.h>
 
 enum {
-    TILES_AT_ONCE = 4, /* what the kernels for one row take together */
-    SHARE = 256 << 10, /* bytes of L2 that one thread counts on */
-    ROWS_TO_COPY = 64, /* from here on copying to VTCM is less than 2 % of the work */
+    TILES_AT_ONCE = 4,  /* what the kernels for one row take together */
+    SHARE = 256 << 10,  /* bytes of L2 that one thread counts on */
+    ROWS_TO_COPY = 64,  /* from here on copying to VTCM is less than 2 % of the work */
+    TOKENS_TO_COPY = 4, /* and from here on that of a state saves more than it costs [?] */
 };
 
 typedef struct {
@@ -91,9 +92,10 @@ void workspace_free(workspace *work)
 }
 
 /* Bytes of one thread's part of the scratch memory. */
-static size_t scratch_part(uint32_t k)
+static size_t scratch_part(const batch_op *op)
 {
-    size_t nbytes = npurt_quantise_scratch(k);
+    int delta = op->kind == NPURT_OP_DELTA;
+    size_t nbytes = delta ? npurt_delta_scratch() : npurt_quantise_scratch(op->x.k);
     return (nbytes + NPURT_VECTOR - 1) & ~(size_t) (NPURT_VECTOR - 1);
 }
 
@@ -111,7 +113,7 @@ static void reserve(workspace *work, uint32_t threads)
         for (uint32_t i = 0; i < batch->count; i++) {
             const npurt_quantisation *x = &batch->op[i].x;
             activations = most(activations, npurt_activation_bytes(x->m, x->k));
-            scratch = most(scratch, threads * scratch_part(x->k));
+            scratch = most(scratch, threads * scratch_part(&batch->op[i]));
         }
         if (grow(&work->activations, &work->activations_bytes, activations) &&
             grow(&work->scratch, &work->scratch_bytes, scratch)) {
@@ -127,9 +129,31 @@ static uint64_t extent_of_y(const batch_op *op)
     return batch_extent(op->y.m, op->y.y_stride, (uint64_t) op->y.n * sizeof(float));
 }
 
+/* What a delta net reads, and what it writes. */
+static void take_delta(const batch_op *op)
+{
+    const npurt_delta *delta = &op->delta;
+    uint32_t rows = batch_tokens(delta);
+    cache_take(delta->x, batch_extent(rows, delta->x_stride, npurt_delta_x_bytes(delta)));
+    cache_take(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta)));
+    cache_take(op->state, batch_state_bytes(delta));
+}
+
+static void give_delta(const batch_op *op)
+{
+    const npurt_delta *delta = &op->delta;
+    uint32_t rows = batch_tokens(delta);
+    cache_give(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta)));
+    cache_give(op->state, batch_state_bytes(delta));
+}
+
 static void before_batch(const batch *batch)
 {
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
+        if (op->kind == NPURT_OP_DELTA) {
+            take_delta(op);
+            continue;
+        }
         const npurt_quantisation *x = &op->x;
         if (!(op->flags & NPURT_SAME_X)) {
             cache_take(x->x, batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float)));
@@ -144,7 +168,11 @@ static void before_batch(const batch *batch)
 static void after_batch(const batch *batch)
 {
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
-        cache_give(op->y.y, extent_of_y(op));
+        if (op->kind == NPURT_OP_DELTA) {
+            give_delta(op);
+        } else {
+            cache_give(op->y.y, extent_of_y(op));
+        }
     }
 }
 
@@ -155,11 +183,17 @@ static void quantise(run *run, const batch_op *op, uint32_t thread)
     workspace *work = run->work;
     npurt_quantisation x = op->x;
     x.activations = work->activations;
-    char *scratch = (char *) work->scratch + thread * scratch_part(x.k);
+    char *scratch = (char *) work->scratch + thread * scratch_part(op);
     range rows = share(x.m, NPURT_PANEL, thread, run->pool->threads);
     if (rows.first < rows.last && npurt_quantise(&x, rows.first, rows.last, scratch)) {
         __atomic_store_n(&run->failed, 1, __ATOMIC_SEQ_CST);
     }
+}
+
+/* Bytes of VTCM of each thread. */
+static uint32_t slot_of(const run *run)
+{
+    return run->vtcm->nbytes / run->pool->threads / NPURT_VECTOR * NPURT_VECTOR;
 }
 
 static void copy_vectors(char *to, const char *from, size_t nbytes)
@@ -190,7 +224,7 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
     y.activations = run->work->activations;
     uint32_t threads = run->pool->threads;
     range tiles = share(op->tiles_count, TILES_AT_ONCE, thread, threads);
-    uint32_t slot_bytes = run->vtcm->nbytes / threads / NPURT_VECTOR * NPURT_VECTOR;
+    uint32_t slot_bytes = slot_of(run);
     char *slot = run->vtcm->address + thread * slot_bytes;
     int copied = y.m >= ROWS_TO_COPY && op->tile_bytes <= slot_bytes;
     int once = y.m == 1 || y.m == NPURT_PANEL;
@@ -209,23 +243,67 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
+/* This thread's heads of a delta net; a state that many tokens go over is copied to VTCM. */
+static void delta(run *run, const batch_op *op, uint32_t thread)
+{
+    const npurt_delta *net = &op->delta;
+    char *scratch = (char *) run->work->scratch + thread * scratch_part(op);
+    range heads = share(net->sequences * net->heads, 1, thread, run->pool->threads);
+    size_t nbytes = npurt_delta_state_bytes(net->width);
+    char *slot = run->vtcm->address + thread * slot_of(run);
+    int copied = net->tokens >= TOKENS_TO_COPY && nbytes <= slot_of(run);
+    uint32_t step = copied ? 1 : heads.last - heads.first;
+    int failed = 0;
+    for (uint32_t first = heads.first; first < heads.last; first += step) {
+        char *state = op->state + first * nbytes;
+        if (copied) {
+            copy_vectors(slot, state, nbytes);
+        }
+        failed |= npurt_delta_run(net, first, first + step, copied ? slot : state, scratch);
+        if (copied) {
+            copy_vectors(state, slot, nbytes);
+        }
+    }
+    if (failed) {
+        __atomic_store_n(&run->failed, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+/* Returns 1 when the batch has failed.  All threads return the same. */
+static int run_delta(run *run, const batch_op *op, uint32_t thread)
+{
+    pool_barrier(run->pool); /* nobody still writes this x */
+    delta(run, op, thread);
+    pool_barrier(run->pool);
+    return __atomic_load_n(&run->failed, __ATOMIC_SEQ_CST) != 0;
+}
+
+static int run_matmul(run *run, const batch_op *op, int first, uint32_t thread)
+{
+    if (!(op->flags & NPURT_SAME_X)) {
+        if (!first) {
+            pool_barrier(run->pool); /* nobody still reads the activations, or writes this x */
+        }
+        quantise(run, op, thread);
+        pool_barrier(run->pool);
+    }
+    if (__atomic_load_n(&run->failed, __ATOMIC_SEQ_CST)) {
+        return 1;
+    }
+    multiply(run, op, thread);
+    return 0;
+}
+
 static void run_batch(void *context, uint32_t thread)
 {
     run *run = context;
     const batch *batch = &run->work->batch;
     for (uint32_t i = 0; i < batch->count; i++) {
         const batch_op *op = &batch->op[i];
-        if (!(op->flags & NPURT_SAME_X)) {
-            if (i) {
-                pool_barrier(run->pool); /* nobody still reads the activations, or writes this x */
-            }
-            quantise(run, op, thread);
-            pool_barrier(run->pool);
-        }
-        if (__atomic_load_n(&run->failed, __ATOMIC_SEQ_CST)) {
+        int delta = op->kind == NPURT_OP_DELTA;
+        if (delta ? run_delta(run, op, thread) : run_matmul(run, op, i == 0, thread)) {
             return;
         }
-        multiply(run, op, thread);
         if (thread == 0) {
             run->done = i + 1;
         }

@@ -48,8 +48,8 @@
 #define READ_START                                                                                 \
     PACKET4(CLEAR(16), CLEAR(17), CLEAR(18), CLEAR(19))                                            \
     PACKET4(CLEAR(20), CLEAR(21), CLEAR(22), CLEAR(23))                                            \
-    PACKET4(CLEAR(24), CLEAR(25), CLEAR(28), LOOP_PAIRS(1f))                                           \
-    "loop1(1f,#4)\n"
+    PACKET4(CLEAR(24), CLEAR(25), CLEAR(28), LOOP_PAIRS(1f))                                       \
+    PACKET3(CLEAR(26), CLEAR(27), "loop1(1f,#4)")
 #define READ_OPERANDS                                                                              \
     [from] "+r"(from), [kq] "+r"(kq), [u0] "+v"(to->u[0]), [u1] "+v"(to->u[1]),                    \
         [u2] "+v"(to->u[2]), [u3] "+v"(to->u[3]), [w0] "+v"(to->w[0]), [w1] "+v"(to->w[1]),        \

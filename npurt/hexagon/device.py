@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, Caps, Device, MatMul, Packed
+from npurt.device import F32, F64, Caps, DeltaNet, Device, MatMul, Packed
 from npurt.errors import (
     DeviceFull,
     DeviceLost,
@@ -31,6 +31,7 @@ from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
 from npurt.hexagon.messages import MAX_N
 from npurt.hexagon.names import parse
+from npurt.hexagon.recurrence import Recurrence
 from npurt.hexagon.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
@@ -133,6 +134,7 @@ class HexagonDevice(Device):
         self._info = self._stores[0].transport.info
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
         self._numbers = itertools.count()
+        self._recurrence = Recurrence()
         self._restarts = Restarts(name, (DeviceLost, DeviceTimeout), GIVEN_UP)
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
@@ -286,6 +288,32 @@ class HexagonDevice(Device):
         assert isinstance(w, HexagonPacked)
         return rounding.magnitudes(quantise.quantise(x, w.group))
 
+    # --- Gated delta nets -------------------------------------------------------------------------
+
+    def why_not_delta(self, net: DeltaNet) -> str | None:
+        """Return None, or the first rule that *net* breaks."""
+        return self._recurrence.why_not(net)
+
+    def delta_net(self, net: DeltaNet) -> None:
+        """Run *net* in integers (docs/decisions/011); of a net that fails the state stays.
+
+        Raises:
+            UnsupportedOp: `why_not_delta` has a reason against it.
+            DeviceFull: There is no room for its states.
+            DeviceLost: The device died too often.
+            NumericsError: *net* holds NaN or infinity.
+        """
+        if self.why_not_delta(net):
+            super().delta_net(net)
+        with self._lock:
+            self._surviving(lambda: self._advance(net))
+
+    def _advance(self, net: DeltaNet) -> None:
+        for store in self._stores:
+            store.transport.settle()
+        if net.v.shape[1]:
+            self._recurrence.advance(net, self._stores[0])
+
     # --- Recovery ---------------------------------------------------------------------------------
 
     def _surviving(self, work: Callable[[], None]) -> None:
@@ -325,6 +353,7 @@ class HexagonDevice(Device):
 
     def _release(self) -> None:
         self._packets = self.packets()
+        self._recurrence.forget()
         for store in self._stores:
             store.transport.close()
         self._stores.clear()

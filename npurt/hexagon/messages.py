@@ -13,12 +13,13 @@ import numpy.typing as npt
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, NumericsError
 from npurt.hexagon.rpcmem import U8
 
-PROTOCOL = 1
+PROTOCOL = 2
 BATCH_MAGIC = 0x4254_504E  # "NPTB"
 REPLY_MAGIC = 0x5254_504E  # "NPTR"
 MAX_OPS = 256
 MAX_M = 1 << 16
 MAX_N = 1 << 24
+MAX_HEADS = 4096
 ALIGNMENT = 128  # bytes, of offsets and of the stride of x
 
 
@@ -28,7 +29,7 @@ def _words(*names: str) -> list[tuple[str, Any]]:
 
 REF = np.dtype([("fd", "<i4"), *_words("offset", "nbytes", "stride")])
 _REFS = [("x", REF), ("w", REF), ("y", REF)]
-OP = np.dtype([*_words("kind", "flags", "m", "k", "n", "format", "group", "reserved"), *_REFS])
+OP = np.dtype([*_words("kind", "flags", "m", "k", "n", "format", "group", "scale"), *_REFS])
 BATCH = np.dtype(_words("magic", "protocol", "sequence", "count"))
 REPLY = np.dtype([*_words("magic", "sequence", "status", "done"), ("pcycles", "<u8")])
 
@@ -37,13 +38,16 @@ class Kind(IntEnum):
     """What an op does."""
 
     MATMUL = 1
+    DELTA = 2
 
 
 class Flag(IntFlag):
-    """What an op may rely on, or may not."""
+    """What an op may rely on, or may not; and variants of delta nets."""
 
     SAME_X = 1
     NEW_W = 2
+    GROUPED = 4
+    GATES = 8
 
 
 class Status(IntEnum):
@@ -63,7 +67,7 @@ _MEANING = {
     Status.OP: "it has an unknown kind, format, flag or group",
     Status.SHAPE: "one of its sizes or strides is not allowed",
     Status.MAP: "a part of memory that it names is not mapped, or misaligned",
-    Status.MEMORY: "the DSP has no memory for its quantised activations",
+    Status.MEMORY: "the DSP has no memory for its activations",
     Status.THREADS: "the DSP could not start threads",
     Status.VALUE: "its activations hold NaN or infinity",
 }

@@ -191,10 +191,10 @@ def test_a_message_that_is_no_batch_is_answered_too():
 
 BROKEN = [
     (Status.OP, {"kind": 0}),
-    (Status.OP, {"kind": 2}),
+    (Status.OP, {"kind": 3}),
     (Status.OP, {"flags": 4}),
     (Status.OP, {"flags": 2**31}),
-    (Status.OP, {"reserved": 1}),
+    (Status.OP, {"scale": 1}),
     (Status.OP, {"format": 4}),
     (Status.OP, {"format": 2**32 - 1}),
     (Status.OP, {"group": 0}),
@@ -283,7 +283,7 @@ def test_activations_that_are_not_finite_end_the_batch_there(dsp, value, where):
 def test_a_batch_that_is_none_is_refused_whole(dsp):
     request = dsp.request(dsp.product(rows(56, 1, 32), weights(57, 32, 32)))
     good = request.data.tobytes()
-    other_version = good[:4] + b"\x02\0\0\0" + good[8:]
+    other_version = good[:4] + b"\x01\0\0\0" + good[8:]
     too_many = good[:12] + b"\x02\0\0\0" + good[16:]
     huge = good[:12] + b"\xff\xff\xff\xff" + good[16:]
     many = messages.Request(257)

@@ -24,6 +24,7 @@ NUMBERS = {
     "NPURT_MAX_OPS": messages.MAX_OPS,
     "NPURT_MAX_M": messages.MAX_M,
     "NPURT_MAX_N": messages.MAX_N,
+    "NPURT_MAX_HEADS": messages.MAX_HEADS,
     **{f"NPURT_OP_{kind.name}": kind for kind in messages.Kind},
     **{f"NPURT_{flag.name}": flag for flag in messages.Flag},
     **{f"NPURT_E_{status.name}": status for status in messages.Status},

@@ -80,7 +80,7 @@ def test_info_says_what_it_is_and_what_the_dsp_grants(arch):
     with simulated(f"arch=v{arch} hvx=3 power={int(arch == 79)}") as session:
         info = session.info
 
-    assert (info.protocol, info.arch, info.threads, info.hvx_units) == (1, arch, 3, 3)
+    assert (info.protocol, info.arch, info.threads, info.hvx_units) == (2, arch, 3, 3)
     assert info.vtcm_bytes == 3 * 512 << 10
     assert info.power == int(arch == 79)
     assert f"{info.build:016x}" == MANIFEST["build"]

@@ -1,0 +1,145 @@
+"""Gated delta nets as the DSP has them: states in a form of their own, tokens as rows.
+
+Pure: numpy arrays only.  dsp/kernels/delta.h describes both.  Letters: N sequences, T tokens, K and
+H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, DeltaNet
+from npurt.errors import NumericsError
+from npurt.hexagon.rpcmem import aligned
+
+I32 = npt.NDArray[np.int32]
+
+WIDEST = 128  # NPURT_DELTA_WIDEST
+BIAS = 157  # of exponents
+EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
+HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
+INTEGER_BITS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a net's op says of it, but for the number of tokens."""
+
+    sequences: int
+    k_heads: int
+    heads: int
+    width: int
+    gates: bool  # a decay for each element of k
+    grouped: bool
+    scale: float
+
+    @property
+    def along_k(self) -> int:
+        """Floats of a head of q or k in a row."""
+        return -(-self.width // 64) * 64
+
+    @property
+    def along_v(self) -> int:
+        """Floats of a head of v in a row."""
+        return -(-self.width // 32) * 32
+
+    @property
+    def words(self) -> int:
+        """int32 of a head's state."""
+        return self.along_v + self.along_k + self.along_k * self.along_v
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states."""
+        return 4 * self.sequences * self.heads * self.words
+
+    @property
+    def parts(self) -> list[int]:
+        """Floats of q, k, v, beta and decay in a row of x."""
+        keys, few = self.k_heads * self.along_k, aligned(4 * self.heads) // 4
+        values = self.heads * self.along_v
+        return [keys, keys, values, few, self.heads * self.along_k if self.gates else few]
+
+
+def shape_of(net: DeltaNet) -> Shape:
+    """Return the shape of *net*."""
+    n, _, h, w = net.v.shape
+    gates = net.decay.shape[-1] > 1
+    return Shape(n, net.k.shape[2], h, w, gates, net.grouped, net.scale)
+
+
+def write_rows(net: DeltaNet, shape: Shape, rows: F32) -> None:
+    """Write the tokens of *net* to *rows* ``[N, T, sum of parts]``."""
+    if shape.width < shape.along_k:
+        rows[:] = 0  # what pads heads
+    q, k, v, beta, decay = np.split(rows, np.cumsum(shape.parts)[:-1], axis=2)
+    for part, values in ((q, net.q), (k, net.k), (v, net.v)):
+        _heads(part, values.shape[2])[..., : shape.width] = values
+    beta[..., : shape.heads] = net.beta
+    if shape.gates:
+        _heads(decay, shape.heads)[..., : shape.width] = net.decay
+    else:
+        decay[..., : shape.heads] = net.decay[..., 0]
+
+
+def read_rows(rows: F32, shape: Shape, out: F32) -> None:
+    """Write results ``[N, T, H * Wv]`` to *out* ``[N, T, H, W]``."""
+    out[...] = _heads(rows, shape.heads)[..., : shape.width]
+
+
+def _heads(rows: F32, heads: int) -> F32:
+    """View ``[N, T, heads * width]`` as ``[N, T, heads, width]``."""
+    return rows.reshape(*rows.shape[:2], heads, -1)
+
+
+def pack_state(state: F32, shape: Shape, words: I32) -> None:
+    """Write *state* ``[N, H, W (of v), W (of k)]`` to *words* ``[N * H, shape.words]``.
+
+    Every lane of v has the exponent of its greatest element, and 30 bits below it.
+
+    Raises:
+        NumericsError: It holds NaN or infinity.
+    """
+    values = np.zeros((len(words), shape.along_k, shape.along_v), np.float32)
+    rows = state.reshape(-1, shape.width, shape.width)
+    values[:, : shape.width, : shape.width] = rows.transpose(0, 2, 1)
+    greatest = np.abs(values).max(axis=1)
+    if not np.isfinite(greatest).all():
+        raise NumericsError(
+            "the state of a delta net holds NaN or infinity",
+            remedy="check the model file with device 'cpu'",
+        )
+    _, bits = np.frexp(greatest)
+    exponents, gains, integers = _parts(words, shape)
+    exponents[:] = np.where(greatest > 0, bits - (INTEGER_BITS - 1) + BIAS, EMPTY)
+    gains[:] = HALF
+    scaled = np.rint(np.ldexp(values, (INTEGER_BITS - bits)[:, None]))
+    integers[...] = _in_pairs(scaled, shape)
+
+
+def unpack_state(words: I32, shape: Shape, state: F32) -> None:
+    """Write what *words* hold to *state*; the inverse of `pack_state`."""
+    exponents, gains, integers = _parts(words, shape)
+    size = (len(words), shape.along_k, shape.along_v)
+    values = integers.transpose(0, 1, 4, 2, 3, 5).reshape(size).astype(np.float32)
+    each = gains if shape.gates else gains[:, :1]
+    values *= (each.astype(np.float64) / 2.0**31).astype(np.float32)[:, :, None]
+    with np.errstate(over="ignore", under="ignore"):
+        values = np.ldexp(values, (exponents - BIAS)[:, None])
+    rows = values[:, : shape.width, : shape.width].transpose(0, 2, 1)
+    state[...] = rows.reshape(state.shape)
+
+
+def _parts(words: I32, shape: Shape) -> tuple[I32, I32, Any]:
+    """View the exponents, gains and integers of states."""
+    v, k = shape.along_v, shape.along_k
+    pairs = words[:, v + k :].reshape(len(words), k // 64, 32, v // 32, 2, 32)
+    return words[:, :v], words[:, v : v + k], pairs
+
+
+def _in_pairs(values: F32, shape: Shape) -> Any:
+    """View ``[states, Wk, Wv]`` as the integers lie: pairs of rows, blocks, rows, lanes."""
+    split = values.reshape(len(values), shape.along_k // 64, 2, 32, shape.along_v // 32, 32)
+    return split.transpose(0, 1, 3, 4, 2, 5)

@@ -1,0 +1,148 @@
+"""States of gated delta nets on the DSP, and the calls that take them through tokens.
+
+A caller's state is float32 in its own array.  Its form on the DSP is kept from call to call, and
+used as long as the array holds the very bits that were last written to it: that is compared, whole,
+so a state that somebody else has changed is never missed.
+"""
+
+import weakref
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, DeltaNet
+from npurt.errors import DeviceFull
+from npurt.hexagon import delta, messages
+from npurt.hexagon.delta import Shape
+from npurt.hexagon.messages import Flag, Kind, Request
+from npurt.hexagon.rpcmem import Arena, Slice
+from npurt.hexagon.store import Store
+
+MOST_TOKENS = 512  # of all sequences, in a batch
+MOST_STATES = 256  # that are kept
+
+
+class States:
+    """The states of one net on the DSP, and the op that advances them."""
+
+    def __init__(self, store: Store, shape: Shape) -> None:
+        found = store.take(shape.state_bytes)
+        if found is None:
+            raise DeviceFull(
+                f"the DSP has no room for {shape.state_bytes} bytes of a delta net's states",
+                remedy="use a smaller model, or close other programs that use the DSP",
+                call="delta_net",
+                code=0,
+            )
+        self._keep(*found)
+        self._shape = shape
+        self._known: npt.NDArray[np.uint32] | None = None  # bits that the caller has been given
+        self._scratch = store.scratch
+        x_bytes, y_bytes = 4 * sum(shape.parts), 4 * shape.heads * shape.along_v
+        fitting = store.scratch.nbytes // (shape.sequences * (x_bytes + y_bytes))
+        self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
+        self._rows = shape.sequences * self.tokens
+        self._widths = x_bytes, y_bytes
+        self._prepare(store)
+
+    def _keep(self, arena: Arena, part: Slice) -> None:
+        self._part = part
+        weakref.finalize(self, arena.give_back, part)
+
+    def _prepare(self, store: Store) -> None:
+        shape, scratch = self._shape, self._scratch
+        x_bytes, y_bytes = self._widths
+        self._request = Request(1)
+        op = self._op = self._request.ops[0]
+        op["kind"] = Kind.DELTA
+        op["flags"] = Flag.GROUPED * shape.grouped | Flag.GATES * shape.gates
+        op["k"], op["n"], op["format"] = shape.width, shape.heads, shape.k_heads
+        op["group"] = shape.sequences
+        op["scale"] = np.float32(shape.scale).view(np.uint32)
+        op["x"] = scratch.fd, 0, x_bytes * self._rows, x_bytes
+        op["w"] = self._part.block.fd, self._part.offset, self._part.nbytes, 0
+        op["y"] = scratch.fd, x_bytes * self._rows, y_bytes * self._rows, y_bytes
+        self._reply = messages.reply()
+        self._send = store.transport.prepare(self._request.data, self._reply)
+
+    def advance(self, net: DeltaNet) -> None:
+        """Run *net*; its state is written when all of it has been done.
+
+        Raises:
+            DeviceLost: The DSP process is gone, or the call did not arrive.
+            DeviceTimeout: It did not answer in time.
+            NumericsError: The net holds NaN or infinity.
+            DriverError: It refused.
+        """
+        words = self._part.array.view(np.int32).reshape(-1, self._shape.words)
+        bits = net.state.view(np.uint32)
+        if self._known is None or not np.array_equal(bits, self._known):
+            self._part.block.begin(write=True)
+            delta.pack_state(net.state, self._shape, words)
+            self._part.block.end(write=True)
+        self._known = None
+        for start in range(0, net.v.shape[1], self.tokens):
+            self._run(net.after(start).first(self.tokens))
+        self._part.block.begin(write=False)
+        delta.unpack_state(words, self._shape, net.state)
+        self._part.block.end(write=False)
+        self._known = bits.copy()
+
+    def _run(self, net: DeltaNet) -> None:
+        sequences, tokens = net.v.shape[:2]
+        x, y = self._views(sequences, tokens)
+        self._op["m"] = tokens
+        self._scratch.begin(write=True)
+        delta.write_rows(net, self._shape, x)
+        self._scratch.end(write=True)
+        self._request.next()
+        self._send()
+        messages.check(self._request, self._reply)
+        self._scratch.begin(write=False)
+        delta.read_rows(y, self._shape, net.out)
+        self._scratch.end(write=False)
+
+    def _views(self, sequences: int, tokens: int) -> list[F32]:
+        """Return x and y ``[N, T, floats]`` in the scratch memory."""
+        views, start = [], 0
+        for width in self._widths:
+            part = self._scratch.array[start : start + sequences * tokens * width]
+            views.append(part.view(np.float32).reshape(sequences, tokens, -1))
+            start += self._rows * width
+        return views
+
+
+class Recurrence:
+    """States of the nets of a device, by the memory that their callers keep them in."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[tuple[int, Shape], States] = OrderedDict()
+
+    def why_not(self, net: DeltaNet) -> str | None:
+        """Return None, or the first rule that *net* breaks."""
+        shape = delta.shape_of(net)
+        if shape.width % 16 or not 0 < shape.width <= delta.WIDEST:
+            return f"heads are {shape.width} wide, not a multiple of 16 up to {delta.WIDEST}"
+        if not 0 < shape.heads <= messages.MAX_HEADS or shape.heads % shape.k_heads:
+            return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
+        if net.decay.shape[3] not in (1, shape.width):
+            return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
+        if not net.state.flags.c_contiguous:
+            return "the state is not contiguous"
+        if not 0 < shape.sequences <= MOST_TOKENS:
+            return f"{shape.sequences} sequences are more than {MOST_TOKENS}"
+        return None
+
+    def advance(self, net: DeltaNet, store: Store) -> None:
+        """Run *net* on the session of *store*; errors as `States.advance`, and DeviceFull."""
+        key = net.state.ctypes.data, delta.shape_of(net)
+        states = self._states.pop(key, None) or States(store, key[1])
+        while len(self._states) >= MOST_STATES:
+            self._states.popitem(last=False)
+        self._states[key] = states
+        states.advance(net)
+
+    def forget(self) -> None:
+        """Keep nothing: the session is gone."""
+        self._states.clear()
