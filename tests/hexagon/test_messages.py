@@ -78,7 +78,7 @@ def test_a_request_is_its_parts_one_after_another():
     sent = request.data.tobytes()
 
     assert len(sent) == 16 + 2 * 80
-    assert sent[:16].hex() == "4e505442010000000700000002000000"
+    assert sent[:16].hex() == "4e505442020000000700000002000000"
     assert sent[96:108].hex() == "010000000000000004030201"
     assert sent[172:].hex() == "05000000"
 
