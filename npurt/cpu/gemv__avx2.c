@@ -7,8 +7,6 @@
  */
 #include "avx2.h"
 
-enum { AHEAD = 4096 }; /* bytes, as in gemv__avx512vnni.c */
-
 INLINE __m256i bytes(int v)
 {
     return _mm256_set1_epi8((char) v);
@@ -118,22 +116,31 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int64_t block, int g
     return y;
 }
 
+/* As in gemv__avx512vnni.c. */
+INLINE void fetch(const uint8_t *at, size_t count, int rows)
+{
+    for (size_t line = 0; line < count; line += 64) {
+        if (rows == 1) {
+            _mm_prefetch((const char *) at + 4096 + line, _MM_HINT_T0);
+        } else {
+            _mm_prefetch((const char *) at + 8192 + line, _MM_HINT_T1);
+        }
+    }
+}
+
 /* One panel times `rows` rows of x. */
 INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const npurt_row *x,
                       int rows, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / f.group;
-    __m256 y[4][2] = {0};
+    __m256 y[GEMV_ROWS][2] = {0};
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
         const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
         const size_t share = code_bytes(f.bits) + codes / (size_t) n;
         for (int b = 0; b < n; b++) {
-            for (size_t line = 0; line < share; line += 64) {
-                const uint8_t *ahead = record + share * (size_t) b + line + AHEAD;
-                _mm_prefetch((const char *) ahead, _MM_HINT_T0);
-            }
+            fetch(record + share * (size_t) b, share, rows);
 #pragma clang loop unroll(full)
             for (int half = 0; half < 2; half++) {
                 __m256i q[8];
@@ -166,11 +173,8 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
         if (rows == 1) {
             one_panel(f, image, book, x, 1, y);
-            continue;
-        }
-        for (int row = 0; row < rows; row += 4) {
-            const int some = rows - row < 4 ? rows - row : 4;
-            one_panel(f, image, book, x + row, some, y + row * ROWS);
+        } else {
+            one_panel(f, image, book, x, rows, y);
         }
     }
 }

@@ -15,8 +15,6 @@
 #include "kernels.h"
 #include <immintrin.h>
 
-enum { FEW = 5 }; /* rows whose sums stay in registers */
-
 INLINE __m512i bytes(int v)
 {
     return _mm512_set1_epi8((char) v);
@@ -160,31 +158,15 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
     }
 }
 
-/* As above, for sums in memory. */
-INLINE void add_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
-                      int64_t block, float *out)
-{
-    __m512 y[FEW];
-#pragma clang loop unroll(full)
-    for (int r = 0; r < rows; r++) {
-        y[r] = _mm512_loadu_ps(out + r * ROWS);
-    }
-    one_block(f, w, x, rows, block, y);
-#pragma clang loop unroll(full)
-    for (int r = 0; r < rows; r++) {
-        _mm512_storeu_ps(out + r * ROWS, y[r]);
-    }
-}
-
 /*
  * Fetches `count` bytes of the stream that is read at `at`.  For one row of x into L1, one page
  * ahead.  For several into L2: on their way to L1 they would take its miss buffers for as long as
  * memory takes, and the rows of x, which come from L2, would wait behind them (bench/RESULTS.md).
  */
-INLINE void fetch(const uint8_t *at, size_t count, int few)
+INLINE void fetch(const uint8_t *at, size_t count, int rows)
 {
     for (size_t line = 0; line < count; line += 64) {
-        if (few == 1) {
+        if (rows == 1) {
             _mm_prefetch((const char *) at + 4096 + line, _MM_HINT_T0);
         } else {
             _mm_prefetch((const char *) at + 8192 + line, _MM_HINT_T1);
@@ -192,15 +174,15 @@ INLINE void fetch(const uint8_t *at, size_t count, int few)
     }
 }
 
-/* One panel times `rows` rows of x: at most FEW, known when this is compiled, or any number. */
+/* One panel times `rows` rows of x; the sum of a lone row stays in a register. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
-                      int few, float *out)
+                      float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
-    __m512 y[FEW] = {0};
-    if (!few) {
-        memset(out, 0, (size_t) (rows * ROWS) * sizeof *out);
+    __m512 y[GEMV_ROWS];
+    for (int r = 0; r < rows; r++) {
+        y[r] = _mm512_setzero_ps();
     }
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
@@ -212,25 +194,20 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
             place.dmin = f.offset ? halves(at + 2 * ROWS) : place.d;
         }
         for (int b = 0; b < n; b++, place.codes += bytes) {
-            place.block = b;
-            fetch(at + share * (size_t) b, share, few);
-            const npurt_weights w = weights_of(f, &place, book);
-            if (few) {
-                one_block(f, &w, x, few, first + b, y);
-                continue;
-            }
             int r = 0;
-            for (; r + 4 <= rows; r += 4) {
-                add_block(f, &w, x + r, 4, first + b, out + r * ROWS);
+            place.block = b;
+            fetch(at + share * (size_t) b, share, rows);
+            const npurt_weights w = weights_of(f, &place, book);
+            for (; r + 2 <= rows; r += 2) {
+                one_block(f, &w, x + r, 2, first + b, y + r);
             }
-            for (; r < rows; r++) {
-                add_block(f, &w, x + r, 1, first + b, out + r * ROWS);
+            if (r < rows) {
+                one_block(f, &w, x + r, 1, first + b, y + r);
             }
         }
         at += head + bytes * (size_t) n;
     }
-#pragma clang loop unroll(full)
-    for (int r = 0; r < few; r++) {
+    for (int r = 0; r < rows; r++) {
         _mm512_storeu_ps(out + r * ROWS, y[r]);
     }
 }
@@ -242,24 +219,10 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        switch (rows) {
-        case 1:
-            one_panel(f, image, book, x, rows, 1, y);
-            break;
-        case 2:
-            one_panel(f, image, book, x, rows, 2, y);
-            break;
-        case 3:
-            one_panel(f, image, book, x, rows, 3, y);
-            break;
-        case 4:
-            one_panel(f, image, book, x, rows, 4, y);
-            break;
-        case 5:
-            one_panel(f, image, book, x, rows, 5, y);
-            break;
-        default:
-            one_panel(f, image, book, x, rows, 0, y);
+        if (rows == 1) {
+            one_panel(f, image, book, x, 1, y);
+        } else {
+            one_panel(f, image, book, x, rows, y);
         }
     }
 }
