@@ -152,10 +152,44 @@ def runs(request, tmp_path_factory):
     return build.compile_executable(sources, build.host(), tmp_path_factory.mktemp("c") / "runs")
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("threads", [2, 3, 8, 11])
 def test_memory_may_be_freed_once_a_run_has_settled(runs, threads):
     """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
     assert subprocess.run([runs, str(threads), "4000"], timeout=60).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory):
+    """Return the orders in which lanes.c says that threads take chunks: pairs (thread, chunk)."""
+    sources = [s for s in build.library_sources() if s.name != "pool.c"] + [HERE / "lanes.c"]
+    program = build.compile_executable(
+        sources, build.host(), tmp_path_factory.mktemp("c") / "lanes"
+    )
+
+    def orders(threads, chunks):
+        command = [program, str(threads), str(chunks)]
+        done = subprocess.run(command, timeout=60, check=True, text=True, stdout=subprocess.PIPE)
+        lines = [line.split() for line in done.stdout.splitlines()]
+        return [[tuple(map(int, pair.split(":"))) for pair in line] for line in lines]
+
+    return orders
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2, 7, 8, 12, 255])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 11])
+def test_a_thread_takes_neighbouring_chunks_and_then_those_of_others(lanes, threads, chunks):
+    """So it reads weights in order; past eight threads some begin with the same."""
+    *alone, together = lanes(threads, chunks)
+
+    count = min(threads, 8)
+    starts = [-(-chunks * (thread % count) // count) for thread in range(threads)]
+    assert len(alone) == threads
+    for thread, order in enumerate(alone):
+        assert order == [(thread, (starts[thread] + i) % chunks) for i in range(chunks)]
+    assert sorted(chunk for _, chunk in together) == list(range(chunks))
+    for thread in range(count if threads == count else 0):
+        own = [chunk for taker, chunk in together if taker == thread][: chunks // count]
+        assert own == list(range(starts[thread], starts[thread] + chunks // count))
 
 
 def test_an_engine_settles_and_closes_as_often_as_asked():

@@ -1,0 +1,52 @@
+/*
+ * How threads take the chunks of an op: prints a line for each way that is tried, the chunks in the
+ * order in which they were taken.
+ *
+ *   lanes THREADS CHUNKS
+ *
+ * First each thread alone takes them all, a line a thread; then all of them, one chunk each in turns.
+ * Status 1: a thread of another run was given one.
+ */
+#include "../../npurt/cpu/pool.c"
+#include <stdio.h>
+
+static npurt_share share;
+
+/* Takes one chunk and prints it; 0 when there is none. */
+static int take_one(npurt_pool *pool, uint32_t run, int thread)
+{
+    const npurt_walk w = {.pool = pool, .run = run, .thread = thread};
+    npurt_division d;
+    const int chunk = take(&w, &share, &d);
+    if (chunk >= 0) {
+        printf("%d:%d ", thread, chunk);
+    }
+    return chunk >= 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        return 2;
+    }
+    npurt_pool pool = {.threads = atoi(argv[1])};
+    const int chunks = atoi(argv[2]);
+    npurt_walk w = {.pool = &pool};
+    for (int thread = 0; thread < pool.threads; thread++) {
+        w.run++;
+        open_lanes(&w, &share, (npurt_division){chunks, 1, chunks});
+        while (take_one(&pool, w.run, thread)) {
+        }
+        printf("\n");
+    }
+    w.run++;
+    open_lanes(&w, &share, (npurt_division){chunks, 1, chunks});
+    if (take_one(&pool, w.run - 1, 0) || take_one(&pool, w.run + 1, 0)) {
+        return 1;
+    }
+    for (int i = 0; i < chunks + pool.threads; i++) {
+        take_one(&pool, w.run, i % pool.threads);
+    }
+    printf("\n");
+    return 0;
+}
