@@ -33,21 +33,21 @@ RTLIB int32_t __hexagon_modsi3(int32_t a, int32_t b);
 /* Both aligned alike, so that after a few bytes both may be read as words. */
 static int alike(const void *a, const void *b)
 {
-    return (((uintptr_t) a ^ (uintptr_t) b) & 7) == 0;
+    return (((uintptr_t) a ^ (uintptr_t) b) & 3) == 0;
 }
 
-/* The type of eight bytes that may alias any other. */
-typedef uint64_t __attribute__((may_alias)) word;
+/* The type of four bytes that may alias any other. */
+typedef uint32_t __attribute__((may_alias)) word;
 
 LOOP void *memcpy(void *restrict to, const void *restrict from, size_t n)
 {
     uint8_t *out = to;
     const uint8_t *in = from;
     if (alike(to, from)) {
-        for (; n && ((uintptr_t) out & 7); n--) {
+        for (; n && ((uintptr_t) out & 3); n--) {
             *out++ = *in++;
         }
-        for (; n >= 8; n -= 8, out += 8, in += 8) {
+        for (; n >= 4; n -= 4, out += 4, in += 4) {
             *(word *) out = *(const word *) in;
         }
     }
@@ -82,11 +82,11 @@ LOOP void *memmove(void *to, const void *from, size_t n)
 LOOP void *memset(void *to, int value, size_t n)
 {
     uint8_t *out = to;
-    for (; n && ((uintptr_t) out & 7); n--) {
+    for (; n && ((uintptr_t) out & 3); n--) {
         *out++ = (uint8_t) value;
     }
-    for (; n >= 8; n -= 8, out += 8) {
-        *(word *) out = 0x0101010101010101ull * (uint8_t) value;
+    for (; n >= 4; n -= 4, out += 4) {
+        *(word *) out = 0x01010101u * (uint8_t) value;
     }
     while (n--) {
         *out++ = (uint8_t) value;
@@ -105,19 +105,39 @@ int memcmp(const void *a, const void *b, size_t n)
     return 0;
 }
 
-/* Long division, a bit at a time; by zero the quotient is all ones. */
-static uint64_t divide(uint64_t a, uint64_t b, uint64_t *rest)
+/* Long division, a bit of the quotient at a time; by zero it is all ones. */
+static uint32_t divide32(uint32_t a, uint32_t b, uint32_t *rest)
 {
-    uint64_t quotient = 0, left = 0;
-    for (int bit = a ? 63 - __builtin_clzll(a) : -1; bit >= 0; bit--) {
-        left = left << 1 | (a >> bit & 1);
-        if (left >= b) {
-            left -= b;
-            quotient |= 1ull << bit;
+    uint32_t quotient = b ? 0 : ~0u;
+    for (int bit = b && a >= b ? __builtin_clz(b) - __builtin_clz(a) : -1; bit >= 0; bit--) {
+        quotient *= 2;
+        if (a >= b << bit) {
+            a -= b << bit;
+            quotient++;
         }
     }
-    *rest = left;
-    return b ? quotient : ~0ull;
+    *rest = a;
+    return quotient;
+}
+
+static uint64_t divide(uint64_t a, uint64_t b, uint64_t *rest)
+{
+    if (a >> 32 == 0 && b >> 32 == 0 && b) {
+        uint32_t left;
+        uint32_t small = divide32((uint32_t) a, (uint32_t) b, &left);
+        *rest = left;
+        return small;
+    }
+    uint64_t quotient = b ? 0 : ~0ull;
+    for (int bit = b && a >= b ? __builtin_clzll(b) - __builtin_clzll(a) : -1; bit >= 0; bit--) {
+        quotient *= 2;
+        if (a >= b << bit) {
+            a -= b << bit;
+            quotient++;
+        }
+    }
+    *rest = a;
+    return quotient;
 }
 
 uint64_t __hexagon_udivdi3(uint64_t a, uint64_t b)
@@ -152,12 +172,15 @@ int64_t __hexagon_moddi3(int64_t a, int64_t b)
 
 uint32_t __hexagon_udivsi3(uint32_t a, uint32_t b)
 {
-    return (uint32_t) __hexagon_udivdi3(a, b);
+    uint32_t rest;
+    return divide32(a, b, &rest);
 }
 
 uint32_t __hexagon_umodsi3(uint32_t a, uint32_t b)
 {
-    return (uint32_t) __hexagon_umoddi3(a, b);
+    uint32_t rest;
+    divide32(a, b, &rest);
+    return rest;
 }
 
 int32_t __hexagon_divsi3(int32_t a, int32_t b)

@@ -61,10 +61,4 @@ INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint
     return p;
 }
 
-/* Rows of the panel that begins with `row` of m. */
-INLINE uint32_t panel_rows(uint32_t row, uint32_t m)
-{
-    return m - row < NPURT_PANEL ? 1 : NPURT_PANEL;
-}
-
 #endif

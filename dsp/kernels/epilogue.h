@@ -13,13 +13,16 @@
 
 enum { BIAS = 156 }; /* exponent of float32, less one for the leading one that is added */
 
-/* sum * 2^exponent, the exponent being (its value + BIAS) << 23. */
+/*
+ * sum * 2^exponent, the exponent being (its value + BIAS) << 23.  Shifts are what is scarce, see
+ * hvx_base.h: so the one that rounds is a multiplication, by 2^8 / 2^15.
+ */
 INLINE vec to_float(vec sum, vec exponent)
 {
     vec magnitude = Q6_Vw_vabs_Vw(sum);
     vec shift = Q6_Vw_vnormamt_Vw(magnitude);
     vec normal = Q6_Vw_vasl_VwVw(magnitude, shift);
-    vec bits = Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(normal, splat(64)), 7);
+    vec bits = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(normal, splat(1 << 24));
     exponent = Q6_Vw_vsub_VwVw(exponent, Q6_Vw_vasl_VwR(shift, 23));
     HVX_VectorPred is_zero = Q6_Q_vcmp_eq_VwVw(sum, Q6_V_vzero());
     bits = Q6_Vw_condacc_QnVwVw(is_zero, bits, exponent);
@@ -42,29 +45,28 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
 /* Whether all results of these tiles are normal numbers, and there is a column for each. */
-INLINE int plain(const job *job, const char *tile, uint32_t column, unsigned tiles)
+INLINE int plain(const job *job, const place *at, unsigned tiles)
 {
-    int yes = column + tiles * NPURT_TILE <= job->n;
+    const char *tile = at->tile;
+    int32_t least = INT32_MAX, greatest = INT32_MIN;
     UNROLL
     for (unsigned t = 0; t < tiles; t++, tile += job->tile_bytes) {
         const int32_t *range = (const int32_t *) (tile + HEAD_RANGE * NPURT_VECTOR);
-        yes &= (range[0] >= job->least) & (range[1] <= job->greatest);
+        least = range[0] < least ? range[0] : least;
+        greatest = range[1] > greatest ? range[1] : greatest;
     }
-    return yes;
+    return least >= job->least && greatest <= job->greatest && at->n >= tiles * NPURT_TILE;
 }
 
-/*
- * Finish `count` sums: of one tile and rows 0.. (`rows`), or of tiles 0.. and row 0.  `column` is
- * the first of the first tile.
- */
-INLINE void finish(kind kind, int rows, unsigned count, const job *job, const char *tile,
-                   uint32_t column, const vec sums[])
+/* Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0. */
+INLINE void finish(kind kind, int rows, unsigned count, const job *job, const place *at,
+                   const vec sums[])
 {
     enum { MOST = 4 };
     vec sum[MOST], exponent[MOST], bits[MOST];
     UNROLL
     for (unsigned i = 0; i < count; i++) {
-        const vec *heads = (const vec *) (tile + (rows ? 0 : i) * job->tile_bytes);
+        const vec *heads = (const vec *) (at->tile + (rows ? 0 : i) * job->tile_bytes);
         sum[i] = sums[i];
         exponent[i] = heads[HEAD_EXPONENT];
         if (kind == CHAN) {
@@ -74,9 +76,9 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const ch
         vec of_row = job->shifted_exponent[rows ? i : 0];
         bits[i] = to_float(sum[i], Q6_Vw_vadd_VwVw(exponent[i], of_row));
     }
-    char *y = (char *) (job->y + column);
+    char *y = (char *) at->y;
     size_t next = rows ? job->y_stride : NPURT_VECTOR;
-    if (plain(job, tile, column, rows ? 1 : count)) {
+    if (plain(job, at, rows ? 1 : count)) {
         UNROLL
         for (unsigned i = 0; i < count; i++) {
             *(unaligned_vec *) (y + i * next) = bits[i];
@@ -84,10 +86,19 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const ch
         return;
     }
     for (unsigned i = 0; i < count; i++) {
-        uint32_t left = job->n - column - (rows ? 0 : i) * NPURT_TILE;
+        uint32_t left = at->n - (rows ? 0 : i) * NPURT_TILE;
         npurt_write_slowly((float *) (y + i * next), left, sum[i], exponent[i],
-                           job->exponent[rows ? i : 0]);
+                           job->exponent + job->x.exponent[rows ? i : 0]);
     }
+}
+
+/* Go on behind the next `count` tiles. */
+INLINE void pass(place *at, unsigned count, uint32_t tile_bytes)
+{
+    at->tile += count * tile_bytes;
+    at->tiles -= count;
+    at->y += count * NPURT_TILE;
+    at->n -= count * NPURT_TILE;
 }
 
 #endif

@@ -46,12 +46,12 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
     return step_product(kind, offsets, a, b, w + CODE_VECTORS(kind), record, zero);
 }
 
-/* The steps of TILES tiles: w[tile] points to the first, acc[tile] starts at zero. */
+/* The steps of TILES tiles: w[tile] points to the first, acc[tile] is the sum. */
 typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
 
-/* `count` tiles from `tile` on, whose first column is `column`; by `loop` where there is one. */
+/* The next `count` tiles; by `loop` where there is one. */
 INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
-                       const char *tile, uint32_t column, const constants *c)
+                       place *at, const constants *c)
 {
     const vec *w[TILES];
     const uint64_t *x = job->x.codes;
@@ -60,8 +60,10 @@ INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, c
     vec acc[TILES];
     UNROLL
     for (unsigned t = 0; t < count; t++) {
-        w[t] = (const vec *) (tile + t * job->tile_bytes) + HEADS(kind);
-        OPAQUE(w[t]);
+        w[t] = (const vec *) (at->tile + t * job->tile_bytes) + HEADS(kind);
+        if (!loop) {
+            OPAQUE(w[t]);
+        }
         acc[t] = kind == CHAN ? splat((uint32_t) *job->x.total) : Q6_V_vzero();
     }
     if (loop) {
@@ -83,24 +85,23 @@ INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, c
         record += RECORD;
         zero += NPURT_VECTOR / sizeof(*zero);
     }
-    finish(kind, 0, count, job, tile, column, acc);
+    finish(kind, 0, count, job, at, acc);
+    pass(at, count, job->tile_bytes);
 }
 
 INLINE void gemv(kind kind, int offsets, row_loop *loop, const job *job)
 {
-    constants c = constants_of(kind, (const vec *) job->tile);
-    const char *tile = job->tile;
-    uint32_t done = 0;
-    for (; done + TILES <= job->tiles; done += TILES) {
-        if (done + TILES < job->tiles) {
-            fetch(tile + TILES * job->tile_bytes, TILES * job->tile_bytes);
+    place at = job->first;
+    constants c = constants_of(kind, (const vec *) at.tile);
+    const uint32_t together = TILES * job->tile_bytes; /* stores to y leave it alone */
+    while (at.tiles >= TILES) {
+        if (at.tiles > TILES) {
+            fetch(at.tile + together, together);
         }
-        gemv_tiles(kind, offsets, loop, TILES, job, tile, done * NPURT_TILE, &c);
-        tile += TILES * job->tile_bytes;
+        gemv_tiles(kind, offsets, loop, TILES, job, &at, &c);
     }
-    for (; done < job->tiles; done++) {
-        gemv_tiles(kind, offsets, NULL, 1, job, tile, done * NPURT_TILE, &c);
-        tile += job->tile_bytes;
+    while (at.tiles) {
+        gemv_tiles(kind, offsets, NULL, 1, job, &at, &c);
     }
 }
 

@@ -82,33 +82,46 @@ static uint32_t shift_of(uint32_t steps)
 
 enum { LEAST = -123, GREATEST = 96 }; /* exponents of sums whose float32 is normal */
 
-/* The exponents of the units in which sums of every row are: `of_kernel` and the activations'. */
-static void set_exponents(job *job, uint32_t rows, int32_t of_kernel)
+/* What sums of each row are multiplied by, and what that leaves for the lanes. */
+INLINE void set_exponents(job *job, uint32_t rows)
 {
-    job->least = INT32_MIN;
-    job->greatest = INT32_MAX;
+    int32_t least = INT32_MAX, greatest = INT32_MIN;
     for (uint32_t r = 0; r < rows; r++) {
-        int32_t exponent = of_kernel + job->x.exponent[r];
-        job->exponent[r] = exponent;
+        int32_t exponent = job->exponent + job->x.exponent[r];
         job->shifted_exponent[r] = splat((uint32_t) exponent << 23);
-        job->least = LEAST - exponent > job->least ? LEAST - exponent : job->least;
-        job->greatest = GREATEST - exponent < job->greatest ? GREATEST - exponent : job->greatest;
+        least = exponent < least ? exponent : least;
+        greatest = exponent > greatest ? exponent : greatest;
     }
+    job->least = LEAST - least;
+    job->greatest = GREATEST - greatest;
+}
+
+/* The panel that begins with `row`, by all tiles. */
+INLINE void multiply_panel(job *job, const npurt_product *p, float *y, uint32_t row, uint32_t rows)
+{
+    job->first.y = (float *) ((char *) y + row * p->y_stride);
+    job->x = panel_at(p->activations, row, rows, p->k);
+    set_exponents(job, rows);
+    (rows == 1 ? p->format->kernels->row : p->format->kernels->rows)(job);
 }
 
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last)
 {
-    job job = {.tile = tiles, .tile_bytes = npurt_tile_bytes(p->format, p->k)};
-    job.tiles = last - first;
+    job job; /* not zeroed: it is large */
+    float *y = p->y + first * NPURT_TILE;
+    uint32_t row = 0;
+    job.tile_bytes = npurt_tile_bytes(p->format, p->k);
     job.steps = steps_of(p->k);
     job.shift = shift_of(job.steps);
     job.y_stride = p->y_stride;
-    job.n = p->n - first * NPURT_TILE;
-    for (uint32_t row = 0, rows; row < p->m; row += rows) {
-        rows = panel_rows(row, p->m);
-        job.x = panel_at(p->activations, row, rows, p->k);
-        job.y = (float *) ((char *) p->y + row * p->y_stride) + first * NPURT_TILE;
-        set_exponents(&job, rows, p->format->per_row ? 30 : (int32_t) job.shift + 15);
-        (rows == 1 ? p->format->kernels->row : p->format->kernels->rows)(&job);
+    job.exponent = p->format->per_row ? 30 : (int32_t) job.shift + 15;
+    job.first.tile = tiles;
+    job.first.tiles = last - first;
+    job.first.n = p->n - first * NPURT_TILE;
+    for (; row + NPURT_PANEL <= p->m; row += NPURT_PANEL) {
+        multiply_panel(&job, p, y, row, NPURT_PANEL);
+    }
+    for (; row < p->m; row++) {
+        multiply_panel(&job, p, y, row, 1);
     }
 }

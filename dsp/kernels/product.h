@@ -148,19 +148,24 @@ INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], 
     return g;
 }
 
-/* What a kernel is to do: multiply one panel by tiles that lie one after another. */
+/* Where a kernel is: the next tile, and its columns of y. */
 typedef struct {
     const char *tile;
+    uint32_t tiles; /* that are left */
+    float *y;
+    uint32_t n; /* columns of y that are left: the last tile may have fewer than 32 */
+} place;
+
+/* What a kernel is to do: multiply one panel by tiles that lie one after another. */
+typedef struct {
+    place first;
     size_t tile_bytes;
-    uint32_t tiles;
     uint32_t steps;
     uint32_t shift; /* ceil(log2(steps)) */
     panel x;
-    float *y;                          /* [row][column] */
     size_t y_stride;                   /* bytes */
-    uint32_t n;                        /* columns of y: the last tile may have fewer than 32 */
-    int32_t exponent[NPURT_PANEL];     /* of the units of a row's sums, but for the lanes' */
-    vec shifted_exponent[NPURT_PANEL]; /* << 23, in all lanes */
+    int32_t exponent;                  /* of the unit of sums, but for x's rows' and the lanes' */
+    vec shifted_exponent[NPURT_PANEL]; /* with x's row's, << 23, in all lanes */
     int32_t least, greatest;           /* that those of lanes may be for results to be normal */
 } job;
 

@@ -14,11 +14,12 @@
  * The order was found by a constraint solver from the instructions, what they wait for and what a
  * packet holds (hvx_base.h, as v68 has it).  Nothing is loaded for the next step; what is left of
  * the fourth tile is done in the first packets of the next step, and after the last step once more.
- * So the first step finishes a tile that never was: its registers start at zero, and it adds zero.
+ * So the first step finishes tiles that never were: their scales and offsets start at zero, and so
+ * they add zero, whatever is in the other registers.
  *
- * Registers: r23:8 the 64 codes of x, r24 the scale and r25 the sums of x, r6 a shift, which must
- * be one of r0 to r7, r7 a zero point; v5 and up as below; what has a name is where the compiler
- * put it.
+ * Registers: r23:8 the 64 codes of x, r24 the scale (at first the steps) and r25 the sums of x, r6 a
+ * shift, which must be one of r0 to r7, r7 a zero point; v5 and up as below; what has a name is where
+ * the compiler put it.
  */
 #ifndef NPURT_ROW_LOOPS_H
 #define NPURT_ROW_LOOPS_H
@@ -34,7 +35,9 @@
 #define LAST3(a, b, c) "{ " a "; " b "; " c " }:endloop0\n"
 #define LAST4(a, b, c, d) "{ " a "; " b "; " c "; " d " }:endloop0\n"
 
+#define LOOP "loop0(1f,%[steps])"
 #define CLEAR(to) "v" #to " = vxor(v" #to ",v" #to ")"
+#define START(tile) "%[acc" #tile "] = vxor(%[acc" #tile "],%[acc" #tile "])"
 #define X(high, low) "r" #high ":" #low " = memd(%[x]++#8)"
 #define RECORD "r24 = memw(%[record]++#16)"
 #define RECORD_SUMS "r25:24 = memd(%[record]++#16)"
@@ -50,7 +53,7 @@
 #define FIRST(to, w, x) "v" #to ".w = vrmpy(v" #w ".ub,r" #x ".b)"
 #define DOT(to, w, x) "v" #to ".w += vrmpy(v" #w ".ub,r" #x ".b)"
 #define SHUFFLE(to, b, a) "v" #to ".h = vshuffe(v" #b ".h,v" #a ".h)"
-#define NARROW_BY(bits) PACKET1("r6 = #" #bits)
+#define NARROW_BY(bits) "r6 = #" #bits
 #define NARROW(to, b, a) "v" #to ".h = vasr(v" #b ".w,v" #a ".w,r6)"
 #define CENTRE(to, of, zero) "v" #to ".h = vadd(v" #of ".h,v" #zero ".h)"
 #define SCALE(to, of) "v" #to ".h = vmpy(v" #of ".h,r24.h):<<1:rnd:sat"
@@ -59,13 +62,13 @@
 #define SUM(tile, of) "%[acc" #tile "].w += vasr(v" #of ".w,%[shift])"
 
 #define OPERANDS                                                                                   \
-    [acc0] "+v"(acc[0]), [acc1] "+v"(acc[1]), [acc2] "+v"(acc[2]), [acc3] "+v"(acc[3]),            \
+    [acc0] "=&v"(acc[0]), [acc1] "=&v"(acc[1]), [acc2] "=&v"(acc[2]), [acc3] "=&v"(acc[3]),        \
         [w0] "+r"(w[0]), [w1] "+r"(w[1]), [w2] "+r"(w[2]), [w3] "+r"(w[3]), [x] "+r"(x),           \
-        [record] "+r"(record), [zero] "+r"(zero)
-#define SCALARS [steps] "r"(job->steps), [shift] "r"(job->shift)
+        [record] "+r"(record), [zero] "+r"(zero), [steps] "+r"(steps)
+#define SCALARS [shift] "r"(job->shift)
 #define CHANGED                                                                                    \
     "memory", "lc0", "sa0", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "r16", "r17",    \
-        "r18", "r19", "r20", "r21", "r22", "r23", "r24", "r25"
+        "r18", "r19", "r20", "r21", "r22", "r23", "r25"
 
 /* Q4_0 */
 INLINE void nib_loop(const vec *w[], const job *job, const constants *c, vec acc[])
@@ -73,12 +76,10 @@ INLINE void nib_loop(const vec *w[], const job *job, const constants *c, vec acc
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
     const vec *zero = job->x.zero;
+    register uint32_t steps __asm__("r24") = job->steps;
     __asm__ volatile(
-    PACKET4(CLEAR(5), CLEAR(6), CLEAR(7), CLEAR(8))
-    PACKET4(CLEAR(9), CLEAR(10), CLEAR(11), CLEAR(12))
-    PACKET4(CLEAR(13), CLEAR(14), CLEAR(15), CLEAR(16))
-    PACKET1(CLEAR(17))
-    "loop0(1f,%[steps])\n"
+    PACKET4(START(0), START(1), START(2), START(3))
+    PACKET4(CLEAR(6), CLEAR(12), CLEAR(17), LOOP)
     "1:\n"
     PACKET4(LOW(7, 16), HIGH(8, 16), DOT(9, 7, 13), DOT(14, 8, 19))
     PACKET4(LOAD(5, 0), X(9, 8), LOW(6, 15), PRODUCT(16, 5, 6))
@@ -153,12 +154,11 @@ INLINE void nibm_loop(const vec *w[], const job *job, const constants *c, vec ac
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
     const vec *zero = job->x.zero;
+    register uint32_t steps __asm__("r24") = job->steps;
     __asm__ volatile(
-    PACKET4(CLEAR(5), CLEAR(6), CLEAR(7), CLEAR(8))
-    PACKET4(CLEAR(9), CLEAR(10), CLEAR(11), CLEAR(12))
-    PACKET4(CLEAR(13), CLEAR(14), CLEAR(15), CLEAR(16))
-    PACKET3(CLEAR(17), CLEAR(18), CLEAR(19))
-    "loop0(1f,%[steps])\n"
+    PACKET4(START(0), START(1), START(2), START(3))
+    PACKET4(CLEAR(7), CLEAR(8), CLEAR(12), CLEAR(13))
+    PACKET3(CLEAR(16), CLEAR(18), LOOP)
     "1:\n"
     PACKET4(X(9, 8), CENTRE(5, 5, 11), DOT(15, 10, 15), DOT(17, 6, 19))
     PACKET3(LOAD(5, 0), X(11, 10), PRODUCT(8, 5, 8))
@@ -239,11 +239,10 @@ INLINE void byte_loop(const vec *w[], const job *job, const constants *c, vec ac
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
     const vec *zero = job->x.zero;
+    register uint32_t steps __asm__("r24") = job->steps;
     __asm__ volatile(
-    PACKET4(CLEAR(6), CLEAR(7), CLEAR(9), CLEAR(10))
-    PACKET1(CLEAR(11))
-    NARROW_BY(4)
-    "loop0(1f,%[steps])\n"
+    PACKET4(START(0), START(1), START(2), START(3))
+    PACKET3(CLEAR(7), NARROW_BY(4), LOOP)
     "1:\n"
     PACKET3(LOAD(6, 0), X(9, 8), DOT(9, 6, 23))
     PACKET4(LOAD(8, 0), X(11, 10), START_A(7), SCALE(12, 7))
@@ -330,11 +329,10 @@ INLINE void bytem_loop(const vec *w[], const job *job, const constants *c, vec a
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
     const vec *zero = job->x.zero;
+    register uint32_t steps __asm__("r24") = job->steps;
     __asm__ volatile(
-    PACKET4(CLEAR(8), CLEAR(9), CLEAR(10), CLEAR(11))
-    PACKET1(CLEAR(12))
-    NARROW_BY(4)
-    "loop0(1f,%[steps])\n"
+    PACKET4(START(0), START(1), START(2), START(3))
+    PACKET4(CLEAR(8), CLEAR(11), NARROW_BY(4), LOOP)
     "1:\n"
     PACKET3(LOAD(6, 0), X(9, 8), SCALE(13, 8))
     PACKET4(LOAD(8, 0), X(11, 10), START_A(7), NARROW(10, 12, 10))
@@ -426,7 +424,9 @@ INLINE void bytem_loop(const vec *w[], const job *job, const constants *c, vec a
 #undef LAST2
 #undef LAST3
 #undef LAST4
+#undef LOOP
 #undef CLEAR
+#undef START
 #undef X
 #undef RECORD
 #undef RECORD_SUMS
