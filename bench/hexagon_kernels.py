@@ -4,6 +4,7 @@ A packet is what one hardware thread issues at a time: a measure of work, not of
 the quantiser and the product with everything that belongs to it, down to float32 results.
 
     python bench/hexagon_kernels.py [--arch v68 v73] [--json]
+    python bench/hexagon_kernels.py --delta       of the gated delta net
     python bench/hexagon_kernels.py --update      write the counts that the tests compare with
 """
 
@@ -19,9 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, whic
 
 from npurt.hexagon import layout
 from npurt.hexagon.formats import BY_NAME, FORMATS
+from tests.cpu import cases, delta_cases
+from tests.hexagon import delta_kernel
 from tests.hexagon.kernels import Driver
 
 COUNTS = Path(__file__).resolve().parents[1] / "tests/data/hexagon/packets.json"
+DELTA_COUNTS = COUNTS.with_name("delta_packets.json")
 SHAPE = (1536, 8960)  # (K, N) of the table: the feed-forward layers of Qwen2.5 1.5B
 SMALL = (640, 160)  # of the test: odd steps, tiles that are not a multiple of four
 ROWS = (1, 4, 32, 128)
@@ -62,6 +66,42 @@ def small_counts(driver: Driver) -> dict[str, list[int]]:
     return counts
 
 
+def delta_count(driver: delta_kernel.Driver, width: int, heads: int, tokens: int, kda: bool) -> int:
+    """Return the packets of a call: *tokens* of *heads*, with nothing else in it."""
+    shape = {"heads": heads, "width": width, "tokens": tokens, "kda": kda}
+    return driver.run(delta_cases.delta(cases.rng_of(0), **shape)).packets
+
+
+def delta_counts(driver: delta_kernel.Driver) -> dict[str, int]:
+    """Return packets by width, heads, tokens, and whether decays are for each element of k."""
+    return {
+        f"width={width} heads={heads} tokens={tokens} gates={int(kda)}": delta_count(
+            driver, width, heads, tokens, kda
+        )
+        for width in (64, 128)
+        for heads, tokens in ((1, 1), (8, 1), (1, 32))
+        for kda in (False, True)
+    }
+
+
+def print_deltas(archs: list[str], as_json: bool) -> None:
+    """Print packets of a token and head, and over the bound: a state loaded twice, stored once."""
+    table = {}
+    for arch in archs:
+        with tempfile.TemporaryDirectory() as folder:
+            driver = delta_kernel.Driver(arch, Path(folder))
+            table[arch] = delta_counts(driver)
+            driver.close()
+    if as_json:
+        print(json.dumps(table))
+        return
+    for arch, counts in table.items():
+        for name, packets in counts.items():
+            width, heads, tokens, _ = (int(part.split("=")[1]) for part in name.split())
+            each, bound = packets / (heads * tokens), 2 * width * width / 32
+            print(f"{arch} {name:40} {each:8.1f} a token and head, {each / bound:.2f} x the bound")
+
+
 def main() -> int:
     """Print or write counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -70,14 +110,22 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--update", action="store_true", help=f"write {COUNTS.name}, for all archs")
+    parser.add_argument("--delta", action="store_true", help="the gated delta net")
     args = parser.parse_args()
+    if args.delta:
+        print_deltas(args.arch, args.json)
+        return 0
     table = []
-    written = {}
+    written: dict[str, dict[str, list[int]]] = {}
+    deltas: dict[str, dict[str, int]] = {}
     for arch in args.arch:
         with tempfile.TemporaryDirectory() as folder:
             driver = Driver(arch, Path(folder))
             if args.update:
                 written[arch] = small_counts(driver)
+                of_delta = delta_kernel.Driver(arch, Path(folder))
+                deltas[arch] = delta_counts(of_delta)
+                of_delta.close()
             else:
                 for name in args.formats:
                     for m in args.rows:
@@ -86,6 +134,7 @@ def main() -> int:
             driver.close()
     if args.update:
         COUNTS.write_text(json.dumps(written, indent=1) + "\n")
+        DELTA_COUNTS.write_text(json.dumps(deltas, indent=1) + "\n")
     elif args.json:
         print(json.dumps(table))
     else:

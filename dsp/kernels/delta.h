@@ -20,7 +20,10 @@
  *
  *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
  *
- * and one of y is out[heads][32 B].  Bits equal those of tests/hexagon/delta_model.py.
+ * where what pads a decay is one of its own: rows that are nothing but padding must not seem to stay
+ * when all others go.  A row of y is out[heads][32 B].
+ *
+ * Bits equal those of tests/hexagon/delta_model.py.
  */
 #ifndef NPURT_DELTA_H
 #define NPURT_DELTA_H

@@ -79,7 +79,9 @@ def write_rows(net: DeltaNet, shape: Shape, rows: F32) -> None:
         _heads(part, values.shape[2])[..., : shape.width] = values
     beta[..., : shape.heads] = net.beta
     if shape.gates:
-        _heads(decay, shape.heads)[..., : shape.width] = net.decay
+        padded = _heads(decay, shape.heads)
+        padded[..., : shape.width] = net.decay
+        padded[..., shape.width :] = net.decay[..., -1:]  # not one that would outlast them
     else:
         decay[..., : shape.heads] = net.decay[..., 0]
 

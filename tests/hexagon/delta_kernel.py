@@ -1,0 +1,79 @@
+"""The gated delta net under qemu-hexagon: one process per architecture."""
+
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from npurt import build_hexagon
+from npurt.hexagon import delta
+from tests.hexagon.kernels import NEWEST
+
+SOURCES = [Path(__file__).with_name("delta_driver.c"), build_hexagon.DSP / "kernels/delta.c"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the kernel made of a net."""
+
+    failed: bool  # there is NaN or infinity
+    packets: int
+    y: np.ndarray  # float32 [N, T, H * Wv]
+    words: np.ndarray  # int32 [N * H, words of a state]
+
+
+class Driver:
+    """A running delta_driver.c."""
+
+    def __init__(self, arch, folder):
+        program = build_hexagon.compile_program(SOURCES, folder / f"delta_{arch}", arch=arch)
+        cpu = f"v{min(int(arch[1:]), NEWEST)}"
+        self.process = subprocess.Popen(
+            ["qemu-hexagon", "-cpu", cpu, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait(timeout=10) == 0
+
+    def run(self, net, *, split=0, words=None):
+        """Run *net* from *words*, by default its state's; *split* heads in a call of their own."""
+        shape = delta.shape_of(net)
+        sequences, tokens = net.v.shape[:2]
+        rows = np.empty((sequences, tokens, sum(shape.parts)), np.float32)
+        delta.write_rows(net, shape, rows)
+        words = packed(net) if words is None else words
+        numbers = tokens, sequences, shape.k_heads, shape.heads, shape.width
+        job = struct.pack("<7IfI", *numbers, net.grouped, shape.gates, net.scale, split)
+        self.process.stdin.write(job + rows.tobytes() + words.tobytes())
+        self.process.stdin.flush()
+        failed, packets = struct.unpack("<2I", self._read(8))
+        y_shape = sequences, tokens, shape.heads * shape.along_v
+        y = np.frombuffer(self._read(4 * np.prod(y_shape)), np.float32).reshape(y_shape)
+        after = np.frombuffer(self._read(words.nbytes), np.int32).reshape(words.shape)
+        return Answer(bool(failed), packets, y, after)
+
+    def _read(self, nbytes):
+        data = self.process.stdout.read(nbytes)
+        assert len(data) == nbytes, f"the driver ended with {self.process.wait()}"
+        return data
+
+
+def packed(net):
+    """Return the words of a net's state."""
+    shape = delta.shape_of(net)
+    words = np.empty((shape.sequences * shape.heads, shape.words), np.int32)
+    delta.pack_state(net.state, shape, words)
+    return words
+
+
+def results(net, answer):
+    """Return what an answer says of `out` and of the state, float32."""
+    shape = delta.shape_of(net)
+    out, state = np.empty_like(net.out), np.empty_like(net.state)
+    delta.read_rows(answer.y, shape, out)
+    delta.unpack_state(answer.words, shape, state)
+    return out, state

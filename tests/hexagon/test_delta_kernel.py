@@ -1,0 +1,260 @@
+"""The HVX kernel of the gated delta net: its integers to the bit, and what they are worth."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.hexagon_kernels import ARCHS as COUNTED
+from bench.hexagon_kernels import delta_counts
+from npurt import build_hexagon
+from npurt.device import DeltaNet
+from npurt.hexagon import delta
+from tests.conftest import PROJECT
+from tests.cpu import cases, delta_cases, delta_oracle
+from tests.cpu.test_delta import CONFIGURATIONS, NAMES, UPSTREAM, net_of
+from tests.hexagon import delta_model
+from tests.hexagon.delta_kernel import Driver, packed, results
+from tests.llm.reference import nmse
+
+COUNTS = Path(__file__).parents[1] / "data/hexagon/delta_packets.json"
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory):
+    """Return the driver of an architecture, started when it is first asked for."""
+    started = {}
+
+    def driver(arch):
+        if arch not in started:
+            started[arch] = Driver(arch, tmp_path_factory.mktemp("delta"))
+        return started[arch]
+
+    yield driver
+    for one in started.values():
+        one.close()
+
+
+def check(driver, net, **options):
+    """Run *net*, compare all that is left with the model's to the bit, return the answer."""
+    answer = driver.run(net, **options)
+    out, states = delta_model.run(net, options.get("words", packed(net)))
+    gates = net.decay.shape[3] > 1
+    assert not answer.failed
+    np.testing.assert_array_equal(answer.y.view(np.uint32), out.view(np.uint32))
+    for words, state in zip(answer.words, states, strict=True):
+        after = delta_model.state_of(words, net.v.shape[3], gates)
+        np.testing.assert_array_equal(after.exponents, state.exponents)
+        np.testing.assert_array_equal(after.gain, state.gain)
+        np.testing.assert_array_equal(after.integers, state.integers)
+    return answer
+
+
+# --- to the bit ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", build_hexagon.ARCHS)
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize("width", [16, 64, 96, 128])
+def test_every_build_equals_the_integers_of_the_model(drivers, arch, width, kda):
+    check(drivers(arch), net_of({"heads": 2, "width": width, "tokens": 5, "kda": kda}, 3))
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "heads": st.integers(1, 3),
+        "width": st.sampled_from(range(16, delta.WIDEST + 1, 16)),
+        "tokens": st.sampled_from([1, 2, 16, 17]),
+        "sequences": st.integers(1, 2),
+        "repeat": st.integers(1, 3),
+        "kda": st.booleans(),
+        "grouped": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shape=shapes, seed=st.integers(0, 2**32), arch=st.sampled_from(["v68", "v73"]))
+def test_any_shape_in_any_two_calls(drivers, shape, seed, arch):
+    """Heads find their q and k, whoever does those before; no byte beyond a buffer is touched."""
+    net = net_of(shape, seed)
+    heads = shape["sequences"] * shape["heads"] * shape["repeat"]
+
+    check(drivers(arch), net, split=seed % heads)
+
+
+@pytest.mark.parametrize("arch", ["v68", "v73"])
+@pytest.mark.parametrize("width", [32, 128])
+def test_many_heads_and_tokens_are_as_one_by_one(drivers, arch, width):
+    """17 heads and 35 tokens: more than are prepared together, of both."""
+    net = net_of({"heads": 17, "width": width, "tokens": 1})
+    check(drivers(arch), net)
+    net = net_of({"heads": 1, "width": width, "tokens": 35})
+
+    whole = check(drivers(arch), net)
+    first = drivers(arch).run(net.first(18))
+    rest = drivers(arch).run(net.after(18), words=first.words)
+
+    np.testing.assert_array_equal(np.concatenate([first.y, rest.y], axis=1), whole.y)
+    np.testing.assert_array_equal(rest.words, whole.words)
+
+
+def scaled(net, **factors):
+    """Return *net* with fields multiplied."""
+    fields = {name: (getattr(net, name) * np.float32(f)) for name, f in factors.items()}
+    return replace(net, **fields)
+
+
+EXTREMES = {
+    "zero state": {"state": 0},
+    "zero k": {"k": 0},
+    "zero q": {"q": 0},
+    "zero v": {"v": 0},
+    "beta 0": {"beta": 0},
+    "no decay": {"decay": 0},
+    "all decays": {"decay": 1e4},
+    "growth": {"decay": -1},
+    "huge v": {"v": 1e37},
+    "huge state": {"state": 1e30},
+    "tiny v": {"v": 1e-37},
+    "tiny state": {"state": 1e-38},
+    "tiny k": {"k": 1e-20},
+    "k that vanishes": {"k": 1e-38},
+    "huge k": {"k": 1e15, "beta": 1e-30},
+    "long q": {"q": 1e20},
+    "subnormal": {"v": 1e-40, "state": 1e-41, "q": 1e-40},
+    "minus": {"v": -0.0, "k": -1, "beta": -1},
+    "all of all": {"v": 1e19, "q": 1e19, "state": 1e19, "beta": 1.9},
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("shape", [(128, False), (64, False), (64, True)], ids=str)
+def test_extreme_values_give_what_the_model_gives(drivers, name, shape):
+    width, kda = shape
+    net = net_of({"heads": 2, "width": width, "tokens": 4, "kda": kda}, 5)
+
+    check(drivers("v68"), scaled(net, **EXTREMES[name]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("field", ["q", "k", "v", "decay", "beta"])
+@pytest.mark.parametrize("kda", [False, True])
+def test_a_value_that_is_not_finite_is_reported(drivers, value, field, kda):
+    net = net_of({"heads": 2, "width": 80, "tokens": 3, "kda": kda})
+    assert not drivers("v68").run(net).failed
+
+    array = getattr(net, field).copy()
+    array[(0, 2, 1, -1)[: array.ndim]] = value
+
+    assert drivers("v68").run(replace(net, **{field: array})).failed
+
+
+# --- what they are worth -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["v68", "v73"])
+@pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
+def test_upstreams_configurations_are_within_its_threshold(drivers, arch, values):
+    net = net_of(dict(zip(NAMES, values, strict=True)))
+    reference, last, *_ = delta_oracle.delta(net)
+
+    out, state = results(net, drivers(arch).run(net))
+
+    assert nmse(out, reference) <= UPSTREAM
+    assert nmse(state, last) <= UPSTREAM
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PROJECT / "tests/data/gdn").glob("*.npz")), ids=lambda path: path.stem
+)
+def test_the_exact_numbers_come_out(drivers, path):
+    data = np.load(path)
+    net = DeltaNet(
+        **{name: data[name] for name in "qkv"},
+        decay=data["g"],
+        beta=data["beta"][..., 0],
+        out=np.zeros_like(data["v"]),
+        state=data["state"],
+        scale=data["v"].shape[-1] ** -0.5,
+        grouped=False,
+    )
+
+    out, state = results(net, drivers("v68").run(net))
+
+    assert nmse(out, data["out_f64"]) <= UPSTREAM
+    assert nmse(state, data["state_f64"][0]) <= UPSTREAM
+
+
+@pytest.mark.parametrize("decay", [0, -1e-4, -5])
+@pytest.mark.parametrize("beta", [1, 0.02])
+def test_errors_do_not_grow_with_tokens(drivers, decay, beta):
+    """2000 tokens: the last hundred are within the threshold too, and so is the state."""
+    net = net_of({"heads": 1, "width": 64, "tokens": 2000})
+    net.decay[:], net.beta[:] = decay, beta
+    reference, last, *_ = delta_oracle.delta(net)
+
+    out, state = results(net, drivers("v73").run(net))
+
+    assert nmse(out[:, -100:], reference[:, -100:]) <= UPSTREAM
+    assert nmse(state, last) <= UPSTREAM
+
+
+@pytest.mark.parametrize("kda", [False, True])
+def test_a_decay_of_everything_leaves_the_token_alone(drivers, kda):
+    """Of a state of 1e30 nothing is left after e^-1000: S = beta v k^T."""
+    net = net_of({"heads": 2, "width": 32, "tokens": 1, "kda": kda})
+    net.decay[:] = -1000
+
+    out, state = results(net, drivers("v68").run(scaled(net, state=1e30)))
+
+    wanted = (net.beta[..., None] * net.v)[0, 0, :, :, None] * net.k[0, 0, :, None, :]
+    assert nmse(state[0], wanted) <= UPSTREAM
+    assert np.isfinite(out).all()
+
+
+def test_zeros_stay_zeros(drivers):
+    """A state of zeros and a v of zeros give zeros, not the smallest numbers."""
+    net = scaled(net_of({"heads": 1, "width": 64, "tokens": 3}), state=0, v=0)
+
+    out, state = results(net, drivers("v68").run(net))
+
+    assert not out.any()
+    assert not state.any()
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+@given(shapes, st.integers(0, 2**32))
+def test_a_state_comes_back_to_the_thirtieth_bit(shape, seed):
+    net = net_of(shape, seed)
+    net = replace(net, state=net.state * np.float32(10) ** (seed % 60 - 30))
+    state = np.empty_like(net.state)
+
+    delta.unpack_state(packed(net), delta.shape_of(net), state)
+
+    greatest = abs(net.state).max(axis=3, keepdims=True)
+    assert (abs(state - net.state) <= greatest * 2.0**-30 + abs(net.state) * 2.0**-23).all()
+
+
+def test_a_state_is_read_where_the_kernel_has_it():
+    """One element after another: the layout, as the model reads it."""
+    net = delta_cases.delta(cases.rng_of(0), heads=1, width=80, tokens=1)
+    net.state[:] = 0
+    for v, k in ((0, 0), (33, 1), (79, 64), (5, 32)):
+        net.state[0, 0, v, k] = 1 + v + 100 * k
+    found = delta_model.state_of(packed(net)[0], 80, False)
+    values = found.integers * np.ldexp(0.5, found.exponents)
+
+    np.testing.assert_array_equal(values[:80, :80].T, net.state[0, 0])
+
+
+@pytest.mark.parametrize("arch", COUNTED)
+def test_packets_are_as_counted(drivers, arch):
+    """Exact; after a change that is meant: python bench/hexagon_kernels.py --update."""
+    assert delta_counts(drivers(arch)) == json.loads(COUNTS.read_text())[arch]
