@@ -116,18 +116,6 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int64_t block, int g
     return y;
 }
 
-/* As in gemv__avx512vnni.c. */
-INLINE void fetch(const uint8_t *at, size_t count, int rows)
-{
-    for (size_t line = 0; line < count; line += 64) {
-        if (rows == 1) {
-            _mm_prefetch((const char *) at + 4096 + line, _MM_HINT_T0);
-        } else {
-            _mm_prefetch((const char *) at + 8192 + line, _MM_HINT_T1);
-        }
-    }
-}
-
 /* One panel times `rows` rows of x. */
 INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const npurt_row *x,
                       int rows, float *out)

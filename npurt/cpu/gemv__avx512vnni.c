@@ -158,22 +158,6 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
     }
 }
 
-/*
- * Fetches `count` bytes of the stream that is read at `at`.  For one row of x into L1, one page
- * ahead.  For several into L2: on their way to L1 they would take its miss buffers for as long as
- * memory takes, and the rows of x, which come from L2, would wait behind them (bench/RESULTS.md).
- */
-INLINE void fetch(const uint8_t *at, size_t count, int rows)
-{
-    for (size_t line = 0; line < count; line += 64) {
-        if (rows == 1) {
-            _mm_prefetch((const char *) at + 4096 + line, _MM_HINT_T0);
-        } else {
-            _mm_prefetch((const char *) at + 8192 + line, _MM_HINT_T1);
-        }
-    }
-}
-
 /* One panel times `rows` rows of x; the sum of a lone row stays in a register. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
                       float *out)

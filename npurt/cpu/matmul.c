@@ -56,8 +56,8 @@ static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int 
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads)
 {
     const npurt_matmul *m = &op->u.matmul;
-    const int64_t items = most_groups(m, npurt_rows(op, job)) * panels_of_all(m);
-    return (npurt_division){.items = items, .grain = grain_of(m, items, job->rows, threads)};
+    const int64_t rows = npurt_rows(op, job), items = most_groups(m, rows) * panels_of_all(m);
+    return (npurt_division){.items = items, .grain = grain_of(m, items, rows, threads)};
 }
 
 /* A matmul without groups, and panels [first, last) of its weights. */
