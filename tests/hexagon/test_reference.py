@@ -14,6 +14,7 @@ from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.reference import Reference
 from tests.hexagon.weights import weight
 
+NAMES = [f.name for f in FORMATS]
 SOURCES = sorted(build_hexagon.REFERENCE.glob("*.c"))
 
 # Rows of any size and sign, [m, k].
@@ -24,13 +25,13 @@ ROWS = {
     "greatest": lambda rng, shape: np.full(shape, -3.0),
     "powers": lambda rng, shape: np.ldexp(rng.choice([-1.0, 0, 1], shape), rng.integers(-3, 4)),
     "sparse": lambda rng, shape: rng.standard_normal(shape) * (rng.random(shape) < 0.02),
-    "tiny": lambda rng, shape: rng.standard_normal(shape) * 2.0 ** rng.integers(-149, -80),
-    "huge": lambda rng, shape: rng.uniform(-1, 1, shape) * 2.0 ** rng.integers(90, 128),
+    "tiny": lambda rng, shape: rng.standard_normal(shape) * 2.0 ** powers(rng, shape, -149, -80),
+    "huge": lambda rng, shape: rng.uniform(-1, 1, shape) * 2.0 ** powers(rng, shape, 70, 128),
     "any": lambda rng, shape: finite(rng.integers(0, 2**32, shape, dtype=np.uint32)),
 }
 
 CASES = {
-    "name": st.sampled_from([f.name for f in FORMATS]),
+    "name": st.sampled_from(NAMES),
     "rows": st.sampled_from(sorted(ROWS)),
     "extreme": st.sampled_from([-1, 0, 0, 1]),
     "m": st.integers(1, 9),
@@ -38,6 +39,11 @@ CASES = {
     "n": st.integers(1, 200),
     "seed": st.integers(0, 2**32 - 1),
 }
+
+
+def powers(rng, shape, least, most):
+    """An exponent for each row: the first has the greatest."""
+    return np.append(most - 1, rng.integers(least, most, shape[0] - 1))[:, None].astype(float)
 
 
 def finite(bits):
@@ -50,11 +56,20 @@ def case(name, rows, extreme, m, k, n, seed):
     rng = np.random.default_rng(seed)
     block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
     k = -(-32 * k // block) * block
-    return ROWS[rows](rng, (m, k)).astype(np.float32), weight(rng, name, n, k, extreme)
+    x = ROWS[rows](rng, (m, k)).astype(np.float32)
+    if name == "i8" and extreme:  # results on both sides of what float32 holds
+        codes = np.full((n, k), 127 if extreme > 0 else -128, np.int8)
+        scales = 2.0 ** (40 if extreme > 0 else -55) * rng.uniform(0.5, 2, n)
+        return x, layout.pack_i8(codes, scales.astype(np.float32))
+    return x, weight(rng, name, n, k, extreme)
+
+
+def groups(name):
+    return (0,) if name == "i8" else (32, 128)
 
 
 def group_of(name, seed):
-    return 0 if name == "i8" else (32, 128)[seed % 2]
+    return groups(name)[seed % len(groups(name))]
 
 
 def stated(m, k):
@@ -96,18 +111,31 @@ def test_it_equals_the_integers_of_the_model(reference, name, n, seed, **shape):
     assert_same_bits(y, model.product(quantise(x, group), held, name))
 
 
-@settings(max_examples=60)
-@given(**CASES)
-def test_the_kernels_equal_it_in_results_and_in_activations(driver, reference, name, **shape):
-    x, image = case(name, **shape)
-    asked = {"n": shape["n"], "group": group_of(name, shape["seed"]), "pad": shape["seed"] % 4}
-
+def assert_equal(driver, reference, x, image, name, **asked):
+    """The kernels and the reference give the same results and the same activations."""
     kernels = driver.run(x, image, name, **asked)
     plain = reference.run(x, image, name, **asked)
-
     np.testing.assert_array_equal(kernels.y, plain.y)
     meant = stated(*x.shape)
     np.testing.assert_array_equal(kernels.activations[meant], plain.activations[meant])
+
+
+@settings(max_examples=60)
+@given(**CASES)
+def test_the_kernels_equal_it(driver, reference, name, n, seed, **shape):
+    x, image = case(name, n=n, seed=seed, **shape)
+
+    asked = {"n": n, "group": group_of(name, seed), "pad": seed % 4}
+    assert_equal(driver, reference, x, image, name, **asked)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernels_equal_it_in_every_format_and_grouping(driver, reference, name):
+    """Panels and single rows, tiles by four and alone, a part of a tile, half a last step."""
+    for rows, extreme in (("spread", 0), ("tiny", -1), ("huge", 1)):
+        x, image = case(name, rows, extreme, 6, 13, 169, 1)
+        for group in groups(name):
+            assert_equal(driver, reference, x, image, name, n=169, group=group)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
