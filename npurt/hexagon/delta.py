@@ -22,6 +22,12 @@ EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
 HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
 INTEGER_BITS = 30
 
+# Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
+# greatest element and d has 16, so a row that is all d k has 25, of which 16 are not read: 9 bits
+# below the greatest element, which is at most the norm, rounded to nearest: 2^-10 / sqrt(3); so are
+# elements of k and q.  Mostly there are 13.
+ERROR = 2.0**-10
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

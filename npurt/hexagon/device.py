@@ -24,7 +24,7 @@ from npurt.errors import (
     LayoutError,
     UnsupportedOp,
 )
-from npurt.hexagon import layout, probe, quantise, rounding
+from npurt.hexagon import delta, layout, probe, quantise, rounding
 from npurt.hexagon.batch import Batch, Weight
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.formats import BY_NAME
@@ -293,6 +293,11 @@ class HexagonDevice(Device):
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""
         return self._recurrence.why_not(net)
+
+    @property
+    def delta_error(self) -> float:
+        """What is read of a row has 9 bits below its greatest element at the least."""
+        return delta.ERROR
 
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net* in integers (docs/decisions/011); of a net that fails the state stays.

@@ -189,7 +189,8 @@ class Plan:
                 host.program.delta(net, slots=slots, control=control)
                 host.label("replay" if again else "delta net", device.caps.name, reason or "")
             else:
-                steps.append(RemoteDelta(device, self._ledger, net, slots, control))
+                accounts = self._cpu, self._ledger, self._sampler
+                steps.append(RemoteDelta(device, *accounts, net, slots, control))
 
     def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> None:
         """``out = x / rms(x) * weight * silu(gate)``, head by head."""

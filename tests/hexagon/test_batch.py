@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from npurt import build
 from npurt.hexagon import messages, skel
 from npurt.hexagon.control import places
+from npurt.hexagon.delta import Shape, pack_state
 from npurt.hexagon.dspqueue import Queue
 from npurt.hexagon.handle import Handle, Invocation
-from npurt.hexagon.messages import Flag, Status
+from npurt.hexagon.messages import Flag, Kind, Status
 from tests.hexagon.dsp import (
     CANARY,
     NBYTES,
@@ -262,6 +263,104 @@ def test_the_same_x_is_only_what_the_op_before_had(dsp, change):
     reply = dsp.send(dsp.request(*([b] if change == "first" else [a, b | other])).data)
 
     assert (reply["status"], reply["done"]) == (Status.OP, int(change != "first"))
+
+
+def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=0):
+    """Return the op of a delta net of ones, and how many floats a row of x and of y has."""
+    shape = Shape(sequences, k_heads, heads, width, bool(flags & Flag.GATES), False, 1.0)
+    x = dsp.put(np.ones((sequences * tokens, sum(shape.parts)), np.float32))
+    state = dsp.take(shape.state_bytes)
+    words = dsp.bytes(state).view(np.int32).reshape(-1, shape.words)
+    pack_state(np.zeros((sequences, heads, width, width), np.float32), shape, words)
+    stride = 4 * heads * shape.along_v
+    return {
+        "kind": Kind.DELTA,
+        "flags": flags,
+        "m": tokens,
+        "k": width,
+        "n": heads,
+        "format": k_heads,
+        "group": sequences,
+        "scale": 0x3F800000,
+        "x": x,
+        "w": state,
+        "y": dsp.take(stride * sequences * tokens) | {"stride": stride},
+    }
+
+
+BROKEN_DELTAS = [
+    (Status.OP, {"flags": int(Flag.SAME_X)}),
+    (Status.OP, {"flags": int(Flag.NEW_W)}),
+    (Status.OP, {"flags": 16}),
+    (Status.SHAPE, {"m": 0}),
+    (Status.SHAPE, {"m": 2**31, "group": 2**31}),
+    (Status.SHAPE, {"m": 2**16}),
+    (Status.SHAPE, {"group": 0}),
+    (Status.SHAPE, {"k": 0}),
+    (Status.SHAPE, {"k": 40}),
+    (Status.SHAPE, {"k": 144}),
+    (Status.SHAPE, {"k": 2**32 - 16}),
+    (Status.SHAPE, {"n": 0}),
+    (Status.SHAPE, {"n": 3}),
+    (Status.SHAPE, {"n": 4098}),
+    (Status.SHAPE, {"format": 0}),
+    (Status.SHAPE, {"format": 8}),
+    (Status.SHAPE, {"x.stride": 128}),
+    (Status.SHAPE, {"x.stride": 2**12 + 4}),
+    (Status.SHAPE, {"y.stride": 896}),
+    (Status.SHAPE, {"y.stride": 1028}),
+    (Status.SHAPE, {"w.stride": 128}),
+    (Status.SHAPE, {"flags": int(Flag.GATES)}),  # rows are longer
+    (Status.MAP, {"m": 3}),
+    (Status.MAP, {"group": 3}),
+    *((Status.MAP, {f"{ref}.{field}": value})
+      for ref in "xwy"
+      for field, value in [("fd", 999), ("offset", 64), ("offset", 2**32 - 128), ("nbytes", 128)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "change"), BROKEN_DELTAS, ids=str)
+def test_a_delta_net_that_cannot_be_is_refused_and_nothing_of_it_is_done(dsp, status, change):
+    op = delta_op(dsp)
+    dsp.request(op)
+    good, broken = dsp.request(op), dsp.request(op)
+    for name, value in change.items():
+        ref, _, field = name.partition(".")
+        if field:
+            broken.ops[0][ref][field] = value
+        else:
+            broken.ops[0][name] = value
+
+    reply = dsp.send(broken.data)
+
+    assert (reply["status"], reply["done"]) == (status, 0)
+    assert (dsp.bytes(op["y"]) == CANARY).all()
+    assert dsp.send(good.data)["status"] == 0
+
+
+def test_a_delta_net_may_stand_between_products(dsp):
+    """And a product after it may not take over what it left of x."""
+    x, tensor = rows(70, 3, 64), weights(71, 40, 64)
+    product, net = dsp.product(x, tensor), delta_op(dsp)
+    reply = dsp.send(dsp.request(product, net, product, net).data)
+    assert (reply["status"], reply["done"]) == (0, 4)
+    assert_product(dsp.y(product), x, tensor)
+
+    same = product | {"flags": Flag.SAME_X}
+    reply = dsp.send(dsp.request(product, net, same).data)
+
+    assert (reply["status"], reply["done"]) == (Status.OP, 2)
+
+
+def test_a_delta_net_that_is_not_finite_ends_the_batch(dsp):
+    net, x, tensor = delta_op(dsp), rows(72, 2, 32), weights(73, 8, 32)
+    after = dsp.product(x, tensor)
+    dsp.matrix(net["x"], (4, 5))[2, 3] = np.nan
+
+    reply = dsp.send(dsp.request(net, after).data)
+
+    assert (reply["status"], reply["done"]) == (Status.VALUE, 0)
+    assert (dsp.bytes(after["y"]) == CANARY).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -1,0 +1,135 @@
+"""Delta nets on a device that fails, or lies: the CPU goes on, and the report says so."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npurt
+from npurt.device import UNIT
+from npurt.errors import DeviceLost, VerificationFailed
+from npurt.runtime.delta_check import is_right
+from tests.cpu import delta_oracle
+from tests.cpu.test_delta import net_of
+from tests.llm import tiny
+from tests.runtime.test_parts_elsewhere import DeltaDevice, nothing_but
+
+ERROR = 16 * UNIT  # what the contract says of float32
+
+
+class Meddling(DeltaDevice):
+    """Does *what* to every net after *well* of them."""
+
+    def __init__(self, what, well=0):
+        super().__init__(refuses=nothing_but())
+        self.what, self.well = what, well
+
+    def delta_net(self, net):
+        before = net.state.copy()
+        super().delta_net(net)
+        if self.nets > self.well:
+            if self.what is lost:
+                net.state[...] = before  # as the contract has it
+            self.what(net)
+
+
+def lost(net):
+    net.out[:] = np.nan
+    raise DeviceLost("it is gone", remedy="none", call="delta_net", code=1)
+
+
+def wrong_result(net):
+    net.out[:] *= np.float32(1.5)
+
+
+def wrong_state(net):
+    net.state[..., 0] += np.float32(0.5)
+
+
+def logits(device, verify="always"):
+    ids = tiny.ids("qwen35", 50)
+    with npurt.Llama(tiny.path("qwen35", "f32"), device, n_ctx=160, verify=verify) as llm:
+        rows = [llm.eval(ids[:40]), *(llm.eval([token]) for token in ids[40:])]
+        return np.concatenate(rows), llm.report()
+
+
+@pytest.mark.parametrize("well", [0, 5])
+@pytest.mark.parametrize("what", [lost, wrong_result, wrong_state])
+def test_the_cpu_goes_on_and_no_bit_is_lost(what, well):
+    plain, _ = logits("cpu")
+
+    y, report = logits(Meddling(what, well))
+
+    np.testing.assert_array_equal(y, plain)
+    rows = [row for row in report.rows if row.op == "delta net" and row.calls]
+    assert {row.actual for row in rows if row.reason} == {"cpu"}
+    assert any("the CPU goes on with delta nets" in note for note in report.notes)
+    if what is not lost:
+        assert sum(row.failed for row in rows) > 0
+
+
+def test_what_is_not_looked_at_is_not_found():
+    """So that the tests above are of the verification."""
+    plain, _ = logits("cpu")
+
+    y, report = logits(Meddling(wrong_result), verify="off")
+
+    assert not np.array_equal(y, plain)
+    assert not any(row.failed for row in report.rows)
+
+
+def test_a_net_that_is_wrong_everywhere_is_an_error(monkeypatch):
+    monkeypatch.setattr("npurt.runtime.recurrence.is_right", lambda *_: False)
+
+    with pytest.raises(VerificationFailed, match="wrong on fake and on the CPU"):
+        logits(DeltaDevice(refuses=nothing_but()))
+
+
+# --- the bound -----------------------------------------------------------------------------------
+
+shapes = st.fixed_dictionaries(
+    {
+        "heads": st.integers(1, 3),
+        "width": st.sampled_from([16, 48, 128]),
+        "tokens": st.sampled_from([1, 7, 30]),
+        "sequences": st.integers(1, 2),
+        "repeat": st.integers(1, 2),
+        "kda": st.booleans(),
+        "grouped": st.booleans(),
+    }
+)
+
+
+def exact(net):
+    """Return *net* done in float64, rounded to float32, and its state before."""
+    out, state, *_ = delta_oracle.delta(net)
+    done = replace(net, out=out.astype(np.float32), state=state.astype(np.float32))
+    return done, net.state
+
+
+@given(shapes, st.integers(0, 2**32))
+def test_what_is_right_passes(shape, seed):
+    done, before = exact(net_of(shape, seed))
+
+    assert is_right(done, before, ERROR, random.Random(seed))
+
+
+@given(shapes, st.integers(0, 2**32), st.booleans())
+def test_what_is_off_by_a_hundredth_in_every_head_does_not(shape, seed, of_state):
+    done, before = exact(net_of(shape, seed))
+    array = done.state if of_state else done.out
+    rng = np.random.default_rng(seed)
+    size = np.sqrt((array**2).mean(axis=(-2, -1) if of_state else (1, 3), keepdims=True))
+    array += np.float32(0.01) * size * rng.choice([-1, 1], array.shape).astype(np.float32)
+
+    assert not is_right(done, before, ERROR, random.Random(seed))
+
+
+def test_numbers_that_are_none_are_not_right():
+    done, before = exact(net_of({"heads": 1, "width": 16, "tokens": 3}))
+    done.out[0, 1, 0, 3] = np.nan
+
+    assert not is_right(done, before, ERROR, random.Random(0))
