@@ -121,7 +121,7 @@ int remote_handle64_invoke(uint64_t handle, uint32_t scalars, argument *a)
         *(uint64_t *) a[1].buf.pv = *(uint64_t *) a[0].buf.pv ^ mask;
     }
     if (scalars >> 24 == 3) {
-        uint32_t info[] = {1 + call("protocol")->code, 68, 2, 4, 0, 1, 15, 0};
+        uint32_t info[] = {2 + call("protocol")->code, 68, 2, 4, 0, 1, 15, 0};
         memcpy(a[0].buf.pv, info, sizeof info);
     }
     return 0;

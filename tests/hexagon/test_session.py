@@ -277,7 +277,7 @@ def test_a_library_that_answers_without_calling_is_found_out(fake, monkeypatch):
 def test_a_skel_of_another_protocol_is_refused(fake):
     fake.answer("protocol", 6, times=-1)
 
-    with pytest.raises(DriverError, match="protocol 7, npurt 1"):
+    with pytest.raises(DriverError, match="protocol 8, npurt 2"):
         Session.open(fake.library, deadline=20)
     assert fake.count("close") == 1
 
