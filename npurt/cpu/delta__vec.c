@@ -142,8 +142,9 @@ static void prepare(const npurt_head *h, int64_t first, int count)
     }
 }
 
-/* S (a k) and S (a q) of four rows of S. */
-INLINE void read_rows(const float *s, const npurt_token *token, int width, f32x4 *k, f32x4 *q)
+/* S (a k) and S (a q) of four rows of S; may fetch the rows that come sixteen later into L2. */
+INLINE void read_rows(const float *s, const npurt_token *token, int width, int fetches, f32x4 *k,
+                      f32x4 *q)
 {
     f32x16 sk[4] = {0}, sq[4] = {0};
     for (int i = 0; i < width; i += LANES) {
@@ -151,6 +152,9 @@ INLINE void read_rows(const float *s, const npurt_token *token, int width, f32x4
 #pragma clang loop unroll(full)
         for (int r = 0; r < 4; r++) {
             const f32x16 row = load_f32(s + r * width + i);
+            if (fetches) {
+                __builtin_prefetch(s + (LANES + r) * width + i, 0, 2);
+            }
             sk[r] = fma16(row, ak, sk[r]);
             sq[r] = fma16(row, aq, sq[r]);
         }
@@ -179,33 +183,38 @@ INLINE void write_rows(float *s, const npurt_token *token, int width, f32x4 k, f
 }
 
 /*
- * `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on.  Both
- * products read S as it was, four rows ahead of those that are written: so nobody waits for sums.
- * The states of a model come from memory, each once a token: fetching ahead halves the time.
+ * One token of sixteen rows of S.  Both products read S as it was, four rows ahead of those that are
+ * written: so nobody waits for sums.
+ */
+INLINE void one_token(float *s, const npurt_token *token, int width, int fetches, const float *v,
+                      float scale, float *out)
+{
+    const int step = 4 * width;
+    f32x4 k[4], q[4];
+    read_rows(s, token, width, fetches, k, q);
+#pragma clang loop unroll(full)
+    for (int r = 0; r < 4; r++) {
+        if (r < 3) {
+            read_rows(s + (r + 1) * step, token, width, fetches, k + r + 1, q + r + 1);
+        }
+        write_rows(s + r * step, token, width, k[r], q[r], v + 4 * r, scale, out + 4 * r);
+    }
+}
+
+/*
+ * `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on.  States
+ * of a model come from memory, each once a token: fetched ahead, they come in half the time.
  */
 INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t j, int width,
                          float *s)
 {
     const float *v = h->v + first * h->op->v_at.token + j;
     float *out = h->out + first * h->op->out_at.token + j;
-    const int step = 4 * width;
-    for (int t = 0; t < count; t++) {
-        const npurt_token *token = &h->tokens[t];
-        f32x4 k[4], q[4];
-        read_rows(s, token, width, k, q);
-#pragma clang loop unroll(full)
-        for (int r = 0; r < 4; r++) {
-            for (int i = 0; t == 0 && i < step; i += LANES) { /* the next sixteen, into L2 */
-                __builtin_prefetch(s + LANES * width + r * step + i, 0, 2);
-            }
-            if (r < 3) {
-                read_rows(s + (r + 1) * step, token, width, k + r + 1, q + r + 1);
-            }
-            write_rows(s + r * step, token, width, k[r], q[r], v + 4 * r, h->op->scale,
-                       out + 4 * r);
-        }
+    one_token(s, h->tokens, width, 1, v, h->op->scale, out);
+    for (int t = 1; t < count; t++) {
         v += h->op->v_at.token;
         out += h->op->out_at.token;
+        one_token(s, &h->tokens[t], width, 0, v, h->op->scale, out);
     }
 }
 
