@@ -120,8 +120,8 @@ INLINE void prepare_token(job *job, const place *at, uint32_t token, unsigned pa
 INLINE item *prepare_tokens(job *job, const place *at, uint32_t token, uint32_t tokens,
                             unsigned parts, int gates, item *to)
 {
-    _Pragma("clang loop unroll(disable) pipeline(disable)") for (; tokens > 0; tokens--)
-    {
+    SERIAL
+    for (; tokens > 0; tokens--) {
         prepare_token(job, at, token++, parts, gates, to++);
     }
     return to;

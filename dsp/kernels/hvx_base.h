@@ -23,6 +23,9 @@
 #define UNROLL _Pragma("unroll")
 #define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler does that, or unrolls */
 
+/* For long bodies that run few times: what the pipeline spills and fills is more than it saves. */
+#define SERIAL _Pragma("clang loop unroll(disable) pipeline(disable)")
+
 /* 1: vdmpy(h, Rt.h) takes one multiplier and the room of one instruction, as from v69 on; 0: of two. */
 #define NPURT_VDMPY_IS_SINGLE (__HVX_ARCH__ >= 69)
 
