@@ -235,17 +235,22 @@ def test_lengths_that_make_no_sense_are_refused():
 # --- The controller, on a machine whose times are known -------------------------------------------
 
 
-def drive(controller, accepts, *, row=0.1, draft=0.0, tokens=3000, noise=0.0, seed=0):
-    """Decode *tokens*; return plain time over the time it took.  A plain step takes 1."""
+def drive(controller, accepts, *, row=0.1, draft=0.0, tokens=3000, noise=0.0, seed=0, cold=1.0):
+    """Decode *tokens*; return plain time over the time it took.  A plain step takes 1.
+
+    The first draft, and the first pass of each size, take *cold* times as long.
+    """
     rng = np.random.default_rng(seed)
-    done, spent = 0, 0.0
+    done, spent, seen = 0, 0.0, {0}
     while done < tokens:
         n = controller.choose()
         right = next((i for i in range(n) if rng.random() >= accepts(done)), n)
-        verify = (1 + row * n) * (1 + noise * rng.standard_normal())
-        controller.observe(n, right, draft * n, verify)
+        verify = (1 + row * n) * (1 + noise * rng.standard_normal()) * (1 if n in seen else cold)
+        drafting = draft * n * (cold if len(seen) == 1 else 1)
+        controller.observe(n, right, drafting, verify)
+        seen.add(n)
         done += right + 1
-        spent += draft * n + verify
+        spent += drafting + verify
     return done / spent
 
 
@@ -314,6 +319,24 @@ def test_what_pays_is_found(accepts, row, draft):
     )
 
     assert drive(Controller(8), lambda done: accepts, row=row, draft=draft) >= 0.9 * best
+
+
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_a_slow_start_does_not_put_it_off(tokens):
+    """What runs for the first time is slow: memory is touched, a program is made."""
+    pays = {"row": 0.06, "draft": 0.35, "tokens": tokens}
+
+    assert drive(Controller(4), lambda done: 0.95, cold=2.0, **pays) >= 1.3
+
+
+@pytest.mark.parametrize("accepts", [0.0, 0.3, 0.5])
+def test_little_is_lost_in_a_short_text(accepts):
+    """A draft a third as large as its target breaks even at half of its guesses."""
+    for seed in range(5):
+        rate = drive(
+            Controller(8), lambda done: accepts, row=0.06, draft=0.35, tokens=128, seed=seed
+        )
+        assert rate >= 0.96
 
 
 def test_a_text_that_changes_its_mind_is_followed():

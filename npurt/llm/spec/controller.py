@@ -4,8 +4,9 @@ With n drafted tokens a step yields ``1 + a + a^2 + ... + a^n`` tokens, a being 
 right when those before it were, and takes the time to draft n and to verify n + 1 rows.  The
 controller keeps running means of all three and takes the n with the most tokens per second.
 
-It cannot know what it has not tried, so it tries, within a budget: what speculation has cost so
-far, over plain decoding of the same tokens, must stay below `ALLOWANCE` of all time spent.
+It cannot know what it has not tried, so it tries: twice at the beginning, as what runs for the first
+time is slow, then within a budget: what speculation has cost so far, over plain decoding of the
+same tokens, must stay below `ALLOWANCE` of all time spent.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ MEMORY = 0.85  # weight of the past in a running mean of times
 PATIENCE = 0.95  # in that of right and wrong guesses, which are all or nothing
 PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
 FREE = 0.01  # of a plain step: a draft that takes less costs nothing
+MARGIN = 1.05  # of plain decoding's rate, to be expected of a draft that is made
 WARM_UP = 3  # plain steps before anything is tried
+TRIALS = 2  # drafts at the beginning, whatever they seem to cost
+TRIED = 2  # tokens of a draft that is a trial
 REFRESH = 48  # steps after which a plain one is measured again
 
 
@@ -25,13 +29,19 @@ class Mean:
 
     value: float
     memory: float = MEMORY
-    known: bool = False
+    samples: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether it is more than a prior."""
+        return self.samples > 0
 
     def add(self, sample: float) -> None:
-        """Take in one sample; the first replaces the prior."""
-        weight = self.memory if self.known else 0.0
+        """Take in one sample; the first replaces the prior, and a smaller second the first."""
+        begins = self.samples == 0 or (self.samples == 1 and sample < self.value)
+        weight = 0.0 if begins else self.memory
         self.value = weight * self.value + (1 - weight) * sample
-        self.known = True
+        self.samples += 1
 
 
 @dataclass(slots=True)
@@ -77,10 +87,11 @@ class Controller:
         self._most = most
         self._fixed = fixed
         self._at_once = at_once
-        self._right = Mean(0.7, PATIENCE, known=True)  # a guess, when those before it are
+        self._right = Mean(0.7, PATIENCE, samples=TRIALS)  # a guess, when those before it are
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
         self._draft = Mean(0.0)  # seconds per drafted token, or per draft
         self._since_plain = 0
+        self._trials = 0
 
     def choose(self) -> int:
         """Return how many tokens to draft now."""
@@ -89,10 +100,10 @@ class Controller:
         plain = self._verify[0]
         if self.speculation.steps < WARM_UP or self._since_plain >= REFRESH or not plain.known:
             return 0
+        if self._trials < TRIALS:
+            return min(self._most, TRIED)
         best = max(range(self._most + 1), key=self._rate)
-        if best:
-            return best
-        return self._trial()
+        return best if self._rate(best) > MARGIN * self._rate(0) else self._trial()
 
     def observe(
         self,
@@ -112,6 +123,7 @@ class Controller:
         self._verify[proposed].add(verify_seconds)
         gave_up = proposed < wanted and draft_seconds > FREE * self._verify[0].value
         if proposed or gave_up:
+            self._trials += 1
             self._draft.add(draft_seconds / self._shares(proposed + gave_up))
             for i in range(min(right + 1, proposed + gave_up)):
                 self._right.add(float(i < right))
@@ -130,9 +142,9 @@ class Controller:
         """Return a number to try, when nothing pays by what is known and the budget allows."""
         s = self.speculation
         lost = max(0.0, s.seconds - s.plain_seconds)
-        likely = min(self._most, 3)
-        cost = self._seconds(likely)  # if every guess is wrong, all but one token's time
-        return likely if lost + cost < ALLOWANCE * s.seconds else 0
+        tried = min(self._most, TRIED)
+        cost = self._seconds(tried)  # if every guess is wrong, all but one token's time
+        return tried if lost + cost < ALLOWANCE * s.seconds else 0
 
     def _rate(self, n: int) -> float:
         """Return the tokens per second to expect with *n* drafted."""
