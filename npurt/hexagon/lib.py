@@ -108,8 +108,11 @@ def load(candidates: Sequence[str]) -> Library:
 
 @functools.cache
 def _library(path: str) -> Library:
-    """Return the one `Library` of a file: what is known of its sessions must not be split."""
-    return Library(path, abi.ffi().dlopen(path))
+    """Return the one `Library` of a file: what is known of its sessions must not be split.
+
+    It stays loaded: memory of it may be freed last of all when the interpreter ends.
+    """
+    return Library(path, abi.ffi().dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE))
 
 
 def loaded() -> list[str]:

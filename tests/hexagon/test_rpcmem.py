@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -73,6 +75,28 @@ def test_a_block_lives_as_long_as_its_arrays(fake):
     del tail
     gc.collect()
     assert fake.count("free") == 1
+
+
+_OUTLIVES = """
+import gc, sys
+from npurt.hexagon import abi, lib, rpcmem
+
+array = rpcmem.allocate(lib.load([sys.argv[1]]), 4096).array
+lib._library.cache_clear()  # as the end of the interpreter does, in an order of its own
+abi.ffi.cache_clear()
+gc.collect()
+array[:] = 1
+del array
+print("freed")
+"""
+
+
+def test_memory_can_be_freed_when_nobody_holds_the_library_any_more(compiled_fake):
+    """Arrays in cycles are freed last of all; a library that is unloaded by then is a crash."""
+    command = [sys.executable, "-c", _OUTLIVES, str(compiled_fake.path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout) == (0, "freed\n"), ended.stderr
 
 
 def test_caches_are_synchronised_by_the_kernels_request_where_there_are_any(fake, monkeypatch):
