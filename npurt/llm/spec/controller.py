@@ -4,9 +4,9 @@ With n drafted tokens a step yields ``1 + a + a^2 + ... + a^n`` tokens, a being 
 right when those before it were, and takes the time to draft n and to verify n + 1 rows.  The
 controller keeps running means of all three and takes the n with the most tokens per second.
 
-It cannot know what it has not tried, so it tries: twice at the beginning, as what runs for the first
-time is slow, then within a budget: what speculation has cost so far, over plain decoding of the
-same tokens, must stay below `ALLOWANCE` of all time spent.
+It cannot know what it has not tried, so it tries: twice at the beginning, as what runs for the
+first time is slow, then within a budget: what speculation has cost so far, over plain decoding of
+the same tokens, must stay below `ALLOWANCE` of all time spent.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ REFRESH = 48  # steps after which a plain one is measured again
 
 @dataclass(slots=True)
 class Mean:
-    """A running mean that forgets."""
+    """A mean of all samples, as long as they are few; later one that forgets."""
 
     value: float
     memory: float = MEMORY
@@ -33,13 +33,13 @@ class Mean:
 
     @property
     def known(self) -> bool:
-        """Whether it is more than a prior."""
-        return self.samples > 0
+        """Whether it can be relied on: what is done for the first time is slow."""
+        return self.samples > 1
 
     def add(self, sample: float) -> None:
         """Take in one sample; the first replaces the prior, and a smaller second the first."""
         begins = self.samples == 0 or (self.samples == 1 and sample < self.value)
-        weight = 0.0 if begins else self.memory
+        weight = 0.0 if begins else min(self.memory, self.samples / (self.samples + 1))
         self.value = weight * self.value + (1 - weight) * sample
         self.samples += 1
 
@@ -87,7 +87,7 @@ class Controller:
         self._most = most
         self._fixed = fixed
         self._at_once = at_once
-        self._right = Mean(0.7, PATIENCE, samples=TRIALS)  # a guess, when those before it are
+        self._right = Mean(0.7, PATIENCE, samples=4)  # a guess, when those before it are
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
         self._draft = Mean(0.0)  # seconds per drafted token, or per draft
         self._since_plain = 0
