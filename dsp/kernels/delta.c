@@ -94,7 +94,7 @@ static void next(const job *job, place *at)
     at->k_head = at->k_head < op->k_heads ? at->k_head : 0;
     at->head++;
     if (at->head == op->heads) {
-        at->head = at->k_head = at->within = 0;
+        at->head = 0; /* as the others are by now: k_heads divides heads */
         at->row += op->tokens;
     }
 }

@@ -199,6 +199,23 @@ def test_numbers_that_are_none_are_refused_and_the_state_stays(shared, field, va
     np.testing.assert_array_equal(run(shared, good).out, modelled(good)[0])
 
 
+def test_after_a_net_that_failed_half_way_its_state_is_sent_again(shared):
+    """The DSP's own form has gone through tokens that do not count."""
+    net = own(net_of({"heads": 2, "width": 32, "tokens": 5}))
+    whole = run(shared, net)
+    shared.delta_net(net.first(2))
+    good = net.v[0, 4, 1, 3]
+    net.v[0, 4, 1, 3] = np.nan
+    with pytest.raises(NumericsError):
+        shared.delta_net(net.after(2))
+
+    net.v[0, 4, 1, 3] = good
+    shared.delta_net(net.after(2))
+
+    assert nmse(net.out, whole.out) <= UPSTREAM
+    assert nmse(net.state, whole.state) <= UPSTREAM
+
+
 @pytest.mark.parametrize("fault", ["crash=1", "invoke=1", "ssr=1:300"])
 def test_a_net_over_which_the_dsp_dies_goes_on_from_its_state(fault, fresh):
     net = own(net_of({"heads": 2, "width": 64, "tokens": 3}))

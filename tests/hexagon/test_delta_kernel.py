@@ -141,6 +141,15 @@ def test_extreme_values_give_what_the_model_gives(drivers, name, shape):
     check(drivers("v68"), scaled(net, **EXTREMES[name]))
 
 
+@pytest.mark.parametrize("kda", [False, True])
+def test_sums_that_rounding_takes_to_a_power_of_two_still_fit(drivers, kda):
+    """Elements of 1 - 2^-13: as integers they are 1, and 32 of them 2^17."""
+    net = net_of({"heads": 1, "width": 128, "tokens": 3, "kda": kda})
+    net.q[:] = net.k[:] = 1 - 2.0**-13
+
+    check(drivers("v68"), scaled(net, beta=0.01))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("field", ["q", "k", "v", "decay", "beta"])
 @pytest.mark.parametrize("kda", [False, True])
