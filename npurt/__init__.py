@@ -26,6 +26,7 @@ from npurt.errors import (
     NumericsError,
     SettingError,
     StateFormatError,
+    UnknownDevice,
     UnsupportedOp,
     VerificationFailed,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "QTensor",
     "SettingError",
     "StateFormatError",
+    "UnknownDevice",
     "UnsupportedOp",
     "VerificationFailed",
     "__version__",

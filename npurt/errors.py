@@ -2,6 +2,7 @@
 
     NpurtError
     +-- DeviceNotFound    (LookupError)          no such device, or its node or library is missing
+    |   +-- UnknownDevice                        a name that no device has on any machine
     +-- DriverError                              an ioctl, FastRPC or host-library call failed
     |   +-- DeviceTimeout                        the job did not finish in time
     |   +-- DeviceLost                           the device was reset or the DSP process died
@@ -48,6 +49,10 @@ def _rebuild(cls: type[NpurtError], state: dict[str, Any]) -> NpurtError:
 
 class DeviceNotFound(NpurtError, LookupError):
     """No such device, or its node or library is missing."""
+
+
+class UnknownDevice(DeviceNotFound):
+    """A device string is misspelt: no machine has a device of this name."""
 
 
 class DriverError(NpurtError):

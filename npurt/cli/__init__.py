@@ -1,6 +1,6 @@
 """The command `npurt`: one verb, one library call, printed.
 
-Exit status: 0 done, 1 failed, 2 usage, 130 interrupted.
+Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrupted.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from npurt.cli import (
     sim,
     skel,
 )
-from npurt.errors import NpurtError
+from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 
+USAGE = (SettingError, UnknownDevice)  # what is wrong is the request: it fails anywhere
 VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, regcmd, sim, skel)
 
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"npurt: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, USAGE) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say

@@ -49,7 +49,9 @@ def _add_matmul(verbs: Any) -> None:
     parser = verbs.add_parser("matmul", help="one product y[m, n] = x[m, k] w[n, k]^T")
     for size in "mkn":
         parser.add_argument(f"--{size}", type=int, required=True)
-    parser.add_argument("--type", default="q4_0", help="format of w, or i8 for exact integers")
+    parser.add_argument("--type", type=_format, default="q4_0", metavar="FORMAT",
+                        help="format of w; i8: int8 by int8, exact on the CPU, while an NPU rounds "
+                        "activations to int8 by rows")  # fmt: skip
     parser.add_argument("-dev", "--device", metavar="NAME")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("-r", "--repetitions", type=int, default=20)
@@ -63,6 +65,18 @@ def _counts(text: str) -> list[int]:
     if min(counts) < 0:
         raise ValueError(text)
     return [count for count in counts if count]
+
+
+def _format(text: str) -> str:
+    """Read the name of a format, or ``i8``."""
+    from npurt.quant.types import BY_NAME
+    from npurt.runtime.bench import INTEGER
+
+    if text.lower() not in (INTEGER, *BY_NAME):
+        raise argparse.ArgumentTypeError(
+            f"there is no format {text!r}; choose {INTEGER} or one of {', '.join(BY_NAME)}"
+        )
+    return text.lower()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from npurt.errors import DeviceNotFound, SettingError
+from npurt.errors import DeviceNotFound, NpurtError
 from npurt.settings import preloading
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -88,13 +88,13 @@ def run_program(command: Sequence[str]) -> NoReturn:
 
     Raises:
         DeviceNotFound: The simulator was not built.
-        SettingError: The program cannot be run.
+        NpurtError: The program cannot be run.
     """
     environment = preloading(str(path_of(PRELOADED)))
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
-        raise SettingError(
+        raise NpurtError(
             f"cannot run {command[0]}: {error.strerror}",
             remedy="name a program on PATH or by its path, after --",
         ) from error

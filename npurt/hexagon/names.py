@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from npurt.errors import DeviceNotFound
+from npurt.errors import UnknownDevice
 from npurt.hexagon.abi import CDSP
 
 FORM = re.compile(r"hexagon(?::(?:(?P<index>\d+)(?:/(?P<session>\d))?|sim(?:-v(?P<arch>\d\d))?))?")
@@ -24,12 +24,12 @@ def parse(text: str) -> Name:
     """Read a device string.
 
     Raises:
-        DeviceNotFound: It is none of this backend.
+        UnknownDevice: It is none of this backend.
     """
     match = FORM.fullmatch(text)
     index = int(match["index"] or 0) if match else len(CDSP)
     if not match or index >= len(CDSP):
-        raise DeviceNotFound(
+        raise UnknownDevice(
             f"{text!r} names no Hexagon",
             remedy="use hexagon, hexagon:0, hexagon:0/1 (session 1), hexagon:sim or "
             "hexagon:sim-v73",

@@ -44,18 +44,23 @@ def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexit
 
     Raises:
         LayoutError: The text is shorter than one chunk.
-        SettingError: *chunks* is below 1.
+        SettingError: *chunks* is below 1, or ``llm.n_ctx`` below 8.
     """
     if chunks is not None and chunks < 1:
         raise SettingError(f"{chunks} chunks cannot be measured", remedy="ask for at least 1")
     size = llm.n_ctx
+    if size < SHORTEST:
+        raise SettingError(
+            f"chunks of {size} tokens are too short to measure",
+            remedy=f"use a context (-c) of {SHORTEST} or more",
+        )
     ids = llm.tokenize(text)
     count = len(ids) // size
     count = count if chunks is None else min(count, chunks)
-    if count < 1 or size < SHORTEST:
+    if count < 1:
         raise LayoutError(
             f"the text has {len(ids)} tokens, fewer than one chunk of {size}",
-            remedy=f"use a longer text, or another context (-c) of {SHORTEST} or more",
+            remedy="use a longer text, or a shorter context (-c)",
         )
     scores = []
     with Progress("perplexity", count, "chunk") as bar:

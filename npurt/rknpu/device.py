@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from npurt.device import F32, Caps, Device, MatMul, Packed
-from npurt.errors import DeviceNotFound, DriverError, LayoutError, UnsupportedOp
+from npurt.errors import DriverError, LayoutError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
@@ -275,12 +275,12 @@ def way(name: str) -> tuple[System, Callable[[], Driver]]:
     These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
 
     Raises:
-        DeviceNotFound: There is no such device.
+        UnknownDevice: There is no such device.
     """
     kind, _, which = name.partition(":")
     drivers = DRIVERS.get(which)
     if kind != "rknpu" or drivers is None:
-        raise DeviceNotFound(
+        raise UnknownDevice(
             f"{name!r} is no device: an RK3588 has one NPU",
             remedy="use rknpu, rknpu:0, rknpu:sim or rknpu:sim-vendor",
         )
@@ -292,7 +292,7 @@ def open_rknpu(name: str) -> RkDevice:
     """Open what `way` knows.
 
     Raises:
-        DeviceNotFound: There is no such device.
+        UnknownDevice: There is no such device.
     """
     system, connect = way(name)
     full_name = name if ":" in name else f"{name}:0"

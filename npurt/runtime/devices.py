@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import Device
-from npurt.errors import DeviceNotFound, NpurtError
+from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
 from npurt.settings import DEVICE, read
 
 KINDS = ("cpu", "hexagon", "rknpu")
+SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the CPU.
 
     Raises:
+        UnknownDevice: *name* is misspelt.
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
     if name is None or name == "auto":
@@ -35,14 +37,15 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         return CpuDevice(threads)
     opener = OPENERS.get(name.partition(":")[0])
     if opener is None:
-        raise DeviceNotFound(
-            f"{name!r} is not a device name", remedy=f"use auto, or one of {', '.join(KINDS)}"
+        raise UnknownDevice(
+            f"{name!r} is not a device name",
+            remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
         )
     try:
         return opener(name)
     except DeviceNotFound as error:
         what = f"device {name!r} cannot be used: {error.what}"
-        raise DeviceNotFound(what, remedy=error.remedy) from error
+        raise type(error)(what, remedy=error.remedy) from error
 
 
 def _hexagon(name: str) -> Device:

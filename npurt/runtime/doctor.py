@@ -7,7 +7,7 @@ from typing import Any
 from npurt.doctor.check import Check, Finding, diagnose, start_here
 from npurt.doctor.machine import Machine
 from npurt.doctor.system import Recorder, System
-from npurt.errors import DeviceNotFound
+from npurt.errors import UnknownDevice
 from npurt.settings import SETTINGS
 
 Probe = Callable[[], dict[str, Any]]
@@ -75,14 +75,14 @@ def kinds(device: str | None = None) -> list[Kind]:
     """Return the kinds of NPU to look for: all, or that of a device string.
 
     Raises:
-        DeviceNotFound: There is no such device.
+        UnknownDevice: There is no such device.
     """
     makers = {"hexagon": _hexagon, "rknpu": _rknpu}
     if device is None:
         return [make(name) for name, make in makers.items()]
     name = device.partition(":")[0]
     if name not in makers:
-        raise DeviceNotFound(
+        raise UnknownDevice(
             f"the doctor knows nothing of device {device!r}",
             remedy=f"use one of {', '.join(makers)}, or leave -dev away",
         )
@@ -110,7 +110,7 @@ def _rknpu(device: str) -> Kind:
 
     which = device.partition(":")[2]
     if which not in DRIVERS:
-        raise DeviceNotFound(
+        raise UnknownDevice(
             f"the doctor knows nothing of device {device!r}",
             remedy="use rknpu, rknpu:sim or rknpu:sim-vendor",
         )

@@ -49,9 +49,9 @@ def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
     return Result(process.returncode, process.stdout.decode(), process.stderr.decode())
 
 
-def assert_failed(result, *said):
-    """The exit status is 1, the error is one line and a remedy, and there is no traceback."""
-    assert result.code == 1, result
+def assert_failed(result, *said, code=1):
+    """The exit status is *code*, the error is one line and a remedy; there is no traceback."""
+    assert result.code == code, result
     assert result.out == ""
     assert re.fullmatch(r"npurt: .*\n  remedy: .*\n", result.err, re.DOTALL), result.err
     assert "Traceback" not in result.err

@@ -108,11 +108,13 @@ def test_bench_refuses_to_compare_with_anything_else(npurt, tmp_path, content):
     assert npurt(*command, tmp_path / "nothing").code == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-p", 0, "-n", 0), ("-r", 0), ("-d", -1), ("-b", 0), ("-m", "/nowhere")]
-)
+@pytest.mark.parametrize("arguments", [("-p", 0, "-n", 0), ("-r", 0), ("-d", -1), ("-b", 0)])
 def test_bench_refuses_what_it_cannot_measure(npurt, arguments):
-    assert_failed(npurt("bench", "-m", MODEL, *QUICK, *arguments))
+    assert_failed(npurt("bench", "-m", MODEL, *QUICK, *arguments), code=2)
+
+
+def test_bench_fails_without_its_model(npurt):
+    assert_failed(npurt("bench", "-m", MODEL, *QUICK, "-m", "/nowhere"), "/nowhere")
 
 
 # --- Products -------------------------------------------------------------------------------------
@@ -144,15 +146,14 @@ def test_bench_matmul_prints_the_same_for_people(npurt):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("code", "arguments"),
     [
-        ("--m", 1, "--k", 33, "--n", 8),
-        ("--m", 0, "--k", 32, "--n", 8),
-        ("--m", 1, "--k", 32, "--n", 8, "--type", "q9"),
-        ("--m", 1, "--k", 256, "--n", 8, "--type", "q2_k"),
-        ("--m", 1, "--k", 32, "--n", 8, "-dev", "hexagon:simple"),
-        ("--m", 1, "--k", 131072, "--n", 1, "--type", "i8"),
+        (1, ("--m", 1, "--k", 33, "--n", 8)),
+        (2, ("--m", 0, "--k", 32, "--n", 8)),
+        (1, ("--m", 1, "--k", 256, "--n", 8, "--type", "q2_k")),
+        (2, ("--m", 1, "--k", 32, "--n", 8, "-dev", "hexagon:simple")),
+        (1, ("--m", 1, "--k", 131072, "--n", 1, "--type", "i8")),
     ],
 )
-def test_bench_matmul_refuses_what_it_cannot_measure(npurt, arguments):
-    assert_failed(npurt("bench", "matmul", *arguments, "--json"))
+def test_bench_matmul_refuses_what_it_cannot_measure(npurt, code, arguments):
+    assert_failed(npurt("bench", "matmul", *arguments, "--json"), code=code)

@@ -125,15 +125,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         (("-m", MODEL, "-f", "/nowhere.txt"), "/nowhere.txt"),
         (("-m", MODEL, "-f", MODEL), "UTF-8"),
         (("-m", MODEL, "-f", "/dev/zero"), "more than"),
-        (("-m", MODEL, "-p", "x", "-n", -2), "max_tokens"),
-        (("-m", MODEL, "-p", "x", "--temp", -1), "temperature"),
-        (("-m", MODEL, "-p", "x", "--temp", "nan"), "temperature"),
-        (("-m", MODEL, "-p", "x", "--stop", ""), "stop"),
-        (("-m", MODEL, "-p", "x", "-c", -1), "context"),
-        (("-m", MODEL, "-p", "x", "-b", 513), "512"),
-        (("-m", MODEL, "-p", "x", "-t", -1), "threads"),
         (("-m", MODEL, "-p", "x", "-dev", "hexagon"), "hexagon"),
-        (("-m", MODEL, "-p", "x", "-dev", "gpu"), "not a device name"),
         (("-m", MODEL, "-p", "x " * 600), "do not fit"),
         (("-m", tiny.path("qwen2", "q8_0"), "-p", ""), "empty"),
         (("-m", MODEL, "-p", "\udcff"), "surrogate"),
@@ -141,6 +133,30 @@ def test_flags_reach_the_library(npurt, monkeypatch):
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):
     assert_failed(npurt("run", *arguments), said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--temp", -1), "temperature"),
+        (("--temp", "nan"), "temperature"),
+        (("--stop", ""), "stop"),
+        (("-c", -1), "context"),
+        (("-b", 513), "512"),
+        (("-t", -1), "threads"),
+        (("-dev", "gpu"), "not a device name"),
+        (("-dev", "hexagon:simple"), "names no Hexagon"),
+        (("-dev", "rknpu:7"), "one NPU"),
+    ],
+)
+def test_a_request_that_makes_no_sense_has_a_status_of_its_own(npurt, arguments, said):
+    assert_failed(npurt("run", "-m", MODEL, "-p", "x", *arguments), said, code=2)
+
+
+def test_an_npu_that_cannot_be_opened_is_a_failure():
+    command = ("run", "-m", MODEL, "-p", "x", "-dev", "rknpu:sim")
+
+    assert_failed(spawn(*command, NPURT_SIM_RKNPU="nodes=none"), "no RK3588 NPU")
 
 
 # --- perplexity -----------------------------------------------------------------------------------
@@ -173,15 +189,26 @@ def test_perplexity_is_the_librarys(npurt, text_file):
     ("arguments", "said"),
     [
         ((), "fewer than one chunk of 512"),
-        (("-c", 64, "--chunks", 0), "0 chunks"),
-        (("-c", 64, "--chunks", -1), "-1 chunks"),
-        (("-c", 7), "fewer than one chunk of 7"),
         (("-c", 64, "-f", "/nowhere"), "/nowhere"),
         (("-c", 64, "-f", MODEL), "UTF-8"),
     ],
 )
 def test_perplexity_refuses_texts_that_it_cannot_measure(npurt, text_file, arguments, said):
     assert_failed(npurt("perplexity", "-m", MODEL, "-f", text_file, *arguments), said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-c", 64, "--chunks", 0), "0 chunks"),
+        (("-c", 64, "--chunks", -1), "-1 chunks"),
+        (("-c", 7), "7 tokens are too short"),
+    ],
+)
+def test_perplexity_refuses_chunks_that_it_cannot_measure(npurt, text_file, arguments, said):
+    command = ("perplexity", "-m", MODEL, "-f", text_file, *arguments)
+
+    assert_failed(npurt(*command), said, code=2)
 
 
 # --- devices and models ---------------------------------------------------------------------------
@@ -220,7 +247,7 @@ def test_a_model_that_is_there_is_not_fetched_again(npurt, real_model):
 
 
 def test_a_model_that_nobody_knows_cannot_be_fetched(npurt, tmp_path):
-    assert_failed(npurt("models", "fetch", "gpt-5", "--folder", tmp_path), "gpt-5")
+    assert_failed(npurt("models", "fetch", "gpt-5", "--folder", tmp_path), "gpt-5", code=2)
 
 
 def test_listing_takes_no_names(npurt):
@@ -248,6 +275,7 @@ def test_listing_takes_no_names(npurt):
         ("bench", "-m", MODEL, "-p", "-3"),
         ("bench", "-m", MODEL, "-p", "8,,9"),
         ("bench", "matmul", "--m", 1, "--k", 32),
+        ("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "--type", "q9_0"),
         ("perplexity", "-m", MODEL),
         ("models", "eat"),
     ],
@@ -277,7 +305,7 @@ def test_settings_that_hold_nonsense_are_errors_like_any_other(npurt, monkeypatc
     }.items():
         with monkeypatch.context() as patch:
             patch.setenv(variable, value)
-            assert_failed(npurt(*command), value)
+            assert_failed(npurt(*command), value, code=2)
 
 
 def test_debugging_lets_errors_through(npurt, monkeypatch):

@@ -133,7 +133,7 @@ def test_what_is_no_bundle_is_said_in_one_line(npurt, tmp_path):
 def test_a_device_that_there_is_not_is_refused(arguments, npurt):
     result = npurt("doctor", *arguments)
 
-    assert result.code == 1
+    assert result.code == 2
     assert "remedy: " in result.err
 
 

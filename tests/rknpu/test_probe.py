@@ -201,5 +201,5 @@ def test_the_command_names_what_failed_first(npurt, simulator):
 def test_the_command_refuses_another_device(npurt, name):
     result = npurt("probe", "-dev", name)
 
-    assert result.code == 1
+    assert result.code == 2
     assert "remedy: use rknpu" in result.err

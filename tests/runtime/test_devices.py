@@ -8,9 +8,9 @@ import pytest
 import npurt
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
-from npurt.errors import DeviceNotFound, NpurtError, SettingError
+from npurt.errors import DeviceNotFound, NpurtError, SettingError, UnknownDevice
 from npurt.runtime.bench import bench_matmul
-from npurt.runtime.devices import KINDS, devices, open_device
+from npurt.runtime.devices import KINDS, SIMULATORS, devices, open_device
 
 
 @pytest.mark.parametrize("name", ["cpu", "auto", None])
@@ -36,9 +36,7 @@ def test_a_device_that_is_not_there_is_said_so_by_name(name, bare):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "name", ["hexagon:sim", "hexagon:sim-v73", "rknpu:sim", "rknpu:sim-vendor"]
-)
+@pytest.mark.parametrize("name", [*SIMULATORS, "hexagon:sim-v73"])
 def test_a_simulated_device_is_always_there(name):
     with open_device(name) as device:
         assert device.caps.name == name
@@ -47,9 +45,9 @@ def test_a_simulated_device_is_always_there(name):
 
 @pytest.mark.parametrize("name", ["", "gpu", "CPU", "cpu:0", "cuda:0", " cpu"])
 def test_what_is_no_device_name_is_refused_with_those_that_are(name):
-    with pytest.raises(DeviceNotFound) as caught:
+    with pytest.raises(UnknownDevice) as caught:
         open_device(name)
-    assert all(kind in caught.value.remedy for kind in KINDS)
+    assert all(kind in caught.value.remedy for kind in (*KINDS, *SIMULATORS))
 
 
 @pytest.mark.parametrize("name", [None, "auto"])
