@@ -21,6 +21,7 @@ from npurt.llm.rope import tables
 from npurt.llm.state import Snapshot, State
 from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.turn import Turn, in_turn
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Sampler as Checks
@@ -35,6 +36,7 @@ class Context:
     tokenizer: Tokenizer
     n_batch: int
     context_shift: bool
+    turn: Turn
     _file: GGUF
     _device: Device
     _cpu: CpuDevice
@@ -98,6 +100,7 @@ class Context:
         """The tokens in the context."""
         return tuple(self._state.tokens)
 
+    @in_turn
     def eval(self, ids: Sequence[int]) -> F32:
         """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
 
@@ -113,6 +116,7 @@ class Context:
             self._forward(part, 0, out[start : start + len(part)])
         return out
 
+    @in_turn
     def eval_last(self, ids: Sequence[int]) -> F32:
         """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
 
@@ -139,6 +143,7 @@ class Context:
         """Forget everything in the cache."""
         self.rewind(0)
 
+    @in_turn
     def rewind(self, n_tokens: int) -> None:
         """Keep only the first *n_tokens* tokens of the context.
 
@@ -156,6 +161,7 @@ class Context:
             part = ahead[start : start + self._model.rows]
             self._forward(part, len(part) - 1, self._logits)
 
+    @in_turn
     def rollback(self, n_tokens: int) -> None:
         """Take back the last *n_tokens* tokens of the context: see `rewind`.
 
@@ -215,11 +221,13 @@ class Context:
         """What the model remembers of the context."""
         return self._state
 
+    @in_turn
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
         self._mend()
         return self._state.snapshot()
 
+    @in_turn
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from *snapshot*, whatever came since.
 
@@ -236,6 +244,7 @@ class Context:
         """
         state_file.save(self.snapshot(), self._identity(), path)
 
+    @in_turn
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from the state in the file *path*.
 

@@ -96,19 +96,10 @@ class Generation:
     def _tokens(self) -> Iterator[int]:
         """Yield the sampled tokens, the end token left out."""
         llm, timing = self._llm, self._timing
-        llm.timing = timing
-        if self._limit == 0:
-            timing.finish = "length"
-            return
-        start = time.perf_counter()
         history = list(self._prompt)
-        chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
-        if self._speculator is not None:
-            self._speculator.drafter.prepare([*history, *chosen])
-        timing.prefill_seconds = time.perf_counter() - start
+        chosen = self._begin(history)
         start = time.perf_counter()
-        while True:
-            evaluated = llm.n_tokens
+        while chosen:
             for token in chosen:
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
@@ -123,15 +114,39 @@ class Generation:
             if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
                 timing.finish = "context"
                 return
-            if llm.timing is not timing or llm.n_tokens != evaluated:
+            chosen = self._step(history)
+
+    def _begin(self, history: list[int]) -> list[int]:
+        """Evaluate the prompt; return what follows, nothing when no token is wanted."""
+        llm, timing = self._llm, self._timing
+        with llm.turn:
+            llm.timing = timing
+            if self._limit == 0:
+                timing.finish = "length"
+                return []
+            start = time.perf_counter()
+            chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
+            if self._speculator is not None:
+                self._speculator.drafter.prepare([*history, *chosen])
+            timing.prefill_seconds = time.perf_counter() - start
+            self._changes = llm.state.changes
+        return chosen
+
+    def _step(self, history: list[int]) -> list[int]:
+        """Make sure that the context is as the last step left it, and take the next."""
+        llm = self._llm
+        with llm.turn:
+            if llm.timing is not self._timing or llm.state.changes != self._changes:
                 raise SettingError(
                     "something else used the model while it was generating",
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            chosen = self._step(history)
+            chosen = self._next(history)
+            self._changes = llm.state.changes
+        return chosen
 
-    def _step(self, history: list[int]) -> list[int]:
+    def _next(self, history: list[int]) -> list[int]:
         """Evaluate the last token, with guesses if there are any; return what follows."""
         llm = self._llm
         if self._speculator is None:

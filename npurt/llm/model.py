@@ -22,6 +22,7 @@ from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.turn import Turn, in_turn
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
 from npurt.runtime.verify import Sampler as Checks
@@ -33,6 +34,9 @@ Message = dict[str, Any]
 
 class Llama(Context):
     """A language model from a GGUF file.
+
+    It is used by one thread at a time: while one evaluates or generates, others that try get a
+    SettingError.  Open one for each thread, or hold a lock of your own.
 
     Args:
         path: The file; architectures as in `npurt.llm.arch`.
@@ -91,6 +95,7 @@ class Llama(Context):
         self._template = chat_template
         self._checks = Checks(mode(verify))
         self._closed = False
+        self.turn = Turn()
         self.speculator: Speculator | None = None
         self._file = GGUF(path)
         self.metadata = self._file.metadata
@@ -191,7 +196,7 @@ class Llama(Context):
 
         Raises:
             ContextFull: The prompt does not fit.
-            SettingError: An option makes no sense.
+            SettingError: An option makes no sense, or another thread is using the model.
         """
         sampling = Sampling(
             temperature=temperature,
@@ -205,7 +210,10 @@ class Llama(Context):
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sampler = Sampler(sampling, self.tokenizer.never_sampled)
         pieces = iter(Generation(self, ids, sampler, stops, max_tokens, self.speculator))
-        return pieces if stream else "".join(pieces)
+        if stream:
+            return pieces
+        with self.turn:
+            return "".join(pieces)
 
     def chat(
         self, messages: Sequence[Message], *, stream: bool = False, **options: Any
@@ -261,8 +269,13 @@ class Llama(Context):
         """Return the ledger: what ran where, how long, verified or not."""
         return self._ledger.report()
 
+    @in_turn
     def close(self) -> None:
-        """Release threads and file.  A second call does nothing."""
+        """Release threads and file.  A second call does nothing.
+
+        Raises:
+            SettingError: Another thread is using the model; nothing is released.
+        """
         if self._closed:
             return
         self._closed = True

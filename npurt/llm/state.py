@@ -44,12 +44,14 @@ class State:
         tokens: The tokens seen, oldest first.
         cache: Of layers with attention.
         recurrent: Of layers without, or None.
+        changes: How often it became another one.
     """
 
     def __init__(self, config: Config, n_ctx: int, kv_type: str = "f16") -> None:
         self.tokens: list[int] = []
         self.cache = Cache(config, n_ctx, kv_type)
         self.recurrent = Recurrent(config, config.delta) if config.delta else None
+        self.changes = 0
         self._config = config
 
     @property
@@ -71,6 +73,7 @@ class State:
 
     def end(self, tokens: Sequence[int]) -> None:
         """Take note of a run over *tokens*."""
+        self.changes += 1
         self.tokens += tokens
         self.cache.length += len(tokens)
         if self.recurrent:
@@ -92,6 +95,7 @@ class State:
         length = self.reach(length)
         if self.recurrent:
             self.recurrent.rewind(length, replay)
+        self.changes += length < len(self.tokens)
         del self.tokens[length:]
         self.cache.truncate(length)
         return length
@@ -141,6 +145,7 @@ class State:
                 self.recurrent.write(layer, first, second, length)
             else:
                 self.cache.write(layer, first, second)
+        self.changes += 1
         self.tokens[:] = snapshot.tokens
         self.cache.length = length
         if self.recurrent:
