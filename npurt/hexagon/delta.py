@@ -68,6 +68,11 @@ class Shape:
         values = self.heads * self.along_v
         return [keys, keys, values, few, self.heads * self.along_k if self.gates else few]
 
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of a row of x, and of one of y."""
+        return 4 * sum(self.parts), 4 * self.heads * self.along_v
+
 
 def shape_of(net: DeltaNet) -> Shape:
     """Return the shape of *net*."""

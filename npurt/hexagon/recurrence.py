@@ -16,8 +16,8 @@ from npurt.errors import DeviceFull
 from npurt.hexagon import delta, messages
 from npurt.hexagon.delta import Shape
 from npurt.hexagon.messages import Flag, Kind, Request
-from npurt.hexagon.rpcmem import Arena, Slice
-from npurt.hexagon.store import Store
+from npurt.hexagon.rpcmem import LARGEST, Arena, Slice
+from npurt.hexagon.store import SCRATCH_BYTES, Store
 
 MOST_TOKENS = 512  # of all sequences, in a batch
 MOST_STATES = 256  # that are kept
@@ -39,11 +39,10 @@ class States:
         self._shape = shape
         self._known: npt.NDArray[np.uint32] | None = None  # bits that the caller has been given
         self._scratch = store.scratch
-        x_bytes, y_bytes = 4 * sum(shape.parts), 4 * shape.heads * shape.along_v
-        fitting = store.scratch.nbytes // (shape.sequences * (x_bytes + y_bytes))
+        fitting = store.scratch.nbytes // (shape.sequences * sum(shape.row_bytes))
         self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
         self._rows = shape.sequences * self.tokens
-        self._widths = x_bytes, y_bytes
+        self._widths = shape.row_bytes
         self._prepare(store)
 
     def _keep(self, arena: Arena, part: Slice) -> None:
@@ -128,10 +127,16 @@ class Recurrence:
             return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
         if net.decay.shape[3] not in (1, shape.width):
             return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
+        if not 0 < shape.sequences <= MOST_TOKENS:
+            return f"{shape.sequences} sequences are none, or more than {MOST_TOKENS}"
+        if shape.sequences * sum(shape.row_bytes) > SCRATCH_BYTES:
+            return f"a token of all sequences takes more than {SCRATCH_BYTES} bytes"
+        if shape.state_bytes > LARGEST:
+            return (
+                f"its states take more than {LARGEST} bytes, the largest block that can be shared"
+            )
         if not net.state.flags.c_contiguous:
             return "the state is not contiguous"
-        if not 0 < shape.sequences <= MOST_TOKENS:
-            return f"{shape.sequences} sequences are more than {MOST_TOKENS}"
         return None
 
     def advance(self, net: DeltaNet, store: Store) -> None:

@@ -41,6 +41,17 @@ def own(net):
     return replace(net, state=net.state.copy(), out=np.full_like(net.out, np.nan))
 
 
+def spread(net, *, sequences, heads, width):
+    """Return *net* of another shape, whose elements share their memory."""
+
+    def of(*shape):
+        return np.broadcast_to(np.float32(0), (sequences, *shape))
+
+    keys, values = of(1, 1, width), of(1, heads, width)
+    state = of(heads, width, width)
+    return replace(net, q=keys, k=keys, v=values, decay=of(1, heads, 1), state=state, out=values)
+
+
 def run(device, net):
     net = own(net)
     assert device.why_not_delta(net) is None
@@ -250,6 +261,13 @@ def test_what_cannot_be_done_has_its_reason(shared):
     two = replace(net, decay=np.zeros((1, 1, 2, 2), np.float32))
     odd = replace(net, k=np.zeros((1, 1, 3, 32), np.float32))
     apart = replace(net, state=net.state.transpose(0, 1, 3, 2))
+    many = spread(net, sequences=513, heads=2, width=32)
+    rows = spread(net, sequences=512, heads=64, width=128)
+    states = spread(net, sequences=8, heads=4056, width=128)
+    cases = {"513 sequences": many, "33554432 bytes": rows, "largest block": states}
+    for reason, case in cases.items():
+        assert reason in shared.why_not_delta(case)
+
     cases = {"144 wide": wide, "2 decays": two, "do not share 3": odd, "not contiguous": apart}
 
     for reason, case in cases.items():
