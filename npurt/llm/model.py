@@ -48,7 +48,8 @@ class Llama(Context):
         seed: Of sampling; by default different each time.
         kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
         verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
-        strict: Refuse to load when a product would not run on *device*.
+        strict: Refuse to load when a product or a delta net would not run on *device*, and to go on
+            when one cannot any more.
         context_shift: When the context is full, forget the older half instead of stopping.
         chat_template: Jinja source to use instead of the file's.
         progress: Show progress bars on a terminal.
@@ -105,7 +106,7 @@ class Llama(Context):
             device if isinstance(device, Device) else open_device(device, threads=n_threads)
         )
         self._cpu = self._device if isinstance(self._device, CpuDevice) else CpuDevice(n_threads)
-        self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}")
+        self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
         try:
             with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
                 tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
@@ -196,6 +197,7 @@ class Llama(Context):
 
         Raises:
             ContextFull: The prompt does not fit.
+            NotOffloaded: With *strict*: the device failed, or computed something wrong.
             SettingError: An option makes no sense, or another thread is using the model.
         """
         sampling = Sampling(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from npurt.errors import NotOffloaded
+
 
 @dataclass(slots=True)
 class Row:
@@ -119,7 +121,7 @@ class Report:
             for line in lines
         ]
         text += [
-            f"{row.tensor}: planned {row.planned}, ran on {row.actual}: {row.reason}"
+            f"{row.tensor or row.op}: planned {row.planned}, ran on {row.actual}: {row.reason}"
             for row in self.rows
             if row.calls and not row.offloaded
         ]
@@ -143,9 +145,13 @@ class Report:
 
 @dataclass(slots=True)
 class Ledger:
-    """Rows by what they describe, and notes such as a quarantine."""
+    """Rows by what they describe, and notes such as a quarantine.
+
+    In strict mode it is an error that an op leaves the device that was planned for it.
+    """
 
     device: str
+    strict: bool = False
     notes: list[str] = field(default_factory=list)
     _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     _remarks: list[Callable[[], str]] = field(default_factory=list)
@@ -155,6 +161,21 @@ class Ledger:
         """Return the row for what *row* describes: the one already there, or *row* itself."""
         key = (row.op, row.tensor, row.shape, row.planned, row.actual, row.reason)
         return self._rows.setdefault(key, row)
+
+    def fallback(self, what: str) -> None:
+        """Take note, once, that the CPU goes on: call it before it does, with a reason.
+
+        Raises:
+            NotOffloaded: In strict mode.
+        """
+        if self.strict:
+            raise NotOffloaded(
+                f"a fallback in strict mode: {what}",
+                remedy="find out what is wrong with the device (npurt doctor), or leave strict "
+                "mode to let the CPU go on",
+            )
+        if what not in self.notes:
+            self.notes.append(what)
 
     def remark(self, sentence: Callable[[], str]) -> None:
         """Ask for *sentence* at each report."""

@@ -15,6 +15,7 @@ from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
 from npurt.cpu.program import Convolution, Heads, Routing
 from npurt.device import F32, DeltaNet, Device
+from npurt.errors import NotOffloaded
 from npurt.runtime.experts import RemoteExperts
 from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
@@ -179,8 +180,17 @@ class Plan:
         control: npt.NDArray[np.int32],
         device: Device,
     ) -> None:
-        """Convolve and run *net*, on *device* unless it says why not; see `Program.delta`."""
+        """Convolve and run *net*, on *device* unless it says why not; see `Program.delta`.
+
+        Raises:
+            NotOffloaded: It does, in strict mode.
+        """
         reason = device.why_not_delta(net)
+        if reason and self._ledger.strict:
+            raise NotOffloaded(
+                f"{device.caps.name} cannot take delta nets: {reason}",
+                remedy="leave strict mode to let the CPU do them",
+            )
         for steps, again in ((self._steps, False), (self._replays, True)):
             host = self._last_host(steps)
             host.program.conv(conv, replay=again)

@@ -54,6 +54,7 @@ class RemoteDelta:
 
         Raises:
             VerificationFailed: It is wrong on the device and on the CPU.
+            NotOffloaded: In strict mode: the device failed, or was wrong.
         """
         del position, head
         start, saved, before = self._control.tolist()
@@ -102,10 +103,8 @@ class RemoteDelta:
         """Let the CPU do it from now on."""
         if self._device is self._cpu:
             return
+        self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
         self._device, self._reason = self._cpu, reason
-        note = f"the CPU goes on with delta nets: {reason}"
-        if note not in self._ledger.notes:
-            self._ledger.notes.append(note)
 
     def _verify(self, net: DeltaNet, before: F32, row: Row) -> None:
         row.verified += 1

@@ -74,6 +74,7 @@ class RemoteStep:
 
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
+            NotOffloaded: In strict mode: the device failed, or was wrong.
         """
         views = [y[: len(x), product.columns] for product in self._products]
         outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
@@ -114,11 +115,9 @@ class RemoteStep:
         failed = products[0].packed.device
         if failed is self._cpu:
             raise error
+        self._ledger.fallback(f"the CPU goes on for {failed.caps.name}: {error.what}")
         for product in products:
             self._move(product, f"{failed.caps.name} failed: {error.what}")
-        note = f"the CPU goes on for {failed.caps.name}: {error.what}"
-        if note not in self._ledger.notes:
-            self._ledger.notes.append(note)
 
     def _move(self, product: _Product, reason: str) -> None:
         """Have the CPU do a product from now on."""
@@ -166,6 +165,9 @@ class RemoteStep:
     def _replace(self, product: _Product, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""
         name, wrong = product.placed.name, product.placed.device
+        self._ledger.fallback(
+            f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"
+        )
         self._move(product, f"{wrong} computed a wrong product with it")
         self._cpu.matmul(x, product.packed, out)
         if not self._is_right(product, x, out):
@@ -173,6 +175,3 @@ class RemoteStep:
                 f"the product with {name} is wrong on {wrong} and on the CPU",
                 remedy=WRONG_TWICE,
             )
-        self._ledger.notes.append(
-            f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"
-        )

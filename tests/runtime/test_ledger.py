@@ -114,6 +114,12 @@ def test_json_holds_everything():
     }
 
 
+def test_an_op_without_a_tensor_that_went_elsewhere_is_named_by_its_class():
+    astray = Row("delta net", "", (), "fake", "cpu", "no kernel", calls=1)
+
+    assert "\ndelta net: planned fake, ran on cpu: no kernel\n" in Report((astray,), "x").table()
+
+
 def test_a_row_is_kept_by_what_it_describes():
     ledger = Ledger("fake: x")
     first = ledger.row(row(tensor="a"))
