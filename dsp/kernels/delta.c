@@ -1,9 +1,9 @@
 /*
- * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h and
- * delta_advance.h.
+ * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h
+ * and delta_advance.h.
  *
- * Order   first everything that has no state in it, for up to NPURT_DELTA_ITEMS tokens and heads, then
- *         the states: what vectors write and scalars read lies some time apart.
+ * Order   first everything that has no state in it, for up to NPURT_DELTA_ITEMS tokens or heads,
+ *         then the states: what vectors write and scalars read lies some time apart.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
  *         each element of k).
  */

@@ -13,15 +13,16 @@
  * Widths are padded with zeros: B = ceil(width / 32) vectors along v, P = ceil(width / 64) pairs of
  * vectors along k.  A head's state, in vectors:
  *
- *   exponent[B], gain[2 P], integer[P][32][B][2]     pair (p, j), in a vector 32 of v, and the rows
- *                                                    k = 64 p + j and 64 p + 32 + j one after another
+ *   exponent[B], gain[2 P], integer[P][32][B][2]
+ *
+ * where [p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, of v 32 b..32 b + 31.
  *
  * A row of x, of a token, is float32 in parts that begin at multiples of 128 bytes:
  *
  *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
  *
- * where what pads a decay is one of its own: rows that are nothing but padding must not seem to stay
- * when all others go.  A row of y is out[heads][32 B].
+ * where what pads a decay is one of its own: rows that are nothing but padding must not seem to
+ * stay when all others go.  A row of y is out[heads][32 B].
  *
  * Bits equal those of tests/hexagon/delta_model.py.
  */

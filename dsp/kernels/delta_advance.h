@@ -17,7 +17,7 @@ typedef struct {
     vec d, shift, out;                      /* out, and the new exponent */
 } block;
 
-/* The greatest |h| of both rows of each lane, in the upper half; the rest of |S| / 2^16 below it. */
+/* The greatest |S| there can be: the greatest |h| in the upper half, all ones below it. */
 INLINE vec most_of(vec greatest, vec least)
 {
     vec most = Q6_Vh_vmax_VhVh(greatest, Q6_V_vnot_V(least));
@@ -65,7 +65,7 @@ typedef struct {
     vec *out;
 } target;
 
-/* Of `count` blocks, the first being b.  All is read before anything is written, so that they mix. */
+/* `count` blocks from b on.  All is read before anything is written, so that they mix. */
 INLINE void advance_blocks(const target *to, unsigned b, unsigned count, int gates, const item *by,
                            const found *found, vec *d, vec *shift, vec *worst)
 {

@@ -1,8 +1,8 @@
 /*
  * The two passes over a state: all that grows with its size.
  *
- * read    h = round(S / 2^16), a pair of rows to a lane; U += h . k, W += h . q; greatest and least h.
- *         |h| <= 2^14, and k and q are so small that 32 rows fit (delta.c), after which U / 4 goes
+ * read    h = round(S / 2^16), two rows to a lane; U += h . k, W += h . q; greatest and least h.
+ *         |h| <= 2^14 + 1, k and q so small that 32 rows fit (delta_prepare.h); then U / 4 goes
  *         to a total.
  * update  S = S / 2^shift + d k, shift by lane.
  *

@@ -25,9 +25,8 @@ enum {
 
 /* A token of a head, without its state.  Exponents are what is added to that of a lane. */
 typedef struct {
-    vec kq[2 *
-           MOST_PARTS]; /* pairs of words of k and q; of each the rows 64 p + j, 64 p + 32 + j */
-    vec k[MOST_PARTS];  /* words of k, for the update */
+    vec kq[2 * MOST_PARTS];    /* a word of k, one of q; of each two rows, as in the state */
+    vec k[MOST_PARTS];         /* words of k, for the update */
     vec shift[2 * MOST_PARTS]; /* gates: of rows, beyond the step of all */
     vec step;                  /* what shifted out of the gains: that of all rows */
     vec u_gain, u_exponent;    /* of u */
