@@ -81,10 +81,16 @@ def find(name: str, folder: str | Path) -> Path | None:
 
     Raises:
         SettingError: There is no such model.
+        DownloadError: *folder* cannot be looked into.
     """
     model = _lookup(name)
     path = Path(folder) / model.file
-    return path if path.is_file() and path.stat().st_size == model.nbytes else None
+    try:
+        return path if path.is_file() and path.stat().st_size == model.nbytes else None
+    except OSError as error:
+        raise DownloadError(
+            f"cannot look into {folder}: {error.strerror}", remedy="give a folder that can be read"
+        ) from error
 
 
 def fetch(

@@ -211,6 +211,17 @@ def test_a_folder_that_cannot_be_made_is_a_download_error(tmp_path, index):
         fetch(tmp_path / "file/models", index)
 
 
+@pytest.mark.parametrize("call", [models.fetch, models.find])
+def test_a_folder_that_cannot_be_looked_into_is_a_download_error(tmp_path, monkeypatch, call):
+    def forbidden(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(models.Path, "is_file", forbidden)
+
+    with pytest.raises(DownloadError, match=rf"{tmp_path}: Permission denied"):
+        call("tiny", tmp_path)
+
+
 def test_two_fetches_at_once_take_turns_and_download_once(tmp_path, index):
     second_is_in = threading.Event()
     paths = []

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = 0
     try:
         debug = read(DEBUG, int)
-        return int(args.run(args))
+        status = int(args.run(args))
+        print(end="", flush=True)  # what cannot be written is found out here, not at exit
+        return status
     except NpurtError as error:
         if debug:
             raise
@@ -58,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, USAGE) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is not None:  # of a file, which is no stream
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still held
+        if not isinstance(error, BrokenPipeError):  # the reader went away: nothing is left to say
+            print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
+            print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
         return 1

@@ -33,7 +33,8 @@ def load(path: Path) -> Any:
     """Open the kernel library at *path*.
 
     Raises:
-        DeviceNotFound: It is missing, cannot be loaded, or was built from another header.
+        DeviceNotFound: It is missing, cannot be loaded, is another library, or was built from
+            another header.
     """
     lib: Any
     try:
@@ -43,7 +44,13 @@ def load(path: Path) -> Any:
             f"cannot load the CPU kernels: {error}",
             remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles them",
         ) from error
-    have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
+    try:
+        have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
+    except AttributeError as error:
+        raise DeviceNotFound(
+            f"{path} is not npurt's library of CPU kernels: {error}",
+            remedy=f"unset {CPU_LIBRARY.name}, or name a build of npurt_cpu.h there",
+        ) from error
     if have != want:
         raise DeviceNotFound(
             f"{path} was built from another npurt_cpu.h: its ops have {have} bytes, not {want}",

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import _cffi_backend
 import pytest
 
 import npurt as library
@@ -315,6 +316,14 @@ def test_debugging_lets_errors_through(npurt, monkeypatch):
         npurt("run", "-m", "/nowhere", "-p", "x")
 
 
+def test_a_library_without_cpu_kernels_is_refused():
+    command = ("run", "-m", MODEL, "-p", "x")
+
+    result = spawn(*command, NPURT_CPU_LIBRARY=_cffi_backend.__file__)
+
+    assert_failed(result, _cffi_backend.__file__, "unset NPURT_CPU_LIBRARY")
+
+
 def test_control_c_is_status_130(npurt, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
@@ -358,6 +367,36 @@ def test_a_reader_that_went_away_is_no_error_message():
         )
 
     assert (result.returncode, result.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "-m", MODEL, "-p", "x", "-n", 4),
+        ("run", "-m", MODEL, "-p", "x", "-n", 4, "--json"),
+        ("models", "--json"),
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, command):
+    """A file that may not grow stands for a disk that is full."""
+    with open(tmp_path / "out", "wb") as full:
+        result = subprocess.run(
+            ["sh", "-c", 'ulimit -f 0; exec "$0" -m npurt "$@"', sys.executable, *command],
+            stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(),
+        )  # fmt: skip
+
+    said = rb"npurt: cannot write the output: File too large\n  remedy: .*\n"
+    assert result.returncode == 1
+    assert re.fullmatch(said, result.stderr), result.stderr
+
+
+def test_output_that_is_closed_is_no_error():
+    result = subprocess.run(
+        ["sh", "-c", '"$0" -m npurt models >&-', sys.executable],
+        stderr=subprocess.PIPE, timeout=60, env=environment(),
+    )  # fmt: skip
+
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_text_that_the_terminal_cannot_show_is_replaced():
