@@ -72,6 +72,7 @@ int dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers, uint3
                   uint32_t timeout_us);
 
 int npurt_sim_control(const char *settings);
+size_t npurt_sim_error(char *text, size_t bytes);
 uint64_t npurt_sim_total_packets(int domain);
 int npurt_sim_process(int domain);
 """
@@ -96,6 +97,7 @@ DSPQUEUE = (
 )
 SIMULATOR = (  # which only npurt's own has
     "npurt_sim_control",
+    "npurt_sim_error",
     "npurt_sim_total_packets",
     "npurt_sim_process",
 )

@@ -69,6 +69,7 @@ _EITHER = (0x27, 0x2E, 0x68, 0x204)  # never offset, whoever says it
 _RESET = (errnos.ECONNRESET, errnos.EPIPE)
 _ALLOCATIONS = ("rpcmem_alloc", "rpcmem_alloc2")
 
+CONNREFUSED = 0x72
 OPEN = "remote_handle64_open"
 INVOKE = "remote_handle64_invoke"
 DOCTOR = "run `npurt doctor`"
@@ -345,7 +346,7 @@ def failed(call: str, code: int, errno: int = 0, about: str = "") -> NpurtError:
     what = decode(code, call, errno)
     system = f", errno {errno} ({os.strerror(errno)})" if errno else ""
     text = f"{call}{about and ' of ' + about} failed with {what}{system}: {what.cause}"
-    if what.raw == 0x72:
+    if what.raw == CONNREFUSED:
         return DeviceNotFound(text, remedy=what.remedy)
     kind = next((kind for codes, kind in _KINDS if what.raw in codes), DriverError)
     if what.name == NAMES[0x68]:

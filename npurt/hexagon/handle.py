@@ -70,7 +70,8 @@ class Handle:
         code, errno = self._library.call(codes.OPEN, self._uri.encode(), number)
         if code or not number[0]:
             self.state = State.CLOSED
-            raise codes.failed(codes.OPEN, code, errno, self._uri)
+            unstarted = self._library.unstarted() if code == codes.CONNREFUSED else None
+            raise unstarted or codes.failed(codes.OPEN, code, errno, self._uri)
         self._number = int(number[0])
         self.state = State.OPEN
 

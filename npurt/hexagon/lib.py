@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npurt.errors import DeviceNotFound
+from npurt.errors import DeviceNotFound, NpurtError
 from npurt.hexagon import abi, codes
 from npurt.hexagon.caller import refuse_fork
 from npurt.settings import FASTRPC_LIBRARY, read
@@ -22,6 +22,7 @@ CANDIDATES = (
     "libcdsprpc.so",
     "/vendor/lib64/libcdsprpc.so",  # Android
 )
+SAID_BYTES = 1024  # that the simulator says of itself
 SIMULATOR = Path(__file__).with_name("sim") / "libcdsprpc_sim.so"
 _FASTRPC = re.compile(r"lib[acs]dsprpc(_sim)?\.so[.\d]*$")
 
@@ -63,6 +64,19 @@ class Library:
         code, errno = self.call(name, *arguments)
         if code:
             raise codes.failed(name, code, errno, about)
+
+    def unstarted(self) -> NpurtError | None:
+        """Return why npurt's simulator started no DSP process; None: it did not say, or is none."""
+        if "npurt_sim_error" not in self.features:
+            return None
+        text = abi.ffi().new("char[]", SAID_BYTES)
+        self.c.npurt_sim_error(text, SAID_BYTES)
+        said = abi.ffi().string(text).decode(errors="replace")
+        what, _, remedy = said.partition("\n  remedy: ")
+        if not what:
+            return None
+        command = " ".join(remedy.split()) or "install another qemu: apt-get install qemu-user"
+        return DeviceNotFound(f"the simulated DSP does not start: {what}", remedy=command)
 
     def __repr__(self) -> str:
         return f"Library({self.path!r})"

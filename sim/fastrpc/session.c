@@ -296,6 +296,7 @@ static int start_process(session *s, const link_machine *machine)
 int session_start(session *s, bool want_unsigned)
 {
     uint32_t code;
+    report_forget();
     if (!dsp_present()) {
         errno = ENOENT;
         return AEE_ECONNREFUSED;

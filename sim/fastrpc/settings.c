@@ -58,6 +58,7 @@ static bool loaded;
 
 static pthread_mutex_t saying = PTHREAD_MUTEX_INITIALIZER;
 static char last[1024];
+static bool topical; /* of the newest start */
 
 void report(const char *format, ...)
 {
@@ -67,10 +68,18 @@ void report(const char *format, ...)
     vsnprintf(text, sizeof(text), format, values);
     va_end(values);
     pthread_mutex_lock(&saying);
+    topical = true;
     if (strcmp(text, last) != 0) {
         fprintf(stderr, "libcdsprpc_sim: %s\n", text);
         memcpy(last, text, sizeof(last));
     }
+    pthread_mutex_unlock(&saying);
+}
+
+void report_forget(void)
+{
+    pthread_mutex_lock(&saying);
+    topical = false;
     pthread_mutex_unlock(&saying);
 }
 
@@ -82,9 +91,10 @@ void report_reset(void)
 size_t npurt_sim_error(char *text, size_t bytes)
 {
     pthread_mutex_lock(&saying);
-    size_t length = strlen(last);
+    const char *said = topical ? last : "";
+    size_t length = strlen(said);
     if (text && bytes) {
-        snprintf(text, bytes, "%s", last);
+        snprintf(text, bytes, "%s", said);
     }
     pthread_mutex_unlock(&saying);
     return length;

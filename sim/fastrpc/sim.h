@@ -56,7 +56,8 @@ bool fault_due(sim_fault fault, uint32_t *argument);
 
 /* Say something on stderr and remember it for npurt_sim_error. */
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void report_reset(void); /* in a child made by fork */
+void report_forget(void); /* a process starts: what was said is not about it */
+void report_reset(void);  /* in a child made by fork */
 
 /* --- memory.c -------------------------------------------------------------------------------- */
 

@@ -85,6 +85,15 @@ def test_an_ill_dsp_fails_where_it_is_ill(simulate, check, what):
     assert first.result.command
 
 
+def test_a_simulator_without_qemu_is_told_to_install_it(monkeypatch):
+    monkeypatch.setenv("NPURT_QEMU_HEXAGON", "/no/such/qemu")
+    _, first = judged(tried())
+
+    assert first.check.name == "session"
+    assert "/no/such/qemu" in first.result.what
+    assert "apt-get install qemu-user" in first.result.command
+
+
 def test_a_dsp_that_says_it_takes_signed_code_only_is_tried_all_the_same():
     results, first = judged(tried("unsigned=0"))
 

@@ -113,7 +113,7 @@ def test_every_symbol_that_is_looked_up_is_declared_and_none_is_declared_in_vain
     declared = {
         line.split("(")[0].split()[-1].lstrip("*")
         for line in abi.CDEF.splitlines()
-        if "(" in line and line.startswith(("int ", "void ", "uint64_t "))
+        if "(" in line and line.startswith(("int ", "void ", "size_t ", "uint64_t "))
     }
 
     assert declared == {*abi.SYMBOLS, *abi.OPTIONAL}

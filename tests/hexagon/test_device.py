@@ -294,6 +294,40 @@ def test_a_machine_without_a_dsp_has_no_hexagon(simulator):
     assert "npurt doctor" in caught.value.remedy
 
 
+@pytest.mark.parametrize("worker", ["0", "1"])
+@pytest.mark.parametrize(
+    ("version", "word"),
+    [
+        (None, "No such file"),
+        ("echo 'qemu-hexagon version 7.2.15'", "version 7.2"),
+        ("echo 'qemu-hexagon version 10.0.2'", "ended before it served"),
+    ],
+)
+def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_what_installs_it(
+    version, word, worker, simulator, monkeypatch, tmp_path
+):
+    qemu = tmp_path / "qemu-hexagon"
+    if version:
+        qemu.write_text(f"#!/bin/sh\n{version}\n")
+        qemu.chmod(0o755)
+    monkeypatch.setenv("NPURT_QEMU_HEXAGON", str(qemu))
+    monkeypatch.setenv("NPURT_HEXAGON_WORKER", worker)
+    for _ in range(2):  # said on stderr only once
+        with pytest.raises(DeviceNotFound, match=word) as caught:
+            open_hexagon("hexagon:sim")
+        assert str(qemu) in caught.value.what
+        assert "apt-get install qemu-user" in caught.value.remedy
+
+
+def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, monkeypatch):
+    with monkeypatch.context() as without, pytest.raises(DeviceNotFound, match="/no/qemu"):
+        without.setenv("NPURT_QEMU_HEXAGON", "/no/qemu")
+        open_hexagon("hexagon:sim")
+    tell("start=1:0x72")
+    with pytest.raises(DeviceNotFound, match="0x72"):
+        open_hexagon("hexagon:sim")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
