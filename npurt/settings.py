@@ -44,6 +44,22 @@ def read(setting: Setting, kind: type[T]) -> T:
         ) from None
 
 
+def deadline() -> int:
+    """Return the seconds that one call to an NPU may take: `NPURT_DEADLINE`.
+
+    Raises:
+        SettingError: It is no number, or below 1.
+    """
+    seconds = read(DEADLINE, int)
+    if seconds < 1:
+        raise SettingError(
+            f"a deadline of {seconds} seconds cannot be kept",
+            remedy=f"unset {DEADLINE.name}, or set it to the seconds that a call may take, "
+            f"such as {DEADLINE.default}",
+        )
+    return seconds
+
+
 def variable(name: str) -> str:
     """Return a variable that others read, for a diagnosis; "" when it is not set."""
     return os.environ.get(name, "")

@@ -37,7 +37,7 @@ from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts, patiently
-from npurt.settings import DEADLINE, HEXAGON_TRANSPORT, HEXAGON_WORKER, read
+from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
 
 RESTART_SECONDS = 10  # that a DSP may take to be back
 GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
@@ -379,7 +379,7 @@ def open_hexagon(text: str) -> HexagonDevice:
         session=name.session,
         transport=read(HEXAGON_TRANSPORT, str),
         worker=bool(read(HEXAGON_WORKER, int)),
-        deadline=read(DEADLINE, int),
+        deadline=deadline(),
         simulate=f"arch=v{name.arch}" if name.arch else "",
     )
     if way.transport == "dspqueue" and not probe.queue_works(way):

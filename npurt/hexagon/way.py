@@ -18,7 +18,7 @@ class Way:
     """All that opening a session needs; plain values, so that it can be told to a worker.
 
     Raises:
-        SettingError: There is no such transport, or no time.
+        SettingError: There is no such transport.
     """
 
     library: str  # file of the FastRPC library; "": the system's
@@ -34,11 +34,6 @@ class Way:
             raise SettingError(
                 f"there is no transport {self.transport!r}",
                 remedy=f"use one of {', '.join(TRANSPORTS)}",
-            )
-        if self.deadline <= 0:
-            raise SettingError(
-                f"a deadline of {self.deadline:g} seconds cannot be kept",
-                remedy="set NPURT_DEADLINE to the seconds that a call may take, such as 60",
             )
 
     @property

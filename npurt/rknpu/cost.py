@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npurt.rknpu.forms import Form
-from npurt.rknpu.plan import Plan, Tile
+from npurt.rknpu.plan import Plan
+from npurt.rknpu.task import Task
 
 CLOCK_HZ = 1e9  # [HW] the vendor's governor; stock rocket leaves 200 MHz
 EFFICIENCY = 0.88  # [HW] best seen of the MAC array's peak
@@ -43,36 +44,38 @@ def mac_rate(form: Form) -> int:
 def estimate(plan: Plan, *, chained: bool, submit_s: float = 0.0) -> Estimate:
     """Estimate *plan*; tasks that are *chained* overlap their transfers with computing."""
     cores = core_seconds([plan], chained=chained)
-    every = [tile for tiles in plan.tiles for tile in tiles]
-    macs = sum(tile.task.m * tile.task.k * tile.task.n for tile in every)
+    every = [tile.task for tiles in plan.tiles for tile in tiles]
+    macs = sum(task.m * task.k * task.n for task in every)
     features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
     return Estimate(max(cores) + submit_s, macs, features, weights, results, len(every))
 
 
 def core_seconds(plans: Sequence[Plan], *, chained: bool) -> list[float]:
     """Return how long each core is at work when *plans* are one job."""
-    cores = max(len(plan.tiles) for plan in plans)
-    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / cores)
-    work = [
-        [tile for plan in plans for tile in (plan.tiles[core] if core < len(plan.tiles) else ())]
-        for core in range(cores)
-    ]
+    work: list[list[Task]] = [[] for _ in range(max(len(plan.tiles) for plan in plans))]
+    for each in plans:
+        for tasks, tiles in zip(work, each.tiles, strict=False):
+            tasks += [tile.task for tile in tiles]
+    return task_seconds(work, chained=chained)
+
+
+def task_seconds(work: Sequence[Sequence[Task]], *, chained: bool) -> list[float]:
+    """Return how long each core is at work with its tasks, all cores at once."""
+    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / len(work))
     return [
-        sum(_seconds(tile, bandwidth, chained and len(tiles) > 1) for tile in tiles)
-        for tiles in work
+        sum(_seconds(task, bandwidth, chained and len(tasks) > 1) for task in tasks)
+        for tasks in work
     ]
 
 
-def _bytes(tile: Tile) -> tuple[int, int, int]:
-    task = tile.task
+def _bytes(task: Task) -> tuple[int, int, int]:
     features = task.m * task.form.in_bytes(task.k)
     return features, task.weight_bytes, task.m * task.n * task.form.out_bytes
 
 
-def _seconds(tile: Tile, bandwidth: float, chained: bool) -> float:
-    task = tile.task
+def _seconds(task: Task, bandwidth: float, chained: bool) -> float:
     mac = task.m * task.k * task.n / mac_rate(task.form) / (EFFICIENCY * CLOCK_HZ)
-    features, weights, results = (size / bandwidth for size in _bytes(tile))
+    features, weights, results = (size / bandwidth for size in _bytes(task))
     if chained:
         return max(mac, features + weights + results)
     return features + max(mac, weights) + results

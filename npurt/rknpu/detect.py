@@ -13,6 +13,7 @@ from npurt.rknpu.driver import Driver
 from npurt.rknpu.rocket import RocketDriver
 from npurt.rknpu.system import System, failure, ffi
 from npurt.rknpu.vendor import RknpuDriver
+from npurt.settings import deadline
 
 # The numbers that DRM gives nodes start at 0, 128 and 0; a board has a handful of each.
 NODES = (
@@ -31,7 +32,9 @@ def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
     Raises:
         DeviceNotFound: There is none, it may not be used, or somebody uses it.
         DriverError: The driver fails.
+        SettingError: `NPURT_DEADLINE` makes no sense.
     """
+    deadline_s = deadline()
     refused: list[str] = []
     for node, fd in _nodes(system, refused):
         with contextlib.ExitStack() as stack:
@@ -45,6 +48,7 @@ def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
                 system.lock(fd, node)
                 _raise_file_limit()
                 driver = (_rocket if name == uapi_rocket.NAME else _rknpu)(system, fd, node)
+                driver.deadline_s = deadline_s
                 stack.pop_all()
                 return driver
     raise _not_found(system, refused)

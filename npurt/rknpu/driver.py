@@ -2,11 +2,13 @@
 
 import abc
 import errno
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
+from npurt.rknpu.cost import task_seconds
 from npurt.rknpu.forms import ATOM
 from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Space
@@ -15,7 +17,8 @@ from npurt.rknpu.proof import Proof, Role, prove
 from npurt.rknpu.system import Call, Calls
 from npurt.rknpu.task import Task
 
-TIMEOUT_S = 10.0  # for a job; mainline ends one that hangs after 0.5 s by itself
+MARGIN = 20  # on the cost model: a clock of 300 MHz, memory that is shared
+GRACE_S = 0.5  # beyond that; as long as mainline lets a job take
 ATTEMPTS = 2  # of a job, with a reset between
 
 # Written where a job ends and looked for afterwards.  No sum of int8 products is so large, and as
@@ -74,6 +77,7 @@ class Job:
         self.calls = Calls(calls, SENTINEL, [b.window(at, at + ATOM) for b, at in lasts(parts)])
         self._owned = (*owned, *(part.program for part in parts))
         self._held = held
+        self.seconds = 0.0  # that the cost model gives it
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
@@ -112,6 +116,7 @@ class Driver(abc.ABC):
     """An opened NPU.  Not thread-safe.
 
     Attributes:
+        deadline_s: Seconds that a job may take at most.
         name: Of the kernel's driver.
         detail: Version and node, for people.
         spaces: The address space of each core.
@@ -119,6 +124,7 @@ class Driver(abc.ABC):
         profile: Of the programs that `prepare` makes.
     """
 
+    deadline_s = math.inf
     name: str
     detail: str
     spaces: tuple[Space, ...]
@@ -146,7 +152,9 @@ class Driver(abc.ABC):
         try:
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
-            return self._job(parts, list(_cleaned(parts, inputs)))
+            job = self._job(parts, list(_cleaned(parts, inputs)))
+            job.seconds = max(task_seconds([work.tasks for work in works], chained=self.chained))
+            return job
         except BaseException:
             for part in parts:
                 part.program.free()
@@ -174,10 +182,11 @@ class Driver(abc.ABC):
         writes = tuple(space.at(span) for span in sorted(proof.writes))
         return Part(program, len(work.tasks), proof, reads, writes)
 
-    def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> None:
+    def run(self, job: Job, timeout_s: float = math.inf) -> None:
         """Run *job* and wait for it; then the CPU sees its results.
 
         A job that fails, or leaves its last result unwritten, is tried once more after a reset.
+        Each time it may take *timeout_s*, `deadline_s` or `_patience`, whichever is least.
 
         Raises:
             DeviceLost: It failed again, or the device is gone: open it anew.
@@ -191,6 +200,7 @@ class Driver(abc.ABC):
                 code=errno.EBADF,
             )
         job.check()
+        timeout_s = min(timeout_s, self.deadline_s, self._patience(job))
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._try(job, timeout_s)
@@ -222,6 +232,10 @@ class Driver(abc.ABC):
                 call="SUBMIT",
                 code=0,
             )
+
+    def _patience(self, job: Job) -> float:
+        """Return after how many seconds *job* has failed, for all that is known of it."""
+        return GRACE_S + MARGIN * job.seconds
 
     @abc.abstractmethod
     def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:

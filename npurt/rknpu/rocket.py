@@ -17,6 +17,8 @@ from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Call, System, ffi
 
+BACKSTOP_S = 10.0
+
 
 class RocketSpace(Space):
     """The address space of one file."""
@@ -77,6 +79,10 @@ class RocketDriver(Driver):
         ]
         preps = [call.argument for call in waits]
         return Job(parts, [*calls, *submits, *waits], preps, held=structs)
+
+    def _patience(self, job: Job) -> float:
+        """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
+        return BACKSTOP_S
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         deadline = time.monotonic_ns() + int(timeout_s * 1e9)

@@ -84,6 +84,19 @@ def test_an_opening_that_fails_half_way_leaves_no_descriptor(sim, name, n):
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("seconds", ["abc", "0", "-5"])
+def test_a_deadline_that_makes_no_sense_is_refused_and_leaves_no_descriptor(
+    sim, monkeypatch, seconds
+):
+    monkeypatch.setenv("NPURT_DEADLINE", seconds)
+    before = descriptors()
+
+    with pytest.raises(SettingError, match=seconds) as caught:
+        open_driver(sim)
+    assert "NPURT_DEADLINE" in str(caught.value)
+    assert descriptors() == before
+
+
 @pytest.mark.parametrize(("version", "fits"), [(905, False), (906, True), (907, True)])
 def test_an_old_driver_of_the_vendor_is_refused(sim, version, fits):
     sim.set(f"version={version}")

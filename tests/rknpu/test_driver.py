@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
+from npurt.rknpu.cost import estimate
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.driver import SENTINEL, Work
 from npurt.rknpu.forms import FORMS
@@ -109,6 +110,44 @@ def test_a_wait_has_an_end(driver, product, faults):
         driver.run(product.job, timeout_s=0.02)
     assert error.value.code == errno.ETIMEDOUT
     assert isinstance(error.value.__cause__, DriverError)
+
+
+def waits(driver, job, monkeypatch):
+    """How long the kernel is told to wait for a job, in seconds."""
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_try", lambda _, seconds: told.append(seconds))
+        driver.run(job)
+    return told
+
+
+def test_a_job_may_take_many_times_what_the_model_gives_it_and_little_more(
+    driver, product, monkeypatch
+):
+    """Mainline's kernel ends what hangs by itself, before the wait for it ends."""
+    model = estimate(product.plan, chained=driver.chained).seconds
+    assert product.job.seconds == model
+
+    (small,) = waits(driver, product.job, monkeypatch)
+    product.job.seconds = 0.3
+    (large,) = waits(driver, product.job, monkeypatch)
+
+    if driver.name == "rocket":
+        assert small == large > 0.5
+    else:
+        assert 0.5 <= small < 0.6
+        assert 10 * 0.3 < large < 10
+
+
+def test_no_job_may_take_longer_than_the_deadline(simulator, monkeypatch):
+    monkeypatch.setenv("NPURT_DEADLINE", "3")
+    for name in ("rocket", "rknpu"):
+        opened = open_driver(simulator, (name,))
+        product = Prepared(opened, A, B, INT8, Layout.ROW)
+        product.job.seconds = 100.0
+
+        assert waits(opened, product.job, monkeypatch) == [3]
+        opened.close()
 
 
 def test_the_vendors_driver_is_told_to_reset_between_two_attempts(simulator, faults):
