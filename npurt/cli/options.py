@@ -53,15 +53,24 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add what decides each token."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--n-predict", type=int, metavar="N", help="most tokens to generate")
+    group.add_argument("-n", "--n-predict", type=number, metavar="N",
+                       help="most tokens to generate; -1: no limit")  # fmt: skip
     group.add_argument("--temp", type=float, default=0.8, help="0: the likeliest token each time")
     group.add_argument("--top-k", type=int, default=40, help="keep the K likeliest; 0: all")
     group.add_argument("--top-p", type=float, default=0.95, help="keep that much probability")
     group.add_argument("--min-p", type=float, default=0.05, help="keep this share of the best's")
     group.add_argument("--repeat-penalty", type=float, default=1.0, help="1: none")
-    group.add_argument("-s", "--seed", type=int, help="of the random numbers")
+    group.add_argument("-s", "--seed", type=number, help="of the random numbers; -1: any")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT",
                        help="end before this text; may be repeated")  # fmt: skip
+
+
+def number(text: str) -> int | None:
+    """Read a number of 0 or more, or -1, which is llama-cli's way to give none."""
+    value = int(text)
+    if value < -1:
+        raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 0 or more")
+    return None if value == -1 else value
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:

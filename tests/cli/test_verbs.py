@@ -117,6 +117,20 @@ def test_flags_reach_the_library(npurt, monkeypatch):
     }
 
 
+def test_minus_one_is_no_limit_and_a_random_seed_as_in_llama_cli(npurt, monkeypatch):
+    said = []
+
+    def generate(self, prompt, **options):
+        said.append((options["max_tokens"], options["seed"]))
+        return iter(())
+
+    monkeypatch.setattr(library.Llama, "generate", generate)
+    for n, seed in ((-1, -1), (0, 0)):
+        assert npurt("run", "-m", MODEL, "-p", "x", "-n", n, "-s", seed).code == 0
+
+    assert said == [(None, None), (0, 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -268,6 +282,8 @@ def test_listing_takes_no_names(npurt):
         ("run", "-p", "x"),
         ("run", "-m", MODEL, "-p", "x", "-f", "y"),
         ("run", "-m", MODEL, "-p", "x", "-n", "many"),
+        ("run", "-m", MODEL, "-p", "x", "-n", -2),
+        ("run", "-m", MODEL, "-p", "x", "-s", -2),
         ("run", "-m", MODEL, "-p", "x", "--kv-type", "q4_0"),
         ("run", "-m", MODEL, "-p", "x", "--fly"),
         ("chat",),
@@ -372,8 +388,8 @@ def test_a_reader_that_went_away_is_no_error_message():
 @pytest.mark.parametrize(
     "command",
     [
-        ("run", "-m", MODEL, "-p", "x", "-n", 4),
-        ("run", "-m", MODEL, "-p", "x", "-n", 4, "--json"),
+        ("run", "-m", MODEL, "-p", "x", "-n", "4"),
+        ("run", "-m", MODEL, "-p", "x", "-n", "4", "--json"),
         ("models", "--json"),
     ],
 )
