@@ -22,6 +22,7 @@ from npurt.llm.state import Snapshot, State
 from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
+from npurt.runtime.arguments import integer
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Sampler as Checks
@@ -55,7 +56,8 @@ class Context:
         self._shapes = {name: info.shape for name, info in self._file.tensors.items()}
         self._expected = decoder.tensors(self._architecture, self.config, self._shapes)
         weights.check(self._file, self._expected, decoder.ignored(self.config))
-        self.n_ctx = n_ctx if n_ctx else min(self.config.n_context, USUAL_CONTEXT)
+        usual = min(self.config.n_context, USUAL_CONTEXT)
+        self.n_ctx = usual if n_ctx is None else n_ctx
         require_context(self.metadata, self.n_ctx)
         self._state = State(self.config, self.n_ctx, kv_type)
 
@@ -152,6 +154,7 @@ class Context:
         Raises:
             LayoutError: *n_tokens* is negative.
         """
+        n_tokens = integer("n_tokens", n_tokens)
         if n_tokens < 0:
             raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
         self._require_open()
@@ -168,6 +171,7 @@ class Context:
         Raises:
             LayoutError: There are not so many.
         """
+        n_tokens = integer("n_tokens", n_tokens)
         if not 0 <= n_tokens <= self.n_tokens:
             raise LayoutError(
                 f"{n_tokens} of {self.n_tokens} tokens cannot be taken back",
@@ -264,6 +268,8 @@ class Context:
         return digest.digest()
 
     def _valid(self, ids: Sequence[int]) -> list[int]:
+        if isinstance(ids, bytes | bytearray):
+            raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
         try:
             tokens = [operator.index(i) for i in ids]
         except TypeError as error:

@@ -1,7 +1,7 @@
 """One generation: prefill, then token by token, until something ends it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,22 +54,16 @@ class Generation:
         llm: "Llama",
         prompt: list[int],
         sampler: Sampler,
-        stops: Sequence[str],
+        stops: tuple[str, ...],
         max_tokens: int | None,
         speculator: Speculator | None = None,
     ) -> None:
         if not prompt:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
-        if max_tokens is not None and max_tokens < 0:
-            raise SettingError(
-                f"max_tokens is {max_tokens}", remedy="use None for no limit, or a positive number"
-            )
-        if not all(stops):
-            raise SettingError("a stop text is empty", remedy="leave it out")
         self._llm = llm
         self._prompt = prompt
         self._sampler = sampler
-        self._stops = tuple(stops)
+        self._stops = stops
         self._limit = max_tokens
         self._speculator = speculator
         self._timing = Timing(prompt_tokens=len(prompt))
@@ -181,6 +175,21 @@ class Generation:
         self._llm.rewind(shared)
         self._timing.reused_tokens = shared
         return self._prompt[shared:]
+
+
+def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the texts that end a generation.
+
+    Raises:
+        SettingError: One is empty, or none at all.
+    """
+    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingError(f"a stop text is {text!r}", remedy="pass a str, or a list of them")
+        if not text:
+            raise SettingError("a stop text is empty", remedy="leave it out")
+    return texts
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:

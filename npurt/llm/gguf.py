@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from npurt.errors import LayoutError, ModelFormatError
+from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.metadata import Metadata, optional, require
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NUMBER, FORMATS, Format
@@ -94,13 +94,19 @@ class GGUF:
         data_offset: Where tensor data starts, bytes from the start of the file.
 
     Raises:
+        SettingError: *path* is no path.
         ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        try:
+            self.path = Path(path)
+        except TypeError as error:
+            raise SettingError(
+                f"{path!r:.40} is no path", remedy="pass the path of a GGUF file, a str or a Path"
+            ) from error
         with contextlib.ExitStack() as stack:
-            mapping = _map(self.path)
+            mapping = _map(path)
             stack.callback(mapping.close)
             header = read_header(mapping)
             stack.pop_all()
@@ -173,7 +179,7 @@ class GGUF:
         return self._mapping
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: str | os.PathLike[str]) -> mmap.mmap:
     """Map a regular file; the descriptor is closed before this returns."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
@@ -190,9 +196,10 @@ def _map(path: Path) -> mmap.mmap:
         os.close(fd)
 
 
-def _unreadable(path: Path, why: object) -> ModelFormatError:
+def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
     return ModelFormatError(
-        f"cannot open {path}: {why}", remedy="pass the path of a .gguf file that you may read"
+        f"cannot open {os.fspath(path) or repr('')}: {why}",
+        remedy="pass the path of a .gguf file that you may read",
     )
 
 

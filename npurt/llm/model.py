@@ -9,10 +9,10 @@ from typing import Any, Self
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import MAX_ROWS
 from npurt.device import Device
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.chat import ChatTemplate
 from npurt.llm.context import Context
-from npurt.llm.generate import Generation, Timing
+from npurt.llm.generate import Generation, Timing, stop_texts
 from npurt.llm.gguf import GGUF, TensorInfo
 from npurt.llm.metadata import optional
 from npurt.llm.sampler import Sampler, Sampling
@@ -23,6 +23,7 @@ from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
+from npurt.runtime.arguments import integer, optional_integer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
 from npurt.runtime.verify import Sampler as Checks
@@ -83,13 +84,11 @@ class Llama(Context):
         draft: str | os.PathLike[str] | None = None,
         draft_max: int = 8,
     ) -> None:
-        if not 1 <= n_batch <= MAX_ROWS:
-            raise SettingError(
-                f"a batch of {n_batch} tokens cannot be had", remedy=f"use 1 to {MAX_ROWS}"
-            )
-        self.path = Path(path)
-        self.n_batch = n_batch
-        self.seed = seed
+        n_ctx = optional_integer("n_ctx", n_ctx)
+        n_threads = optional_integer("n_threads", n_threads, 0)
+        draft_max = integer("draft_max", draft_max)
+        self.n_batch = integer("n_batch", n_batch, 1, MAX_ROWS)
+        self.seed = optional_integer("seed", seed, 0)
         self.context_shift = context_shift
         self.timing = Timing()
         self._progress = progress
@@ -99,6 +98,7 @@ class Llama(Context):
         self.turn = Turn()
         self.speculator: Speculator | None = None
         self._file = GGUF(path)
+        self.path = self._file.path
         self.metadata = self._file.metadata
         self._open_model(n_ctx, kv_type)
         self._network = open_network(draft, self) if draft and draft != "lookup" else None
@@ -167,7 +167,7 @@ class Llama(Context):
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of *ids*."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(self._valid(ids))
 
     # --- Generation -----------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ class Llama(Context):
             seed=self.seed if seed is None else seed,
         )
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        limit = optional_integer("max_tokens", max_tokens, 0)
         sampler = Sampler(sampling, self.tokenizer.never_sampled)
-        pieces = iter(Generation(self, ids, sampler, stops, max_tokens, self.speculator))
+        pieces = iter(Generation(self, ids, sampler, stop_texts(stop), limit, self.speculator))
         if stream:
             return pieces
         with self.turn:
@@ -226,9 +226,17 @@ class Llama(Context):
             options: Those of `generate`.
 
         Raises:
+            LayoutError: *messages* are none, or the template refuses them.
             ModelFormatError: The file has no chat template, or a broken one.
         """
-        text = self.template.render(list(messages))
+        try:
+            given = list(messages)
+        except TypeError as error:
+            raise LayoutError(
+                f"messages are {messages!r}",
+                remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
+            ) from error
+        text = self.template.render(given)
         bos = self._text(self.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         ids = self.tokenize(text, add_bos=False if printed else None)

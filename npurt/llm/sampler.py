@@ -8,11 +8,13 @@ Source: llama.cpp src/llama-sampling.cpp, MIT: what each step keeps.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, SettingError
+from npurt.runtime.arguments import integer, optional_integer
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -47,18 +49,21 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        integer("top_k", self.top_k, 0)
+        integer("repeat_last_n", self.repeat_last_n, -1)
+        optional_integer("seed", self.seed, 0)
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, Real), "a number")
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
-        _check("top_k", self.top_k, self.top_k >= 0, "0 or more")
         _check("top_p", self.top_p, 0 <= self.top_p <= 1, "0 to 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
         _check("repeat_penalty", self.repeat_penalty, 0 < self.repeat_penalty < math.inf, "above 0")
-        _check("repeat_last_n", self.repeat_last_n, self.repeat_last_n >= -1, "-1 or more")
-        _check("seed", self.seed, self.seed is None or self.seed >= 0, "None, or 0 or more")
 
 
 def _check(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
-        raise SettingError(f"{name} = {value}", remedy=f"{name} must be {allowed}")
+        raise SettingError(f"{name} is {value!r}", remedy=f"{name} must be {allowed}")
 
 
 class Sampler:

@@ -95,9 +95,15 @@ class Tokenizer:
                 text from a stranger: they are then letters like any others.
 
         Raises:
-            LayoutError: *text* has a lone surrogate, which has no UTF-8, or is above `MAX_TEXT`.
+            LayoutError: *text* is no str, is above `MAX_TEXT`, or has a lone surrogate, which has
+                no UTF-8.
             SettingError: *add_bos*, and the model has no BOS token.
         """
+        if not isinstance(text, str):
+            raise LayoutError(
+                f"a text is a str, not {type(text).__name__}",
+                remedy="decode bytes first: data.decode()",
+            )
         head = self._head(self.add_bos if add_bos is None else add_bos)
         if len(text) > MAX_TEXT:
             raise LayoutError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from npurt.cpu.device import CpuDevice
 from npurt.device import Device
 from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
+from npurt.runtime.arguments import optional_integer
 from npurt.settings import DEVICE, read
 
 KINDS = ("cpu", "hexagon", "rknpu")
@@ -29,13 +30,15 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
 
     Raises:
         UnknownDevice: *name* is misspelt.
+        SettingError: *threads* are none.
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
+    threads = optional_integer("threads", threads, 0)
     if name is None or name == "auto":
         name = read(DEVICE, str)
     if name in ("auto", "cpu"):
         return CpuDevice(threads)
-    opener = OPENERS.get(name.partition(":")[0])
+    opener = OPENERS.get(name.partition(":")[0]) if isinstance(name, str) else None
     if opener is None:
         raise UnknownDevice(
             f"{name!r} is not a device name",

@@ -274,6 +274,7 @@ def test_an_empty_prompt_is_refused():
         {"n_batch": 0},
         {"n_batch": 513},
         {"n_ctx": -1},
+        {"n_ctx": 0},
         {"n_ctx": 1 << 23},
         {"kv_type": "q8_0"},
         {"n_threads": -1},

@@ -1,0 +1,32 @@
+"""Numbers that users pass: checked where they come in, by name."""
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import SettingError
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return the integer *value*, Python's or numpy's, of the argument *name*.
+
+    Raises:
+        SettingError: It is none, or below *least*, or above *most*.
+    """
+    bounds = [f"of at least {least}"] if least is not None else []
+    bounds += [f"at most {most}"] if most is not None else []
+    remedy = " ".join([f"{name} must be an integer", " and ".join(bounds)]).strip()
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise SettingError(f"{name} is {value!r}", remedy=remedy) from error
+    low, high = least is not None and number < least, most is not None and number > most
+    if low or high or isinstance(value, bool | np.bool_):
+        raise SettingError(f"{name} is {value!r}", remedy=remedy)
+    return number
+
+
+def optional_integer(name: str, value: Any, least: int | None = None) -> int | None:
+    """Return `integer`, or None when *value* is None."""
+    return None if value is None else integer(name, value, least)

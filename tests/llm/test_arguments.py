@@ -1,0 +1,108 @@
+"""What is of the wrong type is an error with a remedy: no other meaning, and no bare TypeError."""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import LayoutError, NpurtError, SettingError
+from tests.llm import tiny
+from tests.llm.conftest import PROMPT
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": 1.5},
+        {"n_ctx": "64"},
+        {"n_batch": 8.0},
+        {"n_batch": None},
+        {"n_threads": "2"},
+        {"n_threads": 1.0},
+        {"seed": "x"},
+        {"seed": 1.0},
+        {"seed": -1},
+        {"draft": "lookup", "draft_max": 2.5},
+    ],
+    ids=str,
+)
+def test_a_model_is_opened_with_integers(options):
+    *_, name = options
+    with pytest.raises(SettingError, match=f"{name} is ") as caught:
+        npurt.Llama(tiny.path(), **options)
+    assert f"{name} must be an integer" in caught.value.remedy
+
+
+@pytest.mark.parametrize("path", [None, 5, b"model.gguf", ["model.gguf"]])
+def test_a_path_is_text_or_a_path(path):
+    for call in (npurt.Llama, npurt.GGUF):
+        with pytest.raises(SettingError, match="is no path"):
+            call(path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 2.5},
+        {"max_tokens": "3"},
+        {"max_tokens": True},
+        {"seed": "x"},
+        {"seed": 0.5},
+        {"top_k": 1.5},
+        {"top_k": "x"},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_p": "0.5"},
+        {"min_p": [0.1]},
+        {"repeat_penalty": "1"},
+    ],
+    ids=str,
+)
+def test_options_of_a_generation_are_numbers(llm, options):
+    (name,) = options
+    for stream in (False, True):
+        with pytest.raises(SettingError, match=f"{name} is ") as caught:
+            llm.generate(PROMPT, stream=stream, **options)
+        assert f"{name} must be a" in caught.value.remedy
+
+
+@pytest.mark.parametrize("stop", [5, [5], None, b"x", ["a", b"x"], [None]])
+def test_stop_texts_are_texts(llm, stop):
+    with pytest.raises(SettingError, match="a stop text is"):
+        llm.generate(PROMPT, max_tokens=1, stop=stop)
+
+
+def test_numbers_may_be_numpys(llm):
+    options = {"max_tokens": np.int64(3), "top_k": np.uint8(5), "temperature": np.float32(0.5)}
+
+    llm.generate(PROMPT, seed=np.int32(3), **options)
+
+    assert llm.timing.generated_tokens == 3
+
+
+@pytest.mark.parametrize("text", [b"x", None, 5, ["x"]])
+def test_what_is_tokenised_is_text(llm, text):
+    with pytest.raises(LayoutError, match="a text is a str, not ") as caught:
+        llm.tokenize(text)
+    assert "decode" in caught.value.remedy
+
+
+@pytest.mark.parametrize("ids", [5, None, b"\x01\x02", [1.5], "12", [None], [10**6], [-1]])
+def test_what_is_detokenised_or_continued_are_ids(llm, ids):
+    calls = [llm.detokenize, llm.eval, llm.eval_last]
+    for call in calls if isinstance(ids, str) else [*calls, llm.generate]:
+        with pytest.raises(LayoutError) as caught:
+            call(ids)
+        assert caught.value.remedy
+
+
+@pytest.mark.parametrize("messages", [None, "Hello", 5, [5], ["Hello"], [{}], [None]])
+def test_messages_are_dicts(llm, messages):
+    with pytest.raises(NpurtError):
+        llm.chat(messages, max_tokens=1)
+
+
+@pytest.mark.parametrize("count", [1.5, "1", None])
+def test_tokens_are_taken_back_by_number(llm, count):
+    for call in (llm.rewind, llm.rollback):
+        with pytest.raises(SettingError, match="n_tokens is "):
+            call(count)
