@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("the following arguments are required: -m/--model")
     if args.spec or args.draft or args.plot:
         return run_spec(args)
+    before = rows_of(args.compare) if args.compare else {}
     rows = []
     for path in args.model:
         options = {"device": args.device, "n_threads": args.threads, "n_batch": args.batch_size}
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(table(rows))
     if args.compare:
-        print(compare(rows, args.compare), file=sys.stderr if args.json else sys.stdout)
+        print(compare(rows, before), file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -166,13 +167,17 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def compare(rows: list[dict[str, Any]], path: str) -> str:
-    """Return the ratio of *rows* to the rows in the file *path*, test by test."""
+def rows_of(path: str) -> dict[tuple[str, str], float]:
+    """Return the tokens per second of each (model, test) in the file *path*.
+
+    Raises:
+        NpurtError: It cannot be read, or does not hold such rows.
+    """
     from npurt.cli.options import text_of
     from npurt.errors import NpurtError
 
     try:
-        old = {
+        return {
             (r["model"], r["test"]): float(r["tokens_per_second"])
             for r in json.loads(text_of(path))
         }
@@ -181,13 +186,14 @@ def compare(rows: list[dict[str, Any]], path: str) -> str:
             f"{path} does not hold rows of `npurt bench --json`",
             remedy="make it with: npurt bench -m FILE --json > FILE.json",
         ) from error
+
+
+def compare(rows: list[dict[str, Any]], before: dict[tuple[str, str], float]) -> str:
+    """Return the ratio of *rows* to those of *before*, test by test."""
     lines = []
     for row in rows:
-        before = old.get((row["model"], row["test"]))
-        now = row["tokens_per_second"]
-        said = (
-            f"{before:.2f} -> {now:.2f}, ratio {now / before:.3f}" if before else "not in the file"
-        )
+        then, now = before.get((row["model"], row["test"])), row["tokens_per_second"]
+        said = f"{then:.2f} -> {now:.2f}, ratio {now / then:.3f}" if then else "not in the file"
         lines.append(f"{row['model']} {row['test']}: {said}")
     return "\n".join(lines)
 

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
             )
             return 0
         print()
+        if llm.timing.finish == "context":
+            print("[the context is full; use a larger -c, or --context-shift]", file=sys.stderr)
         if args.report:
             print(report.table(), file=sys.stderr)
         print(f"{llm.timing.line()}; {report.line()}", file=sys.stderr)

@@ -25,9 +25,12 @@ def add(verbs: Any) -> None:
 
 
 def _arch(text: str) -> int:
-    if not re.fullmatch(r"v?\d\d", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no version such as v68")
-    return int(text.removeprefix("v"))
+    from npurt.hexagon.loadable import VERSIONS
+
+    if not re.fullmatch(r"v?\d\d", text) or int(text[-2:]) not in VERSIONS:
+        known = f"v{VERSIONS[0]} to v{VERSIONS[-1]}"
+        raise argparse.ArgumentTypeError(f"{text!r} is no version such as v68, of {known}")
+    return int(text[-2:])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from npurt.hexagon.elf import Access, Kind, SharedObject, read
 _ENTRY = re.compile(r"\w+_skel_(handle_)?invoke")  # of any
 
 PAGE = 4096
-NEWEST = 81
+VERSIONS = range(60, 82)  # of DSPs
 RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE"}  # that skels which load have
 COMPANIONS = {"libc.so", "libgcc.so"}  # that skels of the SDK need, and find
 BUILD = "run `python npurt/build.py` in a checkout, or reinstall npurt"
@@ -88,7 +88,7 @@ def _version(skel: SharedObject, arch: int | None) -> list[Finding]:
                 f"use the skel for v{arch}",
             )
         ]
-    if not 60 <= skel.arch <= NEWEST:
+    if skel.arch not in VERSIONS:
         return [_warning(f"nothing is known of Hexagon v{skel.arch}", "check the file's header")]
     return []
 

@@ -50,6 +50,14 @@ def test_run_streams_the_text_and_ends_with_the_account(npurt, greedy):
     assert re.fullmatch(LINE, result.err.splitlines()[-1])
 
 
+@pytest.mark.parametrize("n", [-1, 4])
+def test_run_says_when_the_context_ended_the_text(npurt, n):
+    result = npurt("run", "-m", MODEL, "-p", "x", "-c", 16, "--temp", 0, "-n", n)
+
+    assert result.code == 0
+    assert ("[the context is full; " in result.err) == (n < 0)
+
+
 def test_run_takes_a_prompt_from_a_file_and_reports(npurt, text_file, greedy):
     result = npurt("run", "-m", MODEL, "-f", text_file, "--report", *GREEDY)
 
@@ -135,6 +143,7 @@ def test_minus_one_is_no_limit_and_a_random_seed_as_in_llama_cli(npurt, monkeypa
     ("arguments", "said"),
     [
         (("-m", "/nowhere.gguf", "-p", "x"), "/nowhere.gguf"),
+        (("-m", "", "-p", "x"), "cannot open '':"),
         (("-m", PROJECT, "-p", "x"), "not a regular file"),
         (("-m", __file__, "-p", "x"), "not a GGUF file"),
         (("-m", MODEL, "-f", "/nowhere.txt"), "/nowhere.txt"),
@@ -156,7 +165,7 @@ def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):
         (("--temp", -1), "temperature"),
         (("--temp", "nan"), "temperature"),
         (("--stop", ""), "stop"),
-        (("-c", -1), "context"),
+        (("-c", -1), "-1"),
         (("-b", 513), "512"),
         (("-t", -1), "threads"),
         (("-dev", "gpu"), "not a device name"),

@@ -249,9 +249,10 @@ def test_a_file_that_is_not_there_or_no_skel_is_an_error_with_a_remedy(tmp_path,
         assert "remedy:" in capsys.readouterr().err
 
 
-def test_a_version_that_is_none_is_a_usage_error(capsys):
+@pytest.mark.parametrize("version", ["v6x", "v99", "v59", "168"])
+def test_a_version_that_is_none_is_a_usage_error(capsys, version):
     with pytest.raises(SystemExit) as caught:
-        main(["skel", "verify", "x", "--arch", "v6x"])
+        main(["skel", "verify", "x", "--arch", version])
 
     assert caught.value.code == 2
-    assert "'v6x' is no version" in capsys.readouterr().err
+    assert f"{version!r} is no version" in capsys.readouterr().err
