@@ -104,31 +104,33 @@ def check(request: Request, answer: U8) -> int:
     """Return the DSP cycles that *request* took, 0 where they are not known.
 
     Raises:
-        DeviceLost: *answer* is not the reply to *request*: the call did not arrive.
+        DeviceLost: *answer* is not the reply to *request*, or none that a DSP gives: the call or
+            the reply did not arrive whole.
         DeviceFull: The DSP has no memory left.
         NumericsError: There is a NaN or an infinity in the activations.
         DriverError: The DSP refused an op.
     """
     read: Any = answer.view(REPLY)[0]
     if (read["magic"], read["sequence"]) != (REPLY_MAGIC, request.head["sequence"]):
-        raise DeviceLost(
+        raise _lost(
             f"the reply is not that of batch {request.head['sequence']}: "
-            f"magic {read['magic']:#x}, batch {read['sequence']}",
-            remedy="nothing, if the session is opened again and goes on",
-            call="execute",
-            code=0,
+            f"magic {read['magic']:#x}, batch {read['sequence']}"
         )
-    if read["status"]:
-        raise _refusal(int(read["status"]), int(read["done"]), int(request.head["count"]))
+    status, done, count = int(read["status"]), int(read["done"]), int(request.head["count"])
+    if not (status in _MEANING and done < max(count, 1) if status else done == count):
+        raise _lost(f"the reply is damaged: status {status}, {done} of {count} ops done")
+    if status:
+        raise _refusal(Status(status), done, count)
     return int(read["pcycles"])
 
 
-def _refusal(status: int, done: int, count: int) -> NpurtError:
-    if status not in list(Status):
-        meaning = f"status {status}, which this version of npurt does not know"
-    else:
-        meaning = _MEANING[Status(status)]
-    what = f"the DSP stopped at op {done + 1} of {count}: {meaning}"
+def _lost(what: str) -> DeviceLost:
+    remedy = "nothing, if the session is opened again and goes on"
+    return DeviceLost(what, remedy=remedy, call="execute", code=0)
+
+
+def _refusal(status: Status, done: int, count: int) -> NpurtError:
+    what = f"the DSP stopped at op {done + 1} of {count}: {_MEANING[status]}"
     if status == Status.VALUE:
         return NumericsError(what, remedy="check the model file with device 'cpu'")
     error, remedy = DriverError, "reinstall npurt; if that does not help, report it"

@@ -320,9 +320,10 @@ def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_what_installs_it(
 
 
 def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, monkeypatch):
-    with monkeypatch.context() as without, pytest.raises(DeviceNotFound, match="/no/qemu"):
-        without.setenv("NPURT_QEMU_HEXAGON", "/no/qemu")
+    monkeypatch.setenv("NPURT_QEMU_HEXAGON", "/no/qemu")
+    with pytest.raises(DeviceNotFound, match="/no/qemu"):
         open_hexagon("hexagon:sim")
+    monkeypatch.delenv("NPURT_QEMU_HEXAGON")
     tell("start=1:0x72")
     with pytest.raises(DeviceNotFound, match="0x72"):
         open_hexagon("hexagon:sim")
@@ -344,7 +345,7 @@ def test_settings_that_make_no_sense_are_refused(name, value, simulator, monkeyp
         open_hexagon("hexagon:sim")
 
 
-def test_settings_choose_transport_and_worker(simulator, monkeypatch):
+def test_settings_choose_transport_and_worker(simulator, monkeypatch, tmp_path):
     monkeypatch.setenv("NPURT_HEXAGON_TRANSPORT", "dspqueue")
     monkeypatch.setenv("NPURT_HEXAGON_WORKER", "1")
     with open_hexagon("hexagon:sim") as device:
@@ -354,6 +355,7 @@ def test_settings_choose_transport_and_worker(simulator, monkeypatch):
         assert_is_product(device, x, packed, multiply(device, x, packed))
         assert device.packets() > 0
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "queue_stuck=1")
-    monkeypatch.setenv("NPURT_CACHE", "/nonexistent")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NPURT_CACHE", str(tmp_path / "file" / "below"))
     with open_hexagon("hexagon:sim") as device:
         assert device.caps.detail.endswith("invoke, worker process")

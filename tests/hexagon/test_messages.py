@@ -105,12 +105,29 @@ def test_a_reply_to_another_batch_is_no_reply(wrong):
         messages.check(messages.Request(1), answer(**wrong))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"done": 3},
+        {"done": 2 | 1 << 30},
+        {"done": 1},
+        {"status": messages.Status.VALUE, "done": 2},
+        {"status": messages.Status.VALUE, "done": 1 << 30},
+        {"status": 99, "done": 1},
+        {"status": 2**32 - 1, "done": 1},
+    ],
+)
+def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
+    with pytest.raises(DeviceLost, match="damaged"):
+        messages.check(messages.Request(2), answer(**wrong))
+
+
 def test_room_for_a_reply_is_no_reply():
     with pytest.raises(DeviceLost):
         messages.check(messages.Request(1), messages.reply())
 
 
-@pytest.mark.parametrize("status", [*messages.Status, 99, 2**32 - 1])
+@pytest.mark.parametrize("status", messages.Status)
 def test_a_refusal_names_the_op_and_the_reason(status):
     error = {
         messages.Status.VALUE: NumericsError,
@@ -121,7 +138,6 @@ def test_a_refusal_names_the_op_and_the_reason(status):
     with pytest.raises(error, match=r"op 3 of 4") as caught:
         messages.check(messages.Request(4), answer(status=status, done=2))
 
-    assert str(status) in caught.value.what or status in list(messages.Status)
     assert getattr(caught.value, "code", status) == status
 
 

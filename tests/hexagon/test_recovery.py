@@ -11,7 +11,7 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceLost
-from npurt.hexagon import cache, device, probe, store
+from npurt.hexagon import cache, device, messages, probe, store
 from npurt.hexagon.device import HexagonDevice
 from npurt.hexagon.lib import SIMULATOR, load
 from npurt.quant.tensor import QTensor
@@ -202,6 +202,21 @@ def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulato
         kill()
         interrupt(work.multiply)
         assert work.is_right()
+
+
+def test_a_reply_that_is_damaged_is_that_of_a_lost_device(simulator, monkeypatch):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        check, flips = messages.check, [1 << 30]
+
+        def spoiled(request, answer):
+            answer.view(messages.REPLY)["done"] ^= flips.pop() if flips else 0
+            return check(request, answer)
+
+        monkeypatch.setattr(messages, "check", spoiled)
+        assert work.is_right()
+        (news,) = hexagon.news()
+        assert "damaged" in news
 
 
 # --- Whole models -------------------------------------------------------------------------------
