@@ -122,7 +122,12 @@ def _rknpu(system: System, fd: int, node: str) -> RknpuDriver:
             f"the NPU at {node} runs without its IOMMU",
             remedy="enable the node rknpu_mmu in the device tree",
         )
-    return RknpuDriver(system, fd, node, system.cores(uapi_rknpu.NAME), version)
+    cores = system.cores(uapi_rknpu.NAME)
+    while True:
+        driver = RknpuDriver(system, fd, node, cores, version)
+        if cores == 1 or not driver.refuses_all_cores():
+            return driver
+        cores -= 1
 
 
 def _action(system: System, fd: int, which: int) -> int:

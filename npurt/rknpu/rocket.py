@@ -59,7 +59,7 @@ class RocketDriver(Driver):
     chained = False
 
     def __init__(self, system: System, fds: Sequence[int], node: str) -> None:
-        self.detail = f"rocket at {node}, {len(fds)} cores"
+        self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
 
     def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:

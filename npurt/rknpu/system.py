@@ -274,8 +274,8 @@ class Simulator(System):
         """Do nothing: each process has a simulated NPU of its own."""
 
     def cores(self, driver: str) -> int:
-        """Return three, as on an RK3588."""
-        return 3
+        """Return how many cores are simulated."""
+        return int(self.report()["core_count"])
 
 
 def failure(call: str, code: int) -> DriverError:

@@ -3,20 +3,26 @@
 Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
-from npurt.errors import LayoutError
+from npurt.errors import DriverError, LayoutError
 from npurt.rknpu import uapi_rknpu as uapi
-from npurt.rknpu.driver import Driver, Job, Part
+from npurt.rknpu.driver import Driver, Job, Part, Work
+from npurt.rknpu.forms import FORMS
+from npurt.rknpu.layout import Layout
 from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.regcmd import TAIL
 from npurt.rknpu.system import Call, System, ffi
+from npurt.rknpu.task import Task
 
 LINE = 64  # bytes of a cache line
+PAGE = 4096  # bytes
+INT8 = FORMS["int8"]
 TASK_BYTES = uapi.PARTS["struct rknpu_task"]
 
 
@@ -95,9 +101,37 @@ class RknpuDriver(Driver):
 
     def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
         release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-        self.detail = f"rknpu {release} at {node}, {cores} cores"
+        self.detail = f"rknpu {release} at {node}, {cores} core{'s' if cores > 1 else ''}"
         self._space = RknpuSpace(system, fd, version)
         self.spaces = (self._space,) * cores
+
+    def refuses_all_cores(self) -> bool:
+        """Return whether the driver refuses a job for all cores: a smallest product on each.
+
+        It has no other way to say how many there are, and a device tree may name a chip with more.
+        What else goes wrong here will go wrong again where it can be mended.
+        """
+        size = INT8.group
+        task = Task(INT8, Layout.ROW, 1, size, size, rows=1, columns=size)
+        buffers: list[Buffer] = []
+        try:
+            buffers.append(self._space.alloc(PAGE, Role.INPUT, "A and B"))
+            buffers.append(self._space.alloc(PAGE, Role.OUTPUT, "C"))
+            a, c = (buffer.address for buffer in buffers)
+            job = self.prepare([
+                Work([task], [(a, a + PAGE // 2, c + core * PAGE // 4)])
+                for core in range(len(self.spaces))
+            ])  # fmt: skip
+            try:
+                self._try(job, self._patience(job))
+            finally:
+                job.free()
+        except DriverError as error:
+            return error.call == uapi.SUBMIT.name and error.code == errno.EINVAL
+        finally:
+            for buffer in buffers:
+                buffer.free()
+        return False
 
     def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:

@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,7 +28,7 @@ enum { MAX_NAMES = 16, NAME_SIZE = 32 };
 static const char ROCKET_CORES[] = "/sys/bus/platform/drivers/rocket";
 static const char *const CORE_NAMES[CORES] = {"fdab0000.npu", "fdac0000.npu", "fdad0000.npu"};
 static const char COMPATIBLE[] = "/proc/device-tree/compatible";
-static const char CHIP[] = "simulated,rk3588\0rockchip,rk3588"; /* and a final zero */
+enum { CHIP_SIZE = sizeof("simulated,rk3588") + sizeof("rockchip,rk3588") };
 
 /* --- what there is ----------------------------------------------------------------------------- */
 
@@ -117,9 +118,16 @@ static int node_stat(const char *path, struct stat *st)
     st->st_nlink = 1;
     st->st_rdev = number;
     st->st_ino = number;
-    st->st_size = file ? sizeof(CHIP) : 0;
+    st->st_size = file ? CHIP_SIZE : 0;
     st->st_blksize = PAGE;
     return 0;
+}
+
+/* The device tree's names of the board and of its chip, a zero after each. */
+static void name_chip(char text[CHIP_SIZE])
+{
+    const char *chip = settings.cores == 2 ? "rk3583" : "rk3588";
+    snprintf(text, CHIP_SIZE, "simulated,%s%crockchip,%s", chip, 0, chip);
 }
 
 int nodes_open(const char *path, int flags)
@@ -128,7 +136,9 @@ int nodes_open(const char *path, int flags)
         return NOT_OURS;
     }
     const int fd = memfd_create("compatible", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
-    if (fd < 0 || pwrite(fd, CHIP, sizeof(CHIP), 0) != sizeof(CHIP)) {
+    char chip[CHIP_SIZE];
+    name_chip(chip);
+    if (fd < 0 || pwrite(fd, chip, CHIP_SIZE, 0) != CHIP_SIZE) {
         return -ENOMEM;
     }
     return fd;

@@ -47,6 +47,31 @@ def test_the_driver_is_known_by_its_name_not_by_its_node(sim, nodes, name, node)
     driver.close()
 
 
+@pytest.mark.parametrize(("name", "told"), [("rocket", None), ("rknpu", None), ("rknpu", 3)])
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_cores_that_are_not_there_are_not_used(sim, monkeypatch, name, told, cores):
+    """With the vendor's driver, the device tree may name a chip that has more."""
+    sim.set(f"cores={cores}")
+    if told:
+        monkeypatch.setattr(sim, "cores", lambda driver: told)
+
+    driver = open_driver(sim, (name,))
+
+    assert len(driver.spaces) == cores
+    assert driver.detail.endswith(f"{cores} cores" if cores > 1 else "1 core")
+    assert not any(space.spans for space in driver.spaces)
+    driver.close()
+
+
+def test_a_first_job_that_fails_says_nothing_of_the_cores(sim):
+    for fault in ("timeout", "stale", "enomem", "eio"):
+        sim.set(f"reload=1 fault={fault}@submit")
+        driver = open_driver(sim, ("rknpu",))
+
+        assert len(driver.spaces) == 3
+        driver.close()
+
+
 def test_a_driver_can_be_asked_for(sim):
     driver = open_driver(sim, ("rknpu",))
 
