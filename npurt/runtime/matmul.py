@@ -3,6 +3,8 @@
 Dtypes: int8 @ int8 gives int32, exact.  Otherwise both operands are float32 (float16 and int8 are
 widened, float64 is rounded) and so is the result.  A packed operand multiplies by its own rules:
 integer formats round the other operand to int8, one scale per 32 along K.
+
+An NPU multiplies packed operands.  Two arrays multiply on the CPU, int8 ones on the RK3588 as well.
 """
 
 import atexit
@@ -132,7 +134,8 @@ def matmul(
     Raises:
         LayoutError: Shapes or dtypes do not fit; the message says what to do.
         NumericsError: *a* holds NaN or infinity and *b* is of an integer format.
-        UnsupportedOp: int8 sums of K > 131071 would not fit int32.
+        UnsupportedOp: int8 sums of K > 131071 would not fit int32, or the device does not multiply
+            arrays of these dtypes.
     """
     if isinstance(b, PackedWeight):
         result = _packed(_left(a), b.packed)
