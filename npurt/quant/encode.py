@@ -288,3 +288,4 @@ _ENCODERS: dict[str, Callable[[F32], Blocks]] = {
     "iq4_nl": _iq4_nl,
     "mxfp4": _mxfp4,
 }
+ENCODABLE = tuple(_ENCODERS)  # names of formats that `quantize` writes

@@ -1,11 +1,13 @@
-"""Numbers that users pass: checked where they come in, by name."""
+"""What users pass, checked where it comes in, by name."""
 
 import operator
 from typing import Any
 
 import numpy as np
 
-from npurt.errors import SettingError
+from npurt.errors import SettingError, UnsupportedOp
+from npurt.quant.encode import ENCODABLE
+from npurt.quant.types import Format, find
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -30,3 +32,22 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 def optional_integer(name: str, value: Any, least: int | None = None) -> int | None:
     """Return `integer`, or None when *value* is None."""
     return None if value is None else integer(name, value, least)
+
+
+def encodable(name: Any, *others: str) -> Format:
+    """Return the format called *name*, if one can quantise to it.
+
+    Args:
+        others: What the caller takes besides, for the remedy.
+
+    Raises:
+        UnsupportedOp: One cannot.
+    """
+    if isinstance(name, Format):
+        name = name.name
+    if not isinstance(name, str) or name.lower() not in ENCODABLE:
+        raise UnsupportedOp(
+            f"nothing can be quantised to {name!r}",
+            remedy=f"use one of {', '.join((*ENCODABLE, *others))}",
+        )
+    return find(name)

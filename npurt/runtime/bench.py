@@ -1,5 +1,6 @@
 """One product, measured: time, bytes and error against float64."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,12 @@ from npurt.cpu.device import CpuDevice
 from npurt.device import F32, F64, MAX_EXACT_K, Device
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.tensor import QTensor
+from npurt.quant.types import Format
+from npurt.runtime.arguments import encodable, integer
 from npurt.runtime.devices import open_device
 
 INTEGER = "i8"
+ELEMENT = 16  # bytes: float64 for the exact product, beside float32 and what is packed
 
 Measured = tuple[Callable[[], Any], F64, int]  # the product, its exact result, bytes of the weight
 
@@ -37,19 +41,22 @@ def bench_matmul(
         ``macs``, ``packets`` of instructions for one product (None where the device does not count
         them), ``bytes`` of the weight on the device, ``seconds`` (the median), ``nmse`` against
         float64 on the dequantised weight.
+
+    Raises:
+        SettingError: A size is below 1, or this machine has no memory for it.
+        UnsupportedOp: There is no such *kind*, or the device has no kernel for it.
     """
-    if min(m, k, n, repetitions) < 1:
-        raise SettingError(
-            f"a product of {m} x {k} x {n}, {repetitions} times, cannot be measured",
-            remedy="use sizes and repetitions of at least 1",
-        )
+    for name, size in (("m", m), ("k", k), ("n", n), ("repetitions", repetitions)):
+        integer(name, size, 1)
+    _require_memory(m, k, n)
+    fmt = None if kind == INTEGER else encodable(kind, INTEGER)
     rng = np.random.default_rng(0)
     with open_device(device, threads=threads) as opened:
         row: dict[str, Any] = {"device": opened.caps.name, "type": kind, "m": m, "k": k, "n": n}
         if kind == INTEGER and isinstance(opened, CpuDevice):
             product, exact, nbytes = _integers(opened, m, k, n, rng)
         else:
-            product, exact, nbytes = _floats(opened, m, k, n, kind, rng)
+            product, exact, nbytes = _floats(opened, m, k, n, fmt, rng)
         y, seconds = _time(product, repetitions)
         before = opened.packets()
         product()
@@ -58,6 +65,17 @@ def bench_matmul(
     error = ((y - exact) ** 2).sum() / power if power else 0.0
     counts = {"macs": m * k * n, "packets": packets or None, "bytes": nbytes}
     return row | counts | {"seconds": seconds, "nmse": float(error)}
+
+
+def _require_memory(m: int, k: int, n: int) -> None:
+    wanted = ELEMENT * (m * k + k * n + m * n)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > have:
+        raise SettingError(
+            f"a product of {m} x {k} x {n} takes {wanted / 1e9:.3g} GB to measure, "
+            f"this machine has {have / 1e9:.3g}",
+            remedy="use smaller sizes",
+        )
 
 
 def _integers(device: CpuDevice, m: int, k: int, n: int, rng: np.random.Generator) -> Measured:
@@ -73,15 +91,15 @@ def _integers(device: CpuDevice, m: int, k: int, n: int, rng: np.random.Generato
 
 
 def _floats(
-    device: Device, m: int, k: int, n: int, kind: str, rng: np.random.Generator
+    device: Device, m: int, k: int, n: int, fmt: Format | None, rng: np.random.Generator
 ) -> Measured:
     x = rng.standard_normal((m, k)).astype(np.float32)
     values = rng.standard_normal((n, k)).astype(np.float32)
-    if kind == INTEGER:
+    if fmt is None:
         scales = abs(values).max(axis=1) / np.float32(127)
         packed = device.pack_i8(np.rint(values / scales[:, None]).astype(np.int8), scales)
     else:
-        packed = device.pack(QTensor.quantize(values, kind))
+        packed = device.pack(QTensor.quantize(values, fmt))
     exact = x.astype(np.float64) @ packed.tensor.dequantize().astype(np.float64).T
     out = np.empty((m, n), np.float32)
 

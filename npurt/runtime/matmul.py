@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, MAX_EXACT_K, Device, Packed
-from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.errors import LayoutError, NumericsError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
-from npurt.quant.types import find
+from npurt.runtime.arguments import encodable
 from npurt.runtime.devices import open_device
 
 Array = npt.NDArray[Any]
@@ -78,26 +78,35 @@ class PackedWeight:
 Operand = npt.ArrayLike | QTensor | PackedWeight
 
 
-@functools.cache
 def shared(name: str) -> Device:
     """Return the device that products share, opened on first use and closed at exit."""
+    if not isinstance(name, str):
+        raise UnknownDevice(
+            f"{name!r} is not a device name", remedy="use auto, or a name as in npurt.devices()"
+        )
+    return _shared(name)
+
+
+@functools.cache
+def _shared(name: str) -> Device:
     device = open_device(name)
     atexit.register(device.close)
     return device
 
 
-def pack(b: npt.ArrayLike | QTensor, dtype: str = "q8_0", *, device: str = "auto") -> PackedWeight:
+def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto") -> PackedWeight:
     """Quantise *b* and lay it out for *device* once, to multiply by it many times.
 
     Args:
-        b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, which keeps
-            its codes and its own format.
-        dtype: Format to quantise to: a name such as ``q8_0``, ``q4_0``, ``q4_k``, ``f16``.
+        b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``.
+        dtype: Format to quantise to: a name such as ``q8_0``, ``q4_0``, ``q4_k``, ``f16``; by
+            default a QTensor's own, which keeps its codes, and ``q8_0`` for floats.  A QTensor of
+            another format has its values quantised again.
 
     Raises:
         LayoutError: *b* is not 2-D, or K does not divide into blocks of the format.
         NumericsError: *b* holds NaN or infinity.
-        UnsupportedOp: The device has no kernel for the format.
+        UnsupportedOp: The device has no kernel for the format, or there is no such format.
     """
     return PackedWeight(shared(device).pack(_quantised(b, dtype)))
 
@@ -108,14 +117,17 @@ def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
             raise LayoutError(
                 f"{b!r} is not a right operand", remedy="pass w.T, of shape (K, N), for w [N, K]"
             )
-        return b.T
+        if isinstance(dtype, str) and dtype.lower() in ("auto", b.dtype):
+            return b.T
+        return QTensor.quantize(b.T.dequantize(), encodable(dtype))
     array = _as_float(_as_array(b, "b"), "b")
     if array.ndim != 2:
         raise LayoutError(
             f"b has {array.ndim} axes; a weight has two, [K, N]",
             remedy="pack each matrix by itself",
         )
-    return QTensor.quantize(np.ascontiguousarray(array.T), find(dtype))
+    fmt = encodable("q8_0" if dtype == "auto" else dtype)
+    return QTensor.quantize(np.ascontiguousarray(array.T), fmt)
 
 
 def matmul(
@@ -129,15 +141,21 @@ def matmul(
         a: Array, or QTensor, whose values are used.
         b: Array; or `PackedWeight`, or a QTensor's view ``w.T``, which is packed for this call.
         out: Array of the result's shape and dtype, written and returned.
-        device: Where to multiply; ignored when *b* is packed.
+        device: Where to multiply; a packed *b* is multiplied by where it is.
 
     Raises:
-        LayoutError: Shapes or dtypes do not fit; the message says what to do.
+        LayoutError: Shapes or dtypes do not fit, or *b* is packed for another device; the message
+            says what to do.
         NumericsError: *a* holds NaN or infinity and *b* is of an integer format.
         UnsupportedOp: int8 sums of K > 131071 would not fit int32, or the device does not multiply
             arrays of these dtypes.
     """
     if isinstance(b, PackedWeight):
+        if device not in ("auto", b.device):
+            raise LayoutError(
+                f"b is packed for {b.device}, not for {device!r}",
+                remedy=f"leave device away, or pack b with device={device!r}",
+            )
         result = _packed(_left(a), b.packed)
     elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
         result = _packed(_left(a), shared(device).pack(b.T))
@@ -197,7 +215,7 @@ def _as_float(array: Array, name: str) -> F32:
 
 def _mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> LayoutError:
     return LayoutError(
-        f"shapes {a} and {b} do not multiply: the last axis of a must be the last but one of b",
+        f"shapes {a} and {b} do not multiply: a has K = {a[-1]}, b has {b[-2:][0]}",
         remedy="transpose an operand: a weight w of shape (N, K) multiplies as a @ w.T",
     )
 
@@ -233,7 +251,11 @@ def _arrays(a: Array, b: Array, device: str) -> Array:
     try:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError as error:
-        raise _mismatch(a.shape, b.shape) from error
+        raise LayoutError(
+            f"shapes {a.shape} and {b.shape} do not multiply: batch axes {left.shape[:-2]} and "
+            f"{right.shape[:-2]} do not broadcast",
+            remedy="make them equal from the last on, or 1 in one of the operands",
+        ) from error
     shape = (*batch, left.shape[-2], right.shape[-1])
     y = _exact(left, right, shape, device) if exact else _float(left, right, device)
     if a.ndim == 1:
