@@ -14,7 +14,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Add what opens a model."""
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", required=True, metavar="FILE", help="GGUF file")
-    group.add_argument("-dev", "--device", metavar="NAME", help="cpu, hexagon, rknpu or auto")
+    group.add_argument("-dev", "--device", metavar="NAME",
+                       help="cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto")  # fmt: skip
     group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
     group.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of the context")
     group.add_argument("-b", "--batch-size", type=int, default=512, metavar="N",

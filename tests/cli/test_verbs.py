@@ -407,7 +407,7 @@ def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, comma
     with open(tmp_path / "out", "wb") as full:
         result = subprocess.run(
             ["sh", "-c", 'ulimit -f 0; exec "$0" -m npurt "$@"', sys.executable, *command],
-            stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(),
+            stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(PYTHONUNBUFFERED=""),
         )  # fmt: skip
 
     said = rb"npurt: cannot write the output: File too large\n  remedy: .*\n"
