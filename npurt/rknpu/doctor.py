@@ -15,7 +15,7 @@ from npurt.rknpu import doctor_speed as speed
 TREE = "/sys/firmware/devicetree/base"
 NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
 DRIVERS = {  # what drives the cores -> its folder
-    "rocket": "/sys/bus/platform/drivers/rocket",
+    "rocket": speed.ROCKET,
     "rknpu": "/sys/bus/platform/drivers/RKNPU",
 }
 SUPPORTED = ("rk3588", "rk3582", "rk3583")  # what the names of their variants begin with

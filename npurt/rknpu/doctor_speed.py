@@ -6,6 +6,7 @@ from npurt.doctor.check import Result, ok, skip, warn
 from npurt.doctor.system import System
 
 DEVFREQ = "/sys/class/devfreq"
+ROCKET = "/sys/bus/platform/drivers/rocket"
 PARKED = ("powersave", "userspace")  # governors that do not follow the load
 FULL_NPU_HZ = 1_000_000_000
 CMA_KB = 16 << 10  # less than that free is worth a warning [?]
@@ -16,6 +17,8 @@ def npu(system: System) -> Result:
     """A governor may hold the NPU back; the mainline driver never speeds it up."""
     folder = f"{DEVFREQ}/fdab0000.npu"
     if not system.text(f"{folder}/governor"):
+        if not system.names(ROCKET):
+            return skip(f"nothing in {DEVFREQ} tells the NPU's clock")
         return warn(
             "no governor: rocket leaves the NPU at the 200 MHz that it starts with, a fifth of "
             "what the vendor's driver gives it",

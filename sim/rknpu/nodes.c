@@ -1,6 +1,6 @@
 /*
  * The nodes as files: what stat and access say of them, and listings of their folders; besides them
- * the name of the chip and the cores that the rocket driver has found.
+ * what /sys and /proc say of the chip, and of the cores and nodes that each driver has.
  *
  * Enough for a program that looks before it opens.  A listing that the C library makes by itself
  * (glob, scandir, nftw) does not come here.
@@ -27,8 +27,10 @@ enum { MAX_NAMES = 16, NAME_SIZE = 32 };
 
 static const char ROCKET_CORES[] = "/sys/bus/platform/drivers/rocket";
 static const char *const CORE_NAMES[CORES] = {"fdab0000.npu", "fdac0000.npu", "fdad0000.npu"};
-static const char COMPATIBLE[] = "/proc/device-tree/compatible";
-enum { CHIP_SIZE = sizeof("simulated,rk3588") + sizeof("rockchip,rk3588") };
+static const char RKNPU_CORES[] = "/sys/bus/platform/drivers/RKNPU"; /* one device for all */
+static const char *const TREES[] = {"/sys/firmware/devicetree/base", "/proc/device-tree"};
+static const char *const TREE_NAMES[] = {"compatible", "model", "npu@fdab0000"};
+enum { FILE_SIZE = 64 };
 
 /* --- what there is ----------------------------------------------------------------------------- */
 
@@ -55,6 +57,14 @@ static bool is(const char *path, const char *folder)
     return path && !strncmp(path, folder, length) && (!path[length] || !strcmp(path + length, "/"));
 }
 
+static int fill(names found, const char *const *with, int count)
+{
+    for (int i = 0; i < count; i++) {
+        strcpy(found[i], with[i]);
+    }
+    return count;
+}
+
 /* Fills in what a simulated folder holds; returns how many names, 0: not simulated. */
 static int folder_names(const char *path, names found)
 {
@@ -64,28 +74,75 @@ static int folder_names(const char *path, names found)
     if (is(path, "/dev/dri")) {
         return node_names(false, found);
     }
-    if (!is(path, ROCKET_CORES) || !node_names(true, found)) {
-        return 0;
+    if (is(path, "/sys/class/drm")) {
+        return node_names(false, found);
     }
-    for (int core = 0; core < settings.cores; core++) {
-        strcpy(found[core], CORE_NAMES[core]);
+    if (*settings.nodes && (is(path, TREES[0]) || is(path, TREES[1]))) {
+        return fill(found, TREE_NAMES, 3);
     }
-    return settings.cores;
+    if (is(path, RKNPU_CORES) && node_names(false, found)) {
+        return fill(found, CORE_NAMES, 1);
+    }
+    if (is(path, ROCKET_CORES) && node_names(true, found)) {
+        return fill(found, CORE_NAMES, settings.cores);
+    }
+    return 0;
 }
 
-/* Whether a path is a core in the folder of the rocket driver. */
-static bool is_core(const char *path)
+/* Whether a path is that of `name` in a folder. */
+static bool is_at(const char *path, const char *folder, const char *name)
+{
+    const size_t length = strlen(folder);
+    return path && !strncmp(path, folder, length) && path[length] == '/' &&
+           is(path + length + 1, name);
+}
+
+/* Whether a path is that of something in a simulated folder. */
+static bool is_in(const char *path, const char *folder)
 {
     names found;
-    const size_t length = strlen(ROCKET_CORES);
-    const int count = folder_names(ROCKET_CORES, found);
-    for (int core = 0; path && core < count; core++) {
-        if (!strncmp(path, ROCKET_CORES, length) && path[length] == '/' &&
-            is(path + length + 1, found[core])) {
+    for (int i = folder_names(folder, found); i--;) {
+        if (is_at(path, folder, found[i])) {
             return true;
         }
     }
     return false;
+}
+
+static bool is_in_tree(const char *path, const char *name)
+{
+    return *settings.nodes && (is_at(path, TREES[0], name) || is_at(path, TREES[1], name));
+}
+
+/* Whether a path is that of the driver's name of a node of the vendor's. */
+static bool is_uevent(const char *path)
+{
+    names found;
+    char node[NAME_SIZE];
+    int end = 0;
+    if (sscanf(path, "/sys/class/drm/%31[^/]/device/uevent%n", node, &end) != 1 || !end ||
+        path[end]) {
+        return false;
+    }
+    for (int i = node_names(false, found); i--;) {
+        if (!strcmp(found[i], node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Fills in what a simulated file holds; returns how many bytes, 0: not simulated. */
+static int file_text(const char *path, char text[FILE_SIZE])
+{
+    const char *chip = settings.cores == 2 ? "rk3583" : "rk3588";
+    if (is_in_tree(path, "compatible")) {
+        return snprintf(text, FILE_SIZE, "simulated,%s%crockchip,%s", chip, 0, chip) + 1;
+    }
+    if (is_in_tree(path, "model")) {
+        return snprintf(text, FILE_SIZE, "simulated %s", chip) + 1;
+    }
+    return path && is_uevent(path) ? snprintf(text, FILE_SIZE, "DRIVER=RKNPU\n") : 0;
 }
 
 /* The device number of a node, 0 when the path is none. */
@@ -107,9 +164,13 @@ static dev_t number_of(const char *path)
 static int node_stat(const char *path, struct stat *st)
 {
     names unused;
+    char text[FILE_SIZE];
     const dev_t number = number_of(path);
-    const bool folder = !number && (folder_names(path, unused) || is_core(path));
-    const bool file = !number && !folder && *settings.nodes && is(path, COMPATIBLE);
+    const int file = number ? 0 : file_text(path, text);
+    const bool folder =
+        !number && !file &&
+        (folder_names(path, unused) || is_in(path, ROCKET_CORES) || is_in(path, RKNPU_CORES) ||
+         is_in(path, TREES[0]) || is_in(path, TREES[1]));
     if (!number && !folder && !file) {
         return NOT_OURS;
     }
@@ -118,27 +179,20 @@ static int node_stat(const char *path, struct stat *st)
     st->st_nlink = 1;
     st->st_rdev = number;
     st->st_ino = number;
-    st->st_size = file ? CHIP_SIZE : 0;
+    st->st_size = file;
     st->st_blksize = PAGE;
     return 0;
 }
 
-/* The device tree's names of the board and of its chip, a zero after each. */
-static void name_chip(char text[CHIP_SIZE])
-{
-    const char *chip = settings.cores == 2 ? "rk3583" : "rk3588";
-    snprintf(text, CHIP_SIZE, "simulated,%s%crockchip,%s", chip, 0, chip);
-}
-
 int nodes_open(const char *path, int flags)
 {
-    if (!*settings.nodes || !is(path, COMPATIBLE)) {
+    char text[FILE_SIZE];
+    const int size = file_text(path, text);
+    if (!size) {
         return NOT_OURS;
     }
-    const int fd = memfd_create("compatible", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
-    char chip[CHIP_SIZE];
-    name_chip(chip);
-    if (fd < 0 || pwrite(fd, chip, CHIP_SIZE, 0) != CHIP_SIZE) {
+    const int fd = memfd_create("simulated", flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
+    if (fd < 0 || pwrite(fd, text, (size_t) size, 0) != size) {
         return -ENOMEM;
     }
     return fd;

@@ -92,21 +92,56 @@ def test_the_nodes_are_files_in_their_folders():
 )
 def test_a_program_finds_the_chip_and_its_cores(nodes, cores):
     """What npurt itself looks for on a board: `rknpu`, not `rknpu:sim`."""
-    rocket = nodes.startswith("accel")
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
         "folder = Path('/sys/bus/platform/drivers/rocket')\n"
         "print(len(list(folder.glob('*.npu'))), all(p.is_dir() for p in folder.glob('*.npu')))\n"
-        "chip = Path('/proc/device-tree/compatible')\n"
-        "print(chip.is_file(), chip.read_bytes())\n"
+        "tree = Path('/sys/firmware/devicetree/base')\n"
+        "print(sorted(os.listdir(tree)), (tree / 'npu@fdab0000').is_dir())\n"
+        "for tree in (tree, Path('/proc/device-tree')):\n"
+        "    print((tree / 'compatible').is_file(), (tree / 'compatible').read_bytes())\n"
+        "    print((tree / 'model').stat().st_size, (tree / 'model').read_bytes())\n"
     )
     out, _ = preloaded(sys.executable, "-c", code, settings=f"nodes={nodes} cores={cores}")
 
     chip = "rk3583" if cores == 2 else "rk3588"
+    tree = f"True b'simulated,{chip}\\x00rockchip,{chip}\\x00'\n17 b'simulated {chip}\\x00'\n"
     assert out == (
-        f"{cores if rocket else 0} True\nTrue b'simulated,{chip}\\x00rockchip,{chip}\\x00'\n"
+        f"{cores if nodes == 'accel0' else 0} True\n"
+        f"['compatible', 'model', 'npu@fdab0000'] True\n{tree}{tree}"
     )
+
+
+@pytest.mark.parametrize("name", ["renderD128", "card1", "renderD129", "accel0"])
+def test_a_node_of_the_vendors_names_its_driver(name):
+    code = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "print(os.listdir('/sys/class/drm'), os.listdir('/sys/bus/platform/drivers/RKNPU'))\n"
+        f"event = Path('/sys/class/drm/{name}/device/uevent')\n"
+        "print(event.read_text() if event.is_file() else '')\n"
+    )
+    out, _ = preloaded(sys.executable, "-c", code)
+
+    event = "DRIVER=RKNPU\n" if name in ("renderD128", "card1") else ""
+    assert out == f"['renderD128', 'card1'] ['fdab0000.npu']\n{event}\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opened"), [("accel0", "rocket at"), ("renderD128,card1", "rknpu 0.9.8 at")]
+)
+def test_the_doctor_examines_the_simulated_board(nodes, opened):
+    command = [sys.executable, "-m", "npurt", "doctor", "-dev", "rknpu", "--json"]
+    out, _ = preloaded(*command, settings=f"nodes={nodes}")
+
+    (kind,) = json.loads(out)["kinds"]
+    said = {check["name"]: check["what"] for check in kind["checks"]}
+    assert kind["runs"]
+    assert "simulated rk3588" in said["board"]
+    assert opened in said["open"]
+    assert "fail" not in {check["state"] for check in kind["checks"]}
+    assert ("rocket" in said["npu-clock"]) == (nodes == "accel0")
 
 
 def test_a_child_of_a_fork_has_an_npu_of_its_own(foreign):
