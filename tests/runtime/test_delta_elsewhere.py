@@ -133,3 +133,6 @@ def test_numbers_that_are_none_are_not_right():
     done.out[0, 1, 0, 3] = np.nan
 
     assert not is_right(done, before, ERROR, random.Random(0))
+    for array in (done.out, done.state):
+        array.view(np.uint32)[:] = 0x7FA00000  # signalling NaN: a warning would be an error
+        assert not is_right(done, before, ERROR, random.Random(0))

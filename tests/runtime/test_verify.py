@@ -108,6 +108,32 @@ def test_every_flipped_bit_that_matters_is_caught_and_mended(
     assert "quarantined: fake computed a wrong product with the weight" in report.table()
 
 
+GARBAGE = {  # every float32 of a result has these bits
+    "a signalling NaN": 0x7FA00000,
+    "a NaN": 0x7FC00000,
+    "infinity": 0x7F800000,
+    "the largest": 0x7F7FFFFF,
+    "nobody wrote it": 0xA5A5A5A5,
+}
+
+
+@pytest.mark.parametrize("bits", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_result_that_is_garbage_is_mended_without_a_warning(cpu, bits, biased):
+    """Warnings are errors here."""
+    rng = np.random.default_rng(0)
+    tensor, x = weight(rng, "q8_0", 40, 64), activations(rng, 3, 64)
+    bias = np.arange(40, dtype=np.float32) if biased else None
+
+    def fill(index, y):
+        y.view(np.uint32)[:] = bits
+
+    products = Products(cpu, tensor, x, device=FakeDevice(cpu, meddle=fill), bias=bias)
+
+    np.testing.assert_array_equal(products.run(), Products(cpu, tensor, x, bias=bias).run())
+    assert products.counts() == (1, 1, 1)
+
+
 def test_a_quarantined_weight_stays_on_the_cpu_and_the_ledger_says_why(cpu):
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, "q4_k", 40, 256), activations(rng, 3, 256)
