@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(row.tensor) for row in rows)
     print(f"{'tensor':{width}}  {'N x K':>14}  {'file':6}  {'form':10}  {'error':>8}  {'MB':>8}")
     for row in rows:
-        shape = f"{row.shape[0]} x {row.shape[1]}"
+        shape = " x ".join(map(str, row.shape))
         print(f"{row.tensor:{width}}  {shape:>14}  {row.dtype:6}  {row.form:10}  "
               f"{row.error:8.1e}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
     forms = ", ".join(f"{n} {form}" for form, n in Counter(row.form for row in rows).items())

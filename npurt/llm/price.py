@@ -6,8 +6,10 @@ arithmetic, and the two are compared.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -35,14 +37,14 @@ A: 100 degrees Celsius, or 212 degrees Fahrenheit.
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One weight on the NPU."""
+    """One weight on the NPU, or a stack of experts, each of which is a weight there."""
 
     tensor: str
-    shape: tuple[int, int]  # (N, K)
+    shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # in the file
-    form: str  # on the NPU: a name in `npurt.rknpu.numerics.BY_NAME`
-    error: float  # relative mean square error of its products, expected
-    nbytes: int  # on the NPU
+    form: str  # on the NPU: a name in `npurt.rknpu.numerics.BY_NAME`; of a stack, the commonest
+    error: float  # relative mean square error of its products, expected; of a stack, the mean
+    nbytes: int  # on the NPU, of all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,22 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
     """
     with GGUF(path) as file:
         for name, tensor, fine in matrices(file):
-            rounded = numerics.best(tensor, fine=fine)
-            n, k = tensor.shape
-            nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
-            yield Price(name, (n, k), tensor.dtype, rounded.scheme.name, rounded.error, nbytes)
+            parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
+            yield _price(name, tensor, [_round(matrix, fine) for matrix in parts])
             file.release(name)
+
+
+def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
+    """Return form, error and bytes of one matrix."""
+    rounded = numerics.best(matrix, fine=fine)
+    nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
+    return rounded.scheme.name, rounded.error, nbytes
+
+
+def _price(name: str, tensor: QTensor, rounded: list[tuple[str, float, int]]) -> Price:
+    forms, errors, sizes = zip(*rounded, strict=True)
+    ((form, _),) = Counter(forms).most_common(1)
+    return Price(name, tensor.shape, tensor.dtype, form, fmean(errors), sum(sizes))
 
 
 def divergence(

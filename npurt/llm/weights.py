@@ -83,9 +83,9 @@ def numbers(file: GGUF, expected: Mapping[str, Expected]) -> dict[str, F32]:
 def matrices(file: GGUF) -> Iterator[tuple[str, QTensor, bool]]:
     """Yield name and tensor of every matrix that a device may get, and whether it is `FINE`.
 
-    Stacks of experts are left out.
+    Stacks of experts are ``[E, N, K]``.
     """
-    names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n != EMBEDDING]
+    names = [n for n, info in file.tensors.items() if len(info.shape) > 1 and n != EMBEDDING]
     if "output.weight" not in file:
         names.append(EMBEDDING)
     for name in names:

@@ -26,6 +26,27 @@ def test_every_matrix_has_a_row_and_the_sums_are_right(npurt):
     assert said["divergence"] is None
 
 
+def test_experts_are_listed_as_what_each_of_them_is(npurt):
+    path = tiny.path("qwen3moe", "q8_0")
+    said = json.loads(npurt("plan", path, "--quick", "--json").out)
+    assert said["bytes"] == sum(row["nbytes"] for row in said["tensors"])
+    lines = npurt("plan", path, "--quick").out.splitlines()
+
+    with GGUF(path) as file:
+        stacks = {n: info.shape for n, info in file.tensors.items() if len(info.shape) == 3}
+    found = {row["tensor"]: tuple(row["shape"]) for row in said["tensors"]}
+    assert stacks
+    assert found.items() >= stacks.items()
+    assert not any("ffn_gate_inp" in name for name in found)  # the router stays on the CPU
+    rows = {row["tensor"]: row for row in said["tensors"]}
+    for name, shape in stacks.items():
+        experts, n, k = shape
+        assert rows[name]["form"] == "int8"
+        assert rows[name]["nbytes"] == experts * (n * k + 4 * n)  # a code each, a scale a row
+        (line,) = [line for line in lines if line.startswith(name)]
+        assert " x ".join(map(str, shape)) in line
+
+
 def test_the_divergence_is_measured_in_simulation(npurt):
     lines = npurt("plan", tiny.path(kind="q8_0")).out.splitlines()
 
