@@ -6,6 +6,7 @@ A DSP process that dies, or does not answer, is opened anew and the batch repeat
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ from npurt.restart import Restarts, patiently
 from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
 
 RESTART_SECONDS = 10  # that a DSP may take to be back
+FULL_SECONDS = 0.5  # in which memory of a process that has just ended is there again
 GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
 GROUP = 32  # columns that share an activation scale
 MAX_K = 65536  # NPURT_MAX_K of dsp/kernels/kernels.h
@@ -130,14 +132,15 @@ class HexagonDevice(Device):
     def __init__(self, name: str, way: Way) -> None:
         self._process = os.getpid()
         self._way = way
-        self._stores = [self._open_store()]
-        self._info = self._stores[0].transport.info
+        self._stores: list[Store] = []
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
         self._numbers = itertools.count()
         self._recurrence = Recurrence()
         self._restarts = Restarts(name, (DeviceLost, DeviceTimeout), GIVEN_UP)
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
+        self._surviving(self._open_first)
+        self._info = self._stores[0].transport.info
         self.caps = Caps(name, self._describe(), way.simulated)
 
     def _describe(self) -> str:
@@ -145,6 +148,15 @@ class HexagonDevice(Device):
         vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
         worker = ", worker process" if way.worker else ""
         return f"Hexagon v{info.arch}, {info.threads} threads, {vtcm}, {way.transport}{worker}"
+
+    def _open_first(self) -> None:
+        """Open a session, unless a restart has; where memory is short, that may pass."""
+        if not self._stores:
+            try:
+                self._stores.append(self._open_store())
+            except DeviceFull:
+                time.sleep(FULL_SECONDS)
+                self._stores.append(self._open_store())
 
     def _open_store(self) -> Store:
         transport = self._way.connect()

@@ -238,7 +238,7 @@ class Session(Transport):
             self.call("echo", 0)  # when the DSP is gone this says so
             raise DeviceFull(
                 f"the session cannot map {block.nbytes} bytes more: {error.what}",
-                remedy="use a smaller model or context",
+                remedy="close other programs that use the DSP, or use a smaller model or context",
                 call=error.call,
                 code=error.code,
             ) from error

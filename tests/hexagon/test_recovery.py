@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import DeviceLost
+from npurt.errors import DeviceFull, DeviceLost
 from npurt.hexagon import cache, device, messages, probe, store
 from npurt.hexagon.device import HexagonDevice
 from npurt.hexagon.lib import SIMULATOR, load
@@ -46,6 +46,42 @@ class Work:
 
 def at_work(**fields):
     return HexagonDevice("hexagon:test", way(**fields))
+
+
+@pytest.mark.parametrize("transport", ["invoke", "dspqueue"])
+@pytest.mark.parametrize("fault", ["wrong_byte=1", "crash=2", "crash=3", "ssr=3:300", "invoke=3"])
+def test_a_dsp_that_dies_while_it_is_opened_is_opened_again(fault, transport, simulator):
+    """Its first calls are echo, info and map."""
+    tell(fault)
+    with at_work(transport=transport) as hexagon:
+        (news,) = hexagon.news()
+        assert "opened again" in news
+        assert Work(hexagon).is_right()
+
+
+@pytest.mark.parametrize("fault", ["no_memory=1", "map=1"])
+def test_memory_that_is_short_for_a_moment_is_tried_again(fault, simulator):
+    tell(fault)
+    with at_work() as hexagon:
+        assert Work(hexagon).is_right()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "remedy"),
+    [
+        ("crash=3+", DeviceLost, "doctor"),
+        ("no_memory=1+", DeviceFull, "close other programs"),
+        ("map=1+", DeviceFull, "close other programs"),
+    ],
+)
+def test_a_dsp_that_cannot_be_opened_is_given_up(fault, error, remedy, simulator, monkeypatch):
+    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    tell(fault)
+    with pytest.raises(error) as caught:
+        at_work()
+    assert remedy in caught.value.remedy
+    assert "by itself" not in caught.value.remedy
+    assert process() == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS)
