@@ -1,11 +1,15 @@
 """`npurt regcmd`: read any RK3588 NPU program, and write that of one product."""
 
 import argparse
+import itertools
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from npurt.cli import options
+from npurt.errors import NpurtError
 
 MOST_BYTES = 16 << 20  # of a program to decode: what a buffer of thousands of tasks takes
 
@@ -16,7 +20,8 @@ def add(verbs: Any) -> None:
     kinds = parser.add_subparsers(required=True, metavar="WHAT")
 
     reader = kinds.add_parser("decode", help="name what each word of a program writes")
-    reader.add_argument("file", type=Path, help="little-endian 64-bit words, or JSON hexadecimal")
+    reader.add_argument("file", type=Path, help="little-endian 64-bit words, or JSON hexadecimal; "
+                        "-: standard input")  # fmt: skip
     reader.set_defaults(run=decode)
 
     writer = kinds.add_parser("matmul", help="print the program of one product C = A x B^T")
@@ -45,7 +50,17 @@ def decode(args: argparse.Namespace) -> int:
     """List the words of a file."""
     from npurt.rknpu import regcmd
 
-    return _print(regcmd.parse(options.bytes_of(args.file, MOST_BYTES)), args, {})
+    return _print(regcmd.parse(_bytes_of(args.file)), args, {})
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Return the bytes of *file*, those of standard input when it is "-"."""
+    if str(file) != "-":
+        return options.bytes_of(file, MOST_BYTES)
+    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise NpurtError(f"more than {MOST_BYTES} bytes came in", remedy="give a smaller program")
+    return data
 
 
 def matmul(args: argparse.Namespace) -> int:
@@ -59,8 +74,17 @@ def matmul(args: argparse.Namespace) -> int:
     m, k, n = args.m, args.k, args.n
     task = Task(FORMS[args.dtype], Layout(args.layout), m, k, n, rows=m, columns=k)
     words = program.single(task, args.a, args.w, args.c, Profile(args.profile))
+    for one, other in _overlapping(program.spans(task, args.a, args.w, args.c)):
+        print(f"npurt: warning: {one} and {other} overlap at these addresses", file=sys.stderr)
     named = ("m", "k", "n", "dtype", "layout", "profile")
     return _print(words, args, {name: getattr(args, name) for name in named})
+
+
+def _overlapping(spans: dict[str, range]) -> Iterator[tuple[str, str]]:
+    """Yield the names of each two matrices that share addresses."""
+    for (one, first), (other, second) in itertools.combinations(spans.items(), 2):
+        if max(first.start, second.start) < min(first.stop, second.stop):
+            yield one, other
 
 
 def _print(words: list[int], args: argparse.Namespace, about: dict[str, Any]) -> int:

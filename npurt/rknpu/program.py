@@ -91,10 +91,26 @@ def link(
     return words
 
 
+def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:
+    """Return the addresses of A, of the image of B and of C, of which the task is no part."""
+    sizes = {
+        "A": (a, task.rows * task.form.in_bytes(task.columns)),
+        "B": (b, task.weight_bytes),
+        "C": (c, task.rows * task.n * task.form.out_bytes),
+    }
+    return {name: range(start, start + size) for name, (start, size) in sizes.items()}
+
+
 def single(task: Task, a: int, b: int, c: int, profile: Profile = Profile.FULL) -> list[int]:
     """Return the words of one task at these addresses, tail included.
 
     Raises:
-        LayoutError: As `link`.
+        LayoutError: As `link`; or a matrix runs past 4 GiB.
     """
+    for name, span in spans(task, a, b, c).items():
+        if 0 <= span.start < 1 << 32 < span.stop:
+            raise LayoutError(
+                f"{name} at {span.start:#x} has {len(span)} bytes and runs past 4 GiB",
+                remedy=f"put it at {(1 << 32) - len(span) & -ALIGNMENT:#x} or below",
+            )
     return [int(word) for word in link([task], [[a, b, c]], profile=profile)[0, : profile.words]]

@@ -126,9 +126,17 @@ class Task:
 
 
 def _check(name: str, value: int, step: int, most: int) -> None:
-    if value < 1 or value % step or value > most:
+    if value < 1:
         raise LayoutError(
-            f"{name} = {value} is not a multiple of {step} from {step} to {most}",
-            remedy=f"pad {name} to {min(most, max(1, -(-value // step)) * step)} with zeros, "
-            f"or split the product",
+            f"{name} = {value} leaves nothing to compute", remedy=f"give {step} to {most}"
+        )
+    if value > most:
+        raise LayoutError(
+            f"{name} = {value} is more than the {most} that one task takes",
+            remedy=f"split the product into tasks of at most {most}",
+        )
+    if value % step:
+        raise LayoutError(
+            f"{name} = {value} is no multiple of {step}",
+            remedy=f"pad {name} to {-(-value // step) * step} with zeros",
         )

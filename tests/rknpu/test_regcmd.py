@@ -1,5 +1,6 @@
 """Tails, listings, program files and the verb `npurt regcmd`."""
 
+import io
 import json
 import struct
 
@@ -206,7 +207,11 @@ def test_every_choice_of_the_verb_gives_a_program(layout, dtype, profile, words,
     [
         ("--k", "65", "pad K to 96"),
         ("--n", "33", "pad N to 64"),
-        ("--m", "0", "M = 0"),
+        ("--m", "0", "M = 0 leaves nothing"),
+        ("--m", "-3", "M = -3 leaves nothing"),
+        ("--m", "100000", "more than the 2047 that one task takes"),
+        ("--m", "2048", "split the product"),
+        ("--k", "5", "pad K to 32"),
         ("--m", "1022", None),
         ("--m", "1023", "feature_grains = 1024 does not fit"),
         ("--n", "8224", "N = 8224"),
@@ -214,6 +219,10 @@ def test_every_choice_of_the_verb_gives_a_program(layout, dtype, profile, words,
         ("--a", "0x1000008", "CNA_FEATURE_DATA_ADDR"),
         ("--w", "0x100000000", "CNA_DCOMP_ADDR0"),
         ("--c", "-16", "DPU_DST_BASE_ADDR"),
+        ("--a", "0xffffff00", None),  # 256 bytes: 4 rows of 64
+        ("--a", "0xffffff10", "A at 0xffffff10 has 256 bytes"),
+        ("--w", "0xfffff010", "put it at 0xfffff000 or below"),
+        ("--c", "0xfffffff0", "C at 0xfffffff0 has 1024 bytes"),
     ],
 )
 def test_the_verb_refuses_what_does_not_fit(option, value, says, capsys):
@@ -222,6 +231,34 @@ def test_the_verb_refuses_what_does_not_fit(option, value, says, capsys):
 
     assert status == (1 if says else 0)
     assert (says or "") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("c", "said"),
+    [("0x1000100", ""), ("0x10000f0", "A and C"), ("0xfffc10", "A and C"), ("0xfffc00", ""),
+     ("0x2000ff0", "B and C"), ("0x2001000", "")],
+)  # fmt: skip
+def test_matrices_that_overlap_are_warned_of(c, said, capsys):
+    """A has 256 bytes from 0x1000000, B 4096 from 0x2000000, and C 1024."""
+    assert main([*MATMUL, f"--c={c}", "--json"]) == 0
+
+    out, err = capsys.readouterr()
+    assert err == (f"npurt: warning: {said} overlap at these addresses\n" if said else "")
+    assert len(json.loads(out)["words"]) == 126
+
+
+def test_a_program_is_read_from_a_pipe(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw(MTX512))))
+
+    assert main(["regcmd", "decode", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 108
+
+
+def test_more_than_a_program_from_a_pipe_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(bytes((16 << 20) + 1))))
+
+    assert main(["regcmd", "decode", "-"]) == 1
+    assert "more than 16777216 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
