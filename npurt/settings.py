@@ -48,10 +48,10 @@ def deadline() -> int:
     """Return the seconds that one call to an NPU may take: `NPURT_DEADLINE`.
 
     Raises:
-        SettingError: It is no number, or below 1.
+        SettingError: It is no number, below 1, or more than a day.
     """
     seconds = read(DEADLINE, int)
-    if seconds < 1:
+    if not 1 <= seconds <= LONGEST_SECONDS:
         raise SettingError(
             f"a deadline of {seconds} seconds cannot be kept",
             remedy=f"unset {DEADLINE.name}, or set it to the seconds that a call may take, "
@@ -100,6 +100,7 @@ CPU_LIBRARY = Setting("NPURT_CPU_LIBRARY", "", "path of another build of the CPU
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
 MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
+LONGEST_SECONDS = 24 * 60 * 60  # of a deadline: a wait for ever is none, and clocks overflow
 DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
 HEXAGON_TRANSPORT = Setting(
     "NPURT_HEXAGON_TRANSPORT", "invoke", "how calls get to the Hexagon: invoke or dspqueue"

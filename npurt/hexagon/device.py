@@ -175,6 +175,8 @@ class HexagonDevice(Device):
             return f"there is no kernel for {op.format}"
         if fmt.arch > self._info.arch:
             return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{self._info.arch}"
+        if not op.n or not op.k:
+            return "it has no elements"
         if op.k % GROUP or op.k > MAX_K:
             return f"K must be a multiple of {GROUP} and at most {MAX_K}"
         if op.n > MAX_N:

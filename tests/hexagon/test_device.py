@@ -16,6 +16,7 @@ from npurt.errors import (
     UnsupportedOp,
 )
 from npurt.hexagon.device import HexagonDevice, open_hexagon
+from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
 from tests.hexagon.test_session import forked, refused
@@ -201,6 +202,8 @@ def test_packets_are_counted_by_the_simulator(shared):
     [
         (MatMul(1, 64, 8, "q9_9"), "no kernel"),
         (MatMul(1, 48, 8, "q8_0"), "multiple of 32"),
+        (MatMul(1, 32, 0, "q8_0"), "no elements"),
+        (MatMul(1, 0, 32, "q8_0"), "no elements"),
         (MatMul(1, 65568, 8, "q8_0"), "65536"),
         (MatMul(1, 32, (1 << 24) + 1, "q8_0"), "N is more"),
         (MatMul(1, 65536, 1 << 20, "q8_0"), "largest block"),
@@ -213,6 +216,12 @@ def test_a_refusal_has_its_reason(shared, op, word):
 @pytest.mark.parametrize("n", [1, 151936])
 def test_an_output_matrix_is_not_refused_for_its_size(shared, n):
     assert shared.why_not(MatMul(1, 1536, n, "q6_k")) is None
+
+
+@pytest.mark.parametrize("shape", [(32, 0), (0, 32), (0, 0)])
+def test_a_weight_without_elements_is_refused(shared, shape):
+    with pytest.raises(UnsupportedOp, match="no elements"):
+        shared.pack(QTensor.quantize(np.zeros(shape, np.float32), "q8_0"))
 
 
 def test_what_cannot_be_packed_is_an_error(shared):
@@ -337,6 +346,8 @@ def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, mo
         ("NPURT_DEADLINE", "soon"),
         ("NPURT_DEADLINE", "0"),
         ("NPURT_DEADLINE", "-5"),
+        ("NPURT_DEADLINE", "86401"),
+        ("NPURT_DEADLINE", "99999999999999"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name, value, simulator, monkeypatch):
