@@ -57,6 +57,8 @@ def test_a_dsp_that_dies_while_it_is_opened_is_opened_again(fault, transport, si
         (news,) = hexagon.news()
         assert "opened again" in news
         assert Work(hexagon).is_right()
+        assert process(3)
+        assert not process(11)  # a second session
 
 
 @pytest.mark.parametrize("fault", ["no_memory=1", "map=1"])
