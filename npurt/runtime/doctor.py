@@ -84,7 +84,7 @@ def kinds(device: str | None = None) -> list[Kind]:
     if name not in makers:
         raise UnknownDevice(
             f"the doctor knows nothing of device {device!r}",
-            remedy=f"use one of {', '.join(makers)}, or leave -dev away",
+            remedy="use hexagon, rknpu, hexagon:sim or rknpu:sim, or leave -dev away",
         )
     return [makers[name](device)]
 
