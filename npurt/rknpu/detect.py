@@ -149,8 +149,14 @@ def _not_found(system: System, refused: list[str]) -> DeviceNotFound:
         refused.append(
             "/dev/rknpu: this kernel's driver was built with DMA_HEAP; npurt needs DRM_GEM"
         )
+    if system.simulated:
+        remedy = "take what hides its nodes out of NPURT_SIM_RKNPU: see docs/simulators.md"
+    else:
+        remedy = (
+            "use a kernel with the driver rocket (Linux 6.18) or rknpu (the vendor's); without a "
+            "board, use device 'rknpu:sim'"
+        )
     return DeviceNotFound(
         "no RK3588 NPU" + "".join(f"\n    {reason}" for reason in refused),
-        remedy="use a kernel with the driver rocket (Linux 6.18) or rknpu (the vendor's); without "
-        "a board, use device 'rknpu:sim'",
+        remedy=remedy,
     )

@@ -87,10 +87,15 @@ class RkDevice(Device):
             DeviceLost: The NPU failed too often.
         """
         reason = self.why_not(MatMul(1, tensor.shape[-1], tensor.shape[0], tensor.dtype))
-        if tensor.ndim != 2 or tensor.transposed or reason:
+        if tensor.ndim != 2 or tensor.transposed:
             raise UnsupportedOp(
-                f"the RK3588 backend cannot pack {tensor!r}: {reason or 'it is not [N, K]'}",
+                f"the RK3588 backend cannot pack {tensor!r}: it is not [N, K]",
                 remedy="pass a 2-D weight as it is in the file, not its .T",
+            )
+        if reason:
+            raise UnsupportedOp(
+                f"the RK3588 backend cannot pack {tensor!r}: {reason}",
+                remedy="use device 'cpu' for it",
             )
         return self.upload(tensor, best(tensor, fine=fine))
 

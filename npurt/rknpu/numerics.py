@@ -169,7 +169,13 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
     """Round some rows into *part*; return the sum of squares that is lost."""
     codes, scales = part.codes[rows], part.scales[rows]
     if codes.dtype == np.int8:
-        round_rows(values, codes, scales, signs=part.signs, block=part.block, passes=1)
+        try:
+            round_rows(values, codes, scales, signs=part.signs, block=part.block, passes=1)
+        except NumericsError as error:
+            raise NumericsError(
+                "a weight holds NaN or infinity, or values too large to add up",
+                remedy="mend the weight; of a file: download or convert it again",
+            ) from error
         scales /= part.block
         # Steps of scale * block in a basis whose vectors have length sqrt(block).
         steps = float((scales.astype(np.float64) ** 2).sum())

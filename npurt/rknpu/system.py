@@ -235,6 +235,7 @@ class Simulator(System):
 
     Raises:
         DeviceNotFound: The simulator's library cannot be loaded.
+        SettingError: It does not understand NPURT_SIM_RKNPU.
     """
 
     simulated = True
@@ -248,6 +249,12 @@ class Simulator(System):
                 f"cannot load the RK3588 simulator: {error}",
                 remedy="reinstall npurt; in a checkout run `python npurt/build.py`",
             ) from error
+        refused = self.report()["settings_refused"]
+        if refused:
+            raise SettingError(
+                f"the RK3588 simulator refuses NPURT_SIM_RKNPU: {refused}",
+                remedy="docs/simulators.md lists its settings",
+            )
 
     def set(self, settings: str) -> None:
         """Apply ``key=value`` settings, separated by spaces: docs/simulators.md lists them.

@@ -229,7 +229,7 @@ def _packed(a: Array, w: Packed) -> Array:
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         raise NumericsError(
             f"a holds {rows[row, column]} in row {row}, column {column}, which int8 cannot",
-            remedy="mend the input, or pack the weight as f16 or f32",
+            remedy="mend the input: look for what overflowed or divided by zero",
         )
     y = np.empty((len(rows), w.n), np.float32)
     if y.size and w.k:

@@ -162,7 +162,8 @@ static size_t write_report(char *json, size_t size)
 {
     struct text text = {json, size, 0};
     put(&text, "{\"note\": \"simulated; times are a model's estimate, not measured\"");
-    put(&text, ", \"core_count\": %d", settings.cores);
+    put(&text, ", \"core_count\": %d, \"settings_refused\": ", settings.cores);
+    put_string(&text, settings_refused);
     put(&text, ", \"submits\": {\"rocket\": %" PRIu64 ", \"rknpu\": %" PRIu64 "}",
         counters.submits[ROCKET], counters.submits[RKNPU]);
     put(&text, ", \"jobs\": {\"rocket\": %" PRIu64 ", \"rknpu\": %" PRIu64 "}",

@@ -24,7 +24,7 @@ struct settings settings = {
     .nodes = "accel0,renderD128,card1",
 };
 
-static bool settings_are_bad; /* those of the environment: then no node opens */
+char settings_refused[WHY_SIZE];
 
 enum kind { FLAG, INT, ADDRESS, REAL, TEXT };
 static const struct {
@@ -127,10 +127,8 @@ int settings_apply(const char *text, char *why, size_t size)
 void settings_from_environment(void)
 {
     const char *text = getenv("NPURT_SIM_RKNPU");
-    char why[WHY_SIZE];
-    if (text && settings_apply(text, why, sizeof(why))) {
-        fprintf(stderr, "rknpu-sim: NPURT_SIM_RKNPU: %s\n", why);
-        settings_are_bad = true;
+    if (text && settings_apply(text, settings_refused, sizeof(settings_refused))) {
+        fprintf(stderr, "rknpu-sim: NPURT_SIM_RKNPU: %s\n", settings_refused);
     }
 }
 
@@ -152,7 +150,7 @@ int settings_driver_of(const char *path)
         name = path + 9;
         driver = RKNPU;
     }
-    if (!name || settings_are_bad) {
+    if (!name || *settings_refused) {
         return -1;
     }
     const size_t length = strlen(name);

@@ -63,6 +63,7 @@ extern struct settings settings;
 /* Applies "key=value key=value ..."; returns 0, or -1 with the reason in `why`. */
 int settings_apply(const char *text, char *why, size_t size);
 void settings_from_environment(void);
+extern char settings_refused[]; /* why those of the environment are: then no node opens; or "" */
 /* The driver behind a path such as /dev/accel/accel0, or -1: not simulated. */
 int settings_driver_of(const char *path);
 

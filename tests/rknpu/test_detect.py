@@ -80,8 +80,9 @@ def test_a_driver_can_be_asked_for(sim):
     driver.close()
 
 
-def test_no_node_is_told_with_what_to_install(sim):
+def test_no_node_is_told_with_what_to_install(sim, monkeypatch):
     sim.set("nodes=none")
+    monkeypatch.setattr(sim, "simulated", False)
     before = descriptors()
 
     with pytest.raises(DeviceNotFound, match="no RK3588 NPU") as error:
@@ -139,6 +140,27 @@ def test_the_name_of_something_else_is_an_error(sim, tmp_path):
     with pytest.raises(DriverError, match="VERSION failed"):
         driver_name(sim, fd)
     os.close(fd)
+
+
+def test_a_simulator_without_a_node_is_told_how_to_have_one(sim):
+    sim.set("nodes=accel0")
+
+    with pytest.raises(DeviceNotFound, match="no RK3588 NPU") as error:
+        open_driver(sim, ("rknpu",))
+    assert "NPURT_SIM_RKNPU" in error.value.remedy
+    assert "rknpu:sim" not in error.value.remedy
+
+
+def test_settings_of_the_environment_that_the_simulator_does_not_know_are_refused():
+    script = "import npurt; npurt.open_device('rknpu:sim')"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "NPURT_SIM_RKNPU": "foo=1"},
+    )  # fmt: skip
+
+    assert "SettingError: the RK3588 simulator refuses NPURT_SIM_RKNPU" in result.stderr
+    assert "no setting foo=1" in result.stderr
+    assert "remedy: docs/simulators.md" in result.stderr
 
 
 def test_settings_that_the_simulator_does_not_know_are_refused(sim):

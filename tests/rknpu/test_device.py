@@ -273,14 +273,22 @@ def test_a_weight_that_is_not_finite_is_refused(shared, bad):
     values = inputs(4, 64)
     values[2, 3] = bad
 
-    with pytest.raises(NumericsError):
+    with pytest.raises(NumericsError, match="a weight") as caught:
         shared.pack(QTensor(values, "f32"))
+    assert "mend the weight" in caught.value.remedy
 
 
 def test_what_is_no_matrix_is_refused(shared):
     for source in (tensor(8, 64).T, QTensor(np.zeros((2, 8, 64), np.float32), "f32")):
         with pytest.raises(UnsupportedOp, match="cannot pack"):
             shared.pack(source)
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (32, 0)])
+def test_a_weight_without_elements_is_refused_as_that(shared, shape):
+    with pytest.raises(UnsupportedOp, match="without elements") as caught:
+        shared.pack(QTensor.quantize(np.zeros(shape, np.float32), "q8_0"))
+    assert ".T" not in caught.value.remedy
 
 
 def test_every_format_and_shape_can_be_planned_and_nothing_else(shared):
