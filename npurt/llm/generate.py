@@ -105,9 +105,6 @@ class Generation:
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
                 return
-            if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
-                timing.finish = "context"
-                return
             chosen = self._step(history)
 
     def _begin(self, history: list[int]) -> list[int]:
@@ -127,7 +124,11 @@ class Generation:
         return chosen
 
     def _step(self, history: list[int]) -> list[int]:
-        """Make sure that the context is as the last step left it, and take the next."""
+        """Make sure that the context is as the last step left it; return what follows, if it can.
+
+        Raises:
+            SettingError: Something else used the model in between.
+        """
         llm = self._llm
         with llm.turn:
             if llm.timing is not self._timing or llm.state.changes != self._changes:
@@ -136,6 +137,9 @@ class Generation:
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
+            if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
+                self._timing.finish = "context"
+                return []
             chosen = self._next(history)
             self._changes = llm.state.changes
         return chosen

@@ -102,9 +102,10 @@ def test_a_stream_may_be_read_by_one_thread_after_another(llm):
     assert "".join([*pieces, *stream]) == wanted
 
 
+@pytest.mark.parametrize("extra", [0, 1, 100], ids=["as many", "one more", "full"])
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
-def test_what_another_did_between_two_pieces_ends_the_stream_and_no_more(model):
-    """Even when it leaves as many tokens in the context as it found."""
+def test_what_another_did_between_two_pieces_ends_the_stream_and_no_more(model, extra):
+    """Whatever number of tokens it leaves in the context."""
     prompt = tiny.ids(model, 12)
     with open_tiny(model) as llm:
         wanted = fresh(llm, prompt, max_tokens=8, **GREEDY)
@@ -112,9 +113,9 @@ def test_what_another_did_between_two_pieces_ends_the_stream_and_no_more(model):
         next(stream)
 
         def other():
-            count = llm.n_tokens
+            count = min(llm.n_tokens + extra, llm.n_ctx)
             llm.reset()
-            llm.eval(([*reversed(prompt)] * 4)[:count])
+            llm.eval(([*reversed(prompt)] * 11)[:count])
 
         assert elsewhere(other) is None
         with pytest.raises(SettingError, match="something else used the model"):
