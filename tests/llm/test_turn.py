@@ -6,6 +6,7 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
+from npurt.llm.generate import cut
 from npurt.llm.sampler import Sampler
 from tests.llm import tiny
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
@@ -83,6 +84,22 @@ def test_a_thread_that_comes_between_two_steps_is_refused_too(llm, monkeypatch, 
         assert_refused(error)
 
 
+def test_a_whole_text_is_one_turn(llm, monkeypatch):
+    """Also between its steps, where pieces are looked at."""
+    wanted = fresh(llm, max_tokens=8, **GREEDY)
+    raised = []
+
+    def meddling(*args):
+        raised.append(elsewhere(lambda: llm.eval(OTHER)))
+        return cut(*args)
+
+    monkeypatch.setattr("npurt.llm.generate.cut", meddling)
+
+    assert fresh(llm, max_tokens=8, **GREEDY) == wanted
+    for error in raised:
+        assert_refused(error)
+
+
 def test_a_thread_that_waits_for_its_turn_has_it(llm):
     wanted = fresh(llm, max_tokens=8, **GREEDY)
 
@@ -100,6 +117,15 @@ def test_a_stream_may_be_read_by_one_thread_after_another(llm):
         assert elsewhere(lambda: pieces.extend(next(stream))) is None
 
     assert "".join([*pieces, *stream]) == wanted
+
+
+def test_a_token_that_was_taken_back_between_two_pieces_ends_the_stream(llm):
+    stream = fresh(llm, max_tokens=8, stream=True, **GREEDY)
+    next(stream)
+    llm.rollback(1)
+
+    with pytest.raises(SettingError, match="something else used the model"):
+        list(stream)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 100], ids=["as many", "one more", "full"])
