@@ -246,54 +246,6 @@ def test_packing_keeps_the_codes_of_a_qtensor_and_knows_what_it_is():
     assert "(256, 48)" in repr(w)
 
 
-def test_packing_to_another_format_quantises_what_the_codes_mean():
-    tensor = QTensor.quantize(numbers(0, (48, 256)), "q4_k")
-
-    w = npurt.pack(tensor.T, "q8_0")
-
-    assert w.tensor.dtype == "q8_0"
-    wanted = QTensor.quantize(tensor.dequantize(), "q8_0")
-    np.testing.assert_array_equal(w.tensor.blocks, wanted.blocks)
-    assert npurt.pack(numbers(0, (256, 4))).tensor.dtype == "q8_0"
-
-
-def test_a_packed_weight_is_multiplied_by_where_it_is_and_nowhere_else(monkeypatch):
-    device = FakeDevice()
-    w = npurt.pack(np.ones((32, 4)), device="cpu")
-    monkeypatch.setattr("npurt.runtime.matmul.shared", lambda name: device)
-    there = npurt.pack(np.ones((32, 4)), device="fake")
-    x = numbers(0, (3, 32))
-
-    for packed, own, other in ((w, "cpu", "fake"), (there, "fake", "cpu")):
-        wanted = npurt.matmul(x, packed)
-        np.testing.assert_array_equal(npurt.matmul(x, packed, device=own), wanted)
-        for wrong in (other, "rknpu", "gpu", "", 5, None):
-            with pytest.raises(LayoutError, match=f"packed for {own}, not for {wrong!r}"):
-                npurt.matmul(x, packed, device=wrong)
-
-
-@pytest.mark.parametrize("name", [5, None, b"cpu", ["cpu"]])
-def test_a_device_name_is_text(name):
-    weight = QTensor.quantize(np.ones((4, 32)), "q8_0").T
-    for call in (
-        lambda: npurt.matmul(GOOD, GOOD, device=name),
-        lambda: npurt.matmul(np.ones((2, 32)), weight, device=name),
-        lambda: npurt.pack(GOOD, "f32", device=name),
-    ):
-        with pytest.raises(DeviceNotFound, match="is not a device name") as caught:
-            call()
-        assert "auto" in caught.value.remedy
-
-
-def test_the_axes_that_do_not_fit_are_named():
-    with pytest.raises(LayoutError, match=r"batch axes \(2,\) and \(3,\) do not broadcast"):
-        npurt.matmul(np.ones((2, 4, 4)), np.ones((3, 4, 4)))
-    with pytest.raises(LayoutError, match="a has K = 4, b has 5"):
-        npurt.matmul(np.ones((3, 4)), np.ones((5, 6)))
-    with pytest.raises(LayoutError, match="a has K = 4, b has 3"):
-        npurt.matmul(np.ones((3, 4)), np.ones(3))
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_numbers_that_int8_cannot_hold_are_refused_by_position(bad):
     x = np.ones((2, 3, 32), np.float32)
