@@ -1,4 +1,4 @@
-"""`pack` does what it was told, and what it packed stays where it is; what does not fit is named."""
+"""`pack` does what it was told; what it packed stays where it is; what does not fit is named."""
 
 import numpy as np
 import pytest
