@@ -67,7 +67,7 @@ def test_a_refusal_is_text_that_json_can_hold(driver):
 # gregordinary measured (0.399, 0.18, 0.125, 0.587).
 @pytest.mark.parametrize(("mhz", "ms"), [(200, 0.341), (600, 0.148), (700, 0.135)])
 def test_the_model_of_a_lone_float_task(mhz, ms):
-    """One core cannot use all of the memory, of which another test's open device would have part."""
+    """One core cannot use all memory, of which another test's open device would have part."""
     client.configure(f"rocket_mhz={mhz} total_gbs=1000")
     task = Task(256, 512, 128, "native-w", ("fp16", "fp16"))
     with Rocket() as driver:
