@@ -218,6 +218,18 @@ class Device(abc.ABC):
             remedy="use CpuDevice.delta_net(), which takes heads of 16 to 128",
         )
 
+    def delta_form(self, net: DeltaNet) -> object:
+        """Return what this device has of the state of *net* beyond its float32; None: nothing."""
+        del net
+        return None
+
+    def resume_delta(self, net: DeltaNet, form: object) -> None:
+        """Go on from *form*, which was `delta_form` when the state of *net* was what it is again.
+
+        Without, a state that is put back has the precision of float32, and what follows other bits.
+        """
+        del net, form
+
     @abc.abstractmethod
     def close(self) -> None:
         """Release the device.  A second call does nothing."""

@@ -3,6 +3,7 @@
 A DSP process that dies, or does not answer, is opened anew and the batch repeated; see `restart`.
 """
 
+import contextlib
 import itertools
 import os
 import threading
@@ -32,7 +33,7 @@ from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
 from npurt.hexagon.messages import MAX_N
 from npurt.hexagon.names import parse
-from npurt.hexagon.recurrence import Recurrence
+from npurt.hexagon.recurrence import Form, Recurrence
 from npurt.hexagon.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
@@ -332,6 +333,17 @@ class HexagonDevice(Device):
             store.transport.settle()
         if net.v.shape[1]:
             self._recurrence.advance(net, self._stores[0])
+
+    def delta_form(self, net: DeltaNet) -> object:
+        """Return a copy of the integers that the state of *net* is; None when they are gone."""
+        with self._lock:
+            return self._recurrence.form(net)
+
+    def resume_delta(self, net: DeltaNet, form: object) -> None:
+        """Go on from *form*; a DSP that is lost over it is `delta_net`'s to tell of."""
+        if isinstance(form, Form):
+            with self._lock, contextlib.suppress(DriverError):
+                self._surviving(lambda: self._recurrence.resume(net, form, self._stores[0]))
 
     # --- Recovery ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ so a state that somebody else has changed is never missed.
 
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,14 @@ from npurt.hexagon.store import SCRATCH_BYTES, Store
 
 MOST_TOKENS = 512  # of all sequences, in a batch
 MOST_STATES = 256  # that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A state as it was on the DSP, and the float32 that the caller has of it."""
+
+    words: npt.NDArray[np.int32]
+    bits: npt.NDArray[np.uint32]
 
 
 class States:
@@ -74,9 +83,8 @@ class States:
             NumericsError: The net holds NaN or infinity.
             DriverError: It refused.
         """
-        words = self._part.array.view(np.int32).reshape(-1, self._shape.words)
-        bits = net.state.view(np.uint32)
-        if self._known is None or not np.array_equal(bits, self._known):
+        words, bits = self._words, net.state.view(np.uint32)
+        if not self._knows(bits):
             self._part.block.begin(write=True)
             delta.pack_state(net.state, self._shape, words)
             self._part.block.end(write=True)
@@ -87,6 +95,29 @@ class States:
         delta.unpack_state(words, self._shape, net.state)
         self._part.block.end(write=False)
         self._known = bits.copy()
+
+    @property
+    def _words(self) -> npt.NDArray[np.int32]:
+        return self._part.array.view(np.int32).reshape(-1, self._shape.words)
+
+    def _knows(self, bits: npt.NDArray[np.uint32]) -> bool:
+        return self._known is not None and np.array_equal(bits, self._known)
+
+    def form(self, net: DeltaNet) -> Form | None:
+        """Return a copy of what the DSP has of the state of *net*; None when it has none."""
+        if self._known is None or not self._knows(net.state.view(np.uint32)):
+            return None
+        self._part.block.begin(write=False)
+        words = self._words.copy()
+        self._part.block.end(write=False)
+        return Form(words, self._known)
+
+    def resume(self, form: Form) -> None:
+        """Go on from *form* when the caller's state is the one it belongs to."""
+        self._part.block.begin(write=True)
+        self._words[...] = form.words
+        self._part.block.end(write=True)
+        self._known = form.bits
 
     def _run(self, net: DeltaNet) -> None:
         sequences, tokens = net.v.shape[:2]
@@ -141,13 +172,29 @@ class Recurrence:
 
     def advance(self, net: DeltaNet, store: Store) -> None:
         """Run *net* on the session of *store*; errors as `States.advance`, and DeviceFull."""
-        key = net.state.ctypes.data, delta.shape_of(net)
+        self._of(net, store).advance(net)
+
+    def form(self, net: DeltaNet) -> Form | None:
+        """Return a copy of what the DSP has of the state of *net*; None when it has none."""
+        states = self._states.get(_key(net))
+        return states.form(net) if states else None
+
+    def resume(self, net: DeltaNet, form: Form, store: Store) -> None:
+        """Go on from *form* on the session of *store*; raises DeviceFull."""
+        self._of(net, store).resume(form)
+
+    def _of(self, net: DeltaNet, store: Store) -> States:
+        key = _key(net)
         states = self._states.pop(key, None) or States(store, key[1])
         while len(self._states) >= MOST_STATES:
             self._states.popitem(last=False)
         self._states[key] = states
-        states.advance(net)
+        return states
 
     def forget(self) -> None:
         """Keep nothing: the session is gone."""
         self._states.clear()
+
+
+def _key(net: DeltaNet) -> tuple[int, Shape]:
+    return net.state.ctypes.data, delta.shape_of(net)

@@ -191,6 +191,7 @@ class Plan:
                 f"{device.caps.name} cannot take delta nets: {reason}",
                 remedy="leave strict mode to let the CPU do them",
             )
+        forms: dict[int, object] = {}
         for steps, again in ((self._steps, False), (self._replays, True)):
             host = self._last_host(steps)
             host.program.conv(conv, replay=again)
@@ -200,7 +201,7 @@ class Plan:
                 host.label("replay" if again else "delta net", device.caps.name, reason or "")
             else:
                 accounts = self._cpu, self._ledger, self._sampler
-                steps.append(RemoteDelta(device, *accounts, net, slots, control))
+                steps.append(RemoteDelta(device, *accounts, net, slots, control, forms))
 
     def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> None:
         """``out = x / rms(x) * weight * silu(gate)``, head by head."""

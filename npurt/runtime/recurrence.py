@@ -19,6 +19,9 @@ class RemoteDelta:
     """A net whose state has slots, as `npurt.cpu.program.Program.delta` runs it.
 
     What its device cannot do, or does wrong, the CPU does, from then on.
+
+    Args:
+        forms: By slot, `Device.delta_form` of the state in it; shared by all who have these slots.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class RemoteDelta:
         net: DeltaNet,
         slots: F32,
         control: npt.NDArray[np.int32],
+        forms: dict[int, object],
     ) -> None:
         self._planned = device.caps.name
         self._device = device
@@ -39,6 +43,7 @@ class RemoteDelta:
         self._net = net
         self._slots = slots
         self._control = control
+        self._forms = forms
         self._reason = ""
         self._chance = random.Random()
 
@@ -58,15 +63,17 @@ class RemoteDelta:
         """
         del position, head
         start, saved, before = self._control.tolist()
+        net = self._net.first(rows)
         if start:
             self._slots[0] = self._slots[start]
-        net = self._net.first(rows)
+            self._device.resume_delta(net, self._forms.get(start))
         if saved < 0:
             before = 0
         if before:
             self._advance(net.first(before))
         if saved >= 0:
             self._slots[saved] = self._slots[0]
+            self._forms[saved] = self._device.delta_form(net)
         if before < rows:
             self._advance(net.after(before))
 

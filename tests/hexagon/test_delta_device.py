@@ -177,6 +177,36 @@ def test_a_state_that_nobody_changes_is_not_sent_again(shared, monkeypatch):
     assert len(sent) == 1
 
 
+def test_a_state_that_is_put_back_goes_on_with_the_same_bits(shared):
+    """float32 alone would lose six bits of it."""
+    net = own(net_of({"heads": 3, "width": 64, "tokens": 30}))
+    shared.delta_net(net.first(20))
+    state, form = net.state.copy(), shared.delta_form(net)
+    shared.delta_net(net.after(20))
+    wanted, last = net.out.copy(), net.state.copy()
+
+    net.state[...] = state
+    shared.resume_delta(net, form)
+    shared.delta_net(net.after(20))
+
+    np.testing.assert_array_equal(net.out, wanted)
+    np.testing.assert_array_equal(net.state, last)
+
+
+def test_the_form_of_another_state_is_not_gone_on_with(shared):
+    net = own(net_of({"heads": 2, "width": 32, "tokens": 2}))
+    shared.delta_net(net.first(1))
+    form = shared.delta_form(net)
+    net.state[...] *= 2
+    assert shared.delta_form(net) is None
+    wanted, _ = modelled(net.after(1))
+
+    shared.resume_delta(net, form)
+    shared.delta_net(net.after(1))
+
+    np.testing.assert_array_equal(net.out[:, 1:], wanted)
+
+
 def test_only_so_many_states_are_kept(shared, monkeypatch):
     monkeypatch.setattr(recurrence, "MOST_STATES", 3)
     nets = [own(net_of({"heads": 1, "width": 16, "tokens": 2}, i)) for i in range(8)]
