@@ -4,6 +4,7 @@
 
 #include "../fetch.h"
 #include "epilogue.h"
+#include "panel_loop.h"
 
 enum { ROWS = NPURT_PANEL };
 
@@ -90,13 +91,12 @@ INLINE void gemm(kind kind, int offsets, const job *job)
         for (unsigned r = 0; r < ROWS; r++) {
             acc[r] = start[r];
         }
-        for (uint32_t step = 0; step < job->steps; step++) {
+        if (kind == CHAN) {
+            chan_loop(middle - REACH(kind, offsets), job, acc);
+        }
+        for (uint32_t step = 0; step < job->steps && kind != CHAN; step++) {
             const vec *w = middle - REACH(kind, offsets);
-            if (kind == CHAN) {
-                add_quads(kind, 0, w, x, &c, 0, QUADS, acc);
-            } else {
-                gemm_step(kind, offsets, w, x, record, zero, &c, job->shift, acc);
-            }
+            gemm_step(kind, offsets, w, x, record, zero, &c, job->shift, acc);
             middle += STEP_VECTORS(kind, offsets);
             x += QUADS * ROWS;
             record += ROWS * RECORD;
