@@ -34,12 +34,12 @@ typedef struct {
     uint32_t first, last;
 } range;
 
-/* What thread `thread` of `threads` does of `count` things, in multiples of `unit`. */
-static range share(uint32_t count, uint32_t unit, uint32_t thread, uint32_t threads)
+/* What this thread does of `count` things, in multiples of `unit`; units * threads < 2^32. */
+static range share(const pool *pool, uint32_t thread, uint32_t count, uint32_t unit)
 {
     uint32_t units = (count + unit - 1) / unit;
-    uint32_t first = (uint32_t) ((uint64_t) units * thread / threads) * unit;
-    uint32_t last = (uint32_t) ((uint64_t) units * (thread + 1) / threads) * unit;
+    uint32_t first = (uint32_t) ((uint64_t) (units * thread) * pool->part >> 31) * unit;
+    uint32_t last = (uint32_t) ((uint64_t) (units * (thread + 1)) * pool->part >> 31) * unit;
     return (range){first, last < count ? last : count};
 }
 
@@ -184,16 +184,10 @@ static void quantise(run *run, const batch_op *op, uint32_t thread)
     npurt_quantisation x = op->x;
     x.activations = work->activations;
     char *scratch = (char *) work->scratch + thread * scratch_part(op);
-    range rows = share(x.m, NPURT_PANEL, thread, run->pool->threads);
+    range rows = share(run->pool, thread, x.m, NPURT_PANEL);
     if (rows.first < rows.last && npurt_quantise(&x, rows.first, rows.last, scratch)) {
         __atomic_store_n(&run->failed, 1, __ATOMIC_SEQ_CST);
     }
-}
-
-/* Bytes of VTCM of each thread. */
-static uint32_t slot_of(const run *run)
-{
-    return run->vtcm->nbytes / run->pool->threads / NPURT_VECTOR * NPURT_VECTOR;
 }
 
 static void copy_vectors(char *to, const char *from, size_t nbytes)
@@ -222,9 +216,8 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
 {
     npurt_product y = op->y;
     y.activations = run->work->activations;
-    uint32_t threads = run->pool->threads;
-    range tiles = share(op->tiles_count, TILES_AT_ONCE, thread, threads);
-    uint32_t slot_bytes = slot_of(run);
+    range tiles = share(run->pool, thread, op->tiles_count, TILES_AT_ONCE);
+    uint32_t slot_bytes = run->vtcm->slot;
     char *slot = run->vtcm->address + thread * slot_bytes;
     int copied = y.m >= ROWS_TO_COPY && op->tile_bytes <= slot_bytes;
     int once = y.m == 1 || y.m == NPURT_PANEL;
@@ -248,10 +241,10 @@ static void delta(run *run, const batch_op *op, uint32_t thread)
 {
     const npurt_delta *net = &op->delta;
     char *scratch = (char *) run->work->scratch + thread * scratch_part(op);
-    range heads = share(net->sequences * net->heads, 1, thread, run->pool->threads);
+    range heads = share(run->pool, thread, net->sequences * net->heads, 1);
     size_t nbytes = npurt_delta_state_bytes(net->width);
-    char *slot = run->vtcm->address + thread * slot_of(run);
-    int copied = net->tokens >= TOKENS_TO_COPY && nbytes <= slot_of(run);
+    char *slot = run->vtcm->address + thread * run->vtcm->slot;
+    int copied = net->tokens >= TOKENS_TO_COPY && nbytes <= run->vtcm->slot;
     uint32_t step = copied ? 1 : heads.last - heads.first;
     int failed = 0;
     for (uint32_t first = heads.first; first < heads.last; first += step) {

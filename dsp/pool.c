@@ -97,6 +97,7 @@ void pool_start(pool *pool, uint32_t threads)
         pool->threads++;
     }
     pool->waiting = pool->threads;
+    pool->part = pool->threads ? ((1u << 31) - 1) / pool->threads + 1 : 0;
 }
 
 static void give(pool *pool, pool_work work, void *context)

@@ -24,6 +24,7 @@ typedef struct {
 
 struct pool {
     uint32_t threads; /* that run */
+    uint32_t part;    /* of 2^31 that each has, rounded up */
     pool_work work;   /* NULL: end */
     void *context;
     qurt_sem_t end;   /* up, by each thread: the work is done */

@@ -34,8 +34,7 @@ int npurt_open(const char *uri, remote_handle64 *h)
     __builtin_memset(session, 0, sizeof *session);
     uint32_t units = hvx_units();
     pool_start(&session->pool, units ? units : 1);
-    uint32_t threads = session->pool.threads;
-    vtcm_acquire(&session->vtcm, threads * VTCM_MOST, threads * VTCM_LEAST);
+    vtcm_acquire(&session->vtcm, session->pool.threads, VTCM_MOST, VTCM_LEAST);
     session->power = power_vote(session);
     *h = (uintptr_t) session;
     return DSP_OK;

@@ -33,13 +33,14 @@ static void acquire(vtcm *vtcm, uint32_t nbytes)
     }
 }
 
-void vtcm_acquire(vtcm *vtcm, uint32_t most, uint32_t least)
+void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least)
 {
     if (!has_manager()) {
         return;
     }
-    for (uint32_t nbytes = most; nbytes && nbytes >= least && !vtcm->address; nbytes /= 2) {
-        acquire(vtcm, nbytes);
+    for (; threads && most >= least && !vtcm->address; most /= 2) {
+        acquire(vtcm, threads * most);
+        vtcm->slot = vtcm->nbytes ? most : 0;
     }
 }
 
@@ -50,5 +51,5 @@ void vtcm_release(vtcm *vtcm)
     }
     vtcm->context = 0;
     vtcm->address = NULL;
-    vtcm->nbytes = 0;
+    vtcm->nbytes = vtcm->slot = 0;
 }

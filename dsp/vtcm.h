@@ -7,11 +7,12 @@
 typedef struct {
     char *address; /* aligned to 128; NULL when there is none */
     uint32_t nbytes;
+    uint32_t slot; /* bytes of each thread, a multiple of 128 */
     unsigned context;
 } vtcm;
 
-/* Take `most` bytes, or a half, a quarter, ... of it, but at least `least`; or nothing. */
-void vtcm_acquire(vtcm *vtcm, uint32_t most, uint32_t least);
+/* Take `most` bytes for each thread, or a half, a quarter, ... of it, but at least `least`; or nothing. */
+void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least);
 void vtcm_release(vtcm *vtcm);
 
 #endif
