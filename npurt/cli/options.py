@@ -31,7 +31,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="guess with a smaller model, or 'lookup': from the text",
     )
-    group.add_argument("--draft-max", type=int, default=8, metavar="N",
+    group.add_argument("--draft-max", type=int, metavar="N",
                        help="tokens to guess at once, at most")  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from npurt.llm.context import Context
 from npurt.llm.generate import Generation, Timing, stop_texts
 from npurt.llm.gguf import GGUF, TensorInfo
 from npurt.llm.metadata import optional
+from npurt.llm.recurrent import SPACING
 from npurt.llm.sampler import Sampler, Sampling
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.diffusion import Diffusion, open_network
@@ -31,6 +32,8 @@ from npurt.runtime.verify import mode
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
+
+USUAL_GUESSES = 8  # at once, at most
 
 
 class Llama(Context):
@@ -57,7 +60,8 @@ class Llama(Context):
         draft: Decode speculatively: ``"lookup"`` guesses from the text itself, a path names a
             smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
             stays the same, token for token.
-        draft_max: Tokens to guess at once, at most; how many is decided while it runs.
+        draft_max: Tokens to guess at once, at most; how many is decided while it runs.  By default
+            8, or as many as *n_batch* and *n_ctx* leave room for.
 
     Raises:
         ModelFormatError: npurt cannot run the file, or *draft* with it.
@@ -82,11 +86,11 @@ class Llama(Context):
         chat_template: str | None = None,
         progress: bool = True,
         draft: str | os.PathLike[str] | None = None,
-        draft_max: int = 8,
+        draft_max: int | None = None,
     ) -> None:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
-        draft_max = integer("draft_max", draft_max)
+        draft_max = optional_integer("draft_max", draft_max)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_ROWS)
         self.seed = optional_integer("seed", seed, 0)
         self.context_shift = context_shift
@@ -129,19 +133,33 @@ class Llama(Context):
                 remedy="convert the model to GGUF again; its metadata and tensors disagree",
             )
 
-    def _speculate(self, draft: str | os.PathLike[str], most: int) -> None:
+    def _speculate(self, draft: str | os.PathLike[str], most: int | None) -> None:
         try:
-            if not 1 <= most < self._model.rows:
-                raise SettingError(
-                    f"{most} tokens cannot be guessed at once",
-                    remedy=f"use a draft_max of 1 to {self._model.rows - 1}",
-                )
+            most = self._most_guesses(most)
             drafter = self._drafter(draft)
         except BaseException:
             self.close()
             raise
         self.speculator = Speculator(drafter, most)
         self._ledger.remark(self.speculator.controller.speculation.line)
+
+    def _most_guesses(self, wanted: int | None) -> int:
+        """Return how many guesses a pass may check; all of them can be taken back without one."""
+        room = self._model.rows - 1
+        if self._state.recurrent:
+            room = min(room, SPACING)
+        if room < 1:
+            raise SettingError(
+                "no guess can be checked by a model that takes tokens one by one",
+                remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
+            )
+        most = min(USUAL_GUESSES, room) if wanted is None else wanted
+        if not 1 <= most <= room:
+            raise SettingError(
+                f"{most} tokens cannot be guessed at once",
+                remedy=f"use a draft_max of 1 to {room}",
+            )
+        return most
 
     def _drafter(self, draft: str | os.PathLike[str]) -> Drafter:
         if draft == "lookup":

@@ -221,10 +221,27 @@ def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft=wrong)
 
 
-@pytest.mark.parametrize("most", [0, -1, 512])
+@pytest.mark.parametrize("most", [0, -1, 64, 512])
 def test_numbers_of_guesses_that_make_no_sense_are_refused(most):
-    with pytest.raises(SettingError, match="guessed at once"):
+    with pytest.raises(SettingError, match="guessed at once") as caught:
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=most)
+    assert "1 to 63" in caught.value.remedy
+
+
+@pytest.mark.parametrize("room", [{"n_batch": 2}, {"n_ctx": 2}])
+def test_guesses_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+    with npurt.Llama(tiny.path(), **options) as llm:
+        assert llm.speculator is not None
+    with pytest.raises(SettingError, match="2 tokens cannot be guessed at once"):
+        npurt.Llama(tiny.path(), draft_max=2, **options)
+
+
+@pytest.mark.parametrize("room", [{"n_batch": 1}, {"n_ctx": 1}])
+def test_a_draft_for_a_model_that_takes_one_token_at_a_time_is_refused(room):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+    with pytest.raises(SettingError, match="one by one"):
+        npurt.Llama(tiny.path(), **options)
 
 
 def test_lengths_that_make_no_sense_are_refused():

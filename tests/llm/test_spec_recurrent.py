@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npurt
+from npurt.errors import SettingError
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from tests.llm import tiny
@@ -83,6 +84,26 @@ def test_whatever_is_guessed_text_and_states_stay(llm, most, wrong, count, tempe
     guessed = write(llm, Oracle(whole[0], wrong.__contains__), most, count, **options)
 
     assert_same(guessed, expected)
+
+
+def rows_evaluated(llm):
+    return sum(row.rows for row in llm.report().rows if row.tensor == "blk.0.ffn_down")
+
+
+def test_the_most_guesses_are_taken_back_without_another_pass():
+    """And no more than that can be asked for: what came before would be evaluated again."""
+    options = {"n_ctx": 256, "verify": "off", "progress": False, "draft": "lookup"}
+    with pytest.raises(SettingError, match="guessed at once") as caught:
+        npurt.Llama(tiny.path("qwen35", "f32"), draft_max=200, **options)
+    most = int(caught.value.remedy.split()[-1])
+    with npurt.Llama(tiny.path("qwen35", "f32"), draft_max=most, **options) as llm:
+        llm.eval(PROMPT * 5)
+        before = rows_evaluated(llm)
+        for token in range(3):
+            llm.eval([token] * (1 + most))
+            llm.rollback(most)
+
+        assert rows_evaluated(llm) - before == 3 * (1 + most)
 
 
 def test_what_follows_is_the_same(llm, plain):
