@@ -23,7 +23,7 @@ from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
 from npurt.runtime.arguments import integer
-from npurt.runtime.ledger import Ledger
+from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Sampler as Checks
 
@@ -208,6 +208,11 @@ class Context:
     def taps(self) -> Taps | None:
         """What is kept of the residual stream, if anything is."""
         return self._taps
+
+    def account(self, op: str) -> Row:
+        """Return the ledger's row of what the host computes beside the plan."""
+        host = self._cpu.caps.name
+        return self._ledger.row(Row(op, "", (), host, host))
 
     def embed(self, ids: Sequence[int]) -> F32:
         """Return the embeddings of *ids*, ``[T, D]``."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -172,10 +173,12 @@ class Llama(Context):
         small = Llama(path, "cpu", n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
                       verify=self._checks.mode.value, progress=self._progress)  # fmt: skip
         try:
-            return Assistant(small, self)
+            assistant = Assistant(small, self)
         except BaseException:
             small.close()
             raise
+        self._ledger.follow(lambda: (replace(r, op=f"draft_{r.op}") for r in small.report().rows))
+        return assistant
 
     # --- Tokens ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ModelFormatError
+from npurt.llm.gguf import GGUF
 from npurt.llm.spec.controller import Controller
 from npurt.llm.taps import Taps
 from tests.llm import gguf_files as raw
@@ -145,6 +146,24 @@ def test_quantised_pairs_write_the_same_on_every_device(device, target):
     assert labels["draft_output"].actual == device
     assert labels["draft_output"].verified > 0
     assert labels["draft_output"].failed == 0
+    assert labels["draft_layers"].actual == "cpu"
+
+
+def test_what_the_network_computes_is_in_the_report():
+    """Tokens filled in go through all matrices of its layers, tokens read through a few."""
+    with open_pair() as llm:
+        llm.eval(PROMPT[:-1])
+        llm.speculator.drafter.propose(PROMPT, 3)
+        [row] = (row for row in llm.report().rows if row.op == "draft_layers")
+        sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
+
+    layers = sum(n for name, n in sizes.items() if name.startswith("blk.") and n > 128)
+    read = sizes["fc.weight"]
+    read += sum(n for name, n in sizes.items() if name.endswith(("attn_k.weight", "attn_v.weight")))
+    assert row.macs == (len(PROMPT) - 1) * read + 4 * layers
+    assert row.nbytes == 4 * (read + layers)
+    assert (row.calls, row.rows) == (2, len(PROMPT) + 3)
+    assert row.seconds > 0
 
 
 def test_a_text_that_fills_the_context_is_that_of_plain_decoding():

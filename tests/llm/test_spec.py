@@ -196,6 +196,23 @@ def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
     assert "speculation: " in str(first)
 
 
+def test_what_a_draft_model_computes_is_in_the_report():
+    """On the CPU, wherever its target runs: a share of the multiply-adds like any other."""
+    options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}
+    with npurt.Llama(tiny.path(kind="q8_0"), "hexagon:sim", **options) as both:
+        both.speculator.controller = Controller(4, fixed=True)
+        tokens(both, count=9, speculator=both.speculator)
+        report = both.report()
+
+    passes = {row.op: row.rows for row in report.rows if row.tensor == "blk.0.ffn_down"}
+    assert passes.keys() == {"ffn_down", "draft_ffn_down"}
+    assert passes["draft_ffn_down"] >= len(PROMPT)
+    devices = {row.actual for row in report.rows if row.macs and row.op.startswith("draft_")}
+    assert devices == {"cpu"}
+    assert "of MACs on cpu" in report.line()
+    assert "of MACs on hexagon:sim" in report.line()
+
+
 def test_a_draft_model_guesses_what_it_would_write(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
         own = tokens(small, count=12)

@@ -24,6 +24,7 @@ from npurt.llm.rope import tables
 
 NAME = "dflash"  # general.architecture
 VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # DFlash2, DSpark
+READERS = ("fc", ".attn_k", ".attn_v")  # matrices for tokens that the target has seen
 ANOTHER = "use a draft that was made for this very model"
 
 
@@ -115,6 +116,10 @@ class Network:
         target: Of the model it is for.
         n_ctx: P.
 
+    Attributes:
+        fill_size: Elements of the matrices that a token of a block is multiplied by.
+        read_size: Of those that a token of the target is multiplied by.
+
     Raises:
         ModelFormatError: See `read_shape`; or tensors are missing, unknown or damaged.
     """
@@ -126,6 +131,9 @@ class Network:
         weights.check(file, table)
         config = self.shape.config
         self._numbers = {name.removesuffix(".weight"): _values(file, name) for name in table}
+        sizes = {name: v.size for name, v in self._numbers.items() if v.ndim > 1}
+        self.fill_size = sum(size for name, size in sizes.items() if name.startswith("blk."))
+        self.read_size = sum(size for name, size in sizes.items() if name.endswith(READERS))
         self._cos, self._sin = tables(config, n_ctx)
         size = (config.n_layers, config.n_kv_heads, n_ctx, config.head_width)
         self._keys: F32 = np.empty(size, np.float32)

@@ -1,7 +1,9 @@
 """Drafts from a network that fills in a block of tokens at once, and reads what its target sees."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +49,7 @@ class Diffusion(Drafter):
         self._target = target
         self._taps = target.taps
         self._taps.reader = self._read
+        self._row = target.account("draft_layers")
         self._head = target.head(network.output_norm, network.shape.config.eps)
 
     def prepare(self, history: Sequence[int]) -> None:
@@ -65,12 +68,24 @@ class Diffusion(Drafter):
             return []
         self._taps.flush()
         x = self._target.embed([history[-1], *[shape.mask] * count])
-        with np.errstate(all="ignore"):  # a guess may be wrong
+        with self._counted(len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():
             return []
         return [int(token) for token in self._head(filled).argmax(axis=1)]
 
     def _read(self, streams: F32, position: int) -> None:
-        with np.errstate(all="ignore"):
+        with self._counted(len(streams), self._network.read_size):
             self._network.inject(streams, position)
+
+    @contextlib.contextmanager
+    def _counted(self, rows: int, size: int) -> Iterator[None]:
+        """Put products of *rows* with *size* elements on account; any number may come out."""
+        began = time.perf_counter()
+        with np.errstate(all="ignore"):  # a guess may be wrong
+            yield
+        self._row.calls += 1
+        self._row.rows += rows
+        self._row.macs += rows * size
+        self._row.nbytes += size * np.dtype(np.float32).itemsize
+        self._row.seconds += time.perf_counter() - began
