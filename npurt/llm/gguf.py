@@ -126,6 +126,11 @@ class GGUF:
         view = memoryview(self._open())[info.offset : info.offset + info.nbytes]
         return QTensor.from_bytes(view, info.format, info.shape)
 
+    def beginning(self, name: str, most: int) -> bytes:
+        """Return the first bytes of tensor *name*, at most *most*; errors as `[]`."""
+        info = self._info(name)
+        return self._open()[info.offset : info.offset + min(most, info.nbytes)]
+
     def get(self, name: str) -> QTensor | None:
         """Return tensor *name*, or None when the file has none of that name."""
         return self[name] if name in self.tensors else None

@@ -15,7 +15,7 @@ from npurt.errors import LayoutError, SettingError, StateFormatError
 from npurt.llm import recurrent, state_file
 from npurt.llm.config import DeltaHeads
 from npurt.llm.recurrent import KEPT, SPACING, Recurrent
-from tests.llm import tiny
+from tests.llm import tiny, variants
 from tests.llm.test_rope import CONFIG
 
 MODELS = [("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32")]
@@ -392,6 +392,17 @@ def test_a_state_of_another_model_or_type_of_cache_is_refused(saved, tmp_path):
     file = tiny.with_tensor(file, "blk.0.ssm_norm.weight", np.ones(32))
     with npurt.Llama(tiny.write(file, tmp_path), **OPTIONS) as other:
         refused(other, path, "another model")
+
+
+@pytest.mark.parametrize("changed", ["blk.0.ffn_down.weight", "blk.3.attn_v.weight"])
+def test_a_state_of_a_model_that_was_trained_further_is_refused(saved, tmp_path, changed):
+    """Norms and embeddings often stay as they were."""
+    file = tiny.read(tiny.path("qwen35", "f32"))
+    weight = variants.values(file)[changed]
+    with npurt.Llama(
+        tiny.write(tiny.with_tensor(file, changed, 1.01 * weight), tmp_path), **OPTIONS
+    ) as other:
+        refused(other, saved[1], "another model")
 
 
 def test_a_file_is_written_whole_or_not_at_all(saved, monkeypatch):
