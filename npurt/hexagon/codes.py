@@ -73,6 +73,7 @@ CONNREFUSED = 0x72
 OPEN = "remote_handle64_open"
 INVOKE = "remote_handle64_invoke"
 DOCTOR = "run `npurt doctor`"
+REPORT = "report this with NPURT_DEBUG=3 output"
 REOPEN = "npurt reopens the device twice by itself; after that, " + DOCTOR
 
 
@@ -119,7 +120,7 @@ ADVICE = (  # first match wins
         0x0E,
         (INVOKE,),
         "a buffer overruns its shared block, or an argument was refused by the kernel",
-        "report this with NPURT_DEBUG=3 output: npurt built a bad message",
+        REPORT + ": npurt built a bad message",
     ),
     Advice(
         0x0E,
@@ -223,15 +224,28 @@ ADVICE = (  # first match wins
         "close other programs, or check the permissions of /dev/dma_heap/system",
     ),
     Advice(0x68, (), "the DSP restarted", REOPEN),
-    Advice(
-        0x48,
-        (),
-        "the memory is not mapped in this session (L#19617)",
-        "report this with NPURT_DEBUG=3 output",
+    *(
+        Advice(code, (), "the memory is not mapped in this session (L#19617)", REPORT)
+        for code in (0x48, 0x8000_0448)
     ),
     Advice(0x6B, (), "there is no session yet", "open the device first"),
-    Advice(0x1A, (), "the memory is mapped already", "report this with NPURT_DEBUG=3 output"),
-    Advice(0x87, (), "the memory is mapped already", "report this with NPURT_DEBUG=3 output"),
+    *(
+        Advice(code, (), "the memory is mapped already, or the queue is open", REPORT)
+        for code in (0x1A, 0x87, 0x8000_041A)
+    ),
+    Advice(0x8000_0455, (), "a buffer of the call is not aligned", REPORT),
+    Advice(
+        0x8000_042D,
+        (),
+        "npurt's code on the DSP has as many blocks mapped as it can",
+        "use a smaller model, or more sessions",
+    ),
+    Advice(
+        0x8000_0465,
+        (),
+        "the process on the DSP has no room left for the mapping",
+        "use a smaller model, or more sessions",
+    ),
     Advice(
         0x05,
         ("remote_session_control",),
@@ -252,11 +266,14 @@ ADVICE = (  # first match wins
     ),
     Advice(0x204, (), "the queue is full or empty", "try again"),
     Advice(0x2C, (), "the handle is not open any more", "nothing: it follows from a lost device"),
-    Advice(
-        0x194,
-        (),
-        "skel and library are of different versions",
-        "reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
+    *(
+        Advice(
+            code,
+            (),
+            "skel and library are of different versions",
+            "reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
+        )
+        for code in (0x194, 0x8000_0594)
     ),
     Advice(
         0x8000_0481,
@@ -342,9 +359,13 @@ def decode(code: int, call: str = "", errno: int = 0) -> Code:
 
 
 def failed(call: str, code: int, errno: int = 0, about: str = "") -> NpurtError:
-    """Return the error for *call* having returned *code*; *about* says what it was for."""
+    """Return the error for *call* having returned *code*; *about* says what it was for.
+
+    *errno* belongs to what the CPU said: beside an answer of the DSP it is that of another call.
+    """
     what = decode(code, call, errno)
-    system = f", errno {errno} ({os.strerror(errno)})" if errno else ""
+    told = errno and what.side != "DSP"
+    system = f", errno {errno} ({os.strerror(errno)})" if told else ""
     text = f"{call}{about and ' of ' + about} failed with {what}{system}: {what.cause}"
     if what.raw == CONNREFUSED:
         return DeviceNotFound(text, remedy=what.remedy)

@@ -51,7 +51,8 @@ class Library:
         return self.features.issuperset(abi.DSPQUEUE)
 
     def call(self, name: str, *arguments: Any) -> tuple[int, int]:
-        """Call *name*; return its code, unsigned, and the errno it left."""
+        """Call *name*; return its code, unsigned, and the errno it left, 0 if it left none."""
+        abi.ffi().errno = 0
         code = getattr(self.c, name)(*arguments)
         return code & 0xFFFF_FFFF, abi.ffi().errno
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from npurt.errors import UnknownDevice
 from npurt.hexagon.abi import CDSP
 
-FORM = re.compile(r"hexagon(?::(?:(?P<index>\d+)(?:/(?P<session>\d))?|sim(?:-v(?P<arch>\d\d))?))?")
+FORM = re.compile(
+    r"hexagon(?::(?:(?P<index>[0-9])(?:/(?P<session>[0-9]))?"
+    r"|sim(?:-v(?P<arch>65|66|68|69|73|75|79|81))?))?"  # as in sim/fastrpc/settings.c
+)
 
 
 @dataclass(frozen=True, slots=True)

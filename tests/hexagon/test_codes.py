@@ -2,6 +2,7 @@
 
 import errno
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,9 @@ from npurt.errors import (
     SettingError,
 )
 from npurt.hexagon import codes
+from npurt.hexagon.idl.skel import SUPPORT
 
+HAP = (Path(__file__).parents[2] / "dsp/hap.h").read_text()
 OPEN, INVOKE = "remote_handle64_open", "remote_handle64_invoke"
 
 # Literal lines of AEEStdErr.h (qualcomm/fastrpc v1.0.5), some from each stretch of numbers.
@@ -91,6 +94,8 @@ SEEN = [
     (OPEN, 0x194, 0, DriverError, "versions"),
     (OPEN, 0x80000481, 0, DriverError, "signature"),
     (OPEN, 0x80000482, 0, DriverError, "signature"),
+    (OPEN, 0x80000594, 0, DriverError, "versions"),
+    (INVOKE, 0x80000465, 0, DriverError, "room"),
 ]
 
 
@@ -121,6 +126,22 @@ def test_every_row_of_advice_is_reached():
     for row in codes.ADVICE:
         explained = codes.decode(row.code, row.calls[0] if row.calls else "")
         assert (explained.cause, explained.remedy) == (row.cause, row.remedy)
+
+
+# hap.h of the skel, and what is generated around it.
+OF_THE_SKEL = [int(code, 16) for code in re.findall(r"\(int\) (0x8000\w{4})", HAP + SUPPORT)]
+
+
+@pytest.mark.parametrize("code", OF_THE_SKEL, ids=hex)
+def test_what_our_own_code_on_the_dsp_answers_has_a_cause(code):
+    assert len(OF_THE_SKEL) >= 12
+    assert codes.decode(code, INVOKE).cause != codes.decode(0x7FFF_FFFF).cause
+
+
+def test_an_errno_is_told_beside_what_the_cpu_said_only():
+    """What the DSP answers says nothing of it: it is that of another call."""
+    assert "errno" not in codes.failed(INVOKE, 0x8000040D, errno.ENOENT).what
+    assert "errno 2 (" in codes.failed(OPEN, 0xFFFFFFFF, errno.ENOENT).what
 
 
 def test_0x68_is_memory_from_an_allocation_and_a_restart_from_anything_else():

@@ -116,7 +116,7 @@ def test_a_code_comes_back_unsigned_with_its_errno(fake):
     fake.answer("munmap", 0x80000406, errno.EPERM)
 
     assert fake.library.call("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1) == (0x80000406, errno.EPERM)
-    assert fake.library.call("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1)[0] == 0
+    assert fake.library.call("fastrpc_munmap", 3, 1, abi.ffi().NULL, 1) == (0, 0)
 
 
 def test_a_code_that_is_not_success_is_an_error_with_what_it_was_for(fake):

@@ -26,7 +26,8 @@ def test_a_device_string_names_dsp_session_and_simulation(text, name):
 @pytest.mark.parametrize(
     "text",
     ["hexagon:", "hexagon:2", "hexagon:0/", "hexagon:0/12", "hexagon:simv68", "hexagon:sim-v",
-     "hexagon:sim-68", "hexagon:-1", "Hexagon", "hexagon:0 ", "hexagon:sim/1", ""],
+     "hexagon:sim-68", "hexagon:-1", "Hexagon", "hexagon:0 ", "hexagon:sim/1", "",
+     "hexagon:sim-v70", "hexagon:sim-v60", "hexagon:" + 5000 * "1", "hexagon:\u0661"],
 )  # fmt: skip
 def test_what_is_none_is_refused_with_what_would_be(text):
     with pytest.raises(DeviceNotFound, match="names no Hexagon") as caught:
