@@ -92,7 +92,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "npurt"
 
 
-DEBUG = Setting("NPURT_DEBUG", 0, "1 devices, kernels and tracebacks, 2 ops, 3 driver calls")
+DEBUG = Setting("NPURT_DEBUG", 0, "1: errors of the command line with their traceback")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
 CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the best, e.g. avx2")

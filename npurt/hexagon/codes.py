@@ -73,7 +73,7 @@ CONNREFUSED = 0x72
 OPEN = "remote_handle64_open"
 INVOKE = "remote_handle64_invoke"
 DOCTOR = "run `npurt doctor`"
-REPORT = "report this with NPURT_DEBUG=3 output"
+REPORT = "report this with what `npurt doctor --bundle FILE` writes"
 REOPEN = "npurt reopens the device twice by itself; after that, " + DOCTOR
 
 
