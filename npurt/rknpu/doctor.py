@@ -11,6 +11,7 @@ from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import Node, System
 from npurt.rknpu import doctor_live as live
 from npurt.rknpu import doctor_speed as speed
+from npurt.rknpu.system import CHIPS
 
 TREE = "/sys/firmware/devicetree/base"
 NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
@@ -18,7 +19,6 @@ DRIVERS = {  # what drives the cores -> its folder
     "rocket": speed.ROCKET,
     "rknpu": "/sys/bus/platform/drivers/RKNPU",
 }
-SUPPORTED = ("rk3588", "rk3582", "rk3583")  # what the names of their variants begin with
 FIRST_WITH_ROCKET = (6, 18)  # of Linux
 CONFIG = r"CONFIG_(?:DRM_ACCEL_ROCKET|ROCKCHIP_RKNPU)(?:=[ym]| is not set)"
 KERNELS = (
@@ -56,7 +56,7 @@ def chip(system: System) -> Result:
     """Other chips' NPUs have other registers."""
     found = re.findall(r"^rockchip,((?:rk|rv)\d+\w*)$", compatible(system), re.M)
     name = found[-1] if found else ""
-    if name.startswith(SUPPORTED):
+    if name.startswith(tuple(CHIPS)):
         return ok(name)
     return fail(
         f"the chip is {name.upper() or 'unknown'}: its NPU has other registers than the RK3588's, "

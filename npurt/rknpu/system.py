@@ -43,6 +43,9 @@ int munmap(void *address, size_t length);
 int rknpu_sim_set(const char *settings, char *why, size_t size);
 size_t rknpu_sim_report(char *json, size_t size);
 """  # the last two are in the simulator only
+# How the names of chips with this NPU begin, and how many cores to try; of an RK3582 [?].  A job
+# tells whether they are there: `RknpuDriver.refuses_all_cores`.
+CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
 INTERRUPTIONS = 1000  # of one request, by signals
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
 
@@ -221,8 +224,8 @@ class System:
             compatible = (self.root / "proc/device-tree/compatible").read_text().split("\0")
         except OSError:
             compatible = []
-        for prefix, cores in (("rockchip,rk3588", 3), ("rockchip,rk3583", 2)):
-            if any(name.startswith(prefix) for name in compatible):
+        for chip, cores in CHIPS.items():
+            if any(name.startswith(f"rockchip,{chip}") for name in compatible):
                 return cores
         raise DeviceNotFound(
             f"the chip is {' '.join(filter(None, compatible)) or 'unknown'}, not an RK3588",

@@ -209,6 +209,7 @@ def test_cores_of_rocket_are_counted_in_sysfs(tmp_path, cores):
     [
         ("radxa,rock-5b\0rockchip,rk3588\0", 3),
         ("xunlong,orangepi-5\0rockchip,rk3588s\0", 3),
+        ("some,board\0rockchip,rk3582\0", 3),
         ("some,board\0rockchip,rk3583\0", 2),
     ],
 )
