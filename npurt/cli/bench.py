@@ -61,10 +61,10 @@ def _add_matmul(verbs: Any) -> None:
 
 def _counts(text: str) -> list[int]:
     """Read ``128,512``; zeros mean none."""
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 0:
-        raise ValueError(text)
-    return [count for count in counts if count]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts such as 128,512")
+    return [int(part) for part in parts if int(part)]
 
 
 def _format(text: str) -> str:
@@ -119,6 +119,8 @@ def run_spec(args: argparse.Namespace) -> int:
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
+    if args.compare or args.report or args.n_depth:
+        args.usage_error("--spec knows no --compare, --report and -d/--n-depth")
     if args.plot:
         spec_table.require_plot(args.plot)
     rows = bench_spec(

@@ -94,6 +94,6 @@ def _figure(rows: Rows) -> Any:
         axes.plot([0] * len(chosen), chosen, color=f"C{i}", marker="*", linestyle="none")
     axes.set_xlabel("tokens guessed at once (star: chosen while it runs)")
     axes.set_ylabel("speedup over plain decoding")
-    axes.set_title(f"{rows[0]['model']}, {rows[0]['draft']}")
+    axes.set_title(f"{rows[0]['model']}\n{rows[0]['draft']}", fontsize="small")  # long names
     axes.legend()
     return figure

@@ -52,6 +52,7 @@ class Recorder:
     """Stands for matplotlib's Figure: writes down what is drawn."""
 
     drawn: list
+    title: str
 
     def __init__(self, **_):
         Recorder.drawn = []
@@ -61,6 +62,9 @@ class Recorder:
 
     def plot(self, x, y, **style):
         self.drawn.append((list(x), list(y), style.get("label")))
+
+    def set_title(self, text, **_):
+        Recorder.title = text
 
     def savefig(self, file, format):
         file.write(format.encode())
@@ -85,6 +89,7 @@ def test_the_drawing_has_the_speedups_in_order(matplotlib, tmp_path):
         ([2, 9], [1.5, 21.095 / 8.4], "p"),
         ([0], [21.095 / 8.4], None),
     ]
+    assert Recorder.title == "m.gguf\nlookup"
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.svg", b"svg")]
 
 
@@ -126,3 +131,13 @@ def test_a_place_for_no_drawing_is_refused(matplotlib, npurt, tmp_path, name):
 )
 def test_what_does_not_go_together_is_refused(npurt, arguments):
     assert_usage(npurt("bench", "-m", MODEL, *arguments), "--spec needs one")
+
+
+@pytest.mark.parametrize("flag", [("--compare", "a.json"), ("--report",), ("-d", 8)])
+def test_a_flag_that_the_sweep_would_not_heed_is_refused(npurt, flag):
+    assert_usage(npurt(*QUICK, *flag), "--spec knows no")
+
+
+@pytest.mark.parametrize("counts", ["4,x", "4,-1", ",", "1.5", ""])
+def test_a_list_that_is_none_is_refused_in_words(npurt, counts):
+    assert_usage(npurt(*QUICK, "--draft-n", counts), "not a list of counts such as 128,512")
