@@ -4,7 +4,7 @@ Runs by hand (`python npurt/build.py --help`), from tests, and from hatchling, w
 `BuildHook`.  Needs nothing but Python and the `ziglang` package, pinned in pyproject.toml, and is
 not installed itself.  What is up to date is not built again, by content of sources and flags.
 
-Made are the CPU kernels, the host's part of the RK3588 backend, the skels that run on the Hexagon
+Made are the CPU kernels, the host's parts of the NPU backends, the skels that run on the Hexagon
 with their manifest, and the simulators of both NPUs: `PRODUCTS`.
 """
 
@@ -107,6 +107,11 @@ def _make_rk_host(package: Path, target: str) -> list[Path]:
     return [build_library(target, package / "rknpu/libnpurt_rk.so", sources=sources)]
 
 
+def _make_hexagon_host(package: Path, target: str) -> list[Path]:
+    sources = _sources("npurt/hexagon")
+    return [build_library(target, package / "hexagon/libnpurt_line.so", sources=sources)]
+
+
 def _make_skels(package: Path, _target: str) -> list[Path]:
     return build_skels(package / "hexagon/skel")
 
@@ -120,6 +125,7 @@ def _make_shell(package: Path, _target: str) -> list[Path]:
 PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
     Product("rk-host", lambda: _inputs("npurt/rknpu"), _make_rk_host),
+    Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),
     Product("shell", lambda: _inputs("sim/fastrpc/shell"), _make_shell),

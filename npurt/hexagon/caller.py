@@ -4,6 +4,9 @@ A call that the DSP does not answer blocks for ever, and nothing cancels it.  So
 thread of its own, and only that thread is lost with it.  The thread has signals blocked: one that
 interrupts a call in the kernel leaks its context and sends the call again (qualcomm/fastrpc#347).
 It is one thread for good: the DSP keeps a thread for each thread that ever called it.
+
+There are two ways to it.  `Caller.run` takes anything that Python can do, in turn.  `Caller.call`
+takes a call of C, through a `Line`: what is done many times for each token.
 """
 
 import atexit
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
+from npurt.hexagon.line import End, Line, Native
 
 T = TypeVar("T")
 
@@ -59,16 +63,41 @@ class Caller:
     def __init__(self, name: str) -> None:
         self.name = name
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._line = Line()
         self._process = os.getpid()
         self._abandoned = False  # the last job may still run: nobody waits for it
-        self._late: _Job[Any] | None = None  # the job that was given up last
-        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._late: Callable[[], bool] | None = None  # whether what was given up last still runs
+        arguments = self._jobs, self._line
+        self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         self._thread.start()
 
     @property
     def stuck(self) -> bool:
         """True while a job runs that was given up: no other is taken."""
-        return self._late is not None and self._late.done.locked()
+        return self._late is not None and self._late()
+
+    def call(self, call: Native, deadline: float, what: str) -> tuple[int, int] | None:
+        """Have *call* made on the thread; return what it returned, and its errno.
+
+        Returns None when the thread has something else to do, or will do nothing any more: `run`
+        waits for the first, and says the second.
+
+        Args:
+            call: Is kept, with all it refers to, until it ends.
+            deadline: Seconds to wait.
+            what: For the error: its name.
+
+        Raises:
+            DeviceTimeout: It did not end in time.  If it had not begun, it never will.
+        """
+        self._abandoned = True
+        end, code, errno = self._line.call(call, deadline)
+        if end == End.BUSY:
+            return None
+        if end != End.DONE:
+            raise self._given_up(self._line.is_busy, deadline, what)
+        self._abandoned = False
+        return code, errno
 
     def run(self, work: Callable[[], T], deadline: float, what: str) -> T:
         """Return what *work* returns, or raise what it raises, from the thread.
@@ -100,28 +129,39 @@ class Caller:
             )
         job = _Job(work)
         self._abandoned = True
-        self._jobs.put(job)
+        self._put(job)
         if not job.done.acquire(timeout=deadline):
             job.given_up = True
-            self._late = job
-            atexit.register(self._limit_exit)
-            raise DeviceTimeout(
-                f"{self.name}: {what} did not come back within {deadline:g} s; the device is given "
-                "up",
-                remedy="raise NPURT_DEADLINE if the device was only slow; a DSP that hangs is "
-                "restarted through its remoteproc state, see `npurt doctor`",
-                call=what,
-                code=0x0C,
-            )
+            raise self._given_up(job.done.locked, deadline, what)
         self._abandoned = False
         if job.error is not None:
             raise job.error
         return job.result
 
+    def _put(self, job: _Job[Any] | None) -> None:
+        self._jobs.put(job)
+        self._line.ring()
+
+    def _given_up(self, late: Callable[[], bool], deadline: float, what: str) -> DeviceTimeout:
+        """Return the error for what did not end in time, and remember how to ask whether it has."""
+        self._late = late
+        atexit.register(self._limit_exit)
+        return DeviceTimeout(
+            f"{self.name}: {what} did not come back within {deadline:g} s; the device is given up",
+            remedy="raise NPURT_DEADLINE if the device was only slow; a DSP that hangs is "
+            "restarted through its remoteproc state, see `npurt doctor`",
+            call=what,
+            code=0x0C,
+        )
+
     def _limit_exit(self) -> None:
         """Let the kernel end this process if the library cannot unload for a hanging call."""
         if self.stuck:
             signal.alarm(EXIT_SECONDS)
+
+    def hang_up(self) -> None:
+        """Take no `call` any more; on the thread."""
+        self._line.close()
 
     def settle(self, deadline: float) -> None:
         """Wait until nothing runs that an interrupted `run` left behind.
@@ -137,8 +177,8 @@ class Caller:
 
         What *last* refers to stays until it ran: for ever, when a call never comes back.
         """
-        self._jobs.put(_Job(last))
-        self._jobs.put(None)
+        self._put(_Job(last))
+        self._put(None)
         if not self.stuck and threading.current_thread() is not self._thread:
             self._thread.join(deadline)
 
@@ -147,11 +187,13 @@ def _nothing() -> None:
     pass
 
 
-def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]") -> None:
+def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]", line: Line) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     while True:
-        job = jobs.get()
-        if job is None:
-            return
-        job.run()
-        del job  # and with it what it holds
+        line.serve()
+        while not jobs.empty():
+            job = jobs.get()
+            if job is None:
+                return
+            job.run()
+            del job  # and with it what it holds

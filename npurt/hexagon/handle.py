@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import DeviceLost, NpurtError
-from npurt.hexagon import abi, codes
+from npurt.hexagon import abi, codes, line
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.idl.method import Call
 from npurt.hexagon.lib import Library
+from npurt.hexagon.line import Native
 
 
 class State(Enum):
@@ -85,11 +86,22 @@ class Handle:
         self.require_open(codes.INVOKE)
         code = self._invoke(self._number, invocation.scalars, invocation.arguments)
         if code:
-            name = invocation.call.method.name
-            error = codes.failed(codes.INVOKE, code, abi.ffi().errno, name)
-            if isinstance(error, DeviceLost):
-                self.die(error.what)
-            raise error
+            raise self.failed(invocation, code, abi.ffi().errno)
+
+    def native(self, invocation: Invocation) -> Native:
+        """Return the call that `invoke` makes, for a `Line`; who uses it asks `require_open`."""
+        address = int(abi.ffi().cast("uintptr_t", self._invoke))
+        arguments = line.ffi().cast(
+            "void *", int(abi.ffi().cast("uintptr_t", invocation.arguments))
+        )
+        return Native(address, self._number, invocation.scalars, arguments, invocation)
+
+    def failed(self, invocation: Invocation, code: int, errno: int) -> NpurtError:
+        """Return the error for what `invoke` of *invocation* returned; the handle may be dead."""
+        error = codes.failed(codes.INVOKE, code, errno, invocation.call.method.name)
+        if isinstance(error, DeviceLost):
+            self.die(error.what)
+        return error
 
     def require_open(self, call: str) -> None:
         """Raise unless *call* may be made: `DeviceLost` when the handle is dead."""

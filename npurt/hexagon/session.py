@@ -16,6 +16,7 @@ from npurt.hexagon.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.handle import Handle, Invocation, State
 from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import Library
+from npurt.hexagon.line import Native
 from npurt.hexagon.messages import PROTOCOL
 from npurt.hexagon.rpcmem import U8, Block, allocate
 from npurt.hexagon.transport import Info, Transport
@@ -48,6 +49,7 @@ class _Owned:
             self.caller.close(self._close, CLOSING_SECONDS)
 
     def _close(self) -> None:
+        self.caller.hang_up()
         for work in reversed(self.first):
             with contextlib.suppress(NpurtError):
                 work()
@@ -184,8 +186,23 @@ class Session(Transport):
         """Return a function that makes the call `execute`; errors as in `call`."""
         assert self._owned.handle
         call = interface().method("execute").pack(request.data, reply.data)
-        work = partial(self._owned.handle.invoke, Invocation(call))
-        return partial(self.run, work, "execute")
+        invocation = Invocation(call)
+        return partial(self._execute, invocation, self._owned.handle.native(invocation))
+
+    def _execute(self, invocation: Invocation, native: Native) -> None:
+        """Make a call the quick way, or, when the thread is not free, in turn."""
+        handle = self._owned.handle
+        assert handle
+        handle.require_open(codes.INVOKE)
+        try:
+            answer = self._owned.caller.call(native, self.deadline, "execute")
+        except DeviceTimeout as error:
+            self.die(error.what)
+            raise
+        if answer is None:
+            self.run(partial(handle.invoke, invocation), "execute")
+        elif answer[0]:
+            raise handle.failed(invocation, *answer)
 
     def run(self, work: Callable[[], T], what: str) -> T:
         """Do *work* on the session's thread; a timeout is the session's death."""

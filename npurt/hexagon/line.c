@@ -1,0 +1,177 @@
+/*
+ * See npurt_line.h.
+ *
+ * The state says whose turn it is.  IDLE and DONE -> ASKED by a caller, -> RUNNING -> DONE by the
+ * thread that serves; ASKED -> IDLE by a caller who waits no longer; anything -> CLOSED at the end.
+ * Who sleeps says so first, and looks again, so that no wake is lost.  Nobody looks busily: the thread
+ * that is woken next often gets the same core, and would wait for that to end (measured: 15 us more).
+ */
+#define _GNU_SOURCE
+#include "npurt_line.h"
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { IDLE, ASKED, RUNNING, DONE, CLOSED };
+
+typedef int npurt_invoke(uint64_t handle, uint32_t scalars, void *arguments);
+
+struct npurt_line {
+    _Atomic uint32_t state;
+    _Atomic uint32_t bell;    /* counts calls asked for, and rings */
+    _Atomic uint32_t rung;    /* serve shall return */
+    _Atomic uint32_t asleep;  /* the thread that serves */
+    _Atomic uint32_t waiting; /* the one that asked, asleep */
+    npurt_invoke *invoke;
+    uint64_t handle;
+    void *arguments;
+    uint32_t scalars;
+    int code, error;
+    int64_t spent;
+};
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t) t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Sleeps while *word is value, at most so long if that is not negative; -1 and errno as futex(2). */
+static long sleep_on(_Atomic uint32_t *word, uint32_t value, int64_t ns)
+{
+    const struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, ns < 0 ? NULL : &t, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word, _Atomic uint32_t *sleeper)
+{
+    if (atomic_load(sleeper)) {
+        syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    }
+}
+
+npurt_line *npurt_line_new(void)
+{
+    return calloc(1, sizeof(npurt_line));
+}
+
+void npurt_line_free(npurt_line *line)
+{
+    free(line);
+}
+
+static void settle(npurt_line *line, uint32_t state)
+{
+    atomic_store(&line->state, state);
+    wake(&line->state, &line->waiting);
+}
+
+static void make_call(npurt_line *line)
+{
+    const int64_t start = now();
+    errno = 0;
+    line->code = line->invoke(line->handle, line->scalars, line->arguments);
+    line->error = errno;
+    line->spent = now() - start;
+    settle(line, DONE);
+}
+
+void npurt_line_serve(npurt_line *line)
+{
+    while (!atomic_exchange(&line->rung, 0)) {
+        const uint32_t seen = atomic_load(&line->bell);
+        uint32_t asked = ASKED;
+        if (atomic_compare_exchange_strong(&line->state, &asked, RUNNING)) {
+            make_call(line);
+        } else if (!atomic_load(&line->rung)) {
+            atomic_store(&line->asleep, 1);
+            sleep_on(&line->bell, seen, -1);
+            atomic_store(&line->asleep, 0);
+        }
+    }
+}
+
+static void announce(npurt_line *line)
+{
+    atomic_fetch_add(&line->bell, 1);
+    wake(&line->bell, &line->asleep);
+}
+
+void npurt_line_ring(npurt_line *line)
+{
+    atomic_store(&line->rung, 1);
+    announce(line);
+}
+
+void npurt_line_close(npurt_line *line)
+{
+    settle(line, CLOSED);
+}
+
+int npurt_line_busy(npurt_line *line)
+{
+    const uint32_t state = atomic_load(&line->state);
+    return state == ASKED || state == RUNNING;
+}
+
+/* What to tell the caller of a call that is not under way any more. */
+static int outcome(const npurt_line *line, uint32_t state, int64_t *result)
+{
+    if (state != DONE) {
+        return NPURT_LINE_BUSY; /* the line was closed before */
+    }
+    result[0] = line->code, result[1] = line->error, result[2] = line->spent;
+    return NPURT_LINE_DONE;
+}
+
+/* It takes too long: take it back, if it has not begun. */
+static int give_up(npurt_line *line, int64_t *result)
+{
+    uint32_t state = ASKED;
+    if (atomic_compare_exchange_strong(&line->state, &state, IDLE)) {
+        return NPURT_LINE_DROPPED;
+    }
+    return state == RUNNING ? NPURT_LINE_LATE : outcome(line, state, result);
+}
+
+int npurt_line_wait(npurt_line *line, int64_t nanoseconds, int64_t *result)
+{
+    const int64_t end = now() + nanoseconds;
+    for (;;) {
+        const uint32_t state = atomic_load(&line->state);
+        if (state != ASKED && state != RUNNING) {
+            return outcome(line, state, result);
+        }
+        const int64_t left = end - now();
+        if (left <= 0) {
+            return give_up(line, result);
+        }
+        atomic_store(&line->waiting, 1);
+        const int signal = sleep_on(&line->state, state, left) && errno == EINTR;
+        atomic_store(&line->waiting, 0);
+        if (signal) {
+            return NPURT_LINE_INTERRUPTED;
+        }
+    }
+}
+
+int npurt_line_call(npurt_line *line, uintptr_t invoke, uint64_t handle, uint32_t scalars,
+                    void *arguments, int64_t nanoseconds, int64_t *result)
+{
+    uint32_t state = atomic_load(&line->state);
+    if (state != IDLE && state != DONE) {
+        return NPURT_LINE_BUSY;
+    }
+    line->invoke = (npurt_invoke *) invoke;
+    line->handle = handle, line->scalars = scalars, line->arguments = arguments;
+    if (!atomic_compare_exchange_strong(&line->state, &state, ASKED)) {
+        return NPURT_LINE_BUSY; /* it was closed just now */
+    }
+    announce(line);
+    return npurt_line_wait(line, nanoseconds, result);
+}
