@@ -272,6 +272,8 @@ class _Program:
         same = of.out_width * of.out_height == pixels
         self.require("DPU_DATA_CUBE_HEIGHT", same, "writes other rows than are read")
         self.require("CNA_FC_DATA_SIZE1", (of.k > 0) & (of.k % form.k_step == 0), "is no whole K")
+        longest = f"is more than a sum of {form.name} may have, {form.k_max}"
+        self.require("CNA_FC_DATA_SIZE1", of.k <= form.k_max, longest)
         whole = (of.n > 0) & (of.n <= MAX_N) & (of.n % form.group == 0)
         self.require("CNA_WEIGHT_SIZE2", whole, "is no whole N")
         for register, fields in DERIVED.items():

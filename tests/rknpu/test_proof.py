@@ -182,6 +182,17 @@ def test_a_wrong_register_is_refused_by_name(register, value, says):
         prove(words, tight(TASK), at=AT, chained=False)
 
 
+@pytest.mark.parametrize(("form", "most", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
+def test_sums_longer_than_a_result_may_hold_are_refused(form, most, step):
+    """int4 sums saturate at int16; longer ones of TF32 nobody has reported to have worked."""
+    good, long = (whole(form, "row", 1, k, 64) for k in (most, most + step))
+
+    prove(program(good), tight(good), at=AT, chained=False)
+    said = rf"CNA_FC_DATA_SIZE1 = {long.k:#x} is more .* {most}"
+    with pytest.raises(LayoutError, match=said):
+        prove(program(long), tight(long), at=AT, chained=False)
+
+
 def test_a_register_that_is_not_written_is_named():
     words = program(TASK)
     words[0, 20] = words[0, 21]
