@@ -1,0 +1,43 @@
+"""Logits of whole models with every product on the simulated DSP: as near as the CPU's.
+
+Both round activations to int8 with a scale per 32; the CPU rounds what is left over of some inputs
+once more, the DSP does not.  What may be expected of each is the noise that a decoder in float64
+makes by the same rule, and what that is good for stands in tests/llm/test_logits.py; two that round
+each in its own way differ by the noise of both.
+"""
+
+import pytest
+
+import npurt
+from tests.llm import reference, tiny
+from tests.llm.reference import nmse
+from tests.llm.test_logits import NOISE
+
+FILES = [
+    *(("llama3-256", kind) for kind in ("q4_0", "q4_1", "q4_k_m", "q6_k", "q8_0", "iq4_nl")),
+    ("qwen2", "q8_0"),
+    ("qwen3", "q8_0"),
+]
+
+
+def logits(model, kind, device):
+    """Return the logits of forty ids, and the report."""
+    options = {"n_ctx": 64, "kv_type": "f32", "progress": False, "verify": "always"}
+    with npurt.Llama(tiny.path(model, kind), device, **options) as llm:
+        return llm.eval(tiny.ids(model, 40)), llm.report()
+
+
+@pytest.mark.parametrize(("model", "kind"), FILES)
+def test_a_models_logits_have_the_noise_of_int8_activations_and_no_more(model, kind, simulator):
+    path, ids = tiny.path(model, kind), tiny.ids(model, 40)
+    exact = reference.logits(path, ids)
+    fine = nmse(reference.logits(path, ids, rounding=reference.int8), exact)
+    plain = reference.logits(path, ids, rounding=lambda x, fine: reference.int8(x, False))
+    noise = nmse(plain, exact)
+
+    on_dsp, report = logits(model, kind, "hexagon:sim")
+    on_cpu, _ = logits(model, kind, "cpu")
+
+    assert {row.actual for row in report.rows if row.macs} == {"hexagon:sim"}
+    assert nmse(on_dsp, exact) < NOISE * noise
+    assert nmse(on_dsp, on_cpu) < NOISE * (noise + fine)
