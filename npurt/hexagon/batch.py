@@ -1,15 +1,19 @@
 """A prepared batch: one input times several weights of one session, ready to be sent again.
 
 Everything is made once: the message, views of the memory it names, the call.  A run copies x in,
-patches the number of rows when it changed, calls, and copies the results out.
+patches the number of rows when it changed, calls, and copies the results out.  The last result of
+each product is NaN before, which the kernels' integers never make: so it shows when the reply came,
+and the results did not.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from npurt.device import F32
+from npurt.errors import DeviceLost
 from npurt.hexagon import messages
 from npurt.hexagon.messages import Flag, Request
 from npurt.hexagon.rpcmem import Block, Slice, aligned
@@ -68,26 +72,41 @@ class Batch:
         """Write ``x @ w_i.T`` to *outs*; at most `rows` rows.
 
         Raises:
-            DeviceLost: The DSP process is gone, or the call did not arrive.
+            DeviceLost: The DSP process is gone, or the call or its results did not arrive.
             DeviceTimeout: It did not answer in time.
             NumericsError: *x* holds NaN or infinity.
             DriverError: It refused.
         """
         if len(x) != self._count:
             self._set_rows(len(x))
-        self._scratch.begin(write=True)
-        self._x[...] = x
-        self._scratch.end(write=True)
+        self._write(x)
         self._request.next()
         self._send()
         messages.check(self._request, self._reply)
         if self._new:
             self._ops["flags"] &= ~np.uint32(Flag.NEW_W)
             self._new = False
+        self._read(outs)
+
+    def _write(self, x: F32) -> None:
+        self._scratch.begin(write=True)
+        self._x[...] = x
+        for y in self._ys:
+            y[-1, -1] = math.nan
+        self._scratch.end(write=True)
+
+    def _read(self, outs: Sequence[F32]) -> None:
         self._scratch.begin(write=False)
         for y, out in zip(self._ys, outs, strict=True):
             out[...] = y
         self._scratch.end(write=False)
+        if any(math.isnan(out[-1, -1]) for out in outs):
+            raise DeviceLost(
+                "the reply came, and results did not",
+                remedy="nothing, if the session is opened again and goes on",
+                call="execute",
+                code=0,
+            )
 
 
 def _matrix(block: Block, start: int, stride: int) -> F32:

@@ -53,6 +53,25 @@ def test_another_number_of_rows_is_patched_in(simulator):
                 np.testing.assert_array_equal(out, y[:rows])
 
 
+def test_results_that_do_not_arrive_with_the_reply_are_noticed(fields, simulator, monkeypatch):
+    """As when the DSP keeps them in its cache: the memory is what it was before the call."""
+    with opened(**fields) as transport:
+        product = Product(transport)
+        assert product.run()
+        send, scratch = product.batch._send, product.store.scratch.array
+
+        def forgetful():
+            before = scratch.copy()
+            send()
+            scratch[:] = before
+
+        monkeypatch.setattr(product.batch, "_send", forgetful)
+        with pytest.raises(DeviceLost, match="result"):
+            product.run()
+        monkeypatch.undo()
+        assert product.run()
+
+
 def test_numbers_that_are_none_are_told_from_a_failing_device(fields, simulator):
     with opened(**fields) as transport:
         product = Product(transport)
