@@ -78,6 +78,7 @@ class Job:
         self._owned = (*owned, *(part.program for part in parts))
         self._held = held
         self.seconds = 0.0  # that the cost model gives it
+        self.repeated = ""  # why it was run again, when it was
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
@@ -214,6 +215,7 @@ class Driver(abc.ABC):
                         call=error.call,
                         code=error.code,
                     ) from error
+                job.repeated = error.what
                 self.reset()
             else:
                 return

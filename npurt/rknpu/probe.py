@@ -55,7 +55,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial; *state* is ``ok``, ``wrong``, ``error`` or ``left out``."""
+    """What came of a trial.
+
+    *state* is ``ok``, ``flaky`` (right, but only when run again), ``wrong``, ``error`` or
+    ``left out``.
+    """
 
     name: str
     shape: str
@@ -183,21 +187,27 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
     exact = a.astype(np.float64) @ b.astype(np.float64).T
     for _ in range(RUNS):
         seconds, result = product.run()
-        wrong = np.argwhere(result != exact)
-        if len(wrong):
+        if not np.array_equal(result, exact):
             break
     elapsed = driver.elapsed_ns(product.job)
     model = estimate(tiles, chained=driver.chained, submit_s=SUBMIT_S[driver.name])
     times = seconds, None if elapsed is None else elapsed / 1e9, model.seconds
     product.free()
-    if not len(wrong):
-        return Outcome(trial.name, trial.shape, "ok", "", *times)
-    row, column = map(int, wrong[0])
-    what = (
-        f"{len(wrong)} of {exact.size} wrong, first at row {row}, column {column}: "
-        f"{result[row, column]:g}, not {exact[row, column]:g}; looks at {trial.about}"
-    )
-    return Outcome(trial.name, trial.shape, "wrong", what, *times)
+    state, what = _verdict(result, exact, product.job.repeated)
+    about = f"{what}; looks at {trial.about}" if state == "wrong" else what
+    return Outcome(trial.name, trial.shape, state, about, *times)
+
+
+def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -> tuple[str, str]:
+    """Return a state and what there is to say; *repeated* is why the job was run again, or ""."""
+    wrong = np.argwhere(result != exact)
+    if len(wrong):
+        row, column = map(int, wrong[0])
+        return "wrong", (
+            f"{len(wrong)} of {exact.size} wrong, first at row {row}, column {column}: "
+            f"{result[row, column]:g}, not {exact[row, column]:g}"
+        )
+    return ("flaky", f"right only when run again: {repeated}") if repeated else ("ok", "")
 
 
 def operands(trial: Trial) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -115,6 +115,21 @@ def test_a_trial_that_fails_is_told_and_the_next_is_made_anew(connect, simulator
     assert all(o.what for o in outcomes if o.state == "error")
 
 
+@pytest.mark.parametrize("fault", ["timeout", "stale", "einval", "wedge"])
+def test_a_product_that_is_right_when_run_again_is_not_called_right(connect, simulator, fault):
+    """The driver runs again what failed; a board where jobs get lost is none that works."""
+    outcomes = []
+    for outcome in probe(connect):
+        if outcome.name == "memory":
+            simulator.set(f"fault={fault}@submit:2")  # within the first trial, whatever the driver
+        outcomes.append(outcome)
+
+    mended = fault != "wedge" or connect().name == "rknpu"  # mainline has no reset
+    assert states(outcomes)[2] == ("flaky" if mended else "error")
+    assert "when run again" in outcomes[2].what or not mended
+    assert states(outcomes)[3:] == ["ok"] * (len(TRIALS) - 1)
+
+
 def test_an_npu_that_is_gone_is_not_tried_for_ever(connect, simulator):
     outcomes = []
     for outcome in probe(connect):
