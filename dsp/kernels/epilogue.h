@@ -44,10 +44,9 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 /* Write up to 32 results of any range; `exponent` is the lanes' and the row's in front of it. */
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
-/* Whether all results of these tiles are normal numbers, and there is a column for each. */
-INLINE int plain(const job *job, const place *at, unsigned tiles)
+/* Whether all results of these tiles are normal numbers: no sign in what is left of either limit. */
+INLINE int normal(const job *job, const char *tile, unsigned tiles)
 {
-    const char *tile = at->tile;
     int32_t least = INT32_MAX, greatest = INT32_MIN;
     UNROLL
     for (unsigned t = 0; t < tiles; t++, tile += job->tile_bytes) {
@@ -55,15 +54,21 @@ INLINE int plain(const job *job, const place *at, unsigned tiles)
         least = range[0] < least ? range[0] : least;
         greatest = range[1] > greatest ? range[1] : greatest;
     }
-    return least >= job->least && greatest <= job->greatest && at->n >= tiles * NPURT_TILE;
+    uint32_t below = (uint32_t) least - (uint32_t) job->least;
+    uint32_t above = (uint32_t) job->greatest - (uint32_t) greatest;
+    return (int32_t) (below | above) >= 0;
 }
 
-/* Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0. */
+/*
+ * Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0.  There
+ * is a column for each lane of several tiles; a last tile that has fewer is written to `spare` first,
+ * so that the compiler mixes what is above its only branch.
+ */
 INLINE void finish(kind kind, int rows, unsigned count, const job *job, const place *at,
                    const vec sums[])
 {
     enum { MOST = 4 };
-    vec sum[MOST], exponent[MOST], bits[MOST];
+    vec sum[MOST], exponent[MOST], bits[MOST], spare[MOST];
     UNROLL
     for (unsigned i = 0; i < count; i++) {
         const vec *heads = (const vec *) (at->tile + (rows ? 0 : i) * job->tile_bytes);
@@ -76,13 +81,16 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const pl
         vec of_row = job->shifted_exponent[rows ? i : 0];
         bits[i] = to_float(sum[i], Q6_Vw_vadd_VwVw(exponent[i], of_row));
     }
-    char *y = (char *) at->y;
+    const unsigned tiles = rows ? 1 : count;
+    const int fit = tiles > 1 || at->n >= NPURT_TILE;
+    const int done = fit & normal(job, at->tile, tiles);
+    char *y = (char *) at->y, *to = fit ? y : (char *) spare;
     size_t next = rows ? job->y_stride : NPURT_VECTOR;
-    if (plain(job, at, rows ? 1 : count)) {
-        UNROLL
-        for (unsigned i = 0; i < count; i++) {
-            *(unaligned_vec *) (y + i * next) = bits[i];
-        }
+    UNROLL
+    for (unsigned i = 0; i < count; i++) {
+        *(unaligned_vec *) (to + i * (fit ? next : NPURT_VECTOR)) = bits[i];
+    }
+    if (done) {
         return;
     }
     for (unsigned i = 0; i < count; i++) {

@@ -49,7 +49,7 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 /* The steps of TILES tiles: w[tile] points to the first, acc[tile] is the sum. */
 typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
 
-/* The next `count` tiles; by `loop` where there is one. */
+/* The next `count` tiles, several of them whole; by `loop` where there is one. */
 INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
                        place *at, const constants *c)
 {
@@ -94,7 +94,7 @@ INLINE void gemv(kind kind, int offsets, row_loop *loop, const job *job)
     place at = job->first;
     constants c = constants_of(kind, (const vec *) at.tile);
     const uint32_t together = TILES * job->tile_bytes; /* stores to y leave it alone */
-    while (at.tiles >= TILES) {
+    while (at.tiles >= TILES && at.n >= TILES * NPURT_TILE) {
         if (at.tiles > TILES) {
             fetch(at.tile + together, together);
         }
