@@ -1,0 +1,99 @@
+"""A smaller model that guesses: whose tokens it may guess, how many, and when it gives up."""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import ModelFormatError
+from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
+from npurt.llm.spec.controller import Controller
+from tests.llm import gguf_files as raw
+from tests.llm import tiny, variants
+
+OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
+IDS = tiny.ids("qwen3")
+ROWS = 608  # of the tiny models' vocabulary, the last six of which are padding
+UNUSED = 5  # the type of such a token
+TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # is sure of something, now and then
+
+
+@pytest.fixture(scope="module")
+def target():
+    with npurt.Llama(tiny.path("qwen3", "q8_0"), **OPTIONS) as llm:
+        yield llm
+
+
+def padded(folder, rows):
+    """Return a model whose vocabulary is padded to *rows*, the new ones the likeliest of all."""
+    file = tiny.read(tiny.path("qwen3", "f32"))
+    arrays = variants.values(file)
+    for name in ("token_embd.weight", "output.weight"):
+        if name in arrays:
+            more = np.random.default_rng(0).standard_normal((max(rows - ROWS, 0), 128))
+            arrays[name] = np.concatenate([arrays[name][:rows], 9 * more])
+    file = variants.with_values(file, arrays)
+    for key, kind, pad in (("tokens", raw.STRING, "[PAD{}]"), ("token_type", raw.I32, UNUSED)):
+        values = variants.key_of(file, f"tokenizer.ggml.{key}")[1][:rows]
+        values += [pad.format(i) if kind == raw.STRING else pad for i in range(len(values), rows)]
+        file = file.with_key(f"tokenizer.ggml.{key}", raw.ARRAY, (kind, values))
+    return tiny.write(file, folder, f"{rows}.gguf")
+
+
+def text(llm, prompt=IDS[:20], count=20):
+    llm.reset()
+    llm.generate(prompt, max_tokens=count, temperature=0)
+    return llm.history
+
+
+@pytest.mark.parametrize("rows", [602, ROWS + MAY_DIFFER])
+def test_vocabularies_may_be_padded_differently(target, tmp_path, rows):
+    """What only the draft has is never guessed."""
+    path = padded(tmp_path, rows)
+    with npurt.Llama(target.path, draft=path, **OPTIONS) as both:
+        both.speculator.controller = Controller(4, fixed=True)
+        both.speculator.drafter._sure = 0.0
+
+        assert text(both) == text(target)
+        assert both.speculator.controller.speculation.drafted > 0
+
+
+def test_more_padding_than_that_is_another_vocabulary(target, tmp_path):
+    path = padded(tmp_path, ROWS + MAY_DIFFER + 1)
+
+    with pytest.raises(ModelFormatError, match=r"vocabularies of 737 and 608 tokens\n") as caught:
+        npurt.Llama(target.path, draft=path, **OPTIONS)
+    assert "same family" in caught.value.remedy
+
+
+def test_nothing_is_guessed_after_a_token_that_the_draft_does_not_know(target, tmp_path):
+    with npurt.Llama(padded(tmp_path, 602), **OPTIONS) as small:
+        drafter = Assistant(small, target, sure=0.0)
+
+        assert drafter.propose([1, 2, 603, 4], 3) == []
+        drafter.prepare([1, 2, 603, 4])
+        assert len(drafter.propose([1, 2, 3, 4], 3)) == 3
+
+
+def test_guesses_end_with_the_drafts_context(target):
+    with npurt.Llama(target.path, **OPTIONS) as small:
+        drafter = Assistant(small, target, sure=0.0)
+
+        lengths = [len(drafter.propose(IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
+
+    assert lengths == [10, 3, 1, 0, 0]
+
+
+def test_a_draft_ends_at_the_first_token_that_is_not_sure(target):
+    lengths = set()
+    with npurt.Llama(TRAINED, **OPTIONS) as small:
+        for start in range(0, 60, 4):
+            history = IDS[start : start + 8]
+            guesses = Assistant(small, target, sure=0.0).propose(history, 6)
+            small.reset()
+            logits = small.eval([*history, *guesses])[7:-1].astype(np.float64)
+            chances = np.exp(logits.max(axis=1)) / np.exp(logits).sum(axis=1)
+            wanted = next((i for i, chance in enumerate(chances) if chance < 0.3), 6)
+
+            assert Assistant(small, target, sure=0.3).propose(history, 6) == guesses[:wanted]
+            lengths.add(wanted)
+    assert len(lengths) > 2
