@@ -25,7 +25,18 @@ static uint32_t parts_of(uint32_t width)
 static size_t state_vectors(uint32_t width)
 {
     uint32_t blocks = blocks_of(width), parts = parts_of(width);
-    return blocks + 2 * parts + 2 * (size_t) PAIRS * parts * blocks;
+    return 2 * (size_t) PAIRS * parts * blocks + 3 * (blocks + parts);
+}
+
+static state state_at(vec *at, uint32_t blocks, uint32_t parts)
+{
+    state of = {.integers = at};
+    of.k = of.integers + 2 * (size_t) PAIRS * parts * blocks;
+    of.d = of.k + parts;
+    of.shift = of.d + blocks;
+    of.exponent = of.shift + blocks;
+    of.gain = of.exponent + blocks;
+    return of;
 }
 
 size_t npurt_delta_state_bytes(uint32_t width)
@@ -111,7 +122,7 @@ INLINE void prepare_token(job *job, const place *at, uint32_t token, unsigned pa
         .k = (const vec *) (row + job->at.k + at->k_head * job->at.along_k),
         .beta = (const float *) (row + job->at.beta) + at->head,
         .decay = (const float *) (decay + at->head * (gates ? job->at.along_k : sizeof(float))),
-        .gain = at->state + job->blocks,
+        .gain = state_at(at->state, job->blocks, job->parts).gain,
     };
     prepare(&from, parts, gates, job->scale, to, &job->worst);
 }
@@ -142,16 +153,18 @@ static const item *advance_span(job *job, const place *at, uint32_t token, uint3
                                 const item *by)
 {
     const npurt_delta *op = job->op;
+    state of = state_at(at->state, job->blocks, job->parts);
+    const vec *k = of.k;
     for (; tokens > 0; tokens--, token++) {
         size_t row = at->row + token;
-        target to = {
-            .exponent = at->state,
-            .integers = at->state + job->blocks + 2 * job->parts,
-            .v =
-                (const vec *) (op->x + row * op->x_stride + job->at.v + at->head * job->at.along_v),
-            .out = (vec *) (op->y + row * op->y_stride + at->head * job->at.along_v),
-        };
-        advance(&to, job->blocks, job->parts, (int) op->gates, by++, &job->worst);
+        const char *v = op->x + row * op->x_stride + job->at.v + at->head * job->at.along_v;
+        char *out = op->y + row * op->y_stride + at->head * job->at.along_v;
+        advance(&of, k, (const vec *) v, (vec *) out, job->blocks, job->parts, (int) op->gates, by,
+                &job->worst);
+        k = by++->k;
+    }
+    for (uint32_t p = 0; p < job->parts; p++) {
+        of.k[p] = k[p];
     }
     return by;
 }

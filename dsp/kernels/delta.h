@@ -10,12 +10,19 @@
  * gain is 2^30..2^31 - 1.  A decay multiplies it, and what leaves its range shifts the integers; so
  * they change only by what d k^T adds.  A head without decay for each element of k has one gain.
  *
+ * The rank-1 update of the last token is still to be made in a state, by the next one: it is
+ *
+ *   integer[k][v] / 2^shift[v] + k[k] d[v]    rounded down; k, d of 16 bits
+ *
+ * what is written integer[k][v] above.
+ *
  * Widths are padded with zeros: B = ceil(width / 32) vectors along v, P = ceil(width / 64) pairs of
  * vectors along k.  A head's state, in vectors:
  *
- *   exponent[B], gain[2 P], integer[P][32][B][2]
+ *   integer[P][32][B][2], k[P], d[B], shift[B], exponent[B], gain[2 P]
  *
- * where [p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, of v 32 b..32 b + 31.
+ * where integer[p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, of
+ * v 32 b..32 b + 31; a word of k has those two rows, and one of d the same twice.
  *
  * A row of x, of a token, is float32 in parts that begin at multiples of 128 bytes:
  *

@@ -1,8 +1,8 @@
 /*
- * A token of a head: both passes over the state, and what lanes are to do between them.
+ * A token of a head: the pass over the state, and what lanes are to do after it.
  *
  *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
- *   update  d becomes 16 bits in units that make d k integers of the state: these are chosen, by
+ *   update  left to the next token's pass.  d becomes 16 bits in units that make d k integers of the state: these are chosen, by
  *           lane, from the greatest |S| and |d|, such that |S| + |d k| < 2^30.
  */
 #ifndef NPURT_DELTA_ADVANCE_H
@@ -58,16 +58,14 @@ INLINE void advance_block(block *of, int gates, const item *by)
     of->out = float_of_twice(half_sum(w, more_of_d));
 }
 
-/* One head's state, and where a token of it goes. */
+/* A head's state, as it lies in memory. */
 typedef struct {
-    vec *exponent, *integers;
-    const vec *v;
-    vec *out;
-} target;
+    vec *integers, *k, *d, *shift, *exponent, *gain;
+} state;
 
 /* `count` blocks from b on.  All is read before anything is written, so that they mix. */
-INLINE void advance_blocks(const target *to, unsigned b, unsigned count, int gates, const item *by,
-                           const found *found, vec *d, vec *shift, vec *worst)
+INLINE void advance_blocks(const state *of, const vec *v, vec *out, unsigned b, unsigned count,
+                           int gates, const item *by, const found *found, vec *worst)
 {
     block block[2];
     UNROLL
@@ -76,8 +74,8 @@ INLINE void advance_blocks(const target *to, unsigned b, unsigned count, int gat
         block[i].w = found->w[b + i];
         block[i].greatest = found->greatest[b + i];
         block[i].least = found->least[b + i];
-        block[i].v = to->v[b + i];
-        block[i].exponent = to->exponent[b + i];
+        block[i].v = v[b + i];
+        block[i].exponent = of->exponent[b + i];
     }
     vec most = *worst;
     UNROLL
@@ -88,50 +86,47 @@ INLINE void advance_blocks(const target *to, unsigned b, unsigned count, int gat
     *worst = most;
     UNROLL
     for (unsigned i = 0; i < count; i++) {
-        d[b + i] = block[i].d;
-        shift[b + i] = block[i].shift;
-        to->exponent[b + i] = block[i].exponent;
-        to->out[b + i] = block[i].out;
+        of->d[b + i] = block[i].d;
+        of->shift[b + i] = block[i].shift;
+        of->exponent[b + i] = block[i].exponent;
+        out[b + i] = block[i].out;
     }
 }
 
-INLINE void advance_lanes(const target *to, unsigned blocks, int gates, const item *by,
-                          const found *found, vec *d, vec *shift, vec *worst)
+INLINE void advance_lanes(const state *of, const vec *v, vec *out, unsigned blocks, int gates,
+                          const item *by, const found *found, vec *worst)
 {
     unsigned b = 0;
     PIPELINE
     for (; b + 2 <= blocks; b += 2) {
-        advance_blocks(to, b, 2, gates, by, found, d, shift, worst);
+        advance_blocks(of, v, out, b, 2, gates, by, found, worst);
     }
     if (b < blocks) {
-        advance_blocks(to, b, 1, gates, by, found, d, shift, worst);
+        advance_blocks(of, v, out, b, 1, gates, by, found, worst);
     }
 }
 
-static void advance(const target *to, unsigned blocks, unsigned parts, int gates, const item *of,
-                    vec *worst)
+/* A token; `k` is that of the one before.  Its own is for the caller to keep. */
+static void advance(const state *of, const vec *k, const vec *v, vec *out, unsigned blocks,
+                    unsigned parts, int gates, const item *by, vec *worst)
 {
+    pending before = {.k = k, .d = of->d, .shift = of->shift};
+    const uint64_t *kq = (const uint64_t *) by->kq;
+    const uint32_t *row_shift = gates ? (const uint32_t *) by->shift : NULL;
     found found;
-    vec shift[MOST_BLOCKS], d[MOST_BLOCKS];
-    const uint32_t *row_shift = gates ? (const uint32_t *) of->shift : NULL;
     if (blocks == MOST_BLOCKS && !gates) {
-        read_four_blocks(to->integers, (const uint64_t *) of->kq, &found);
-        advance_lanes(to, MOST_BLOCKS, 0, of, &found, d, shift, worst);
-        update_four_blocks(to->integers, (const uint32_t *) of->k, shift, d);
+        pass_two_blocks(&before, of->integers, kq, 0, &found);
+        pass_two_blocks(&before, of->integers, kq, 2, &found);
+        advance_lanes(of, v, out, MOST_BLOCKS, 0, by, &found, worst);
         return;
     }
     for (unsigned b = 0; b < blocks; b++) {
-        read_block(to->integers + 2 * b, blocks, b, parts, (const uint64_t *) of->kq, row_shift,
-                   &found);
+        pass_block(&before, of->integers + 2 * b, blocks, b, parts, kq, row_shift, &found);
     }
     if (gates) {
-        advance_lanes(to, blocks, 1, of, &found, d, shift, worst);
+        advance_lanes(of, v, out, blocks, 1, by, &found, worst);
     } else {
-        advance_lanes(to, blocks, 0, of, &found, d, shift, worst);
-    }
-    for (unsigned b = 0; b < blocks; b++) {
-        update_rows(to->integers + 2 * b, blocks, parts, (const uint32_t *) of->k, row_shift,
-                    shift[b], d[b]);
+        advance_lanes(of, v, out, blocks, 0, by, &found, worst);
     }
 }
 

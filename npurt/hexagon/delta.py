@@ -5,7 +5,7 @@ H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class Shape:
     @property
     def words(self) -> int:
         """int32 of a head's state."""
-        return self.along_v + self.along_k + self.along_k * self.along_v
+        return self.along_k * self.along_v + self.along_k // 2 + 3 * self.along_v + self.along_k
 
     @property
     def state_bytes(self) -> int:
@@ -125,31 +125,56 @@ def pack_state(state: F32, shape: Shape, words: I32) -> None:
             remedy="check the model file with device 'cpu'",
         )
     _, bits = np.frexp(greatest)
-    exponents, gains, integers = _parts(words, shape)
-    exponents[:] = np.where(greatest > 0, bits - (INTEGER_BITS - 1) + BIAS, EMPTY)
-    gains[:] = HALF
+    parts = _parts(words, shape)
+    parts.exponents[:] = np.where(greatest > 0, bits - (INTEGER_BITS - 1) + BIAS, EMPTY)
+    parts.gains[:] = HALF
+    parts.k[:] = parts.d[:] = parts.shifts[:] = 0  # no update is left to be made
     scaled = np.rint(np.ldexp(values, (INTEGER_BITS - bits)[:, None]))
-    integers[...] = _in_pairs(scaled, shape)
+    parts.integers[...] = _in_pairs(scaled, shape)
 
 
 def unpack_state(words: I32, shape: Shape, state: F32) -> None:
     """Write what *words* hold to *state*; the inverse of `pack_state`."""
-    exponents, gains, integers = _parts(words, shape)
-    size = (len(words), shape.along_k, shape.along_v)
-    values = integers.transpose(0, 1, 4, 2, 3, 5).reshape(size).astype(np.float32)
-    each = gains if shape.gates else gains[:, :1]
-    values *= (each.astype(np.float64) / 2.0**31).astype(np.float32)[:, :, None]
-    with np.errstate(over="ignore", under="ignore"):
-        values = np.ldexp(values, (exponents - BIAS)[:, None])
-    rows = values[:, : shape.width, : shape.width].transpose(0, 2, 1)
-    state[...] = rows.reshape(state.shape)
+    for i, head in enumerate(np.ndindex(state.shape[:2])):  # one at a time: they fit into a cache
+        values = _unpacked(words[i : i + 1], shape)
+        with np.errstate(over="ignore", under="ignore"):
+            state[head] = values[: shape.width, : shape.width]
 
 
-def _parts(words: I32, shape: Shape) -> tuple[I32, I32, Any]:
-    """View the exponents, gains and integers of states."""
+def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
+    """Return the state ``[Wv, Wk]`` of the words ``[1, shape.words]`` of a head."""
+    parts = _parts(words, shape)
+    lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2)
+    values: npt.NDArray[np.float64] = lanes.astype(np.float64, order="C").reshape(
+        shape.along_v, shape.along_k
+    )
+    values *= np.ldexp(1.0, -parts.shifts).T
+    np.floor(values, out=values)
+    k = parts.k.transpose(0, 1, 3, 2).astype(np.float64).reshape(1, -1)
+    values += (parts.d >> 16).T * k
+    gains = (parts.gains if shape.gates else parts.gains[:, :1]) / 2.0**31
+    values *= np.ldexp(gains, (parts.exponents - BIAS).T)
+    return values
+
+
+class _Parts(NamedTuple):
+    """Views of the words of states; the update of the last token, k d, is still to be made."""
+
+    integers: Any  # [states, pairs of vectors, 32, blocks, 2, 32]
+    k: Any  # int16 [states, pairs of vectors, 32, 2]
+    d: I32  # [states, Wv], 16 bits twice
+    shifts: I32
+    exponents: I32
+    gains: I32  # [states, Wk]
+
+
+def _parts(words: I32, shape: Shape) -> _Parts:
     v, k = shape.along_v, shape.along_k
-    pairs = words[:, v + k :].reshape(len(words), k // 64, 32, v // 32, 2, 32)
-    return words[:, :v], words[:, v : v + k], pairs
+    ends = np.cumsum([k * v, k // 2, v, v, v])
+    integers, pairs, d, shifts, exponents, gains = np.split(words, ends, axis=1)
+    integers = integers.reshape(len(words), k // 64, 32, v // 32, 2, 32)
+    rows = pairs.view(np.int16).reshape(len(words), k // 64, 32, 2)
+    return _Parts(integers, rows, d, shifts, exponents, gains)
 
 
 def _in_pairs(values: F32, shape: Shape) -> Any:

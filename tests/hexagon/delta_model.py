@@ -24,19 +24,29 @@ class State:
     exponents: np.ndarray  # [Wv]
 
 
+def signed(words):
+    """The lower half of each."""
+    return (words & 0xFFFF ^ 0x8000) - 0x8000
+
+
 def state_of(words, width, gates):
-    """Read the int32 words of a head."""
+    """Read the int32 words of a head, and make the update that it still has to make."""
     words = words.astype(I64)
     blocks, parts = -(-width // 32), -(-width // 64)
-    exponents, gain, rest = np.split(words, [32 * blocks, 32 * blocks + 64 * parts])
+    lengths = [64 * parts * 32 * blocks, 32 * parts, *3 * [32 * blocks]]
+    rest, k, d, shifts, exponents, gain = np.split(words, np.cumsum(lengths))
     integers = np.zeros((64 * parts, 32 * blocks), I64)
     vectors = rest.reshape(-1, 32)
     at = 0
     for part in range(parts):
         for j in range(32):
+            word = k[32 * part + j]
+            rows = (64 * part + j, signed(word)), (64 * part + 32 + j, signed(word >> 16))
             for block in range(blocks):
-                for row in (64 * part + j, 64 * part + 32 + j):
-                    integers[row, 32 * block : 32 * block + 32] = vectors[at]
+                lanes = slice(32 * block, 32 * block + 32)
+                for row, of_row in rows:
+                    kept = shifted(vectors[at], shifts[lanes])
+                    integers[row, lanes] = kept + of_row * signed(d[lanes])
                     at += 1
     assert at == len(vectors)
     return State(integers, gain if gates else gain[:1], exponents - BIAS)
