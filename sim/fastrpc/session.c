@@ -297,6 +297,10 @@ int session_start(session *s, bool want_unsigned)
 {
     uint32_t code;
     report_forget();
+    if (!settings_understood()) {
+        errno = EINVAL;
+        return AEE_ECONNREFUSED;
+    }
     if (!dsp_present()) {
         errno = ENOENT;
         return AEE_ECONNREFUSED;

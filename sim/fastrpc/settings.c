@@ -53,6 +53,7 @@ static const struct {
 static sim_settings current;
 static fault faults[FAULTS];
 static bool loaded;
+static char misunderstood[WORD]; /* in the environment; "" when all is clear */
 
 /* --- what is said ---------------------------------------------------------------------------- */
 
@@ -176,6 +177,7 @@ static bool set_fault(fault *f, const char *value, uint32_t argument)
 
 static void set_defaults(void)
 {
+    memset(misunderstood, 0, sizeof(misunderstood));
     memset(faults, 0, sizeof(faults));
     current = (sim_settings){.present = true, .unsigned_pd = true, .rpcmem = 8ull << GIB};
     current.machine = (link_machine){.version = LINK_VERSION, .stack = 16u << KIB, .power = 1};
@@ -221,18 +223,16 @@ static bool set_one(char *word)
     return current.faithful || strcmp(word, "strict") == 0;
 }
 
-/* Take in a list of words; all of them, or none. */
-static bool set_all(const char *text)
+/* Take in a list of words; all of them, or none, and then *word* is the first that is no good. */
+static bool set_all(const char *text, char word[WORD])
 {
     sim_settings old = current;
     fault old_faults[FAULTS];
     memcpy(old_faults, faults, sizeof(faults));
     while (*text) {
-        char word[WORD];
         size_t length = strcspn(text, ", \t\n");
-        snprintf(word, sizeof(word), "%.*s", (int) length, text);
+        snprintf(word, WORD, "%.*s", (int) length, text);
         if (length >= WORD || (length && !set_one(word))) {
-            report("%s means nothing to it; see docs/simulators.md", word);
             current = old;
             memcpy(faults, old_faults, sizeof(faults));
             return false;
@@ -249,10 +249,23 @@ const sim_settings *settings(void)
     if (!loaded) {
         const char *text = getenv("NPURT_SIM_FASTRPC");
         loaded = true;
+        char word[WORD];
         set_defaults();
-        set_all(text ? text : "");
+        if (!set_all(text ? text : "", word)) {
+            memcpy(misunderstood, word, sizeof(misunderstood));
+        }
     }
     return &current;
+}
+
+bool settings_understood(void)
+{
+    settings();
+    if (*misunderstood) {
+        report("%s means nothing to it\n  remedy: mend NPURT_SIM_FASTRPC, see docs/simulators.md",
+               misunderstood);
+    }
+    return !*misunderstood;
 }
 
 bool fault_due(sim_fault which, uint32_t *argument)
@@ -273,11 +286,14 @@ bool fault_due(sim_fault which, uint32_t *argument)
 
 int npurt_sim_control(const char *text)
 {
+    char word[WORD];
     pthread_mutex_lock(&sim_lock);
     settings();
-    bool good = text && set_all(text);
+    bool good = text && set_all(text, word);
     if (good) {
         queues_stuck(current.machine.queue_stuck);
+    } else if (text) {
+        report("%s means nothing to it; see docs/simulators.md", word);
     }
     pthread_mutex_unlock(&sim_lock);
     return good ? AEE_SUCCESS : AEE_EBADPARM;

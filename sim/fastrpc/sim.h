@@ -52,6 +52,7 @@ typedef enum {
 
 /* All with sim_lock held. */
 const sim_settings *settings(void); /* reads NPURT_SIM_FASTRPC the first time */
+bool settings_understood(void);     /* false, and said so: nothing shall start */
 bool fault_due(sim_fault fault, uint32_t *argument);
 
 /* Say something on stderr and remember it for npurt_sim_error. */

@@ -340,6 +340,16 @@ def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, mo
         open_hexagon("hexagon:sim")
 
 
+def test_settings_of_the_simulator_that_make_no_sense_are_told(simulator, monkeypatch):
+    """In a worker, whose simulator reads them anew."""
+    monkeypatch.setenv("NPURT_SIM_FASTRPC", "crsh=1")
+    monkeypatch.setenv("NPURT_HEXAGON_WORKER", "1")
+
+    with pytest.raises(DeviceNotFound, match="crsh=1 means nothing") as caught:
+        open_hexagon("hexagon:sim-v73")
+    assert "NPURT_SIM_FASTRPC" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
