@@ -249,7 +249,7 @@ def test_the_settings_come_from_the_environment(simulator, skels):
 @pytest.mark.parametrize("text", ["crsh=1", "arch=v70", "crash=1 hvx=99", "delay=1:x"])
 def test_a_dsp_whose_settings_are_not_understood_does_not_start(text, simulator, skels):
     """A fault that is misspelt would never strike, and a test of it would always pass."""
-    said, complained = opening(simulator, skels, NPURT_SIM_FASTRPC=text)
+    said, _ = opening(simulator, skels, NPURT_SIM_FASTRPC=text)
 
     assert said.startswith("0x72 22 ")
     assert f"{text.split()[-1]} means nothing to it" in said
