@@ -115,6 +115,25 @@ def test_what_follows_is_the_same(llm, plain):
     np.testing.assert_array_equal(llm.eval([5, 6, 7]), expected)
 
 
+def test_guesses_that_are_taken_back_leave_no_bit_on_a_hexagon():
+    """A state there is more than the float32 that the host has of it."""
+    ids = tiny.ids("qwen35", 40)
+    with npurt.Llama(
+        tiny.path("qwen35", "q8_0"), "hexagon:sim", n_ctx=64, n_threads=2, progress=False
+    ) as llm:
+        expected = llm.eval(ids)
+        llm.reset()
+        for right, wrong in ((7, 5), (1, 3), (12, 30), (1, 1)):
+            at = llm.n_tokens
+            y = llm.eval([*ids[at : at + right], *[7] * wrong])
+            np.testing.assert_array_equal(y[:right], expected[at : at + right])
+            llm.rollback(wrong)
+        at = llm.n_tokens
+        rest = [llm.eval([token])[0] for token in ids[at:]]
+
+    np.testing.assert_array_equal(rest, expected[at:])
+
+
 @pytest.mark.parametrize("device", ["hexagon:sim", "rknpu:sim"])
 def test_so_it_is_on_devices(device):
     with npurt.Llama(
