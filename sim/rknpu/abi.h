@@ -109,7 +109,13 @@ _Static_assert(sizeof(struct rknpu_submit) == 104, "rknpu_submit has 104 bytes")
 #define RKNPU_MEM_DESTROY DRM_IO(IOC_INOUT, 0x44, struct rknpu_mem_destroy)
 #define RKNPU_MEM_SYNC DRM_IO(IOC_INOUT, 0x45, struct rknpu_mem_sync)
 
-enum { MEM_CACHEABLE = 2, MEM_KERNEL_MAPPING = 8, MEM_ZEROING = 0x20, MEM_FLAGS = 0x7FF };
+enum {
+    MEM_CACHEABLE = 2,
+    MEM_KERNEL_MAPPING = 8,
+    MEM_ZEROING = 0x20,
+    MEM_IOVA_ALIGNMENT = 0x400, /* from 0.9.7 */
+    MEM_FLAGS = 0x7FF,
+};
 enum { INT_DPU_0 = 0x100, INT_DPU = 0x300 }; /* interrupt bits: a task has written all */
 enum { SYNC_TO_DEVICE = 1, SYNC_FROM_DEVICE = 2 };
 enum { JOB_PC = 1, JOB_NONBLOCK = 2, JOB_PINGPONG = 4, JOB_FENCE_IN = 8, JOB_FENCE_OUT = 0x10 };

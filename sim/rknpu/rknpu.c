@@ -19,6 +19,7 @@ enum {
     DOMAINS = 16,
     MAX_PATIENCE_MS = 600000,
     RESET_MS = 200, /* the driver's own sleeps while it resets */
+    IOVA_ALIGNMENT_SINCE = 907,
 };
 static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* where a kernel has its objects */
 static const double MS = 1e6;                              /* ns */
@@ -38,12 +39,18 @@ static struct bo *object(const struct file *file, uint64_t cookie)
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
+/* An older driver refuses a flag that it does not know. */
+static uint32_t known_flags(void)
+{
+    return settings.version < IOVA_ALIGNMENT_SINCE ? MEM_FLAGS & ~MEM_IOVA_ALIGNMENT : MEM_FLAGS;
+}
+
 static int mem_create(struct file *file, void *argument)
 {
     struct rknpu_mem_create *args = argument;
     struct bo *bo = file_bo(file, args->handle); /* of a PRIME import: hands out its numbers */
     if (!bo) {
-        if (args->flags & ~(uint32_t) MEM_FLAGS || args->iommu_domain_id < 0 ||
+        if (args->flags & ~known_flags() || args->iommu_domain_id < 0 ||
             args->iommu_domain_id >= DOMAINS) {
             return -EINVAL;
         }

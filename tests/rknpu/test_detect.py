@@ -10,6 +10,7 @@ import pytest
 
 from npurt.errors import DeviceNotFound, DriverError, NpurtError, SettingError
 from npurt.rknpu.detect import driver_name, open_driver
+from npurt.rknpu.proof import Role
 from npurt.rknpu.system import System
 from tests.rknpu.conftest import STRICT
 
@@ -132,6 +133,7 @@ def test_an_old_driver_of_the_vendor_is_refused(sim, version, fits):
         return
     driver = open_driver(sim, ("rknpu",))
     assert f"0.9.{version % 100}" in driver.detail
+    driver.spaces[0].alloc(4096, Role.INPUT, "A").free()  # without the flag that came with 0.9.7
     driver.close()
 
 
@@ -183,6 +185,19 @@ def test_a_node_in_use_names_who_has_it(tmp_path):
     system.close(first)
     system.lock(second, str(node))
     system.close(second)
+
+
+@pytest.mark.parametrize("name", ["rocket", "rknpu"])
+def test_a_node_that_another_process_uses_is_not_opened(sim, monkeypatch, name):
+    def lock(fd, node):
+        raise DeviceNotFound(f"{node} is in use by process 7", remedy="end it")
+
+    monkeypatch.setattr(sim, "lock", lock)
+    before = descriptors()
+
+    with pytest.raises(DeviceNotFound, match=r"/dev/.* is in use by process 7"):
+        open_driver(sim, (name,))
+    assert descriptors() == before
 
 
 def test_the_holder_of_a_lock_may_stay_unknown(tmp_path):

@@ -32,6 +32,8 @@ from tests.sim_rknpu.client import (
 )
 from tests.sim_rknpu.lists import SHORT, Addition, Task
 
+IOVA_ALIGNMENT = 0x400  # a flag of buffers that came with 0.9.7
+
 TASK = Task(4, 64, 64)
 RESET, DRV_VERSION, GET_FREQ, IOMMU_EN = 6, 1, 2, 18
 
@@ -88,6 +90,10 @@ def test_what_the_driver_refuses_of_buffers(driver):
     for fields in ({"size": 0}, {"flags": 1 << 11}, {"domain": 16}, {"domain": -1}):
         with pytest.raises(OSError, match="EINVAL"):
             create(**fields)
+    create(DATA | IOVA_ALIGNMENT)
+    client.configure("version=906")
+    with pytest.raises(OSError, match="EINVAL"):
+        create(DATA | IOVA_ALIGNMENT)
     with pytest.raises(OSError, match="ENOMEM"):
         create(size=1 << 33)
     with pytest.raises(OSError, match="ENOENT"):
