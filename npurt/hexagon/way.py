@@ -9,6 +9,7 @@ from npurt.hexagon.dspqueue import Queue
 from npurt.hexagon.lib import SIMULATOR, Library, find
 from npurt.hexagon.session import Session
 from npurt.hexagon.transport import Transport
+from npurt.settings import FASTRPC_LIBRARY, read
 
 TRANSPORTS = ("invoke", "dspqueue")
 
@@ -38,8 +39,9 @@ class Way:
 
     @property
     def simulated(self) -> bool:
-        """Whether the library is npurt's simulator."""
-        return Path(self.library).name == SIMULATOR.name
+        """Whether the library that is named is npurt's simulator, or a link to it."""
+        named = self.library or read(FASTRPC_LIBRARY, str)
+        return Path(named).resolve().name == SIMULATOR.name
 
     def load(self) -> Library:
         """Return the library; errors as `lib.find`."""

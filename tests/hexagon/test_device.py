@@ -16,6 +16,7 @@ from npurt.errors import (
     UnsupportedOp,
 )
 from npurt.hexagon.device import HexagonDevice, open_hexagon
+from npurt.hexagon.lib import SIMULATOR
 from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
@@ -278,6 +279,18 @@ def test_the_simulator_is_opened_by_name(text, arch, simulator):
         assert device.caps.name == text
         assert device.caps.simulated
         assert f"v{arch}" in device.caps.detail
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_the_simulator_in_the_place_of_the_library_is_called_simulated_too(
+    worker, simulator, monkeypatch, tmp_path
+):
+    link = tmp_path / "libcdsprpc.so.1"
+    link.symlink_to(SIMULATOR)
+    monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(link))
+    monkeypatch.setenv("NPURT_HEXAGON_WORKER", worker)
+    with open_hexagon("hexagon:0") as device:
+        assert device.caps.simulated
 
 
 def test_every_version_gives_the_same_bits(simulator):
