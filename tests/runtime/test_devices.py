@@ -169,6 +169,16 @@ def test_a_simulated_dsp_counts_packets_and_is_as_exact_as_int8_activations_are(
     assert 1.5e-5 < first["nmse"] < (1.5e-4 if kind == "i8" else 3.5e-5)
 
 
+@pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim"])
+def test_the_error_of_one_row_is_taken_over_as_many_as_that_of_some(device):
+    """A row's result has the same bits whatever is beside it, so only the rows taken can differ."""
+    errors = {
+        bench_matmul(m, 512, 96, "q4_0", device=device, repetitions=1)["nmse"] for m in (1, 6, 128)
+    }
+
+    assert len(errors) == 1
+
+
 def test_a_measured_integer_product_is_exact():
     row = bench_matmul(3, 131, 7, "i8", repetitions=1)
 
