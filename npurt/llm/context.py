@@ -1,9 +1,11 @@
 """The inner half of `Llama`: a loaded model, the tokens it has seen, and what it remembers."""
 
+import functools
 import hashlib
 import operator
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -235,7 +237,7 @@ class Context:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
         self._mend()
-        return self._state.snapshot()
+        return replace(self._state.snapshot(), model=self._identity)
 
     @in_turn
     def restore(self, snapshot: Snapshot) -> None:
@@ -244,6 +246,11 @@ class Context:
         Raises:
             LayoutError: It is of another model, or does not fit the context; nothing has changed.
         """
+        if snapshot.model != self._identity:
+            raise LayoutError(
+                f"a snapshot of {len(snapshot.tokens)} tokens does not fit: it is of another model",
+                remedy="restore snapshots of the same file, opened with the same kv_type",
+            )
         self._state.restore(snapshot)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
@@ -252,7 +259,7 @@ class Context:
         Raises:
             StateFormatError: The file cannot be written.
         """
-        state_file.save(self.snapshot(), self._identity(), path)
+        state_file.save(self.snapshot(), path)
 
     @in_turn
     def load_state(self, path: str | os.PathLike[str]) -> None:
@@ -263,8 +270,9 @@ class Context:
                 context; nothing has changed.
         """
         n_vocab = self.config.n_vocab
-        self._state.restore(state_file.load(self._state, self._identity(), n_vocab, path))
+        self._state.restore(state_file.load(self._state, self._identity, n_vocab, path))
 
+    @functools.cached_property
     def _identity(self) -> bytes:
         """Return 32 bytes that are others for other models, and for other types of the cache.
 

@@ -26,10 +26,12 @@ class Snapshot:
         tokens: What the model had seen.
         arrays: Two of each layer: keys and values ``[G, length, W]``, or the state ``[H, W, W]``
             and the inputs of the convolution ``[taps - 1, C + 2 H]``.
+        model: 32 bytes that are others for other models; set by who knows that.
     """
 
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...]
+    model: bytes = bytes(32)
 
     @property
     def nbytes(self) -> int:

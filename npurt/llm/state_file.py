@@ -28,13 +28,13 @@ DIGEST = 32  # bytes of a SHA-256
 Array = npt.NDArray[Any]
 
 
-def save(snapshot: Snapshot, identity: bytes, path: str | os.PathLike[str]) -> None:
-    """Write *snapshot* of the model *identity* to *path*, whole or not at all.
+def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
+    """Write *snapshot* to *path*, whole or not at all.
 
     Raises:
         StateFormatError: The file cannot be written.
     """
-    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), identity)]
+    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), snapshot.model)]
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
     target = Path(path)
@@ -110,7 +110,7 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
         raise _wrong(path, "holds NaN or infinity", "it is no state to go on from: save again")
     if length and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         raise _wrong(path, "has tokens outside the vocabulary", "it is damaged: save again")
-    return Snapshot(tuple(tokens.tolist()), tuple(arrays))
+    return Snapshot(tuple(tokens.tolist()), tuple(arrays), identity)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:

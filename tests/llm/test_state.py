@@ -260,6 +260,23 @@ def test_a_snapshot_of_another_model_or_a_larger_context_is_refused(pair):
     assert llm.history == tuple(ids[:30])
 
 
+def test_a_snapshot_of_a_model_that_was_trained_further_is_refused(tmp_path):
+    """Its arrays would fit."""
+    file = tiny.read(tiny.path("qwen3", "f32"))
+    weight = variants.values(file)["blk.0.attn_v.weight"]
+    paths = [
+        tiny.write(tiny.with_tensor(file, "blk.0.attn_v.weight", factor * weight), tmp_path, name)
+        for factor, name in ((1, "one.gguf"), (1.01, "other.gguf"))
+    ]
+    one, other = (npurt.Llama(path, **OPTIONS) for path in paths)
+    with one, other:
+        one.eval([1, 2, 3, 4])
+        with pytest.raises(LayoutError, match="of 4 tokens does not fit") as caught:
+            other.restore(one.snapshot())
+        assert caught.value.remedy
+        assert other.n_tokens == 0
+
+
 # --- Saved ----------------------------------------------------------------------------------------
 
 
