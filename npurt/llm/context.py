@@ -244,8 +244,13 @@ class Context:
         """Go on from *snapshot*, whatever came since.
 
         Raises:
-            LayoutError: It is of another model, or does not fit the context; nothing has changed.
+            LayoutError: It is of another model, does not fit the context, or is none; nothing has
+                changed.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise LayoutError(
+                f"{snapshot!r:.40} is no snapshot", remedy="pass what snapshot() gave"
+            )
         if snapshot.model != self._identity:
             raise LayoutError(
                 f"a snapshot of {len(snapshot.tokens)} tokens does not fit: it is of another model",

@@ -37,7 +37,7 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), snapshot.model)]
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
-    target = Path(path)
+    target = _path(path)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         _write(partial, parts)
@@ -71,12 +71,13 @@ def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[st
         StateFormatError: There is no such file; it is damaged; it is of another model, another
             version or another kv_type; or it does not fit the context.
     """
+    source = _path(path)
     try:
-        with open(path, "rb") as file:
-            return _read(file, state, identity, n_vocab, Path(path))
+        with open(source, "rb", opener=_at_once) as file:
+            return _read(file, state, identity, n_vocab, source)
     except OSError as error:
         raise StateFormatError(
-            f"cannot read a state from {path}: {error.strerror or error}",
+            f"cannot read a state from {source}: {error.strerror or error}",
             remedy="check the path; files are made by save_state()",
         ) from error
 
@@ -111,6 +112,23 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
     if length and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         raise _wrong(path, "has tokens outside the vocabulary", "it is damaged: save again")
     return Snapshot(tuple(tokens.tolist()), tuple(arrays), identity)
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    try:
+        named = Path(path)
+    except TypeError:
+        named = Path()
+    if not named.name or "\0" in str(named):
+        raise StateFormatError(
+            f"{path!r:.40} is no path of a file", remedy="pass one, a str or a Path"
+        )
+    return named
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open *path*, and do not wait for somebody to write to a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:

@@ -438,6 +438,25 @@ def test_a_file_is_written_whole_or_not_at_all(saved, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("path", [None, 5, b"state", ["state"], "", "/", "a\0b", "a\0b/c"])
+def test_what_is_no_path_is_refused(hybrid, path):
+    for call in (hybrid.save_state, hybrid.load_state):
+        with pytest.raises(StateFormatError) as caught:
+            call(path)
+        assert caught.value.remedy
+
+
+def test_a_pipe_is_no_saved_state(hybrid, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused(hybrid, tmp_path / "pipe", "is not a saved state")
+
+
+@pytest.mark.parametrize("snapshot", [None, 5, (1, 2)])
+def test_what_is_no_snapshot_is_refused(hybrid, snapshot):
+    with pytest.raises(LayoutError, match="is no snapshot"):
+        hybrid.restore(snapshot)
+
+
 def test_a_folder_that_is_not_there_is_named(hybrid, tmp_path):
     with pytest.raises(StateFormatError, match="No such file"):
         hybrid.save_state(tmp_path / "nowhere" / "state")
