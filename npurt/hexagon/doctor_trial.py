@@ -110,6 +110,7 @@ def main(way: str) -> None:
             code = getattr(error, "code", None)
             _tell(said, name, {"error": error.what, "remedy": error.remedy, "code": code})
             break
+    skel.withdraw()
     os._exit(0)  # without the library's destructor, which may wait for a DSP that is gone
 
 

@@ -6,11 +6,15 @@ survives an upgrade of npurt under a running program.
 """
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import os
 import re
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from npurt.errors import DeviceNotFound
@@ -19,6 +23,7 @@ from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).with_name("skel")
 ENTRY = "npurt_skel_handle_invoke"
+ABANDONED_SECONDS = 86400  # after which a folder whose lock nobody holds is nobody's
 _NAME = re.compile(r"libnpurt_skel_v(\d+)\.so")
 
 
@@ -69,6 +74,11 @@ def publish(skel: Path) -> None:
     partial.replace(folder / skel.name)
 
 
+def withdraw() -> None:
+    """Remove what `publish` made, for a process that ends without saying so to the interpreter."""
+    shutil.rmtree(_private(), ignore_errors=True)
+
+
 def _private() -> Path:
     """Return this process's own folder, at the head of the DSP's search path."""
     return _folder(os.getpid())
@@ -76,7 +86,35 @@ def _private() -> Path:
 
 @functools.cache
 def _folder(process: int) -> Path:
-    folder = tempfile.mkdtemp(prefix=f"npurt-{process}-")  # mode 0700
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"npurt-{process}-"))  # mode 0700
+    lock = contextlib.ExitStack()
+    lock.enter_context(in_use(folder))
+    atexit.register(lock.close)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    prepend_dsp_path(folder)
-    return Path(folder)
+    prepend_dsp_path(str(folder))
+    return folder
+
+
+@contextlib.contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold the lock of a private folder, which goes with this process however that ends.
+
+    Raises:
+        OSError: Another process has it, or *folder* is none of ours.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(root: Path) -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in root.glob("npurt-[0-9]*-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                with in_use(folder):
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -46,6 +46,14 @@ def test_a_simulated_dsp_passes_every_step():
     assert seen["steps"]["shared"]["bytes"] == 64 << 20
 
 
+def test_a_trial_leaves_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    assert list(tried()["steps"]) == STEPS
+
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("arch", [73, 81])
 def test_what_a_dsp_says_of_itself_is_told(arch):
     results, _ = judged(tried(f"arch=v{arch}"))

@@ -275,6 +275,38 @@ print(*paths, sep="\\n")
     assert not os.path.exists(own)
 
 
+PUBLISH_AND_DIE = """
+import os, signal
+from pathlib import Path
+from npurt.hexagon import skel
+skel.publish(skel.choose(68, Path({skels!r})))
+{then}
+"""
+
+
+def test_what_a_killed_process_left_goes_a_day_later_and_what_others_use_stays(skels, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def process(then=""):
+        code = PUBLISH_AND_DIE.format(skels=str(skels), then=then)
+        return in_a_process(code, TMPDIR=str(folder))
+
+    process("os.kill(os.getpid(), signal.SIGKILL)")
+    (left,) = folder.iterdir()
+    process()
+    assert list(folder.iterdir()) == [left]  # it could be of a process that has only just begun
+    os.utime(left, (0, 0))
+    used = folder / "npurt-1-used"
+    used.mkdir()
+    os.utime(used, (0, 0))
+    with skel.in_use(used):
+        done = process()
+
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == [used]
+
+
 def test_names_of_calls_are_those_of_the_library():
     assert {codes.OPEN, codes.INVOKE} <= set(abi.SYMBOLS)
     assert lib.SIMULATOR.name == "libcdsprpc_sim.so"
