@@ -118,14 +118,15 @@ def describe(word: int) -> Line:
 def parse(data: bytes) -> list[int]:
     """Read a program from a file: raw words, or JSON hexadecimal, alone or under ``words``.
 
-    Words that are not known may be among them, and zeros, which fill memory, in any number.
+    Words that are not known may be among them; zeros, which fill memory, and whatever follows the
+    last ENABLE, in any number.
 
     Raises:
         LayoutError: It is neither, or most of its words write no known register.
     """
     is_json = data.lstrip()[:1] in (b"[", b"{")  # no register has such an offset
     words = _parse_json(data) if is_json else _parse_raw(data)
-    _refuse_strangers(words)
+    _refuse_strangers(words[: _end(words)])
     return words
 
 
@@ -157,6 +158,17 @@ def _parse_json(data: bytes) -> list[int]:
                 remedy=_REMEDY,
             )
     return [int(text, 16) for text in listed]
+
+
+def _end(words: list[int]) -> int:
+    """Return where the last program among *words* ends: behind MARK and ENABLE, if it has them."""
+    mark, enable = encode(REG["MARK"]()), REG["ENABLE"]
+    for i in range(len(words) - 1, 0, -1):
+        if words[i - 1] == mark:
+            write = decode(words[i])
+            if regs.find(write.target, write.offset) is enable:
+                return i + 1
+    return len(words)
 
 
 def _refuse_strangers(words: list[int]) -> None:

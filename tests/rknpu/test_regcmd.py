@@ -147,6 +147,17 @@ def test_a_program_may_lie_in_memory_that_is_otherwise_empty():
     assert regcmd.parse(raw(MTX512) + bytes(4096)) == MTX512 + [0] * 512
 
 
+@pytest.mark.parametrize("rest", [b"\xa5" * 4096, bytes(range(256)) * 16])
+def test_what_memory_held_behind_a_program_is_no_part_of_it(rest):
+    """A dump of a whole buffer, which a driver need not have cleared."""
+    words = regcmd.parse(raw(MTX512) + rest)
+
+    assert words[:108] == MTX512
+    assert len(words) == 108 + 512
+    with pytest.raises(LayoutError, match="this is no program"):
+        regcmd.parse(raw(MTX512[:-1]) + rest)  # which does not end
+
+
 @given(st.binary(min_size=64).filter(lambda data: data[:1] not in b"[{"))
 def test_bytes_of_something_else_are_refused(data):
     """The chance that half of their words name one of 400 registers is below 2^-23 a word."""
