@@ -110,6 +110,9 @@ HEXAGON_WORKER = Setting(
     0,
     "1: let another process call the Hexagon, one that can be killed when it hangs",
 )
+ROCKET_THREADS = Setting(
+    "NPURT_ROCKET_THREADS", 0, "1: a thread for each core of an RK3588 with the driver rocket"
+)
 CACHE = Setting("NPURT_CACHE", "", "folder for what npurt measured of this machine")
 
 SETTINGS = (
@@ -124,5 +127,6 @@ SETTINGS = (
     DEADLINE,
     HEXAGON_TRANSPORT,
     HEXAGON_WORKER,
+    ROCKET_THREADS,
     CACHE,
 )

@@ -13,7 +13,7 @@ from npurt.rknpu.driver import Driver
 from npurt.rknpu.rocket import RocketDriver
 from npurt.rknpu.system import System, failure, ffi
 from npurt.rknpu.vendor import RknpuDriver
-from npurt.settings import deadline
+from npurt.settings import ROCKET_THREADS, deadline, read
 
 # The numbers that DRM gives nodes start at 0, 128 and 0; a board has a handful of each.
 NODES = (
@@ -32,7 +32,7 @@ def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
     Raises:
         DeviceNotFound: There is none, it may not be used, or somebody uses it.
         DriverError: The driver fails.
-        SettingError: `NPURT_DEADLINE` makes no sense.
+        SettingError: `NPURT_DEADLINE` or `NPURT_ROCKET_THREADS` makes no sense.
     """
     deadline_s = deadline()
     refused: list[str] = []
@@ -105,7 +105,7 @@ def _rocket(system: System, fd: int, node: str) -> RocketDriver:
             except OSError as error:
                 raise failure("open", error.errno or 0) from error
             stack.callback(system.close, fds[-1])
-        driver = RocketDriver(system, fds, node)
+        driver = RocketDriver(system, fds, node, threads=bool(read(ROCKET_THREADS, int)))
         stack.pop_all()
     return driver
 

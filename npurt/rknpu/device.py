@@ -117,11 +117,15 @@ class RkDevice(Device):
         """Put a weight that was rounded on the NPU; errors as `pack`."""
         packed = RkPacked(self, tensor, rounded, next(self._numbers))
         with self._lock:
-            self._surviving(lambda: packed.upload(self._driver.spaces))
+            self._surviving(lambda: self._upload(packed))
             self._packed[packed.number] = packed
         went = packed.number, packed.parts
         weakref.finalize(packed, self._gone.append, went).atexit = False
         return packed
+
+    def _upload(self, packed: RkPacked) -> None:
+        self._tidy()
+        packed.upload(self._driver.spaces)
 
     def _tidy(self) -> None:
         """Free what went: later, as an object may go at any time, even while a job is prepared."""
@@ -178,18 +182,25 @@ class RkDevice(Device):
                 f"a weight of another device cannot multiply on {self.caps.name}",
                 remedy="pack it for this device",
             )
+        if len(x) <= MAX_ROWS:  # as a rule: no views are made
+            self._run(x, mine, outs)
+            return
         for start in range(0, len(x), MAX_ROWS):
-            some = x[start : start + MAX_ROWS]
-            prepared = self._take_prepared(mine, rows_prepared(len(some)))
-            for product, which in prepared:
-                results = [outs[i][start : start + MAX_ROWS] for i in which]
-                if product.rows == len(some):
-                    product.run(some, results, start)
-                else:
-                    _run_padded(product, some, results, start)
+            rows = slice(start, start + MAX_ROWS)
+            self._run(x[rows], mine, [out[rows] for out in outs], start)
+
+    def _run(self, x: F32, mine: list[RkPacked], outs: Sequence[F32], first: int = 0) -> None:
+        """Multiply at most `MAX_ROWS` rows; errors count them from *first*."""
+        for product, which in self._take_prepared(mine, rows_prepared(len(x))):
+            results = [outs[i] for i in which]
+            if product.rows == len(x):
+                product.run(x, results, first)
+            else:
+                _run_padded(product, x, results, first)
 
     def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
         """Return the products of a call; the least recently used of too many makes room."""
+        self._tidy()
         key = tuple([w.number for w in weights]), rows
         prepared = self._prepared.get(key)
         if prepared is None:
@@ -227,12 +238,7 @@ class RkDevice(Device):
 
     def _surviving(self, work: Callable[[], None]) -> None:
         """Do *work*, also when the NPU fails over it; errors as `Restarts.surviving`."""
-
-        def tidily() -> None:
-            self._tidy()
-            work()
-
-        self._restarts.surviving(tidily, self._reopen)
+        self._restarts.surviving(work, self._reopen)
 
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""

@@ -14,7 +14,7 @@ from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Space
 from npurt.rknpu.program import link, stride
 from npurt.rknpu.proof import Proof, Role, prove
-from npurt.rknpu.system import Call, Calls
+from npurt.rknpu.run import Call, Crew, Lane, Run
 from npurt.rknpu.task import Task
 
 MARGIN = 20  # on the cost model: a clock of 300 MHz, memory that is shared
@@ -31,6 +31,9 @@ class Work(NamedTuple):
 
     tasks: Sequence[Task]
     addresses: Sequence[tuple[int, int, int]]
+
+
+Input = tuple[Buffer, int]  # how many bytes of it there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,9 @@ class Job:
 
     Args:
         parts: Of each core.
-        calls: All that it takes to run it.
-        waits: The structs among them that say how long to wait.
+        lanes: All that it takes to run it.
+        inputs: As in `Driver.prepare`.
+        crew: Who runs the lanes; None, the caller.
         owned: Buffers that go with it.
         held: What the structs point to.
     """
@@ -67,18 +71,21 @@ class Job:
     def __init__(
         self,
         parts: Sequence[Part],
-        calls: Sequence[Call],
-        waits: Sequence[Any],
+        lanes: Sequence[Lane],
+        inputs: Sequence[Input] = (),
+        crew: Crew | None = None,
         owned: Sequence[Buffer] = (),
         held: Sequence[Any] = (),
     ) -> None:
         self.parts = tuple(parts)
-        self.waits = tuple(waits)
-        self.calls = Calls(calls, SENTINEL, [b.window(at, at + ATOM) for b, at in lasts(parts)])
+        marked = [buffer.window(at, at + ATOM) for buffer, at in lasts(parts)]
+        a = inputs[0][0].window(0, inputs[0][1]) if inputs else None
+        self.run = Run(lanes, SENTINEL, marked, a, crew)
         self._owned = (*owned, *(part.program for part in parts))
-        self._held = held
+        self.held = held
         self.seconds = 0.0  # that the cost model gives it
         self.repeated = ""  # why it was run again, when it was
+        self.timeout_s = 0.0  # that its structs say
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
@@ -132,13 +139,14 @@ class Driver(abc.ABC):
     chained: bool
     profile = Profile.FULL  # runs under both drivers
 
-    def prepare(self, works: Sequence[Work], inputs: Sequence[tuple[Buffer, int]] = ()) -> Job:
+    def prepare(self, works: Sequence[Work], inputs: Sequence[Input] = ()) -> Job:
         """Make a job of the work of each core, core 0 first; prove it; load its programs.
 
         Args:
             works: What to do.
-            inputs: Buffers that are written through their `window` before each run, and how many
-                bytes of each.
+            inputs: A, which is written through its `window` before each run or by the run itself;
+                then, where cores have address spaces of their own, A of each other core, into which
+                the run copies it.
 
         Raises:
             LayoutError: The work does not fit its buffers, or the NPU.
@@ -153,7 +161,7 @@ class Driver(abc.ABC):
         try:
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
-            job = self._job(parts, list(_cleaned(parts, inputs)))
+            job = self._job(parts, inputs)
             job.seconds = max(task_seconds([work.tasks for work in works], chained=self.chained))
             return job
         except BaseException:
@@ -192,6 +200,7 @@ class Driver(abc.ABC):
         Raises:
             DeviceLost: It failed again, or the device is gone: open it anew.
             LayoutError: A buffer of the job was freed.
+            NumericsError: The job rounds x, which holds NaN or infinity.
         """
         if not self.spaces[0].is_ours:
             raise DeviceLost(
@@ -225,8 +234,10 @@ class Driver(abc.ABC):
         return None
 
     def _try(self, job: Job, timeout_s: float) -> None:
-        self._set_timeout(job, timeout_s)
-        core = self.spaces[0].system.make(job.calls)
+        if job.timeout_s != timeout_s:
+            self._set_timeout(job, timeout_s)
+            job.timeout_s = timeout_s
+        core = self.spaces[0].system.make(job.run)
         if core is not None:
             raise DeviceTimeout(
                 f"core {core} ended a job without writing its result",
@@ -240,8 +251,8 @@ class Driver(abc.ABC):
         return GRACE_S + MARGIN * job.seconds
 
     @abc.abstractmethod
-    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
-        """Return the job: *calls*, and those that submit, wait, and show the CPU the results."""
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
+        """Return the job: what cleans, submits, waits, and shows the CPU the results."""
 
     @abc.abstractmethod
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
@@ -257,7 +268,7 @@ class Driver(abc.ABC):
             space.close()
 
 
-def _cleaned(parts: Sequence[Part], inputs: Sequence[tuple[Buffer, int]]) -> Iterator[Call]:
+def cleaned(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
     """Yield the calls that show the NPU its inputs, and the marks where results will be."""
     for buffer, nbytes in inputs:
         yield from buffer.space.cleaning(buffer, 0, nbytes)

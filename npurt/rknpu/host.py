@@ -2,9 +2,8 @@
 
 import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,8 @@ def lib() -> Any:
         ) from error
 
 
-def _at(kind: str, array: npt.NDArray[Any]) -> Any:
+def at(kind: str, array: npt.NDArray[Any]) -> Any:
+    """Return the address of an array, which does not keep it alive."""
     return ffi().cast(kind, array.ctypes.data)
 
 
@@ -69,128 +69,17 @@ def round_rows(
     kp = codes.shape[1]
     scratch = np.empty(kp, np.float32)
     bad = lib().npurt_rk_round(
-        _at("float *", x), x.strides[0] // 4, m, k, kp,
-        ffi().NULL if signs is None else _at("int8_t *", signs), block, passes,
-        _at("int8_t *", codes), _at("float *", scales), _at("float *", scratch),
+        at("float *", x), x.strides[0] // 4, m, k, kp,
+        ffi().NULL if signs is None else at("int8_t *", signs), block, passes,
+        at("int8_t *", codes), at("float *", scales), at("float *", scratch),
     )  # fmt: skip
-    _require_finite(bad)
-
-
-def _require_finite(bad: int, first: int = 0) -> None:
     if bad:
-        raise NumericsError(
-            f"row {first + bad - 1} holds NaN or infinity, or values too large to add up",
-            remedy="look for the op before this one that overflowed or divided by zero",
-        )
+        raise not_finite(bad - 1)
 
 
-class Target(NamedTuple):
-    """Where some columns of x go once they are rounded; see `npurt_rk_part`."""
-
-    columns: slice
-    block: int
-    signs: I8 | None
-    codes: I8  # [passes * M, Kp]
-    scales: F32  # [M]
-
-
-class Writer:
-    """Rounds x into places that stay the same.
-
-    Args:
-        targets: Where the parts of K go.
-        passes: As in `round_rows`.
-    """
-
-    def __init__(self, targets: Sequence[Target], passes: int) -> None:
-        self._owned = targets
-        self._passes = passes
-        self._scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
-        self._parts = ffi().new("npurt_rk_part[]", [
-            {
-                "signs": ffi().NULL if t.signs is None else _at("int8_t *", t.signs),
-                "codes": _at("int8_t *", t.codes),
-                "scales": _at("float *", t.scales),
-                "first": t.columns.start,
-                "k": t.columns.stop - t.columns.start,
-                "kp": t.codes.shape[1],
-                "block": t.block,
-            }
-            for t in targets
-        ])  # fmt: skip
-        self._room = _at("float *", self._scratch)
-        self._write = lib().npurt_rk_write
-        self._address = ffi().from_buffer
-
-    def write(self, x: F32, first: int = 0) -> None:
-        """Round x ``[M, K]``, float32 in C order, whose rows errors count from *first*.
-
-        Raises:
-            NumericsError: A row holds NaN or infinity.
-        """
-        m, k = x.shape
-        address = self._address("float[]", x)
-        bad = self._write(
-            self._parts, len(self._parts), address, k, m, self._passes, self._room
-        )  # fmt: skip
-        if bad:
-            _require_finite(bad, first)
-
-
-class Rectangle(NamedTuple):
-    """What one core wrote for some columns of one weight; see `npurt_rk_block`."""
-
-    sums: npt.NDArray[Any]  # [slices, passes * M, columns], int32 or float32
-    scales: F32  # [M], of x
-    w: F32  # [N], of the weight's columns: N of them count
-    y: int  # which result
-    first: int  # its column
-    add: bool
-
-
-class Reader:
-    """Gives sums their scales, from places that stay the same.
-
-    Args:
-        rectangles: What to read, all of one type.
-        rows: M.
-        passes: As in `round_rows`.
-        results: How many y there are.
-    """
-
-    def __init__(
-        self, rectangles: Sequence[Rectangle], rows: int, passes: int, results: int
-    ) -> None:
-        self._owned = rectangles
-        self._rows, self._passes = rows, passes
-        self._floats = int(rectangles[0].sums.dtype == np.float32)
-        self._blocks = ffi().new("npurt_rk_block[]", [
-            {
-                "sums": ffi().cast("void *", r.sums.ctypes.data),
-                "w": _at("float *", r.w),
-                "scales": _at("float *", r.scales),
-                "slice": r.sums.strides[0] // 4,
-                "slices": len(r.sums),
-                "columns": r.sums.shape[2],
-                "n": len(r.w),
-                "y": r.y,
-                "first": r.first,
-                "add": int(r.add),
-            }
-            for r in rectangles
-        ])  # fmt: skip
-        self._y = ffi().new("float *[]", results)
-        self._pitch = ffi().new("int64_t[]", results)
-        self._read = lib().npurt_rk_read
-        self._address = ffi().from_buffer
-
-    def read(self, outs: Sequence[F32]) -> None:
-        """Write y ``[M, N]`` of each weight, float32 in C order."""
-        held = [self._address("float[]", out) for out in outs]
-        for i, pointer in enumerate(held):
-            self._y[i] = pointer
-            self._pitch[i] = outs[i].shape[1]
-        self._read(
-            self._blocks, len(self._blocks), self._rows, self._passes, self._floats, self._y,
-            self._pitch,
-        )  # fmt: skip
+def not_finite(row: int) -> NumericsError:
+    """Return the error of a row that `npurt_rk_round` refuses."""
+    return NumericsError(
+        f"row {row} holds NaN or infinity, or values too large to add up",
+        remedy="look for the op before this one that overflowed or divided by zero",
+    )

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.rknpu.proof import Role, Span
-from npurt.rknpu.system import U8, Call, System
+from npurt.rknpu.run import U8, Call
+from npurt.rknpu.system import System
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
 _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
@@ -70,7 +71,7 @@ class Buffer:
         if write:
             end = self.nbytes if nbytes is None else nbytes
             for call in self.space.cleaning(self, 0, end):
-                self.space.system.ioctl(*call)
+                self.space.system.ioctl(call.fd, call.request, call.argument)
 
     def window(self, start: int, end: int) -> U8:
         """Return some of its bytes, for a prepared job that keeps them.

@@ -1,6 +1,6 @@
 /*
- * What the host does for a product on the RK3588 NPU: rotate and round rows to int8, make the
- * driver's requests, and give the exact sums their scales.  cffi reads this header.
+ * What the host does for a product on the RK3588 NPU, in one call: rotate and round rows to int8,
+ * make the driver's requests, and give the exact sums their scales.  cffi reads this header.
  */
 #ifndef NPURT_RK_H
 #define NPURT_RK_H
@@ -37,10 +37,6 @@ typedef struct {
     int32_t first, k, kp, block;
 } npurt_rk_part;
 
-/* npurt_rk_round for each part of x; scratch holds the largest kp. */
-NPURT_API int npurt_rk_write(const npurt_rk_part *parts, int count, const float *x, int64_t pitch,
-                             int m, int passes, float *scratch);
-
 /* A rectangle of sums: what one core wrote for some columns of one weight. */
 typedef struct {
     const void *sums;    /* [slices][passes * m][columns], int32 or float32 */
@@ -52,37 +48,70 @@ typedef struct {
     int32_t add;      /* 1: add to what is there */
 } npurt_rk_block;
 
-/*
- * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for m rows of each block; with two passes a sum
- * is (254 sum[i] + sum[m + i]) / 254.  Integers are added exactly and scaled in double, rounded
- * once; with add, once more.  Row i of y[b] is at y[b] + i * pitch[b].
- */
-NPURT_API void npurt_rk_read(const npurt_rk_block *blocks, int count, int m, int passes, int floats,
-                             float *const *y, const int64_t *pitch);
-
 /* A request to a driver: one ioctl. */
 typedef struct {
     uint64_t number;
     void *argument;
+    int64_t *until; /* where it says when to give up, in ns of CLOCK_MONOTONIC; or NULL */
     int32_t fd;
 } npurt_rk_request;
 
-/* Requests that are made together, and what the NPU must have written when they are through. */
+/* What one core is given and waits for; with rknpu, one lane is all cores. */
 typedef struct {
     const npurt_rk_request *requests;
+    void *copy;     /* where its core reads x, when that is not where the first lane's does */
+    int32_t starts; /* requests up to the one that submits */
+    int32_t count;
+    int32_t made;  /* how many succeeded */
+    int32_t error; /* errno of the one after them, or 0 */
+} npurt_rk_lane;
+
+/* Threads that run lanes side by side. */
+typedef struct npurt_rk_crew npurt_rk_crew;
+
+/* A prepared product; what is called m above is rows. */
+typedef struct {
+    const npurt_rk_part *parts;   /* how x is rounded; none: the caller did */
+    const npurt_rk_block *blocks; /* how results are read */
+    npurt_rk_lane *lanes;
+    npurt_rk_crew *crew; /* NULL: the caller runs all lanes */
+    const float *x;      /* [rows][pitch]; NULL: it is in place */
+    float **y;           /* of each weight, [rows][y_pitch of it]; NULL: they are left in place */
+    const int64_t *y_pitch;
+    float *scratch;     /* the largest kp */
+    const void *a;      /* where the first lane's core reads x */
     void *const *marks; /* where mark is put before, and must not be afterwards */
     const void *mark;
-    int32_t count, mark_count, mark_bytes;
-    int32_t tries; /* of a request that signals interrupt */
-    int32_t error; /* errno of the request that failed */
-} npurt_rk_calls;
+    int64_t pitch, a_bytes;
+    int64_t timeout; /* ns */
+    int32_t part_count, block_count, lane_count, mark_count, mark_bytes;
+    int32_t rows, passes, floats; /* floats: 1 when sums are float32 */
+    int32_t tries;                /* of a request that signals interrupt */
+    int32_t at;                   /* which row, lane or mark it was, when a run fails */
+} npurt_rk_job;
+
+/* What failed, and job->at says where: a row of x holds NaN or infinity; a lane's request failed;
+ * a mark is still there. */
+enum { NPURT_RK_BAD_ROW = 1, NPURT_RK_REFUSED = 2, NPURT_RK_UNWRITTEN = 3 };
 
 typedef int npurt_rk_ioctl(int fd, unsigned long number, void *argument);
 
 /*
- * Put the marks, then make the requests in order until one fails.
- * Returns 0; i + 1 when request i failed; -1 - i when mark i is still there.
+ * Run a job: round x, put the marks, make the requests of each lane until one fails, look for the
+ * marks, read the results.
+ *
+ * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a sum
+ * is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double, rounded
+ * once; with add, once more.
+ *
+ * Returns 0, or what failed.
  */
-NPURT_API int npurt_rk_make(npurt_rk_ioctl *ioctl, npurt_rk_calls *calls);
+NPURT_API int npurt_rk_run(npurt_rk_ioctl *ioctl, npurt_rk_job *job);
+
+/* Start threads for all lanes but the caller's, the first.  Returns NULL and errno on failure. */
+NPURT_API npurt_rk_crew *npurt_rk_crew_start(int count);
+
+/* End them, between two runs, in the process that started them. */
+NPURT_API void npurt_rk_crew_stop(npurt_rk_crew *crew);
 
 #endif

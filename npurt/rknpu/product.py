@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from npurt.device import F32
 from npurt.rknpu.driver import Driver, Job, Work
-from npurt.rknpu.host import I8, I32, Reader, Rectangle, Target, Writer
+from npurt.rknpu.host import I8, I32
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.memory import Buffer
 from npurt.rknpu.numerics import half_scales
 from npurt.rknpu.plan import LINE, Block, Plan, padded, plan
+from npurt.rknpu.run import Rectangle, Target
 from npurt.rknpu.task import Task
 from npurt.rknpu.weights import PartOnNpu, RkPacked
 
@@ -53,15 +54,17 @@ class Product:
         cores = range(len(sizes))
         shared = len(driver.spaces) > 1 and driver.spaces[0] is driver.spaces[-1]
         self._a = [take("A", 0 if shared else core, end) for core in cores]
-        self._inputs = [buffer.window(0, end) for buffer in (self._a[:1] if shared else self._a)]
+        self._window = self._a[0].window(0, end)
         self._c = [take("C", core, size) for core, size in zip(cores, sizes, strict=True)]
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
-        self._writer = self._make_writer() if self._scheme.task == "int8" else None
-        self._reader = self._make_reader()
         self._job: Job = driver.prepare(
             [self._work(core) for core in cores],
-            [(buffer, end) for buffer in self._a[: len(self._inputs)]],
+            [(buffer, end) for buffer in (self._a[:1] if shared else self._a)],
         )
+        self._rounds = self._scheme.task == "int8"
+        if self._rounds:
+            self._job.run.rounds(self._targets(), weights[0].k)
+        self._job.run.reads(self._rectangles(), [w.n for w in weights])
 
     def _work(self, core: int) -> Work:
         """List the tasks of one core with their addresses."""
@@ -90,15 +93,13 @@ class Product:
             NumericsError: x holds NaN or infinity.
             DriverError: The NPU failed.
         """
-        if self._writer:
-            self._writer.write(x, first)
-        else:
+        if not self._rounds:
             for part, codes, scales in zip(
                 self._parts[0], self._codes(), self._scales, strict=True
             ):
                 _halve(x[:, part.columns], codes, scales, first)
-        self._submit()
-        self._reader.read(outs)
+        self._job.run.bind(x, outs, first)
+        self._driver.run(self._job)
 
     def run_i8(self, a: I8, out: I32) -> None:
         """Write ``a @ w.T``, exact, to *out* ``[rows, N]``: a ``[rows, K]`` is codes already.
@@ -111,7 +112,8 @@ class Product:
         (codes,) = self._codes()
         codes[:, a.shape[1] :] = 0
         codes[:, : a.shape[1]] = a
-        self._submit()
+        self._job.run.unbind()
+        self._driver.run(self._job)
         for region in self._regions:
             for core, blocks in enumerate(region.plan.blocks):
                 for block in blocks:
@@ -119,35 +121,28 @@ class Product:
                     sums = self._rectangle(region, core, block).sums[:, :, : y.shape[1]]
                     np.sum(sums, axis=0, out=y, dtype=np.int32)
 
-    def _submit(self) -> None:
-        for other in self._inputs[1:]:
-            np.copyto(other, self._inputs[0])
-        self._driver.run(self._job)
-
     def _codes(self) -> list[npt.NDArray[Any]]:
         """Where each part of x is for the first core: ``[passes * rows, Kp]``."""
         dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
         rows = self.rows * self._scheme.passes
         return [
-            self._inputs[0][at : at + rows * part.kp * dtype.itemsize].view(dtype).reshape(rows, -1)
+            self._window[at : at + rows * part.kp * dtype.itemsize].view(dtype).reshape(rows, -1)
             for part, at in zip(self._parts[0], self._a_offsets, strict=True)
         ]
 
-    def _make_writer(self) -> Writer:
-        targets = [
+    def _targets(self) -> list[Target]:
+        return [
             Target(part.columns, part.block, part.signs, codes, scales)
             for part, codes, scales in zip(self._parts[0], self._codes(), self._scales, strict=True)
         ]
-        return Writer(targets, self._scheme.passes)
 
-    def _make_reader(self) -> Reader:
-        rectangles = [
+    def _rectangles(self) -> list[Rectangle]:
+        return [
             self._rectangle(region, core, block)
             for region in self._regions
             for core, blocks in enumerate(region.plan.blocks)
             for block in blocks
         ]
-        return Reader(rectangles, self.rows, self._scheme.passes, len(self._parts))
 
     def _rectangle(self, region: Region, core: int, block: Block) -> Rectangle:
         weights, part = region.plan.weights, self._index(region)

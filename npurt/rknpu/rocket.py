@@ -1,21 +1,22 @@
 """The mainline driver: one file, and so one address space, for each core.
 
 SUBMIT returns at once and says nothing of a job that was refused, so the sentinel tells.  As it
-does return at once, one thread keeps all cores busy.  Source: Linux drivers/accel/rocket.
+does return at once, one thread can keep all cores busy; docs/decisions/012 compares that with a
+thread for each.  Source: Linux drivers/accel/rocket.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from npurt.rknpu import uapi_drm
 from npurt.rknpu import uapi_rocket as uapi
-from npurt.rknpu.driver import Driver, Job, Part
+from npurt.rknpu.driver import Driver, Input, Job, Part, cleaned
 from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
-from npurt.rknpu.system import Call, System, ffi
+from npurt.rknpu.run import Call, Crew, Lane
+from npurt.rknpu.system import System, ffi
 
 BACKSTOP_S = 10.0
 
@@ -53,44 +54,60 @@ class RocketDriver(Driver):
         system: The kernel.
         fds: The node, opened once for each core; closed by `close`.
         node: Its path.
+        threads: Whether each core has a thread that submits and waits for its jobs.
+
+    Raises:
+        NpurtError: The system has no threads left.
     """
 
     name = uapi.NAME
     chained = False
 
-    def __init__(self, system: System, fds: Sequence[int], node: str) -> None:
+    def __init__(
+        self, system: System, fds: Sequence[int], node: str, *, threads: bool = False
+    ) -> None:
         self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
+        self._crew = Crew(len(fds) - 1) if threads and len(fds) > 1 else None
+        if self._crew:
+            self.detail += ", a thread for each"
 
-    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
-        structs = [_submit(part, self.profile) for part in parts]
-        submits = [
-            Call(part.program.space.fd, uapi.SUBMIT, submit)
-            for part, (submit, *_) in zip(parts, structs, strict=True)
-        ]
-        waits = [
-            Call(
-                part.program.space.fd,
-                uapi.PREP_BO,
-                ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle}),
-            )
-            for part in parts
-            for buffer in part.writes
-        ]
-        preps = [call.argument for call in waits]
-        return Job(parts, [*calls, *submits, *waits], preps, held=structs)
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
+        lanes, held = [], []
+        for core, part in enumerate(parts):
+            mine = inputs[core : core + 1]
+            submit, *others = _submit(part, self.profile)
+            held.append(others)
+            call = Call(part.program.space.fd, uapi.SUBMIT, submit)
+            copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
+            lanes.append(Lane([*cleaned([part], mine), call], _waits(part), copy))
+        return Job(parts, lanes, inputs, self._crew, held=held)
 
     def _patience(self, job: Job) -> float:
         """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
         return BACKSTOP_S
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
-        deadline = time.monotonic_ns() + int(timeout_s * 1e9)
-        for prep in job.waits:
-            prep.timeout_ns = deadline
+        job.run.table.timeout = int(timeout_s * 1e9)
 
     def reset(self) -> None:
         """Do nothing: the kernel has reset a core whose job it ended."""
+
+    def close(self) -> None:
+        """Release the device, every buffer and thread.  A second call does nothing."""
+        if self._crew:
+            self._crew.close()
+        super().close()
+
+
+def _waits(part: Part) -> list[Call]:
+    """Return the requests that wait for what a core writes, and show it to the CPU."""
+    waits = []
+    for buffer in part.writes:
+        prep = ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle})
+        until = ffi().addressof(prep, "timeout_ns")
+        waits.append(Call(buffer.space.fd, uapi.PREP_BO, prep, until))
+    return waits
 
 
 def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:

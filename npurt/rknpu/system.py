@@ -10,12 +10,10 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from cffi import FFI
 
 from npurt.errors import (
@@ -27,9 +25,8 @@ from npurt.errors import (
     SettingError,
 )
 from npurt.rknpu import host, uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu.run import INTERRUPTIONS, U8, Run
 from npurt.rknpu.uapi_drm import Request
-
-U8 = npt.NDArray[np.uint8]
 
 # ioctl and open take "..." in C; on the ABIs of 64-bit Linux a call with fixed arguments is the
 # same, and a third faster.
@@ -46,7 +43,6 @@ size_t rknpu_sim_report(char *json, size_t size);
 # How the names of chips with this NPU begin, and how many cores to try; of an RK3582 [?].  A job
 # tells whether they are there: `RknpuDriver.refuses_all_cores`.
 CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
-INTERRUPTIONS = 1000  # of one request, by signals
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
 
 SIMULATOR = Path(__file__).with_name("sim") / "librknpu_sim.so"
@@ -72,49 +68,6 @@ def ffi() -> Any:
     return parser
 
 
-class Call(NamedTuple):
-    """A request, and the struct that goes with it."""
-
-    fd: int
-    request: Request
-    argument: Any
-
-
-class Calls:
-    """Requests that are made together, again and again, from structs that stay the same.
-
-    Args:
-        calls: In order.
-        mark: Bytes that cannot be a result.
-        places: Where the mark is put before, and must not be afterwards: `U8` of its size.
-    """
-
-    def __init__(self, calls: Sequence[Call], mark: bytes, places: Sequence[U8]) -> None:
-        new = host.ffi().new
-        self.names = [call.request.name for call in calls]
-        requests = new("npurt_rk_request[]", [
-            {"fd": call.fd, "number": call.request.number, "argument": _foreign(call.argument)}
-            for call in calls
-        ])  # fmt: skip
-        marks = new("void *[]", [host.ffi().from_buffer(place) for place in places])
-        pattern = new("char[]", mark)
-        self._owned = (calls, places, requests, marks, pattern)
-        self.table = new("npurt_rk_calls *", {
-            "requests": requests,
-            "count": len(calls),
-            "marks": marks,
-            "mark_count": len(marks),
-            "mark": pattern,
-            "mark_bytes": len(mark),
-            "tries": INTERRUPTIONS,
-        })  # fmt: skip
-
-
-def _foreign(pointer: Any) -> Any:
-    """Return a pointer of `ffi` as one of the host library's."""
-    return host.ffi().cast("void *", int(ffi().cast("uintptr_t", pointer)))
-
-
 class System:
     """The kernel of this machine.
 
@@ -131,7 +84,7 @@ class System:
     def _use(self, library: Any) -> None:
         """Call *library*."""
         self._calls = library
-        self._ioctl = host.ffi().cast("npurt_rk_ioctl *", _foreign(library.ioctl))
+        self._ioctl = host.ffi().cast("npurt_rk_ioctl *", library.ioctl)
 
     def open(self, path: str) -> int:
         """Open a device node; the descriptor is not inherited by other programs.
@@ -163,16 +116,25 @@ class System:
                 break
         raise failure(request.name, code)
 
-    def make(self, calls: Calls) -> int | None:
-        """Make *calls*; return the first place in which the mark was left, or None.
+    def make(self, run: Run) -> int | None:
+        """Run a job; return the first place in which the mark was left, or None.
 
         Raises:
-            DriverError: As `ioctl`; the calls after the one that failed were not made.
+            NumericsError: x holds NaN or infinity; no request was made.
+            DriverError: As `ioctl`; the requests of its lane after the one that failed were not
+                made.
         """
-        done: int = host.lib().npurt_rk_make(self._ioctl, calls.table)
-        if done > 0:
-            raise failure(calls.names[done - 1], calls.table.error)
-        return -1 - done if done else None
+        library = host.lib()
+        what = library.npurt_rk_run(self._ioctl, run.table)
+        if not what:
+            return None
+        place = run.table.at
+        if what == library.NPURT_RK_BAD_ROW:
+            raise host.not_finite(run.first + place)
+        if what == library.NPURT_RK_REFUSED:
+            lane = run.table.lanes[place]
+            raise failure(run.names[place][lane.made], lane.error)
+        return int(place)
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:
         """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from npurt.errors import DriverError, LayoutError
 from npurt.rknpu import uapi_rknpu as uapi
-from npurt.rknpu.driver import Driver, Job, Part, Work
+from npurt.rknpu.driver import Driver, Input, Job, Part, Work, cleaned
 from npurt.rknpu.forms import FORMS
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.lower import Profile
@@ -17,7 +17,8 @@ from npurt.rknpu.memory import Buffer, Created, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.regcmd import TAIL
-from npurt.rknpu.system import Call, System, ffi
+from npurt.rknpu.run import Call, Lane
+from npurt.rknpu.system import System, ffi
 from npurt.rknpu.task import Task
 
 LINE = 64  # bytes of a cache line
@@ -133,7 +134,7 @@ class RknpuDriver(Driver):
                 buffer.free()
         return False
 
-    def _job(self, parts: Sequence[Part], calls: list[Call]) -> Job:
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
                 f"a core cannot run {max(part.count for part in parts)} tasks in one job",
@@ -145,17 +146,19 @@ class RknpuDriver(Driver):
             table = ffi().from_buffer("struct rknpu_task[]", memory)
             _fill(table, parts, self.profile)
         submit = _submit(parts, tasks.cookie)
-        calls.append(Call(self._space.fd, uapi.SUBMIT, submit))
-        calls += [sync for part in parts for sync in _syncs(part)]
-        return Job(parts, calls, [submit], owned=[tasks])
+        call = Call(self._space.fd, uapi.SUBMIT, submit)
+        ends = [sync for part in parts for sync in _syncs(part)]
+        lane = Lane([*cleaned(parts, inputs), call], ends)
+        return Job(parts, [lane], inputs, owned=[tasks], held=[submit])
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
-        for submit in job.waits:
-            submit.timeout = int(timeout_s * 1000)
+        (submit,) = job.held
+        submit.timeout = int(timeout_s * 1000)
 
     def elapsed_ns(self, job: Job) -> int | None:
         """Return from first command to interrupt, as the driver measured it."""
-        return int(job.waits[0].hw_elapse_time)
+        (submit,) = job.held
+        return int(submit.hw_elapse_time)
 
     def reset(self) -> None:
         """Reset all cores.

@@ -14,11 +14,14 @@ def simulator():
     return Simulator()
 
 
-@pytest.fixture(scope="module", params=["rocket", "rknpu"])
+@pytest.fixture(scope="module", params=["rocket", "rocket with threads", "rknpu"])
 def driver(request, simulator):
     """Each driver in turn, opened once a module."""
     simulator.set(f"reload=1 {STRICT}")
-    opened = open_driver(simulator, (request.param,))
+    name, _, threads = request.param.partition(" ")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NPURT_ROCKET_THREADS", "1" if threads else "0")
+        opened = open_driver(simulator, (name,))
     yield opened
     opened.close()
     simulator.set(f"reload=1 {STRICT} coherent=1 hang_ms=0")

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu import numerics
-from npurt.rknpu.host import Reader, Rectangle, Target, Writer, round_rows
+from npurt.rknpu.host import round_rows
+from npurt.rknpu.run import Rectangle, Run, Target
+from npurt.rknpu.system import System
 
 
 def hadamard(n):
@@ -129,16 +131,18 @@ def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
     sums = rng.integers(-largest, largest, (3, slices, passes * m, 96)).astype(kind)
     scales, w = rng.random((3, m), np.float32), rng.random((3, n), np.float32)
     outs = [np.full((m, 5), np.float32(7)), np.full((m, 2 * n), np.float32(7))]
-    reader = Reader(
+    run = Run([])
+    run.reads(
         [
             Rectangle(sums[0], scales[0], w[0], 1, 0, False),
             Rectangle(sums[1], scales[1], w[1], 1, n, False),
             Rectangle(sums[2], scales[2], w[2], 1, 0, True),
         ],
-        m, passes, 2,
-    )  # fmt: skip
+        [out.shape[1] for out in outs],
+    )
+    run.bind(rows(m, 1), outs)
 
-    reader.read(outs)
+    assert System().make(run) is None
 
     def scaled(i):
         total = sums[i].astype(np.float64).sum(axis=0)[:, :n]
@@ -160,8 +164,11 @@ def test_parts_of_k_are_rounded_as_each_alone():
         for part in parts
     ]
 
-    Writer(targets, 2).write(x)
+    run = Run([])
+    run.rounds(targets, x.shape[1])
+    run.bind(x, [])
 
+    assert System().make(run) is None
     for part, target in zip(parts, targets, strict=True):
         alone = np.ascontiguousarray(x[:, part])
         codes, scales = rounded(alone, 96, signs=numerics.signs_of(96), block=32, passes=2)
@@ -177,8 +184,12 @@ def test_a_bad_row_is_refused_whatever_part_it_is_in():
         for part in (slice(0, 32), slice(32, 64))
     ]
 
-    with pytest.raises(NumericsError, match="row 2"):
-        Writer(targets, 1).write(x)
+    run = Run([])
+    run.rounds(targets, x.shape[1])
+    for first in (0, 512):
+        run.bind(x, [], first)
+        with pytest.raises(NumericsError, match=f"row {first + 2} "):
+            System().make(run)
 
 
 @pytest.mark.parametrize("name", numerics.BY_NAME)

@@ -26,11 +26,13 @@ ONCE = ["einval", "efault", "ebusy", "enomem", "timeout", "stale"]  # the driver
 LOST = ["eio", "enodev"]  # the device is opened again
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*NAMES, f"{NAMES[0]} with threads"])
 def name(request, simulator, monkeypatch):
     monkeypatch.setattr(device_module, "RESTART_SECONDS", 0.2)
+    name, _, threads = request.param.partition(" ")
+    monkeypatch.setenv("NPURT_ROCKET_THREADS", "1" if threads else "0")
     simulator.set(f"reload=1 {STRICT}")
-    yield request.param
+    yield name
     simulator.set(f"reload=1 {STRICT}")
 
 

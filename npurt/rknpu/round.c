@@ -1,6 +1,5 @@
-/* See npurt_rk.h.  Loops are written so that clang vectorises them; nothing depends on the order. */
+/* Rounding: see npurt_rk.h.  Loops are written so that clang vectorises them; nothing depends on the order. */
 #include "npurt_rk.h"
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -102,108 +101,6 @@ NPURT_API int npurt_rk_round(const float *x, int64_t pitch, int m, int k, int kp
         scales[i] = zero ? 0 : most / 127;
         int8_t *low = passes == 2 ? codes + (int64_t) (m + i) * kp : NULL;
         round_row(scratch, kp, zero ? 0 : inverse, codes + (int64_t) i * kp, low);
-    }
-    return 0;
-}
-
-NPURT_API int npurt_rk_write(const npurt_rk_part *parts, int count, const float *x, int64_t pitch,
-                             int m, int passes, float *scratch)
-{
-    for (int i = 0; i < count; i++) {
-        const npurt_rk_part *p = parts + i;
-        int bad = npurt_rk_round(x + p->first, pitch, m, p->k, p->kp, p->signs, p->block, passes,
-                                 p->codes, p->scales, scratch);
-        if (bad) {
-            return bad;
-        }
-    }
-    return 0;
-}
-
-static void put(const npurt_rk_block *b, float *restrict y, int j, double value)
-{
-    float result = (float) value;
-    y[j] = b->add ? y[j] + result : result;
-}
-
-static void read_integers(const npurt_rk_block *b, int i, int m, int passes, float *restrict y)
-{
-    const int32_t *high = (const int32_t *) b->sums + (int64_t) i * b->columns;
-    const int32_t *low = high + (int64_t) m * b->columns;
-    const double scale = passes == 2 ? b->scales[i] / 254.0 : b->scales[i];
-    if (b->slices == 1 && passes == 1) {
-        for (int j = 0; j < b->n; j++) {
-            put(b, y, j, high[j] * scale * b->w[j]);
-        }
-        return;
-    }
-    if (b->slices == 1) {
-        for (int j = 0; j < b->n; j++) {
-            put(b, y, j, (high[j] * 254.0 + low[j]) * scale * b->w[j]);
-        }
-        return;
-    }
-    for (int j = 0; j < b->n; j++) {
-        int64_t sum = 0;
-        for (int s = 0; s < b->slices; s++) {
-            const int64_t first = high[s * b->slice + j];
-            sum += passes == 2 ? 254 * first + low[s * b->slice + j] : first;
-        }
-        put(b, y, j, (double) sum * scale * b->w[j]);
-    }
-}
-
-static void read_floats(const npurt_rk_block *b, int i, float *restrict y)
-{
-    const float *sums = (const float *) b->sums + (int64_t) i * b->columns;
-    for (int j = 0; j < b->n; j++) {
-        double sum = 0;
-        for (int s = 0; s < b->slices; s++) {
-            sum += sums[s * b->slice + j];
-        }
-        put(b, y, j, sum * b->scales[i] * b->w[j]);
-    }
-}
-
-NPURT_API void npurt_rk_read(const npurt_rk_block *blocks, int count, int m, int passes, int floats,
-                             float *const *y, const int64_t *pitch)
-{
-    for (const npurt_rk_block *b = blocks; b < blocks + count; b++) {
-        for (int i = 0; i < m; i++) {
-            float *out = y[b->y] + i * pitch[b->y] + b->first;
-            if (floats) {
-                read_floats(b, i, out);
-            } else {
-                read_integers(b, i, m, passes, out);
-            }
-        }
-    }
-}
-
-static int request(npurt_rk_ioctl *ioctl, const npurt_rk_request *r, int tries)
-{
-    int code = EINTR;
-    for (int i = 0; code == EINTR && i < tries; i++) {
-        code = ioctl(r->fd, r->number, r->argument) < 0 ? errno : 0;
-    }
-    return code;
-}
-
-NPURT_API int npurt_rk_make(npurt_rk_ioctl *ioctl, npurt_rk_calls *calls)
-{
-    for (int i = 0; i < calls->mark_count; i++) {
-        memcpy(calls->marks[i], calls->mark, (size_t) calls->mark_bytes);
-    }
-    for (int i = 0; i < calls->count; i++) {
-        calls->error = request(ioctl, calls->requests + i, calls->tries);
-        if (calls->error) {
-            return i + 1;
-        }
-    }
-    for (int i = 0; i < calls->mark_count; i++) {
-        if (!memcmp(calls->marks[i], calls->mark, (size_t) calls->mark_bytes)) {
-            return -1 - i;
-        }
     }
     return 0;
 }

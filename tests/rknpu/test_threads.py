@@ -1,0 +1,149 @@
+"""A thread for each core of rocket: started when asked for, named, and gone when it should be."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npurt.errors import DeviceLost
+from npurt.rknpu.detect import open_driver
+from npurt.rknpu.layout import Layout
+from tests.rknpu.conftest import STRICT
+from tests.rknpu.products import Prepared
+from tests.rknpu.test_driver import INT8, RIGHT, A, B
+
+
+@pytest.fixture
+def faults(simulator):
+    """A function that arms a fault; nothing is left of it afterwards."""
+    simulator.set(f"reload=1 {STRICT}")
+    yield simulator.set
+    simulator.set(f"reload=1 {STRICT}")
+
+
+def threads():
+    """The names of this process's threads that are a core's."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ends just now
+            names.append(path.read_text().strip())
+    return sorted(name for name in names if name.startswith("npurt-core"))
+
+
+def left(count):
+    """The names, when there are *count*; a thread that was joined is in /proc a moment longer."""
+    end = time.monotonic() + 10
+    while len(threads()) != count and time.monotonic() < end:
+        time.sleep(0.001)
+    return threads()
+
+
+@pytest.fixture
+def threaded(simulator, monkeypatch, faults):
+    monkeypatch.setenv("NPURT_ROCKET_THREADS", "1")
+    opened = open_driver(simulator, ("rocket",))
+    yield opened
+    opened.close()
+
+
+def test_threads_have_names_and_are_gone_after_close(simulator, threaded):
+    before = threads()
+    another = open_driver(simulator, ("rocket",))
+    assert before == ["npurt-core-1", "npurt-core-2"]
+    assert threads() == sorted(before * 2)
+    assert "a thread for each" in another.detail
+
+    another.close()
+    another.close()
+    assert left(2) == before
+
+
+def test_the_caller_is_the_thread_of_the_first_core_and_the_only_one_unless_asked(
+    simulator, monkeypatch
+):
+    for setting, cores in (("0", 3), ("1", 1)):
+        monkeypatch.setenv("NPURT_ROCKET_THREADS", setting)
+        simulator.set(f"cores={cores}")
+        opened = open_driver(simulator, ("rocket",))
+        product = Prepared(opened, A, B, INT8, Layout.ROW, cores=cores)
+        np.testing.assert_array_equal(product.run(), RIGHT)
+        assert left(0) == []
+        assert "thread" not in opened.detail
+        opened.close()
+    simulator.set(STRICT)
+
+
+def test_a_driver_that_is_forgotten_takes_its_threads_along(simulator, monkeypatch):
+    monkeypatch.setenv("NPURT_ROCKET_THREADS", "1")
+    opened = open_driver(simulator, ("rocket",))
+    spaces = opened.spaces
+    del opened
+    gc.collect()
+
+    assert left(0) == []
+    for space in spaces:
+        space.close()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_whichever_core_fails_is_named_and_the_others_are_waited_for(
+    threaded, faults, simulator, nth
+):
+    product = Prepared(threaded, A, B, INT8, Layout.ROW)
+    faults(f"counters=0 fault=eio@submit:{nth}")
+
+    with pytest.raises(DeviceLost, match="SUBMIT failed"):
+        product.run()
+    assert simulator.report()["jobs"]["rocket"] == 2
+    np.testing.assert_array_equal(product.run(), RIGHT)
+
+
+def test_cores_run_side_by_side_again_and_again(threaded):
+    rng = np.random.default_rng(0)
+    product = Prepared(threaded, A, B, INT8, Layout.ROW)
+    single = Prepared(threaded, A, B, INT8, Layout.ROW, cores=1)
+    for _ in range(300):
+        a = rng.integers(-128, 128, A.shape, np.int8)
+        for each in (product, single):
+            each.set(a)
+            np.testing.assert_array_equal(each.run(), a.astype(np.int32) @ B.T)
+
+
+SHORT_OF_MEMORY = """
+import resource
+from npurt.errors import NpurtError
+from npurt.rknpu.run import Crew
+from tests.rknpu.test_threads import left
+one = Crew(1)
+one.close()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), resource.RLIM_INFINITY))
+try:
+    Crew(8)
+except NpurtError as error:
+    print(error)
+print(*left(0), "are left")
+"""
+
+
+def test_threads_that_cannot_be_started_end_in_a_clear_error_and_leave_none():
+    """A stack has 8 MiB, so a few of the eight start."""
+    project = Path(__file__).resolve().parents[2]
+    told = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY],
+        env=os.environ | {"PYTHONPATH": str(project)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+    assert "cannot start 8 threads: Resource temporarily unavailable" in told
+    assert "unset NPURT_ROCKET_THREADS" in told
+    assert told.splitlines()[-1] == "are left"
