@@ -28,17 +28,6 @@ static size_t state_vectors(uint32_t width)
     return 2 * (size_t) PAIRS * parts * blocks + 3 * (blocks + parts);
 }
 
-static state state_at(vec *at, uint32_t blocks, uint32_t parts)
-{
-    state of = {.integers = at};
-    of.k = of.integers + 2 * (size_t) PAIRS * parts * blocks;
-    of.d = of.k + parts;
-    of.shift = of.d + blocks;
-    of.exponent = of.shift + blocks;
-    of.gain = of.exponent + blocks;
-    return of;
-}
-
 size_t npurt_delta_state_bytes(uint32_t width)
 {
     return state_vectors(width) * NPURT_VECTOR;
@@ -110,69 +99,65 @@ static void next(const job *job, place *at)
     }
 }
 
-/* Prepare a token of a head. */
-INLINE void prepare_token(job *job, const place *at, uint32_t token, unsigned parts, int gates,
-                          item *to)
+/* Prepare a token of a head; `k_before` is that of the token before. */
+INLINE void prepare_token(job *job, const place *at, uint32_t token, const vec *k_before,
+                          unsigned parts, int gates, item *to)
 {
     const npurt_delta *op = job->op;
-    const char *row = op->x + (at->row + token) * op->x_stride;
-    const char *decay = row + job->at.decay;
+    size_t row = at->row + token;
+    const char *x = op->x + row * op->x_stride, *decay = x + job->at.decay;
     source from = {
-        .q = (const vec *) (row + at->k_head * job->at.along_k),
-        .k = (const vec *) (row + job->at.k + at->k_head * job->at.along_k),
-        .beta = (const float *) (row + job->at.beta) + at->head,
+        .q = (const vec *) (x + at->k_head * job->at.along_k),
+        .k = (const vec *) (x + job->at.k + at->k_head * job->at.along_k),
+        .beta = (const float *) (x + job->at.beta) + at->head,
         .decay = (const float *) (decay + at->head * (gates ? job->at.along_k : sizeof(float))),
-        .gain = state_at(at->state, job->blocks, job->parts).gain,
+        .gain = state_at(at->state, job->blocks, parts).gain,
     };
+    to->state = at->state;
+    to->v = (const vec *) (x + job->at.v + at->head * job->at.along_v);
+    to->out = (vec *) (op->y + row * op->y_stride + at->head * job->at.along_v);
+    to->k_before = k_before;
     prepare(&from, parts, gates, job->scale, to, &job->worst);
 }
 
-/* `tokens` of them from `token` on; returns where the next item goes. */
-INLINE item *prepare_tokens(job *job, const place *at, uint32_t token, uint32_t tokens,
-                            unsigned parts, int gates, item *to)
+NOINLINE void prepare_one(job *job, const place *at, uint32_t token, const vec *k, item *to)
 {
-    SERIAL
-    for (; tokens > 0; tokens--) {
-        prepare_token(job, at, token++, parts, gates, to++);
+    prepare_token(job, at, token, k, 1, 0, to);
+}
+
+NOINLINE void prepare_two(job *job, const place *at, uint32_t token, const vec *k, item *to)
+{
+    prepare_token(job, at, token, k, 2, 0, to);
+}
+
+NOINLINE void prepare_gates(job *job, const place *at, uint32_t token, const vec *k, item *to)
+{
+    job->parts == 1 ? prepare_token(job, at, token, k, 1, 1, to)
+                    : prepare_token(job, at, token, k, 2, 1, to);
+}
+
+/* Prepare `count` tokens of a head from `token` on; returns where the next item goes. */
+static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t count, item *to)
+{
+    const vec *k = state_at(at->state, job->blocks, job->parts).k;
+    for (; count > 0; count--, token++) {
+        if (job->op->gates) {
+            prepare_gates(job, at, token, k, to);
+        } else if (job->parts == 1) {
+            prepare_one(job, at, token, k, to);
+        } else {
+            prepare_two(job, at, token, k, to);
+        }
+        k = to++->k;
     }
     return to;
-}
-
-static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t tokens, item *to)
-{
-    int one = job->parts == 1;
-    if (job->op->gates) {
-        return one ? prepare_tokens(job, at, token, tokens, 1, 1, to)
-                   : prepare_tokens(job, at, token, tokens, 2, 1, to);
-    }
-    return one ? prepare_tokens(job, at, token, tokens, 1, 0, to)
-               : prepare_tokens(job, at, token, tokens, 2, 0, to);
-}
-
-static const item *advance_span(job *job, const place *at, uint32_t token, uint32_t tokens,
-                                const item *by)
-{
-    const npurt_delta *op = job->op;
-    state of = state_at(at->state, job->blocks, job->parts);
-    const vec *k = of.k;
-    for (; tokens > 0; tokens--, token++) {
-        size_t row = at->row + token;
-        const char *v = op->x + row * op->x_stride + job->at.v + at->head * job->at.along_v;
-        char *out = op->y + row * op->y_stride + at->head * job->at.along_v;
-        advance(&of, k, (const vec *) v, (vec *) out, job->blocks, job->parts, (int) op->gates, by,
-                &job->worst);
-        k = by++->k;
-    }
-    for (uint32_t p = 0; p < job->parts; p++) {
-        of.k[p] = k[p];
-    }
-    return by;
 }
 
 /* All tokens of `heads` heads, the first being *at, which then is what comes after them. */
 static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
 {
     uint32_t tokens = job->op->tokens;
+    int gates = (int) job->op->gates;
     place here = *at;
     for (uint32_t token = 0, count; token < tokens; token += count) {
         count = tokens - token < span ? tokens - token : span;
@@ -181,10 +166,8 @@ static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
         for (uint32_t h = 0; h < heads; h++, next(job, &here)) {
             to = prepare_span(job, &here, token, count, to);
         }
-        const item *by = job->items;
-        here = *at;
-        for (uint32_t h = 0; h < heads; h++, next(job, &here)) {
-            by = advance_span(job, &here, token, count, by);
+        for (const item *by = job->items; by < to; by++) {
+            advance(by, job->blocks, job->parts, gates, &job->worst);
         }
     }
     *at = here;
@@ -194,16 +177,15 @@ int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *
                     void *scratch)
 {
     vec scale = splat(op->scale);
-    job job = {
-        .op = op,
-        .at = layout_of(op),
-        .blocks = blocks_of(op->width),
-        .parts = parts_of(op->width),
-        .state_vectors = state_vectors(op->width),
-        .items = scratch,
-        .scale = number_of(scale),
-        .worst = magnitude_of(scale),
-    };
+    job job; /* not all at once: the compiler would clear it, padding and all */
+    job.op = op;
+    job.at = layout_of(op);
+    job.blocks = blocks_of(op->width);
+    job.parts = parts_of(op->width);
+    job.state_vectors = state_vectors(op->width);
+    job.items = scratch;
+    job.scale = number_of(scale);
+    job.worst = magnitude_of(scale);
     uint32_t span = op->tokens < NPURT_DELTA_ITEMS ? op->tokens : NPURT_DELTA_ITEMS;
     uint32_t group = op->tokens > 1 ? 1 : NPURT_DELTA_ITEMS;
     place at = {0};

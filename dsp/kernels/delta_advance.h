@@ -2,8 +2,9 @@
  * A token of a head: the pass over the state, and what lanes are to do after it.
  *
  *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
- *   update  left to the next token's pass.  d becomes 16 bits in units that make d k integers of the state: these are chosen, by
- *           lane, from the greatest |S| and |d|, such that |S| + |d k| < 2^30.
+ *   update  left to the next token's pass.  d becomes 16 bits in units that make d k integers of
+ *           the state: these are chosen, by lane, from the greatest |S| and |d|, such that
+ *           |S| + |d k| < 2^30.
  */
 #ifndef NPURT_DELTA_ADVANCE_H
 #define NPURT_DELTA_ADVANCE_H
@@ -13,8 +14,9 @@
 
 /* What the lanes of a block need, and what they become. */
 typedef struct {
-    vec u, w, greatest, least, v, exponent; /* in */
-    vec d, shift, out;                      /* out, and the new exponent */
+    found found; /* in */
+    vec v, exponent;
+    vec d, shift, out; /* out, and the new exponent */
 } block;
 
 /* The greatest |S| there can be: the greatest |h| in the upper half, all ones below it. */
@@ -31,7 +33,7 @@ INLINE vec most_of(vec greatest, vec least)
  */
 INLINE void update_block(block *of, number d, vec exponent)
 {
-    number rows = {most_of(of->greatest, of->least), exponent};
+    number rows = {most_of(of->found.greatest, of->found.least), exponent};
     number most = {Q6_V_vor_VV(Q6_Vw_vabs_Vw(d.mantissa), splat(1)),
                    add(d.exponent, splat(ELEMENT_BITS))};
     number both = half_sum(rows, most);
@@ -48,33 +50,25 @@ INLINE void update_block(block *of, number d, vec exponent)
 INLINE void advance_block(block *of, int gates, const item *by)
 {
     vec exponent = sub(of->exponent, by->step);
-    number u = {gates ? of->u : mul(of->u, by->u_gain), add(exponent, by->u_exponent)};
+    number u = {gates ? of->found.u : mul(of->found.u, by->u_gain), add(exponent, by->u_exponent)};
     number error = half_difference(number_of(of->v), u);
     vec d = mul(error.mantissa, by->beta);
     vec divided = gates ? d : mul(error.mantissa, by->divided);
     update_block(of, (number) {divided, add(error.exponent, by->products_exponent)}, exponent);
-    number w = {mul(of->w, by->w_gain), add(exponent, by->w_exponent)};
+    number w = {mul(of->found.w, by->w_gain), add(exponent, by->w_exponent)};
     number more_of_d = {mul(d, by->dot), add(error.exponent, by->dot_exponent)};
     of->out = float_of_twice(half_sum(w, more_of_d));
 }
 
-/* A head's state, as it lies in memory. */
-typedef struct {
-    vec *integers, *k, *d, *shift, *exponent, *gain;
-} state;
-
 /* `count` blocks from b on.  All is read before anything is written, so that they mix. */
-INLINE void advance_blocks(const state *of, const vec *v, vec *out, unsigned b, unsigned count,
-                           int gates, const item *by, const found *found, vec *worst)
+INLINE void advance_blocks(const state *of, unsigned b, unsigned count, int gates, const item *by,
+                           const found *found, vec *worst)
 {
     block block[2];
     UNROLL
     for (unsigned i = 0; i < count; i++) {
-        block[i].u = found->u[b + i];
-        block[i].w = found->w[b + i];
-        block[i].greatest = found->greatest[b + i];
-        block[i].least = found->least[b + i];
-        block[i].v = v[b + i];
+        block[i].found = found[i];
+        block[i].v = by->v[b + i];
         block[i].exponent = of->exponent[b + i];
     }
     vec most = *worst;
@@ -89,45 +83,44 @@ INLINE void advance_blocks(const state *of, const vec *v, vec *out, unsigned b, 
         of->d[b + i] = block[i].d;
         of->shift[b + i] = block[i].shift;
         of->exponent[b + i] = block[i].exponent;
-        out[b + i] = block[i].out;
+        by->out[b + i] = block[i].out;
     }
 }
 
-INLINE void advance_lanes(const state *of, const vec *v, vec *out, unsigned blocks, int gates,
-                          const item *by, const found *found, vec *worst)
+/* Two blocks from b on, or one; a head of one gain. */
+NOINLINE void advance_two(const item *by, unsigned blocks, unsigned b, unsigned parts, vec *worst)
+{
+    state of = state_at(by->state, blocks, parts);
+    found found[2];
+    pass_two_blocks(&of, by->k_before, blocks, b, parts, (const uint64_t *) by->kq, found);
+    advance_blocks(&of, b, 2, 0, by, found, worst);
+}
+
+NOINLINE void advance_one(const item *by, unsigned blocks, unsigned b, unsigned parts, int gates,
+                          vec *worst)
+{
+    state of = state_at(by->state, blocks, parts);
+    const uint64_t *kq = (const uint64_t *) by->kq;
+    const uint32_t *shift = (const uint32_t *) by->shift;
+    found found;
+    pass_block(&of, by->k_before, blocks, b, parts, kq, gates ? shift : NULL, &found);
+    gates ? advance_blocks(&of, b, 1, 1, by, &found, worst)
+          : advance_blocks(&of, b, 1, 0, by, &found, worst);
+}
+
+/* A token. */
+static void advance(const item *by, unsigned blocks, unsigned parts, int gates, vec *worst)
 {
     unsigned b = 0;
-    PIPELINE
-    for (; b + 2 <= blocks; b += 2) {
-        advance_blocks(of, v, out, b, 2, gates, by, found, worst);
+    for (; !gates && b + 2 <= blocks; b += 2) {
+        advance_two(by, blocks, b, parts, worst);
     }
-    if (b < blocks) {
-        advance_blocks(of, v, out, b, 1, gates, by, found, worst);
+    for (; b < blocks; b++) {
+        advance_one(by, blocks, b, parts, gates, worst);
     }
-}
-
-/* A token; `k` is that of the one before.  Its own is for the caller to keep. */
-static void advance(const state *of, const vec *k, const vec *v, vec *out, unsigned blocks,
-                    unsigned parts, int gates, const item *by, vec *worst)
-{
-    pending before = {.k = k, .d = of->d, .shift = of->shift};
-    const uint64_t *kq = (const uint64_t *) by->kq;
-    const uint32_t *row_shift = gates ? (const uint32_t *) by->shift : NULL;
-    found found;
-    if (blocks == MOST_BLOCKS && !gates) {
-        pass_two_blocks(&before, of->integers, kq, 0, &found);
-        pass_two_blocks(&before, of->integers, kq, 2, &found);
-        advance_lanes(of, v, out, MOST_BLOCKS, 0, by, &found, worst);
-        return;
-    }
-    for (unsigned b = 0; b < blocks; b++) {
-        pass_block(&before, of->integers + 2 * b, blocks, b, parts, kq, row_shift, &found);
-    }
-    if (gates) {
-        advance_lanes(of, v, out, blocks, 1, by, &found, worst);
-    } else {
-        advance_lanes(of, v, out, blocks, 0, by, &found, worst);
-    }
+    vec *k = state_at(by->state, blocks, parts).k;
+    k[0] = by->k[0];
+    k[parts - 1] = by->k[parts - 1];
 }
 
 #endif

@@ -11,6 +11,10 @@
 
 #include "hvx_base.h"
 
+/* For long bodies with many constants: where there is a loop around them, the compiler makes all of
+ * them before it, keeps them on the stack, and needs a third more packets. */
+#define NOINLINE static __attribute__((noinline))
+
 typedef struct {
     vec mantissa, exponent;
 } number;

@@ -1,18 +1,18 @@
 /*
- * The pass over a state of heads of 128 without gates, with every packet written out.  What it
- * computes is in delta_passes.h, of which the compiler makes half as many again.
+ * The pass over a state without gates, two blocks at a time, with every packet written out.  What
+ * it computes is in delta_passes.h, of which the compiler makes nearly twice as many.
  *
- * A pair of rows of a block takes three packets, in which multiplications are all that v68 has room
- * for (one takes both its multipliers), and one store or maximum of it is left over: 13 packets for
- * four, which are two pairs of rows of two blocks and called a, b, c, d.  What loads go to is used
- * in the same packet, so they take no room but their own.  Each packet works on several:
+ * A pair of rows of a block takes three packets: v68 has room for one multiplication in each, of
+ * which there are three.  A store or maximum is left over, so four pairs of rows take 13: two of
+ * both blocks, called a, b, c and d.  A load that is used in its own packet takes no room in it.
+ * The packets of a pair, each of which does that for another one:
  *
- *   1   the first row of one is loaded and shifted; d k is added to one before; a row is stored
- *   2   the second row is loaded and shifted; products with k of one that is rounded; a row is stored
- *   3   one before is rounded; products with q; a maximum or minimum; words of k and q are loaded
+ *   1   load and shift a row; add d k to both rows; store a row
+ *   2   load and shift the other row; products with k; store the other row
+ *   3   round both rows; products with q; a maximum or minimum; load a word of k, or of k and q
  *
- * What the last of these load is not of the state any more, but of what follows it in memory; and
- * it is not stored.
+ * Pairs are loaded three ahead: the last loads are of what follows the integers in a state, and
+ * what becomes of them is not stored.
  *
  * Registers: r9:8 and r13:12 words of k and q, of a and b and of c and d; r10 word of the k before;
  * v12, v13 sums of k and v14, v15 of q; v16..v23 rows, v24..v27 h, of a to d; v28 what is loaded.
@@ -58,7 +58,7 @@
 #define W_c "v14.w += vdmpy(v26.h,r13.h):sat"
 #define W_d "v15.w += vdmpy(v27.h,r13.h):sat"
 #define NEXT_a "#1" /* from the second row on: to that of the block beside it, */
-#define NEXT_b "m0" /* or past those of the other two blocks */
+#define NEXT_b "m0" /* or past those of other blocks */
 #define NEXT_c "#1"
 #define NEXT_d "m0"
 
@@ -83,17 +83,18 @@
     PACKET3(TAKE_SECOND(taken), U_##done, STORE_SECOND(done))                                      \
     "{ " ROUND(rounded) "; " W_##done "; " most "; " load " }"
 
-/* Blocks b and b + 1 of four. */
-INLINE void pass_two_blocks(const pending *before, vec *to, const uint64_t *kq, unsigned b,
-                            found *found)
+/* Blocks b and b + 1 of `blocks`; `k` of the token before. */
+INLINE void pass_two_blocks(const state *of, const vec *k, unsigned blocks, unsigned b,
+                            unsigned parts, const uint64_t *kq, found to[2])
 {
-    const vec *from = to += 2 * b;
-    const uint32_t *word = (const uint32_t *) before->k;
+    vec *at = of->integers + 2 * b;
+    const vec *from = at;
+    const uint32_t *word = (const uint32_t *) k;
     vec u0 = Q6_V_vzero(), u1 = u0, w0 = u0, w1 = u0;
     vec greatest0 = u0, greatest1 = u0, least0 = u0, least1 = u0;
     __asm__ volatile(
     PACKET3(TAKE_FIRST(a), LOAD_WORD, "m0 = %[past]")
-    PACKET3(TAKE_SECOND(a), LOAD_KQ(9:8), "loop1(1f,#4)")
+    PACKET3(TAKE_SECOND(a), LOAD_KQ(9:8), "loop1(1f,%[segments])")
     PACKET3(TAKE_FIRST(b), ADD(a), LOOP_SEGMENT(1f))
     PACKET3(TAKE_SECOND(b), CLEAR(12), CLEAR(13))
     PACKET2(TAKE_FIRST(c), ADD(b))
@@ -109,22 +110,17 @@ INLINE void pass_two_blocks(const pending *before, vec *to, const uint64_t *kq, 
     PACKET2(TOTAL(u1, 13), CLEAR(13))
     PACKET2(TOTAL(w0, 14), CLEAR(14))
     "{ " TOTAL(w1, 15) "; " CLEAR(15) " }" END(1)
-    : [from] "+r"(from), [to] "+r"(to), [kq] "+r"(kq), [word] "+r"(word), [u0] "+v"(u0),
+    : [from] "+r"(from), [to] "+r"(at), [kq] "+r"(kq), [word] "+r"(word), [u0] "+v"(u0),
       [u1] "+v"(u1), [w0] "+v"(w0), [w1] "+v"(w1), [greatest0] "+v"(greatest0),
       [greatest1] "+v"(greatest1), [least0] "+v"(least0), [least1] "+v"(least1)
-    : [shift0] "v"(before->shift[b]), [shift1] "v"(before->shift[b + 1]), [d0] "v"(before->d[b]),
-      [d1] "v"(before->d[b + 1]), [past] "r"(5 * NPURT_VECTOR), [quarter] "r"(2)
+    : [shift0] "v"(of->shift[b]), [shift1] "v"(of->shift[b + 1]), [d0] "v"(of->d[b]),
+      [d1] "v"(of->d[b + 1]), [past] "r"((2 * blocks - 3) * NPURT_VECTOR),
+      [segments] "r"(2 * parts), [quarter] "r"(2)
     : "memory", "lc0", "sa0", "lc1", "sa1", "m0", "r8", "r9", "r10", "r12", "r13", "v12", "v13",
       "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
       "v27", "v28");
-    found->u[b] = u0;
-    found->u[b + 1] = u1;
-    found->w[b] = w0;
-    found->w[b + 1] = w1;
-    found->greatest[b] = greatest0;
-    found->greatest[b + 1] = greatest1;
-    found->least[b] = least0;
-    found->least[b + 1] = least1;
+    to[0] = (found) {u0, w0, greatest0, least0};
+    to[1] = (found) {u1, w1, greatest1, least1};
 }
 /* clang-format on */
 

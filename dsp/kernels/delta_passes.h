@@ -14,45 +14,56 @@
 #include "delta_lanes.h"
 
 enum {
-    MOST_BLOCKS = 4,    /* along v */
     PAIRS = 32,         /* of rows, in a pair of vectors along k */
     SEGMENT_PAIRS = 16, /* that are added up in 32 bits */
 };
 
-/* What a token leaves for the next one to do; by block, but k. */
+/* A head's state, as it lies in memory (delta.h). */
 typedef struct {
-    const vec *k; /* words of two rows */
-    const vec *d, *shift;
-} pending;
+    vec *integers, *k, *d, *shift, *exponent, *gain;
+} state;
 
-/* What a pass finds, by block. */
+INLINE state state_at(vec *at, unsigned blocks, unsigned parts)
+{
+    state of = {.integers = at};
+    of.k = of.integers + 2 * PAIRS * parts * blocks;
+    of.d = of.k + parts;
+    of.shift = of.d + blocks;
+    of.exponent = of.shift + blocks;
+    of.gain = of.exponent + blocks;
+    return of;
+}
+
+/* What a pass finds of a block. */
 typedef struct {
-    vec u[MOST_BLOCKS], w[MOST_BLOCKS]; /* totals, quarters of sums of halves */
-    vec greatest[MOST_BLOCKS], least[MOST_BLOCKS];
+    vec u, w; /* totals, quarters of sums of halves */
+    vec greatest, least;
 } found;
 
-/* Block b of `blocks`, which is what `s` points to in the first pair. */
-INLINE void pass_pairs(const pending *before, vec *s, unsigned blocks, unsigned b, unsigned parts,
-                       const uint64_t *kq, const uint32_t *row_shift, found *to)
+/* Block b of `blocks`; `k` of the token before. */
+INLINE void pass_pairs(const state *of, const vec *k_before, unsigned blocks, unsigned b,
+                       unsigned parts, const uint64_t *kq, const uint32_t *row_shift, found *to)
 {
-    const uint32_t *k = (const uint32_t *) before->k;
-    vec d = before->d[b], shift = before->shift[b];
+    const uint32_t *k = (const uint32_t *) k_before;
+    vec *s = of->integers + 2 * b, d = of->d[b], shift = of->shift[b];
     vec greatest = Q6_V_vzero(), least = greatest, total_u = greatest, total_w = greatest;
     for (unsigned segment = 0; segment < parts * PAIRS / SEGMENT_PAIRS; segment++) {
         vec u = Q6_V_vzero(), w = u;
         PIPELINE
         for (unsigned pair = 0; pair < SEGMENT_PAIRS; pair++) {
-            vec_pair rows =
-                Q6_W_vcombine_VV(Q6_Vw_vasr_VwVw(s[1], shift), Q6_Vw_vasr_VwVw(s[0], shift));
+            vec first = Q6_Vw_vasr_VwVw(s[0], shift), second = Q6_Vw_vasr_VwVw(s[1], shift);
+            vec_pair rows = Q6_W_vcombine_VV(second, first);
             rows = Q6_Ww_vmpyacc_WwVhRh(rows, d, (int32_t) *k++);
-            s[0] = Q6_V_lo_W(rows);
-            s[1] = Q6_V_hi_W(rows);
+            first = Q6_V_lo_W(rows);
+            second = Q6_V_hi_W(rows);
             if (row_shift) {
-                s[0] = Q6_Vw_vasr_VwR(s[0], (int32_t) row_shift[0]);
-                s[1] = Q6_Vw_vasr_VwR(s[1], (int32_t) row_shift[PAIRS]);
+                first = Q6_Vw_vasr_VwR(first, (int32_t) row_shift[0]);
+                second = Q6_Vw_vasr_VwR(second, (int32_t) row_shift[PAIRS]);
                 row_shift++;
             }
-            vec h = Q6_Vh_vround_VwVw_sat(s[1], s[0]);
+            s[0] = first;
+            s[1] = second;
+            vec h = Q6_Vh_vround_VwVw_sat(second, first);
             u = Q6_Vw_vdmpyacc_VwVhRh_sat(u, h, (int32_t) low_word(*kq));
             w = Q6_Vw_vdmpyacc_VwVhRh_sat(w, h, (int32_t) high_word(*kq));
             greatest = Q6_Vh_vmax_VhVh(greatest, h);
@@ -64,17 +75,14 @@ INLINE void pass_pairs(const pending *before, vec *s, unsigned blocks, unsigned 
         total_w = Q6_Vw_vasracc_VwVwR(total_w, w, 2);
         row_shift += row_shift && segment % 2 ? PAIRS : 0;
     }
-    to->u[b] = total_u;
-    to->w[b] = total_w;
-    to->greatest[b] = greatest;
-    to->least[b] = least;
+    *to = (found) {total_u, total_w, greatest, least};
 }
 
-static void pass_block(const pending *before, vec *s, unsigned blocks, unsigned b, unsigned parts,
+static void pass_block(const state *of, const vec *k, unsigned blocks, unsigned b, unsigned parts,
                        const uint64_t *kq, const uint32_t *row_shift, found *to)
 {
-    row_shift ? pass_pairs(before, s, blocks, b, parts, kq, row_shift, to)
-              : pass_pairs(before, s, blocks, b, parts, kq, NULL, to);
+    row_shift ? pass_pairs(of, k, blocks, b, parts, kq, row_shift, to)
+              : pass_pairs(of, k, blocks, b, parts, kq, NULL, to);
 }
 
 #endif

@@ -34,6 +34,8 @@ typedef struct {
     vec beta, divided;         /* of the error: for d, and for d / gain */
     vec products_exponent;     /* of d / gain times integers of k */
     vec dot, dot_exponent;     /* of d: scale k.q, and beta's exponent */
+    vec *state, *out;
+    const vec *v, *k_before; /* of the token before: words of k */
 } item;
 
 /* --- e^decay ------------------------------------------------------------------------------------ */
