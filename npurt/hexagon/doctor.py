@@ -38,6 +38,11 @@ def machine(system: System) -> Result:
     name = system.machine()
     if name == "aarch64":
         return ok("64-bit ARM")
+    if not name:
+        return fail(
+            "the evidence does not say of which machine it is, as that of a simulator does not",
+            "npurt doctor -dev hexagon:sim --from BUNDLE",
+        )
     return fail(
         f"this is no 64-bit ARM machine but {name}: only the simulator runs here",
         "npurt doctor -dev hexagon:sim",
@@ -206,8 +211,10 @@ CHECKS = (
         symptom=True,
     ),
     Check("transfer", "calls and memory arrive whole", live.transfer, ("session",), symptom=True),
-    Check("mapping", "memory can be mapped and unmapped", live.mapping, ("session",), symptom=True),
-    Check("dspqueue", "calls without the kernel", live.dspqueue, ("session",)),
+    Check(
+        "mapping", "memory can be mapped and unmapped", live.mapping, ("transfer",), symptom=True
+    ),
+    Check("dspqueue", "calls without the kernel", live.dspqueue, ("mapping",)),
     Check("daemon", "the DSP's log of crashes", daemon, ("machine",)),
     Check("banks", "how many sessions are left", banks, ("machine",)),
 )

@@ -72,6 +72,14 @@ def test_every_finding_has_evidence_and_every_failure_a_command(name, tmp_path):
             assert finding.result.command
 
 
+def test_evidence_of_no_machine_is_that_of_a_simulator():
+    first = start_here(examine(Replay({}))[0])
+
+    assert first.check.name == "machine"
+    assert "does not say" in first.result.what
+    assert "-dev hexagon:sim --from" in first.result.command
+
+
 # --- one thing at a time, changed on a board that works ------------------------------------------
 
 
