@@ -20,6 +20,22 @@ INLINE __m512i bytes(int v)
     return _mm512_set1_epi8((char) v);
 }
 
+/*
+ * Fetches the next `count` bytes of a stream that is read at `at` into L2.  For one or two rows of x,
+ * read as fast as memory answers, three times: of requests made once, Zen 4 leaves out many, and a
+ * third of the bandwidth [?] (bench/RESULTS.md).
+ */
+INLINE void fetch(const uint8_t *at, size_t count, int rows)
+{
+    enum { FAR = 8192, NEAR = 4096, STEP = 2048 };
+    for (size_t line = 0; line < count; line += 64) {
+        __builtin_prefetch(at + FAR + line, 0, 2);
+        for (size_t ahead = NEAR; rows <= 2 && ahead < FAR; ahead += STEP) {
+            __builtin_prefetch(at + ahead + line, 0, 2);
+        }
+    }
+}
+
 /* Returns the eight vectors of unsigned codes of one block. */
 INLINE void expand(const uint8_t *c, npurt_format f, __m512i book, __m512i q[8])
 {

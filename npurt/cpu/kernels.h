@@ -30,23 +30,6 @@ enum { DELTA_WIDEST = 128, DELTA_ROWS = 64, CONV_TAPS = 8, EXPERTS_MOST = 4096 }
 typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,
                            float *y);
 
-/*
- * Fetches the next `count` bytes of a stream that a gemv reads at `at`: from memory into L2, and for
- * one row of x, which is faster than L2 answers, from there into L1.  Straight into L1 they would
- * take its few miss buffers for as long as memory takes, and rows of x, which come from L2, would
- * wait behind them (bench/RESULTS.md).
- */
-INLINE void fetch(const uint8_t *at, size_t count, int rows)
-{
-    enum { FAR = 8192, NEAR = 1024 };
-    for (size_t line = 0; line < count; line += 64) {
-        __builtin_prefetch(at + FAR + line, 0, 2);
-        if (rows == 1) {
-            __builtin_prefetch(at + NEAR + line, 0, 3);
-        }
-    }
-}
-
 /* Expands a record of `blocks` blocks. */
 typedef void npurt_expand_fn(const uint8_t *record, int blocks, npurt_tile *tile);
 
