@@ -134,6 +134,19 @@ def test_a_range_of_tiles_writes_its_columns_only(drivers):
     assert (part[:, 1024:] == FILL).all()
 
 
+@pytest.mark.parametrize("name", ["q4_0", "iq4_nl", "i8"])
+@pytest.mark.parametrize("n", [1, 31, 97, 127, 129, 255])
+def test_of_a_last_tile_only_the_columns_that_there_are_are_written(drivers, name, n):
+    """Alone, and where it would be the last of four that are multiplied together."""
+    rng = np.random.default_rng(n)
+    image = weight(rng, name, n, 64)
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+
+    answer = check(drivers("v68"), name, image, x, n, group=groups(name)[0], pad=32)
+
+    assert (answer.y[:, 4 * n :] == FILL).all()
+
+
 # --- values of x --------------------------------------------------------------------------------
 
 
