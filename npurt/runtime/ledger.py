@@ -88,7 +88,7 @@ class Report:
         astray = [row for row in self.rows if row.calls and not row.offloaded]
         checked = sum(row.verified for row in self.rows)
         failed = sum(row.failed for row in self.rows)
-        products = sum(row.calls for row in self.rows if row.macs)
+        products = sum(row.calls for row in self.rows if row.macs or row.verified)
         return (
             f"offload: {shares or 'nothing ran'} ({self.device}); {len(astray)} fallbacks; "
             f"verified {checked} of {products} products, {failed} wrong"

@@ -148,3 +148,12 @@ def test_sources_are_asked_at_each_report():
 @pytest.mark.parametrize("actual", ["fake", "cpu"])
 def test_a_row_is_offloaded_where_it_was_planned(actual):
     assert row(actual=actual).offloaded == (actual == "fake")
+
+
+def test_no_more_is_verified_than_was_computed():
+    """A delta net has no multiply-adds in the ledger, and is verified as products are."""
+    product = Row("ffn_down", "a", (4, 4), "npu", "npu", calls=5, macs=80, verified=2)
+    net = Row("delta net", "", (), "npu", "npu", calls=3, verified=3)
+    norm = Row("norm", "", (), "cpu", "cpu", calls=9)
+
+    assert "verified 5 of 8 products" in Report((product, net, norm), "npu").line()
