@@ -35,7 +35,8 @@ typedef struct {
     vec products_exponent;     /* of d / gain times integers of k */
     vec dot, dot_exponent;     /* of d: scale k.q, and beta's exponent */
     vec *state, *out;
-    const vec *v, *k_before; /* of the token before: words of k */
+    const vec *v;
+    const vec *k_before; /* the last token's k: in its item, or in the state */
 } item;
 
 /* --- e^decay ------------------------------------------------------------------------------------ */
