@@ -8,10 +8,13 @@ products.  `beside` is measured while the simulated NPU works on the same cores,
 caches; `alone` repeats the products of a token with the driver's requests left out.  `accounts` is
 what the runtime adds: ledger, verification off.  `proof` is the check of the programs of a token,
 made once when they are prepared; `check` is what is left of it for each token.
+
+`--threads` compares a thread for each core of rocket with one for all, token by token in turn.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,25 +32,27 @@ import npurt.rknpu.driver as driver_module
 from npurt.rknpu import host
 from npurt.runtime.remote import RemoteStep
 from npurt.runtime.shortlist import Shortlist
+from npurt.settings import ROCKET_THREADS
 
 REPETITIONS = 40
 SOURCE = Path(__file__).with_name("rknpu_clock.c")
 
 
 class Clock:
-    """CPU time of this thread, by what it was spent on."""
+    """Time, that of this thread's CPU unless said otherwise, by what it was spent on."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
 
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(
+        self, name: str, function: Callable[..., Any], now: Callable[[], float] = time.thread_time
+    ) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:
-            start = time.thread_time()
+            start = now()
             try:
                 return function(*args, **options)
             finally:
-                elapsed = time.thread_time() - start
-                self.spent[name] = self.spent.get(name, 0.0) + elapsed
+                self.spent[name] = self.spent.get(name, 0.0) + now() - start
 
         return timed
 
@@ -167,13 +172,64 @@ def measure(path: Path, device: str, tokens: int) -> dict[str, Any]:
     }
 
 
+def threads(path: Path, tokens: int) -> dict[str, Any]:
+    """Compare one thread for all cores of rocket with one for each: median milliseconds a token.
+
+    `host` is CPU time as above; `products` is what passes from the first product to the last, and
+    `process` the CPU time of all threads, in both of which is the simulator.
+    """
+    os.environ[ROCKET_THREADS.name] = "1"
+    clock = Clock()
+    matmuls = device_module.RkDevice.matmuls
+    wrapped = clock.wrap("products", clock.wrap("matmuls", matmuls), time.perf_counter)
+    device_module.RkDevice.matmuls = wrapped  # type: ignore[method-assign]
+    samples: dict[str, list[tuple[float, ...]]] = {"one": [], "each": []}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        npurt.Llama(path, "rknpu:sim", n_ctx=4 * tokens + 8, verify="off") as llm,
+    ):
+        requests = Requests(llm, folder)
+        llm.eval_last([4])
+        crews = {"one": host.ffi().NULL, "each": requests.jobs()[0].run.table.crew}
+        for token in range(2 * tokens):
+            way = ("one", "each")[token % 2]
+            for job in requests.jobs():
+                job.run.table.crew = crews[way]
+            llm.eval_last([10 + token])
+            clock.spent.clear()
+            requests.take()
+            start = time.process_time()
+            llm.eval_last([10 + token])
+            process = 1e3 * (time.process_time() - start)
+            own = clock.take("matmuls") - requests.take()
+            samples[way].append((own, clock.take("products"), process))
+    device_module.RkDevice.matmuls = matmuls  # type: ignore[method-assign]
+    return {
+        "model": path.name,
+        **{
+            way: {
+                name: statistics.median(column)
+                for name, column in zip(
+                    ("host", "products", "process"), zip(*taken, strict=True), strict=True
+                )
+            }
+            for way, taken in samples.items()
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Host time of a decoded token.")
+    parser.add_argument("--threads", action="store_true", help="rocket: one thread, or one a core")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--device", nargs="+", default=["rknpu:sim", "rknpu:sim-vendor"])
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.threads:
+        for model in args.models:
+            print(json.dumps(threads(model, args.tokens)))
+        return
     rows = [measure(model, name, args.tokens) for model in args.models for name in args.device]
     if args.json:
         print(json.dumps(rows))

@@ -117,7 +117,7 @@ class RkDevice(Device):
         """Put a weight that was rounded on the NPU; errors as `pack`."""
         packed = RkPacked(self, tensor, rounded, next(self._numbers))
         with self._lock:
-            self._surviving(lambda: self._upload(packed))
+            self._restarts.surviving(lambda: self._upload(packed), self._reopen)
             self._packed[packed.number] = packed
         went = packed.number, packed.parts
         weakref.finalize(packed, self._gone.append, went).atexit = False
@@ -152,7 +152,7 @@ class RkDevice(Device):
             DeviceLost: The NPU failed too often.
         """
         with self._lock:
-            self._surviving(lambda: self._multiply(x, weights, outs))
+            self._restarts.surviving(lambda: self._multiply(x, weights, outs), self._reopen)
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
         """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
@@ -166,7 +166,7 @@ class RkDevice(Device):
             return y
         packed = self.pack_i8(np.ascontiguousarray(b.T), np.ones(b.shape[1], np.float32))
         with self._lock:
-            self._surviving(lambda: self._multiply_i8(a, packed, y))
+            self._restarts.surviving(lambda: self._multiply_i8(a, packed, y), self._reopen)
         return y
 
     def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
@@ -235,10 +235,6 @@ class RkDevice(Device):
         return w.rounded(x)
 
     # --- Life -------------------------------------------------------------------------------------
-
-    def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*, also when the NPU fails over it; errors as `Restarts.surviving`."""
-        self._restarts.surviving(work, self._reopen)
 
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""
