@@ -2,8 +2,7 @@
 
 Everything is made once: the message, views of the memory it names, the call.  A run copies x in,
 patches the number of rows when it changed, calls, and copies the results out.  The last result of
-each product is NaN before, which the kernels' integers never make: so it shows when the reply came,
-and the results did not.
+each product is NaN before, so it shows when the reply came and the results did not.
 """
 
 import math
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npurt.device import F32
-from npurt.errors import DeviceLost
 from npurt.hexagon import messages
 from npurt.hexagon.messages import Flag, Request
 from npurt.hexagon.rpcmem import Block, Slice, aligned
@@ -100,13 +98,7 @@ class Batch:
         for y, out in zip(self._ys, outs, strict=True):
             out[...] = y
         self._scratch.end(write=False)
-        if any(math.isnan(out[-1, -1]) for out in outs):
-            raise DeviceLost(
-                "the reply came, and results did not",
-                remedy="nothing, if the session is opened again and goes on",
-                call="execute",
-                code=0,
-            )
+        messages.check_results([out[-1, -1] for out in outs])
 
 
 def _matrix(block: Block, start: int, stride: int) -> F32:

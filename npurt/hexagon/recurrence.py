@@ -5,6 +5,7 @@ used as long as the array holds the very bits that were last written to it: that
 so a state that somebody else has changed is never missed.
 """
 
+import math
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class States:
             )
         self._keep(*found)
         self._shape = shape
+        self._last = shape.width - shape.along_v - 1  # float of a row of y that is read last
         self._known: npt.NDArray[np.uint32] | None = None  # bits that the caller has been given
         self._scratch = store.scratch
         fitting = store.scratch.nbytes // (shape.sequences * sum(shape.row_bytes))
@@ -78,7 +80,7 @@ class States:
         """Run *net*; its state is written when all of it has been done.
 
         Raises:
-            DeviceLost: The DSP process is gone, or the call did not arrive.
+            DeviceLost: The DSP process is gone, or the call or its results did not arrive.
             DeviceTimeout: It did not answer in time.
             NumericsError: The net holds NaN or infinity.
             DriverError: It refused.
@@ -125,6 +127,7 @@ class States:
         self._op["m"] = tokens
         self._scratch.begin(write=True)
         delta.write_rows(net, self._shape, x)
+        y[-1, -1, self._last] = math.nan
         self._scratch.end(write=True)
         self._request.next()
         self._send()
@@ -132,6 +135,7 @@ class States:
         self._scratch.begin(write=False)
         delta.read_rows(y, self._shape, net.out)
         self._scratch.end(write=False)
+        messages.check_results([net.out[-1, -1, -1, -1]])
 
     def _views(self, sequences: int, tokens: int) -> list[F32]:
         """Return x and y ``[N, T, floats]`` in the scratch memory."""

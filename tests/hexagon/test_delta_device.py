@@ -272,6 +272,30 @@ def test_a_net_over_which_the_dsp_dies_goes_on_from_its_state(fault, fresh):
     assert nmse(net.state, wanted.state) <= UPSTREAM
 
 
+@pytest.mark.parametrize("width", [48, 64])  # with lanes of v that nobody reads, and without
+def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fresh):
+    """As when the DSP keeps them in its cache: the memory is what it was before the call."""
+    net = own(net_of({"heads": 3, "width": width, "tokens": 3}))
+    wanted = run(fresh, net)
+    fresh.delta_net(net.first(2))
+    assert fresh.news() == []
+    ((_, states),) = list(fresh._recurrence._states.items())[-1:]
+    send, scratch = states._send, states._scratch.array
+
+    def forgetful():
+        before = scratch.copy()
+        send()
+        scratch[:] = before
+
+    states._send = forgetful
+    fresh.delta_net(net.after(2))
+
+    (news,) = fresh.news()
+    assert "results did not" in news
+    assert nmse(net.out, wanted.out) <= UPSTREAM
+    assert nmse(net.state, wanted.state) <= UPSTREAM
+
+
 def test_a_device_that_is_given_up_leaves_the_state(fresh, monkeypatch):
     monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 2}))
