@@ -43,14 +43,11 @@ INLINE size_t panel_bytes(uint32_t rows, uint32_t k)
            count * NPURT_VECTOR;
 }
 
-/* The panel that begins with `row`, a multiple of NPURT_PANEL unless only single rows follow. */
-INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint32_t k)
+/* The panel of `rows` rows that lies there. */
+INLINE panel panel_there(const char *there, uint32_t rows, uint32_t k)
 {
     size_t count = (size_t) rows * steps_of(k);
-    uint32_t before = row / NPURT_PANEL;
-    uint32_t single = row % NPURT_PANEL;
-    char *at = (char *) activations;
-    at += before * panel_bytes(NPURT_PANEL, k) + single * panel_bytes(1, k);
+    char *at = (char *) there;
     panel p = {.exponent = (int32_t *) at, .total = (int32_t *) at + rows};
     at += NPURT_VECTOR;
     p.codes = (uint64_t *) at;
@@ -59,6 +56,14 @@ INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint
     at += padded(count * RECORD * sizeof(uint32_t));
     p.zero = (vec *) at;
     return p;
+}
+
+/* The panel that begins with `row`, a multiple of NPURT_PANEL unless only single rows follow. */
+INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint32_t k)
+{
+    const char *at = activations;
+    at += row / NPURT_PANEL * panel_bytes(NPURT_PANEL, k);
+    return panel_there(at + row % NPURT_PANEL * panel_bytes(1, k), rows, k);
 }
 
 #endif

@@ -4,9 +4,11 @@
 
 #include "product.h"
 
+typedef void kernel(const job *job);
+
 typedef struct {
-    void (*rows)(const job *job); /* NPURT_PANEL rows */
-    void (*row)(const job *job);  /* a row */
+    kernel *rows; /* NPURT_PANEL rows */
+    kernel *row;  /* a row */
 } kernels;
 
 extern const kernels npurt_kernels_nib, npurt_kernels_nibm, npurt_kernels_lut, npurt_kernels_byte,

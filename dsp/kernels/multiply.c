@@ -85,31 +85,38 @@ enum { LEAST = -123, GREATEST = 96 }; /* exponents of sums whose float32 is norm
 /* What sums of each row are multiplied by, and what that leaves for the lanes. */
 INLINE void set_exponents(job *job, uint32_t rows)
 {
-    int32_t least = INT32_MAX, greatest = INT32_MIN;
+    int32_t exponent[NPURT_PANEL], least = INT32_MAX, greatest = INT32_MIN;
     for (uint32_t r = 0; r < rows; r++) {
-        int32_t exponent = job->exponent + job->x.exponent[r];
-        job->shifted_exponent[r] = splat((uint32_t) exponent << 23);
-        least = exponent < least ? exponent : least;
-        greatest = exponent > greatest ? exponent : greatest;
+        exponent[r] = job->exponent + job->x.exponent[r];
+        least = exponent[r] < least ? exponent[r] : least;
+        greatest = exponent[r] > greatest ? exponent[r] : greatest;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        job->shifted_exponent[r] = splat((uint32_t) exponent[r] << 23);
     }
     job->least = LEAST - least;
     job->greatest = GREATEST - greatest;
 }
 
-/* The panel that begins with `row`, by all tiles. */
-INLINE void multiply_panel(job *job, const npurt_product *p, float *y, uint32_t row, uint32_t rows)
+/* All tiles by the next panels, of `rows` rows each; returns what is behind them. */
+INLINE const char *multiply_panels(job *job, const npurt_product *p, const char *activations,
+                                   uint32_t panels, uint32_t rows)
 {
-    job->first.y = (float *) ((char *) y + row * p->y_stride);
-    job->x = panel_at(p->activations, row, rows, p->k);
-    set_exponents(job, rows);
-    (rows == 1 ? p->format->kernels->row : p->format->kernels->rows)(job);
+    kernel *const multiply = rows == 1 ? p->format->kernels->row : p->format->kernels->rows;
+    const uint32_t k = p->k, y_bytes = rows * p->y_stride; /* stores to the job leave them alone */
+    for (; panels > 0; panels--) {
+        job->x = panel_there(activations, rows, k);
+        set_exponents(job, rows);
+        multiply(job);
+        job->first.y = (float *) ((char *) job->first.y + y_bytes);
+        activations += panel_bytes(rows, k);
+    }
+    return activations;
 }
 
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last)
 {
     job job; /* not zeroed: it is large */
-    float *y = p->y + first * NPURT_TILE;
-    uint32_t row = 0;
     job.tile_bytes = npurt_tile_bytes(p->format, p->k);
     job.steps = steps_of(p->k);
     job.shift = shift_of(job.steps);
@@ -117,11 +124,8 @@ void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, u
     job.exponent = p->format->per_row ? 30 : (int32_t) job.shift + 15;
     job.first.tile = tiles;
     job.first.tiles = last - first;
+    job.first.y = p->y + first * NPURT_TILE;
     job.first.n = p->n - first * NPURT_TILE;
-    for (; row + NPURT_PANEL <= p->m; row += NPURT_PANEL) {
-        multiply_panel(&job, p, y, row, NPURT_PANEL);
-    }
-    for (; row < p->m; row++) {
-        multiply_panel(&job, p, y, row, 1);
-    }
+    const char *single = multiply_panels(&job, p, p->activations, p->m / NPURT_PANEL, NPURT_PANEL);
+    multiply_panels(&job, p, single, p->m % NPURT_PANEL, 1);
 }
