@@ -39,6 +39,7 @@ DRIVERS = {  # by what follows "rknpu:"
 }
 
 
+@functools.cache
 def rows_prepared(rows: int) -> int:
     """Return for how many rows to prepare a product of *rows*: few numbers, little waste."""
     step = 1 if rows <= 16 else 16 if rows <= 128 else 64
@@ -200,7 +201,8 @@ class RkDevice(Device):
 
     def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
         """Return the products of a call; the least recently used of too many makes room."""
-        self._tidy()
+        if self._gone:
+            self._tidy()
         key = tuple([w.number for w in weights]), rows
         prepared = self._prepared.get(key)
         if prepared is None:

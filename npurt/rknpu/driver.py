@@ -83,14 +83,17 @@ class Job:
         self.run = Run(lanes, SENTINEL, marked, a, crew)
         self._owned = (*owned, *(part.program for part in parts))
         self.held = held
-        self.seconds = 0.0  # that the cost model gives it
+        self.most_s = 0.0  # that it may take
         self.repeated = ""  # why it was run again, when it was
         self.timeout_s = 0.0  # that its structs say
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
     def _freed(self) -> int:
-        return sum([space.freed for space in self._spaces])
+        count = 0
+        for space in self._spaces:
+            count += space.freed
+        return count
 
     def check(self) -> None:
         """See that what was proven still holds.
@@ -162,7 +165,8 @@ class Driver(abc.ABC):
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
             job = self._job(parts, inputs)
-            job.seconds = max(task_seconds([work.tasks for work in works], chained=self.chained))
+            seconds = max(task_seconds([work.tasks for work in works], chained=self.chained))
+            job.most_s = min(self._patience(seconds), self.deadline_s)
             return job
         except BaseException:
             for part in parts:
@@ -195,7 +199,7 @@ class Driver(abc.ABC):
         """Run *job* and wait for it; then the CPU sees its results.
 
         A job that fails, or leaves its last result unwritten, is tried once more after a reset.
-        Each time it may take *timeout_s*, `deadline_s` or `_patience`, whichever is least.
+        Each time it may take *timeout_s*, or `deadline_s` or `_patience` if that is less.
 
         Raises:
             DeviceLost: It failed again, or the device is gone: open it anew.
@@ -210,7 +214,7 @@ class Driver(abc.ABC):
                 code=errno.EBADF,
             )
         job.check()
-        timeout_s = min(timeout_s, self.deadline_s, self._patience(job))
+        timeout_s = min(timeout_s, job.most_s)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._try(job, timeout_s)
@@ -246,9 +250,9 @@ class Driver(abc.ABC):
                 code=0,
             )
 
-    def _patience(self, job: Job) -> float:
-        """Return after how many seconds *job* has failed, for all that is known of it."""
-        return GRACE_S + MARGIN * job.seconds
+    def _patience(self, seconds: float) -> float:
+        """Return how long to wait for a job to which the cost model gives *seconds*."""
+        return GRACE_S + MARGIN * seconds
 
     @abc.abstractmethod
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:

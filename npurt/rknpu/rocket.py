@@ -83,7 +83,7 @@ class RocketDriver(Driver):
             lanes.append(Lane([*cleaned([part], mine), call], _waits(part), copy))
         return Job(parts, lanes, inputs, self._crew, held=held)
 
-    def _patience(self, job: Job) -> float:
+    def _patience(self, seconds: float) -> float:
         """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
         return BACKSTOP_S
 

@@ -124,7 +124,7 @@ class RknpuDriver(Driver):
                 for core in range(len(self.spaces))
             ])  # fmt: skip
             try:
-                self._try(job, self._patience(job))
+                self._try(job, job.most_s)
             finally:
                 job.free()
         except DriverError as error:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
+from npurt.rknpu import driver as driver_module
 from npurt.rknpu.cost import estimate
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.driver import SENTINEL, Work
@@ -113,13 +114,18 @@ def test_a_wait_has_an_end(driver, product, faults):
     assert isinstance(error.value.__cause__, DriverError)
 
 
-def waits(driver, job, monkeypatch):
-    """How long the kernel is told to wait for a job, in seconds."""
-    told = []
+def wait(driver, product, monkeypatch, *, seconds=None):
+    """How long the kernel is told to wait for a job of so many *seconds*; None: of its own."""
+    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "_try", lambda _, seconds: told.append(seconds))
+        if seconds is not None:
+            patch.setattr(driver_module, "task_seconds", lambda tasks, *, chained: [seconds])
+        job = driver.prepare(works)
+        patch.setattr(driver, "_try", lambda _, told: waits.append(told))
+        waits = []
         driver.run(job)
-    return told
+    job.free()
+    return waits[0]
 
 
 def test_a_job_may_take_many_times_what_the_model_gives_it_and_little_more(
@@ -127,12 +133,11 @@ def test_a_job_may_take_many_times_what_the_model_gives_it_and_little_more(
 ):
     """Mainline's kernel ends what hangs by itself, before the wait for it ends."""
     model = estimate(product.plan, chained=driver.chained).seconds
-    assert product.job.seconds == model
 
-    (small,) = waits(driver, product.job, monkeypatch)
-    product.job.seconds = 0.3
-    (large,) = waits(driver, product.job, monkeypatch)
+    small = wait(driver, product, monkeypatch)
+    large = wait(driver, product, monkeypatch, seconds=0.3)
 
+    assert small == wait(driver, product, monkeypatch, seconds=model)
     if driver.name == "rocket":
         assert small == large > 0.5
     else:
@@ -145,10 +150,19 @@ def test_no_job_may_take_longer_than_the_deadline(simulator, monkeypatch):
     for name in ("rocket", "rknpu"):
         opened = open_driver(simulator, (name,))
         product = Prepared(opened, A, B, INT8, Layout.ROW)
-        product.job.seconds = 100.0
 
-        assert waits(opened, product.job, monkeypatch) == [3]
+        assert wait(opened, product, monkeypatch, seconds=100.0) == 3
         opened.close()
+
+
+def test_the_kernel_is_told_how_long_to_wait_whenever_that_changes(driver, product, faults):
+    """A short wait that has failed is not that of the next run."""
+    faults("hang_ms=200 fault=timeout@submit:1+")
+    with pytest.raises(DeviceLost):
+        driver.run(product.job, timeout_s=0.02)
+    faults(f"reload=1 {STRICT} hang_ms=60 fault=timeout@submit")
+
+    np.testing.assert_array_equal(product.run(), RIGHT)
 
 
 def test_the_vendors_driver_is_told_to_reset_between_two_attempts(simulator, faults):
