@@ -104,7 +104,7 @@ class Product:
     def run_i8(self, a: I8, out: I32) -> None:
         """Write ``a @ w.T``, exact, to *out* ``[rows, N]``: a ``[rows, K]`` is codes already.
 
-        The weight is the only one, and of one part.
+        The weight is the only one, and of one part.  Not after `run`.
 
         Raises:
             DriverError: The NPU failed.
@@ -112,7 +112,6 @@ class Product:
         (codes,) = self._codes()
         codes[:, a.shape[1] :] = 0
         codes[:, : a.shape[1]] = a
-        self._job.run.unbind()
         self._driver.run(self._job)
         for region in self._regions:
             for core, blocks in enumerate(region.plan.blocks):

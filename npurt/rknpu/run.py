@@ -83,7 +83,7 @@ def _stop(crew: Any, process: int) -> None:
 
 
 class Run:
-    """A job as `npurt_rk_run` takes it.
+    """A job as `npurt_rk_run` takes it; it multiplies what is in place until it is bound.
 
     Args:
         lanes: Of each core.
@@ -202,7 +202,3 @@ class Run:
         self.table.y = self._y
         for i, out in enumerate(outs):
             self._y[i] = self._address("float[]", out)
-
-    def unbind(self) -> None:
-        """Multiply what is in place, and leave the results in place."""
-        self.table.x = self.table.y = ffi().NULL

@@ -14,6 +14,8 @@ import pytest
 from npurt.errors import DeviceLost
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.layout import Layout
+from npurt.rknpu.run import Crew, Lane, Run
+from npurt.rknpu.system import System
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared
 from tests.rknpu.test_driver import INT8, RIGHT, A, B
@@ -106,13 +108,23 @@ def test_whichever_core_fails_is_named_and_the_others_are_waited_for(
 
 def test_cores_run_side_by_side_again_and_again(threaded):
     rng = np.random.default_rng(0)
-    product = Prepared(threaded, A, B, INT8, Layout.ROW)
-    single = Prepared(threaded, A, B, INT8, Layout.ROW, cores=1)
-    for _ in range(300):
+    products = [Prepared(threaded, A, B, INT8, Layout.ROW, cores=cores) for cores in (3, 2, 1)]
+    for _ in range(200):
         a = rng.integers(-128, 128, A.shape, np.int8)
-        for each in (product, single):
+        for each in products:
             each.set(a)
             np.testing.assert_array_equal(each.run(), a.astype(np.int32) @ B.T)
+
+
+def test_a_job_for_fewer_cores_leaves_the_other_threads_without_work():
+    crew = Crew(2)
+    copies = [np.zeros(64, np.uint8) for _ in range(3)]
+    run = Run([Lane([], [], copy) for copy in copies], a=np.ones(64, np.uint8), crew=crew)
+    run.table.lane_count = 2
+
+    assert System().make(run) is None
+    assert [copy.all() for copy in copies] == [True, True, False]
+    crew.close()
 
 
 SHORT_OF_MEMORY = """
