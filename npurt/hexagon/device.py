@@ -141,14 +141,16 @@ class HexagonDevice(Device):
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
         self._surviving(self._open_first)
-        self._info = self._stores[0].transport.info
-        self.caps = Caps(name, self._describe(), way.simulated)
+        first = self._stores[0].transport
+        self._info = first.info
+        self.caps = Caps(name, self._describe(first.simulated), first.simulated)
 
-    def _describe(self) -> str:
+    def _describe(self, simulated: bool) -> str:
         info, way = self._info, self._way
+        hexagon = "simulated Hexagon" if simulated else "Hexagon"
         vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
         worker = ", worker process" if way.worker else ""
-        return f"Hexagon v{info.arch}, {info.threads} threads, {vtcm}, {way.transport}{worker}"
+        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {way.transport}{worker}"
 
     def _open_first(self) -> None:
         """Open a session, unless a restart has; where memory is short, that may pass."""

@@ -32,7 +32,7 @@ class Queue(Transport):
     name = "dspqueue"
 
     def __init__(self, session: Session) -> None:
-        self.info = session.info
+        self.info, self.simulated = session.info, session.simulated
         self._session = session
         self._library = session.library
         try:

@@ -5,6 +5,7 @@ second one ends the process at its first open.
 Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-org/llama.cpp#27677.
 """
 
+import ctypes
 import functools
 import os
 import re
@@ -24,6 +25,11 @@ CANDIDATES = (
 )
 SAID_BYTES = 1024  # that the simulator says of itself
 SIMULATOR = Path(__file__).with_name("sim") / "libcdsprpc_sim.so"
+INSTALL = (
+    "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
+    f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
+)
+APART = "use the other device in a process of its own"
 _FASTRPC = re.compile(r"lib[acs]dsprpc(_sim)?\.so[.\d]*$")
 
 
@@ -43,7 +49,7 @@ class Library:
         self.c = functions
         self.features = frozenset(name for name in abi.OPTIONAL if hasattr(functions, name))
         self.process = os.getpid()
-        self.simulated = Path(path).name == SIMULATOR.name
+        self.simulated = self.features.issuperset(abi.SIMULATOR)
 
     @property
     def has_dspqueue(self) -> bool:
@@ -99,9 +105,13 @@ def load(candidates: Sequence[str]) -> Library:
     Raises:
         DeviceNotFound: There is none, or another FastRPC library is in this process.
     """
-    tried = []
+    tried, remedy = [], INSTALL
     for candidate in candidates:
-        _refuse_second(candidate)
+        other = _other_than(candidate)
+        if other:
+            tried.append(f"{candidate}: {other} is loaded, and two would end the process")
+            remedy = APART
+            continue
         try:
             functions = abi.ffi().dlopen(candidate)
         except OSError as error:
@@ -116,9 +126,29 @@ def load(candidates: Sequence[str]) -> Library:
         tried.append(f"{candidate}: has no {', '.join(missing)}")
     raise DeviceNotFound(
         "cannot load the FastRPC library; tried\n    " + "\n    ".join(tried),
-        remedy="install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
-        f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'",
+        remedy=remedy,
     )
+
+
+def _other_than(candidate: str) -> str:
+    """Return a file beside which *candidate* would be a second FastRPC library; "": there is none.
+
+    Where there are two already, every one is a second.
+    """
+    there = loaded() if _FASTRPC.search(candidate) else []
+    return there[0] if len(there) > 1 or (there and not _is_loaded(candidate)) else ""
+
+
+def _is_loaded(candidate: str) -> bool:
+    """Ask the dynamic linker, which knows files by more than their names.
+
+    By ctypes: what is not loaded is no error to the linker, and cffi crashes over one without text.
+    """
+    try:
+        ctypes.CDLL(candidate, os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
@@ -141,21 +171,4 @@ def _file(candidate: str) -> str:
     """Return the file that dlopen() chose for *candidate*."""
     if os.sep in candidate:
         return os.path.realpath(candidate)
-    return next((path for path in loaded() if _is_same(path, candidate)), candidate)
-
-
-def _is_same(path: str, candidate: str) -> bool:
-    if os.sep in candidate:
-        return path == os.path.realpath(candidate)
-    return Path(path).name.startswith(candidate)
-
-
-def _refuse_second(candidate: str) -> None:
-    """Raise when loading *candidate* would make two FastRPC libraries."""
-    others = [path for path in loaded() if not _is_same(path, candidate)]
-    if others and _FASTRPC.search(candidate):
-        raise DeviceNotFound(
-            f"this process has {others[0]} loaded, and {candidate} would be a second FastRPC "
-            "library: the two would end the process",
-            remedy="use the other device in a process of its own",
-        )
+    return next(iter(loaded()), candidate) if _FASTRPC.search(candidate) else candidate

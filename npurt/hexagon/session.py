@@ -109,6 +109,7 @@ class Session(Transport):
     def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
         self.library = owned.library
         self.place = owned.place
+        self.simulated = owned.library.simulated
         self.capabilities = told
         self._owned = owned
         self.deadline = deadline

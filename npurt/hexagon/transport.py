@@ -30,10 +30,12 @@ class Transport(abc.ABC):
     Attributes:
         name: "invoke", "dspqueue" or "worker".
         info: What our code on the DSP says of itself.
+        simulated: Whether it runs in npurt's simulator: for people, nothing else depends on it.
     """
 
     name: str
     info: Info
+    simulated: bool
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Block:

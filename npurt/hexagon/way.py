@@ -1,15 +1,13 @@
 """How a DSP is reached: which library, which session, by what transport; and opening it."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from npurt.errors import SettingError
 from npurt.hexagon.dspqueue import Queue
-from npurt.hexagon.lib import SIMULATOR, Library, find
+from npurt.hexagon.lib import Library, find
 from npurt.hexagon.session import Session
 from npurt.hexagon.transport import Transport
-from npurt.settings import FASTRPC_LIBRARY, read
 
 TRANSPORTS = ("invoke", "dspqueue")
 
@@ -36,12 +34,6 @@ class Way:
                 f"there is no transport {self.transport!r}",
                 remedy=f"use one of {', '.join(TRANSPORTS)}",
             )
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the library that is named is npurt's simulator, or a link to it."""
-        named = self.library or read(FASTRPC_LIBRARY, str)
-        return Path(named).resolve().name == SIMULATOR.name
 
     def load(self) -> Library:
         """Return the library; errors as `lib.find`."""

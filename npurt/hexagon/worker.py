@@ -6,7 +6,7 @@ So an answer is told from that to an earlier packet, which Ctrl-C kept the paren
 Blocks are allocated by the worker, where their numbers count, and come to the parent as file
 descriptors.
 
-    o a `Way`, as JSON        -> info, as JSON
+    o a `Way`, as JSON        -> [info, simulated], as JSON
     a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
     x batch                   -> reply, and 8 bytes: packets of instructions so far
     n                         -> nothing: all before is done
@@ -75,7 +75,8 @@ class Worker(Transport):
         self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
         try:
             told = self._ask(b"o" + json.dumps(way.told()).encode(), opening)
-            self.info = Info(**json.loads(told))
+            info, self.simulated = json.loads(told)
+            self.info = Info(*info)
         except BaseException:
             self.close()
             raise
@@ -264,8 +265,8 @@ class _Server:
             self._transport.close()
 
     def _open(self, way: bytes) -> Answer:
-        self._transport = Way(**json.loads(way)).connect()
-        return json.dumps(self._transport.info._asdict()).encode(), []
+        opened = self._transport = Way(**json.loads(way)).connect()
+        return json.dumps([opened.info, opened.simulated]).encode(), []
 
     def _allocate(self, nbytes: bytes) -> Answer:
         assert self._transport

@@ -1,12 +1,16 @@
 """The Hexagon as a device, on the simulator: products, lifetimes, device strings."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import npurt
 from npurt.device import MatMul
 from npurt.errors import (
     DeviceNotFound,
@@ -21,6 +25,7 @@ from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
 from tests.hexagon.test_session import forked, refused
+from tests.llm import tiny
 
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16", "f32")
 
@@ -281,16 +286,58 @@ def test_the_simulator_is_opened_by_name(text, arch, simulator):
         assert f"v{arch}" in device.caps.detail
 
 
+IN_THE_PLACE = f"""
+import os, signal
+import numpy as np
+import npurt
+from npurt.hexagon.lib import load
+from npurt.quant.tensor import QTensor
+
+with npurt.open_device("hexagon:0") as device:
+    print(device.caps.simulated, device.caps.detail)
+    packed = device.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
+    before, after = np.zeros((2, 1, 32), np.float32)
+    x = np.ones((1, 64), np.float32)
+    device.matmul(x, packed, before)
+    transport = device._stores[0].transport
+    if transport.name == "worker":
+        os.kill(transport.process, signal.SIGKILL)
+    else:
+        os.kill(load([{str(SIMULATOR)!r}]).c.npurt_sim_process(3), signal.SIGKILL)
+    device.matmul(x, packed, after)
+    print((before == after).all(), device.news())
+"""
+
+
 @pytest.mark.parametrize("worker", ["0", "1"])
-def test_the_simulator_in_the_place_of_the_library_is_called_simulated_too(
-    worker, simulator, monkeypatch, tmp_path
+@pytest.mark.parametrize("named", ["NPURT_FASTRPC_LIBRARY", "LD_LIBRARY_PATH"])
+def test_the_simulator_in_the_place_of_the_library_says_so_and_is_opened_again(
+    named, worker, tmp_path
 ):
+    """Whatever it is called: asked for by name, or found by the linker as the system's would be."""
     link = tmp_path / "libcdsprpc.so.1"
     link.symlink_to(SIMULATOR)
-    monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(link))
-    monkeypatch.setenv("NPURT_HEXAGON_WORKER", worker)
-    with open_hexagon("hexagon:0") as device:
-        assert device.caps.simulated
+    place = link if named == "NPURT_FASTRPC_LIBRARY" else tmp_path
+    settings = {named: str(place), "NPURT_HEXAGON_WORKER": worker, "NPURT_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_PLACE],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("True simulated Hexagon v68")
+    assert second.startswith("True ")
+    assert "opened again" in second
+
+
+def test_a_report_says_that_a_dsp_is_simulated(simulator):
+    path = tiny.path("llama3-256", "q8_0")
+    with npurt.Llama(path, "hexagon:sim", n_ctx=64, progress=False) as llm:
+        assert "(hexagon:sim: simulated Hexagon v68, " in llm.report().line()
 
 
 def test_every_version_gives_the_same_bits(simulator):

@@ -86,10 +86,24 @@ def test_the_setting_names_the_only_candidate(fake, monkeypatch, tmp_path):
     assert find(fake.path) is fake.library  # an argument goes before the setting
 
 
+def test_a_library_that_is_loaded_is_found_again_behind_names_that_are_not(fake, tmp_path):
+    """As on Android, where the system's is the last candidate."""
+    last = shutil.copy(fake.path, tmp_path / "libcdsprpc.so")
+    code = f"""
+from npurt.hexagon.lib import load
+candidates = ["libcdsprpc.so.99", {str(last)!r}]
+assert load(candidates) is load(candidates)
+"""
+    done = in_a_process(code)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_second_fastrpc_library_is_refused_before_it_is_loaded(fake, tmp_path):
     """Two would end the process: here the second's constructor would."""
     first, second = (shutil.copy(fake.path, tmp_path / f"lib{n}dsprpc.so.1") for n in "ca")
     code = f"""
+import ctypes
 from npurt.errors import DeviceNotFound
 from npurt.hexagon.lib import load, loaded
 assert loaded() == []
@@ -99,14 +113,20 @@ load([{str(first)!r}])
 try:
     load([{str(second)!r}])
 except DeviceNotFound as error:
-    print(error.what)
+    print(error)
 assert loaded() == [{str(first)!r}]
+somebody_elses = ctypes.CDLL({str(second)!r})
+try:
+    load([{str(first)!r}])
+except DeviceNotFound as error:
+    print(error)
 """
     done = in_a_process(code)
 
     assert done.returncode == 0, done.stderr
-    assert str(first) in done.stdout
-    assert str(second) in done.stdout
+    assert done.stdout.count("two would end the process") == 2
+    assert f"{second}: {first} is loaded" in done.stdout
+    assert done.stdout.count("a process of its own") == 2
 
 
 # --- Codes ----------------------------------------------------------------------------------------
