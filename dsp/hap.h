@@ -17,10 +17,10 @@
 enum {
     DSP_OK = 0,
     DSP_E_NO_MEMORY = (int) 0x80000402,
-    DSP_E_BAD_PARAMETER = (int) 0x8000040e,
+    DSP_E_BAD_PARM = (int) 0x8000040e,
     DSP_E_UNSUPPORTED = (int) 0x80000414,
     DSP_E_ALREADY = (int) 0x8000041a,
-    DSP_E_NO_MORE = (int) 0x8000042d,
+    DSP_E_OUT_OF_HANDLES = (int) 0x8000042d,
     DSP_E_NO_SUCH_MAP = (int) 0x80000448,
     DSP_E_MMAP = (int) 0x80000465,
 };

@@ -16,7 +16,7 @@ static int find(const maps *maps, int32_t fd)
 int maps_add(maps *maps, int32_t fd, uint32_t nbytes)
 {
     if (fd < 0 || nbytes == 0 || nbytes > INT32_MAX) {
-        return DSP_E_BAD_PARAMETER;
+        return DSP_E_BAD_PARM;
     }
     if (find(maps, fd) >= 0) {
         return DSP_E_ALREADY;
@@ -26,7 +26,7 @@ int maps_add(maps *maps, int32_t fd, uint32_t nbytes)
         free_row++;
     }
     if (free_row == MAPS_MAX) {
-        return DSP_E_NO_MORE;
+        return DSP_E_OUT_OF_HANDLES;
     }
     void *address = HAP_mmap(NULL, (int) nbytes, HAP_PROT_READ | HAP_PROT_WRITE, 0, fd, 0);
     if (address == NULL || address == (void *) -1) {

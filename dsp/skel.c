@@ -107,7 +107,7 @@ int npurt_execute(remote_handle64 h, const uint8_t *batch, int batch_bytes, uint
 {
     npurt_reply answer;
     if (reply_bytes < (int) sizeof answer) {
-        return DSP_E_BAD_PARAMETER;
+        return DSP_E_BAD_PARM;
     }
     session_execute(session_of(h), batch, (uint32_t) batch_bytes, &answer);
     __builtin_memcpy(reply, &answer, sizeof answer);

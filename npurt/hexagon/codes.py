@@ -233,6 +233,12 @@ ADVICE = (  # first match wins
         Advice(code, (), "the memory is mapped already, or the queue is open", REPORT)
         for code in (0x1A, 0x87, 0x8000_041A)
     ),
+    Advice(
+        0x8000_044E,
+        (),
+        "code on the DSP wanted memory that it may not touch, as it is mapped there",
+        REPORT,
+    ),
     Advice(0x8000_0455, (), "a buffer of the call is not aligned", REPORT),
     Advice(
         0x8000_042D,

@@ -96,6 +96,8 @@ SEEN = [
     (OPEN, 0x80000482, 0, DriverError, "signature"),
     (OPEN, 0x80000594, 0, DriverError, "versions"),
     (INVOKE, 0x80000465, 0, DriverError, "room"),
+    (INVOKE, 0x8000042D, 0, DriverError, "as many blocks"),
+    (INVOKE, 0x8000044E, 0, DriverError, "may not touch"),
 ]
 
 
@@ -136,6 +138,14 @@ OF_THE_SKEL = [int(code, 16) for code in re.findall(r"\(int\) (0x8000\w{4})", HA
 def test_what_our_own_code_on_the_dsp_answers_has_a_cause(code):
     assert len(OF_THE_SKEL) >= 12
     assert codes.decode(code, INVOKE).cause != codes.decode(0x7FFF_FFFF).cause
+
+
+def test_our_own_codes_on_the_dsp_are_called_as_in_the_header():
+    of_hap = re.findall(r"DSP_(E_\w+) = \(int\) (0x8000\w{4})", HAP)
+    ours = [f"AEE_{name.replace('_', '')}" for name, _ in of_hap]
+
+    assert len(of_hap) >= 7
+    assert ours == [codes.decode(int(code, 16)).name for _, code in of_hap]
 
 
 def test_an_errno_is_told_beside_what_the_cpu_said_only():
