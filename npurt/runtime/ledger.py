@@ -5,7 +5,7 @@ are counted by the program itself and read when somebody asks; the others are ad
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -85,14 +85,29 @@ class Report:
             for name, count in by_device.items()
             if count
         )
-        astray = [row for row in self.rows if row.calls and not row.offloaded]
+        astray = sum(map(len, self._astray().values()))
         checked = sum(row.verified for row in self.rows)
         failed = sum(row.failed for row in self.rows)
         products = sum(row.calls for row in self.rows if row.macs or row.verified)
         return (
-            f"offload: {shares or 'nothing ran'} ({self.device}); {len(astray)} fallbacks; "
+            f"offload: {shares or 'nothing ran'} ({self.device}); {astray} fallbacks; "
             f"verified {checked} of {products} products, {failed} wrong"
         )
+
+    def fallbacks(self) -> list[str]:
+        """Return a line for each reason why ops ran elsewhere than planned, and which they are."""
+        return [
+            f"{_which(rows)}: planned {planned}, ran on {actual}: {reason}"
+            for (planned, actual, reason), rows in self._astray().items()
+        ]
+
+    def _astray(self) -> dict[tuple[str, str, str], list[Row]]:
+        """Return what ran elsewhere than planned, by where and why."""
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.calls and not row.offloaded:
+                groups.setdefault((row.planned, row.actual, row.reason), []).append(row)
+        return groups
 
     def table(self) -> str:
         """Return the totals as aligned text, then fallbacks with their reasons, then the line."""
@@ -120,12 +135,7 @@ class Report:
             ).rstrip()
             for line in lines
         ]
-        text += [
-            f"{row.tensor or row.op}: planned {row.planned}, ran on {row.actual}: {row.reason}"
-            for row in self.rows
-            if row.calls and not row.offloaded
-        ]
-        return "\n".join([*text, *self.notes, self.line()])
+        return "\n".join([*text, *self.fallbacks(), *self.notes, self.line()])
 
     def to_json(self) -> str:
         """Return device, rows, totals, notes and the line as one JSON object."""
@@ -141,6 +151,14 @@ class Report:
 
     def __str__(self) -> str:
         return self.table()
+
+
+def _which(rows: Sequence[Row]) -> str:
+    """Name one op; of several, how many there are, the first and the last."""
+    names = ", ".join(row.tensor or row.op for row in rows)
+    if len(rows) == 1:
+        return names
+    return f"{len(rows)} ops, {names.partition(', ')[0]} to {names.rpartition(', ')[2]}"
 
 
 @dataclass(slots=True)

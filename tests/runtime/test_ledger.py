@@ -120,6 +120,24 @@ def test_an_op_without_a_tensor_that_went_elsewhere_is_named_by_its_class():
     assert "\ndelta net: planned fake, ran on cpu: no kernel\n" in Report((astray,), "x").table()
 
 
+def test_ops_that_went_astray_for_one_reason_share_a_line():
+    """A device that is given up has one long error for every op of a model."""
+    lost = [row("ffn_gate_up", f"blk.{i}.gate, blk.{i}.up", actual="cpu", calls=1) for i in (0, 1)]
+    other = row("output", "head", actual="cpu", reason="no kernel", calls=1)
+    for one in lost:
+        one.reason = "it is gone"
+    idle = row("ffn_down", "blk.9.ffn_down", actual="cpu", reason="it is gone")
+    report = Report((lost[0], other, lost[1], idle), "fake: x")
+
+    assert report.fallbacks() == [
+        "2 ops, blk.0.gate to blk.1.up: planned fake, ran on cpu: it is gone",
+        "head: planned fake, ran on cpu: no kernel",
+    ]
+    assert report.table().splitlines()[-3:] == [*report.fallbacks(), report.line()]
+    assert "; 3 fallbacks; " in report.line()
+    assert len(json.loads(report.to_json())["rows"]) == 4
+
+
 def test_a_row_is_kept_by_what_it_describes():
     ledger = Ledger("fake: x")
     first = ledger.row(row(tensor="a"))
