@@ -152,8 +152,9 @@ class RkDevice(Device):
             DeviceFull: There is no room for the results.
             DeviceLost: The NPU failed too often.
         """
+        work = self._run if len(x) <= MAX_ROWS else self._run_all
         with self._lock:
-            self._restarts.surviving(lambda: self._multiply(x, weights, outs), self._reopen)
+            self._restarts.surviving(functools.partial(work, x, weights, outs), self._reopen)
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
         """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
@@ -176,24 +177,21 @@ class RkDevice(Device):
             ((product, _),) = self._take_prepared([packed], len(a[rows]))
             product.run_i8(a[rows], y[rows])
 
-    def _multiply(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+    def _run_all(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+        for start in range(0, len(x), MAX_ROWS):
+            rows = slice(start, start + MAX_ROWS)
+            self._run(x[rows], weights, [out[rows] for out in outs], start)
+
+    def _run(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32], first: int = 0) -> None:
+        """Multiply at most `MAX_ROWS` rows; errors count them from *first*."""
         mine = [w for w in weights if isinstance(w, RkPacked) and w.device is self]
         if len(mine) < len(weights):
             raise LayoutError(
                 f"a weight of another device cannot multiply on {self.caps.name}",
                 remedy="pack it for this device",
             )
-        if len(x) <= MAX_ROWS:  # as a rule: no views are made
-            self._run(x, mine, outs)
-            return
-        for start in range(0, len(x), MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
-            self._run(x[rows], mine, [out[rows] for out in outs], start)
-
-    def _run(self, x: F32, mine: list[RkPacked], outs: Sequence[F32], first: int = 0) -> None:
-        """Multiply at most `MAX_ROWS` rows; errors count them from *first*."""
         for product, which in self._take_prepared(mine, rows_prepared(len(x))):
-            results = [outs[i] for i in which]
+            results = outs if len(which) == len(outs) else [outs[i] for i in which]
             if product.rows == len(x):
                 product.run(x, results, first)
             else:

@@ -1,5 +1,6 @@
 """A job as one call into C: the structs of `npurt_rk.h`, made once and run again and again."""
 
+import functools
 import os
 import weakref
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Run:
     ) -> None:
         self.names = [[call.request.name for call in (*lane.starts, *lane.ends)] for lane in lanes]
         self.first = 0  # row of x, for errors
-        self._address = ffi().from_buffer
+        self._address = functools.partial(ffi().from_buffer, ffi().typeof("float[]"))
         self._y: Any = ffi().NULL
         self._owned: list[Any] = [lanes, places, a, crew]
         self.table = ffi().new("npurt_rk_job *", {
@@ -198,7 +199,7 @@ class Run:
         Errors count the rows of x from *first*.
         """
         self.first = first
-        self.table.x = self._address("float[]", x)
+        self.table.x = self._address(x)
         self.table.y = self._y
         for i, out in enumerate(outs):
-            self._y[i] = self._address("float[]", out)
+            self._y[i] = self._address(out)
