@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npurt.errors import DeviceLost
+from npurt.errors import DeviceLost, SettingError
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.run import Crew, Lane, Run
@@ -79,6 +79,15 @@ def test_the_caller_is_the_thread_of_the_first_core_and_the_only_one_unless_aske
         assert "thread" not in opened.detail
         opened.close()
     simulator.set(STRICT)
+
+
+def test_a_setting_that_is_no_number_opens_nothing(simulator, monkeypatch):
+    monkeypatch.setenv("NPURT_ROCKET_THREADS", "many")
+    before = len(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(SettingError, match="NPURT_ROCKET_THREADS='many'"):
+        open_driver(simulator, ("rocket",))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_driver_that_is_forgotten_takes_its_threads_along(simulator, monkeypatch):
