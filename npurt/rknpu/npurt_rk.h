@@ -100,8 +100,8 @@ typedef int npurt_rk_ioctl(int fd, unsigned long number, void *argument);
  * Run a job: round x, put the marks, make the requests of each lane until one fails, look for the
  * marks, read the results.
  *
- * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a sum
- * is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double, rounded
+ * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a
+ * sum is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double, rounded
  * once; with add, once more.
  *
  * Returns 0, or what failed.

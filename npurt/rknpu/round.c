@@ -1,5 +1,5 @@
-/* Rounding: see npurt_rk.h.  Loops are written so that clang vectorises them; nothing depends on the
- * order. */
+/* Rounding: see npurt_rk.h.  Loops are written so that clang vectorises them; nothing depends on
+ * the order. */
 #include "npurt_rk.h"
 #include <math.h>
 #include <string.h>
