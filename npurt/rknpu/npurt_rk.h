@@ -19,8 +19,8 @@
  * Each row is padded with zeros to kp, multiplied by signs (kp of +-1; NULL: left as it is) and
  * transformed by an unnormalised Walsh-Hadamard matrix in every block of columns (a power of two
  * that divides kp; 1: not at all).  Then, in float32: scale = amax / 127, code = rint(z * (127 /
- * amax)); with two passes the rest follows in row m + i, low = rint((z * (127 / amax) - code) * 254),
- * so that z is about scale * (code + low / 254).  A row whose 127 / amax is not finite is zero.
+ * amax)); with two passes the rest follows in row m + i, low = rint((z * (127 / amax) - code) *
+ * 254), so that z is about scale * (code + low / 254).  A row whose 127 / amax is not finite is zero.
  *
  * codes: [passes * m][kp]; scales: [m]; scratch: kp floats.
  * Returns 0, or i + 1 when row i holds NaN or infinity or overflows in the transform.
@@ -101,8 +101,8 @@ typedef int npurt_rk_ioctl(int fd, unsigned long number, void *argument);
  * marks, read the results.
  *
  * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a
- * sum is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double, rounded
- * once; with add, once more.
+ * sum is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double,
+ * rounded once; with add, once more.
  *
  * Returns 0, or what failed.
  */
