@@ -5,6 +5,7 @@ it really multiplied, so that its results can be verified.
 """
 
 import abc
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +14,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import UnsupportedOp
+from npurt.errors import LayoutError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
@@ -78,12 +80,12 @@ class Packed(abc.ABC):
     tensor: QTensor  # what it was made from; the codes are the same
     device: "Device"
 
-    @property
+    @functools.cached_property
     def n(self) -> int:
         """Rows of the weight, columns of the result."""
         return self.tensor.shape[-2]
 
-    @property
+    @functools.cached_property
     def k(self) -> int:
         """Columns of the weight, the length of the sums."""
         return self.tensor.shape[-1]
@@ -121,6 +123,58 @@ class Packed(abc.ABC):
         roundings = self.k if group == 1 else 4 * self.k / group
         bound: F64 = UNIT * math.sqrt(roundings + 2) * np.sqrt((most**2).sum(axis=1))
         return bound
+
+
+def check_product(
+    device: "Device",
+    x: F32,
+    weights: Sequence[Packed],
+    outs: Sequence[F32],
+    *,
+    strided: bool = False,
+) -> None:
+    """Make sure that `Device.matmuls` can rely on what it is given.
+
+    It is asked before every product, so it takes a microsecond and no more.
+
+    Args:
+        strided: The device takes arrays that are not in C order, too.
+
+    Raises:
+        LayoutError: Something does not fit; kernels would read or write beyond it.
+    """
+    shape = x.shape
+    fits = x.dtype == FLOAT and len(shape) == 2 and (strided or x.flags.c_contiguous)
+    if fits and weights and len(weights) == len(outs):
+        rows, k = shape
+        for i, w in enumerate(weights):  # zip(strict=True) takes as long as all of this
+            out = outs[i]
+            if w.k != k or w.device is not device or out.shape != (rows, w.n):
+                break
+            if out.dtype != FLOAT or not (out.flags.writeable if strided else out.flags.carray):
+                break
+        else:
+            return
+    raise _misfit(device, x, weights, outs)
+
+
+def _misfit(
+    device: "Device", x: F32, weights: Sequence[Packed], outs: Sequence[F32]
+) -> LayoutError:
+    strangers = [w.device.caps.name for w in weights if w.device is not device]
+    if strangers:
+        return LayoutError(
+            f"a weight of another device ({strangers[0]}) cannot multiply on {device.caps.name}",
+            remedy="pack it for this device",
+        )
+    names = ", ".join(f"[{w.n}, {w.k}]" for w in weights)
+    results = ", ".join(f"{out.dtype} {list(out.shape)}" for out in outs)
+    return LayoutError(
+        f"x {x.dtype} {list(x.shape)}, weights {names or 'none'} and results {results or 'none'} "
+        "do not fit",
+        remedy="pass x [M, K] and a result [M, N] for each weight [N, K], all float32 in C order "
+        "(numpy.ascontiguousarray), results writeable",
+    )
 
 
 class Device(abc.ABC):
@@ -169,10 +223,16 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order."""
+        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order.
+
+        Raises:
+            LayoutError: They are not, or *w* is of another device.
+        """
 
     def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
         """`matmul` of one x with several weights: in one call to the device where it can."""
+        if len(weights) != len(outs):
+            raise _misfit(self, x, weights, outs)
         for w, out in zip(weights, outs, strict=True):
             self.matmul(x, w, out)
 

@@ -11,7 +11,7 @@ from npurt.cpu import abi, layout
 from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input, pointer
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
-from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed
+from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.quant.activations import quantize_activations
 from npurt.quant.tensor import QTensor
@@ -165,6 +165,7 @@ class CpuDevice(Device):
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
         """Write ``x @ w.T`` to *out*, in slices of `MAX_ROWS` rows."""
+        check_product(self, x, [w], [out])
         assert isinstance(w, CpuPacked)
         for start in range(0, len(x), MAX_ROWS):
             rows = slice(start, start + MAX_ROWS)

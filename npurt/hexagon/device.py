@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, Caps, DeltaNet, Device, MatMul, Packed
+from npurt.device import F32, F64, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import (
     DeviceFull,
     DeviceLost,
@@ -261,9 +261,11 @@ class HexagonDevice(Device):
         """Write the products of x with all weights to *outs*: one call where they fit one batch.
 
         Raises:
+            LayoutError: They do not fit; see `Device.matmul`.
             DeviceLost: The device died too often.
             NumericsError: *x* holds NaN or infinity.
         """
+        check_product(self, x, weights, outs, strided=True)
         with self._lock:
             self._surviving(lambda: self._multiply(x, weights, outs))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import F32, Caps, Device, MatMul, Packed
+from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import DriverError, LayoutError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
@@ -147,11 +147,12 @@ class RkDevice(Device):
         """Multiply x by each weight; those that are rounded alike run as one job.
 
         Raises:
-            LayoutError: A weight is not of this device.
+            LayoutError: They do not fit; see `Device.matmul`.
             NumericsError: x holds NaN or infinity.
             DeviceFull: There is no room for the results.
             DeviceLost: The NPU failed too often.
         """
+        check_product(self, x, weights, outs)
         work = self._run if len(x) <= MAX_ROWS else self._run_all
         with self._lock:
             self._restarts.surviving(functools.partial(work, x, weights, outs), self._reopen)
