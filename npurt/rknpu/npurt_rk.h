@@ -20,7 +20,8 @@
  * transformed by an unnormalised Walsh-Hadamard matrix in every block of columns (a power of two
  * that divides kp; 1: not at all).  Then, in float32: scale = amax / 127, code = rint(z * (127 /
  * amax)); with two passes the rest follows in row m + i, low = rint((z * (127 / amax) - code) *
- * 254), so that z is about scale * (code + low / 254).  A row whose 127 / amax is not finite is zero.
+ * 254), so that z is about scale * (code + low / 254).  A row whose 127 / amax is not finite is
+ * zero.
  *
  * codes: [passes * m][kp]; scales: [m]; scratch: kp floats.
  * Returns 0, or i + 1 when row i holds NaN or infinity or overflows in the transform.
