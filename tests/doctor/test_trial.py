@@ -1,6 +1,5 @@
 """Trials of a simulated DSP, well and ill, and of libraries that are not what they should be."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -120,11 +119,10 @@ def test_a_queue_that_nobody_reads_is_no_more_than_a_warning():
 
 
 def test_a_dsp_that_does_not_answer_is_given_up():
-    start = time.monotonic()
     seen = tried("delay=3+:600000", seconds=2)
     _, first = judged(seen)
 
-    assert time.monotonic() - start < 60
+    assert list(seen["steps"]) == STEPS[: STEPS.index("echo")]  # nobody waited for the answer
     assert seen["ended"] == "no answer within 2 s: echo"
     assert first.check.name == "transfer"
     assert "no answer within 2 s" in first.result.what
