@@ -1,7 +1,6 @@
 """The gated delta net under qemu-hexagon: one process per architecture."""
 
 import struct
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from npurt import build_hexagon
 from npurt.hexagon import delta
-from tests.hexagon.kernels import NEWEST
+from tests.hexagon.qemu import Program
 
 SOURCES = [Path(__file__).with_name("delta_driver.c"), build_hexagon.DSP / "kernels/delta.c"]
 
@@ -24,20 +23,11 @@ class Answer:
     words: np.ndarray  # int32 [N * H, words of a state]
 
 
-class Driver:
+class Driver(Program):
     """A running delta_driver.c."""
 
     def __init__(self, arch, folder):
-        program = build_hexagon.compile_program(SOURCES, folder / f"delta_{arch}", arch=arch)
-        cpu = f"v{min(int(arch[1:]), NEWEST)}"
-        self.process = subprocess.Popen(
-            ["qemu-hexagon", "-cpu", cpu, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        assert self.process.wait(timeout=10) == 0
+        super().__init__(arch, folder / f"delta_{arch}", SOURCES)
 
     def run(self, net, *, split=0, words=None):
         """Run *net* from *words*, by default its state's; *split* heads in a call of their own."""
@@ -48,18 +38,12 @@ class Driver:
         words = packed(net) if words is None else words
         numbers = tokens, sequences, shape.k_heads, shape.heads, shape.width
         job = struct.pack("<7IfI", *numbers, net.grouped, shape.gates, net.scale, split)
-        self.process.stdin.write(job + rows.tobytes() + words.tobytes())
-        self.process.stdin.flush()
-        failed, packets = struct.unpack("<2I", self._read(8))
+        self.send(job + rows.tobytes() + words.tobytes())
+        failed, packets = struct.unpack("<2I", self.read(8))
         y_shape = sequences, tokens, shape.heads * shape.along_v
-        y = np.frombuffer(self._read(4 * np.prod(y_shape)), np.float32).reshape(y_shape)
-        after = np.frombuffer(self._read(words.nbytes), np.int32).reshape(words.shape)
+        y = np.frombuffer(self.read(4 * np.prod(y_shape)), np.float32).reshape(y_shape)
+        after = np.frombuffer(self.read(words.nbytes), np.int32).reshape(words.shape)
         return Answer(bool(failed), packets, y, after)
-
-    def _read(self, nbytes):
-        data = self.process.stdout.read(nbytes)
-        assert len(data) == nbytes, f"the driver ended with {self.process.wait()}"
-        return data
 
 
 def packed(net):

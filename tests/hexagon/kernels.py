@@ -1,21 +1,19 @@
 """The kernels under qemu-hexagon: one process per architecture, given jobs one after another."""
 
 import struct
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from npurt import build_hexagon
 from npurt.hexagon import layout
 from npurt.hexagon.formats import BY_NAME
+from tests.hexagon.qemu import Program
 
 DRIVER = Path(__file__).with_name("kernel_driver.c")
 KERNELS = sorted((build_hexagon.DSP / "kernels").glob("*.c"))
 FILL = 0xA5  # what the driver fills outputs with
-NEWEST = 73  # that qemu knows; later programs run as this
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,11 @@ class Answer:
         return np.ascontiguousarray(self.y[:, : 4 * n]).view(np.float32)
 
 
-class Driver:
+class Driver(Program):
     """A running kernel_driver.c."""
 
     def __init__(self, arch, folder, sources=KERNELS):
-        program = build_hexagon.compile_program([DRIVER, *sources], folder / arch, arch=arch)
-        cpu = f"v{min(int(arch[1:]), NEWEST)}"
-        self.process = subprocess.Popen(
-            ["qemu-hexagon", "-cpu", cpu, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        assert self.process.wait(timeout=10) == 0
+        super().__init__(arch, folder / arch, [DRIVER, *sources])
 
     def run(self, x, image, fmt, n, *, group=32, tiles=None, split=0, pad=0):
         """Quantise *x* and multiply it by *tiles* (first, last) of *image*.
@@ -59,15 +48,8 @@ class Driver:
         number = BY_NAME[fmt].number
         job = struct.pack("<10I", m, k, n, group, number, 4 * k, y_stride, first, last, split)
         used = image.reshape(-1, layout.tile_bytes(BY_NAME[fmt], k))[first:last]
-        self.process.stdin.write(job + x.tobytes() + used.tobytes())
-        self.process.stdin.flush()
-        head = struct.unpack("<4I", self._read(16))
-        activations = np.frombuffer(self._read(head[3]), np.uint8)
-        y = np.frombuffer(self._read(m * y_stride), np.uint8).reshape(m, y_stride)
+        self.send(job + x.tobytes() + used.tobytes())
+        head = struct.unpack("<4I", self.read(16))
+        activations = np.frombuffer(self.read(head[3]), np.uint8)
+        y = np.frombuffer(self.read(m * y_stride), np.uint8).reshape(m, y_stride)
         return Answer(bool(head[0]), head[1], head[2], activations, y)
-
-    def _read(self, nbytes):
-        stream: IO[bytes] = self.process.stdout
-        data = stream.read(nbytes)
-        assert len(data) == nbytes, f"the driver ended with {self.process.wait()}"
-        return data
