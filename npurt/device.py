@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
+ALL = slice(None)
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
 
@@ -270,6 +271,8 @@ class Device(abc.ABC):
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.
 
+        What runs token by token has a `delta_state` instead.
+
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against it.
         """
@@ -278,17 +281,9 @@ class Device(abc.ABC):
             remedy="use CpuDevice.delta_net(), which takes heads of 16 to 128",
         )
 
-    def delta_form(self, net: DeltaNet) -> object:
-        """Return what this device has of the state of *net* beyond its float32; None: nothing."""
-        del net
-        return None
-
-    def resume_delta(self, net: DeltaNet, form: object) -> None:
-        """Go on from *form*, which was `delta_form` when the state of *net* was what it is again.
-
-        Without, a state that is put back has the precision of float32, and what follows other bits.
-        """
-        del net, form
+    def delta_state(self, net: DeltaNet) -> "DeltaState":
+        """Return the state of *net*, as it is now, to go forward from call to call."""
+        return DeltaState(self, net)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -299,3 +294,44 @@ class Device(abc.ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class DeltaState:
+    """The state of a delta net from call to call, in the form that its device has it in.
+
+    Nobody but this object knows what it is.  Here it is float32, in the array that *net* has it in.
+    """
+
+    def __init__(self, device: Device, net: DeltaNet) -> None:
+        self._device, self._values = device, net.state
+
+    def advance(self, net: DeltaNet) -> None:
+        """Run *net* from this state on, whatever `net.state` holds; if that fails, it stays.
+
+        Raises what `Device.delta_net` does.
+        """
+        self._device.delta_net(replace(net, state=self._values))
+
+    def write(self, values: F32) -> None:
+        """Become *values* ``[N, H, W (of v), W (of k)]``."""
+        self._values[...] = values
+
+    def keep(self) -> Any:
+        """Return what it is now, to `resume` from: all bits, which float32 may not have."""
+        return self._values.copy()
+
+    def resume(self, kept: Any) -> None:
+        """Become what `keep` returned."""
+        self._values[...] = kept
+
+    def values(self, kept: Any, heads: slice = ALL) -> F32:
+        """Return *heads* of what `keep` returned: float32 ``[N, H, W, W]``, not to be written to.
+
+        Needs no device: it may be gone.
+        """
+        values: F32 = kept[:, heads]
+        return values
+
+    def read(self, heads: slice = ALL) -> F32:
+        """Return what `values` would of what it is now."""
+        return self.values(self.keep(), heads)

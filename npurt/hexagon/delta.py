@@ -4,6 +4,7 @@ Pure: numpy arrays only.  dsp/kernels/delta.h describes both.  Letters: N sequen
 H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,19 +83,18 @@ def shape_of(net: DeltaNet) -> Shape:
 
 
 def write_rows(net: DeltaNet, shape: Shape, rows: F32) -> None:
-    """Write the tokens of *net* to *rows* ``[N, T, sum of parts]``."""
-    if shape.width < shape.along_k:
-        rows[:] = 0  # what pads heads
-    q, k, v, beta, decay = np.split(rows, np.cumsum(shape.parts)[:-1], axis=2)
-    for part, values in ((q, net.q), (k, net.k), (v, net.v)):
-        _heads(part, values.shape[2])[..., : shape.width] = values
-    beta[..., : shape.heads] = net.beta
-    if shape.gates:
-        padded = _heads(decay, shape.heads)
-        padded[..., : shape.width] = net.decay
-        padded[..., shape.width :] = net.decay[..., -1:]  # not one that would outlast them
-    else:
-        decay[..., : shape.heads] = net.decay[..., 0]
+    """Write the tokens of *net* to *rows* of x ``[N, T, sum of parts]``."""
+    padded = shape.width < shape.along_k  # or less than along_v
+    if padded:
+        rows[:] = 0
+    q, k, v, beta, decay = _fields(rows, shape)
+    q[..., : shape.width] = net.q
+    k[..., : shape.width] = net.k
+    v[..., : shape.width] = net.v
+    beta[..., : shape.heads, 0] = net.beta
+    decay[..., : shape.heads, : net.decay.shape[3]] = net.decay
+    if shape.gates and padded:
+        decay[..., shape.width :] = net.decay[..., -1:]  # not one that would outlast them
 
 
 def read_rows(rows: F32, shape: Shape, out: F32) -> None:
@@ -102,9 +102,38 @@ def read_rows(rows: F32, shape: Shape, out: F32) -> None:
     out[...] = _heads(rows, shape.heads)[..., : shape.width]
 
 
+def _fields(rows: F32, shape: Shape) -> list[F32]:
+    """View rows of x as q, k, v, beta and decay ``[N, T, heads, padded width]``."""
+    fields, start = [], 0
+    heads = shape.k_heads, shape.k_heads, shape.heads, -1, shape.heads if shape.gates else -1
+    for size, count in zip(shape.parts, heads, strict=True):
+        part = rows[..., start : start + size]
+        fields.append(_heads(part, size if count < 0 else count))
+        start += size
+    return fields
+
+
 def _heads(rows: F32, heads: int) -> F32:
     """View ``[N, T, heads * width]`` as ``[N, T, heads, width]``."""
-    return rows.reshape(*rows.shape[:2], heads, -1)
+    return rows.reshape(*rows.shape[:2], heads, rows.shape[2] // heads)
+
+
+def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
+    """Return what *state* ``[N, H, W, W]`` is after tokens, as `write_rows` has them, in double.
+
+    For a state whose device is gone: that is what the kernel approximates.
+    """
+    s, share = state.astype(np.float64), shape.heads // shape.k_heads
+    heads = np.arange(shape.heads)
+    of_k = heads // share if shape.grouped else heads % shape.k_heads
+    for part in rows:
+        _, ks, vs, betas, decays = (x.astype(np.float64) for x in _fields(part, shape))
+        for t in range(part.shape[1]):
+            k = ks[:, t, of_k, None, : shape.width]
+            v = vs[:, t, :, : shape.width, None]
+            s *= np.exp(decays[:, t, : shape.heads, None, : shape.width])
+            s += betas[:, t, : shape.heads, None] * (v - (s * k).sum(-1, keepdims=True)) * k
+    return s.astype(np.float32)
 
 
 def pack_state(state: F32, shape: Shape, words: I32) -> None:

@@ -3,7 +3,6 @@
 A DSP process that dies, or does not answer, is opened anew and the batch repeated; see `restart`.
 """
 
-import contextlib
 import itertools
 import os
 import threading
@@ -26,14 +25,14 @@ from npurt.errors import (
     LayoutError,
     UnsupportedOp,
 )
-from npurt.hexagon import delta, layout, probe, quantise, rounding
+from npurt.hexagon import delta, layout, probe, quantise, recurrence, rounding
 from npurt.hexagon.batch import Batch, Weight
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.formats import BY_NAME
 from npurt.hexagon.lib import SIMULATOR
 from npurt.hexagon.messages import MAX_N
 from npurt.hexagon.names import parse
-from npurt.hexagon.recurrence import Form, Recurrence
+from npurt.hexagon.recurrence import HexagonState
 from npurt.hexagon.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.store import Store
 from npurt.hexagon.way import Way
@@ -136,7 +135,7 @@ class HexagonDevice(Device):
         self._stores: list[Store] = []
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
         self._numbers = itertools.count()
-        self._recurrence = Recurrence()
+        self._states: weakref.WeakSet[HexagonState] = weakref.WeakSet()  # of delta nets
         self._restarts = Restarts(name, (DeviceLost, DeviceTimeout), GIVEN_UP)
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
@@ -243,7 +242,7 @@ class HexagonDevice(Device):
 
     def _with_room(self) -> Iterator[Store]:
         """Yield the sessions there are, and then another one if it can be had."""
-        yield from self._stores
+        yield from self._settled()
         if self._way.session is None:
             try:
                 self._stores.append(self._open_store())
@@ -270,8 +269,7 @@ class HexagonDevice(Device):
             self._surviving(lambda: self._multiply(x, weights, outs))
 
     def _multiply(self, x: F32, weights: Sequence[Any], outs: Sequence[F32]) -> None:
-        for store in self._stores:
-            store.transport.settle()
+        self._settled()
         for batch, which in self._parts(weights):
             if 0 < len(x) <= batch.rows:
                 batch.run(x, outs[which])
@@ -311,43 +309,50 @@ class HexagonDevice(Device):
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""
-        return self._recurrence.why_not(net)
+        return recurrence.why_not(net)
 
     @property
     def delta_error(self) -> float:
         """What is read of a row has 9 bits below its greatest element at the least."""
         return delta.ERROR
 
-    def delta_net(self, net: DeltaNet) -> None:
-        """Run *net* in integers (docs/decisions/011); of a net that fails the state stays.
+    def delta_state(self, net: DeltaNet) -> HexagonState:
+        """Return the state of *net*, which goes forward in integers (docs/decisions/011).
+
+        Its `advance` raises what `delta_net` does.
 
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against it.
-            DeviceFull: There is no room for its states.
-            DeviceLost: The device died too often.
-            NumericsError: *net* holds NaN or infinity.
         """
         if self.why_not_delta(net):
             super().delta_net(net)
-        with self._lock:
-            self._surviving(lambda: self._advance(net))
+        state = HexagonState(self._on_store, self._lock, net)
+        self._states.add(state)
+        return state
 
-    def _advance(self, net: DeltaNet) -> None:
+    def delta_net(self, net: DeltaNet) -> None:
+        """Run *net*, whose state goes there and comes back; a net that fails leaves it.
+
+        Raises:
+            UnsupportedOp: `why_not_delta` has a reason against it.
+            DeviceFull: There is no room for its state.
+            DeviceLost: The device died too often.
+            NumericsError: *net* holds NaN or infinity.
+        """
+        state = self.delta_state(net)
+        state.advance(net)
+        net.state[...] = state.read()
+
+    def _on_store(self, work: Callable[[Store], None]) -> None:
+        """Do *work* with the first session, on which all delta nets are, also when it dies."""
+        with self._lock:
+            self._surviving(lambda: work(self._settled()[0]))
+
+    def _settled(self) -> list[Store]:
+        """Return the sessions, none of which does what an interrupted call (Ctrl-C) began."""
         for store in self._stores:
             store.transport.settle()
-        if net.v.shape[1]:
-            self._recurrence.advance(net, self._stores[0])
-
-    def delta_form(self, net: DeltaNet) -> object:
-        """Return a copy of the integers that the state of *net* is; None when they are gone."""
-        with self._lock:
-            return self._recurrence.form(net)
-
-    def resume_delta(self, net: DeltaNet, form: object) -> None:
-        """Go on from *form*; a DSP that is lost over it is `delta_net`'s to tell of."""
-        if isinstance(form, Form):
-            with self._lock, contextlib.suppress(DriverError):
-                self._surviving(lambda: self._recurrence.resume(net, form, self._stores[0]))
+        return self._stores
 
     # --- Recovery ---------------------------------------------------------------------------------
 
@@ -388,7 +393,8 @@ class HexagonDevice(Device):
 
     def _release(self) -> None:
         self._packets = self.packets()
-        self._recurrence.forget()
+        for state in self._states:
+            state.leave()
         for store in self._stores:
             store.transport.close()
         self._stores.clear()

@@ -1,40 +1,71 @@
 """States of gated delta nets on the DSP, and the calls that take them through tokens.
 
-A caller's state is float32 in its own array.  Its form on the DSP is kept from call to call, and
-used as long as the array holds the very bits that were last written to it: that is compared, whole,
-so a state that somebody else has changed is never missed.
+A state stays in the memory that both share, in the form that delta.h describes.  What it was before
+a call is known all the same: the host keeps a copy from some tokens ago, and the rows of those that
+came since.  Sent again they give the same bits.  So a call that breaks off half-way spoils nothing.
 """
 
 import math
 import weakref
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from threading import RLock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, DeltaNet
+from npurt.device import ALL, F32, DeltaNet, DeltaState
 from npurt.errors import DeviceFull
 from npurt.hexagon import delta, messages
-from npurt.hexagon.delta import Shape
+from npurt.hexagon.delta import I32, Shape
 from npurt.hexagon.messages import Flag, Kind, Request
-from npurt.hexagon.rpcmem import LARGEST, Arena, Slice
+from npurt.hexagon.rpcmem import LARGEST
 from npurt.hexagon.store import SCRATCH_BYTES, Store
 
 MOST_TOKENS = 512  # of all sequences, in a batch
-MOST_STATES = 256  # that are kept
+MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
+
+OnStore = Callable[[Callable[[Store], None]], None]
 
 
-@dataclass(frozen=True, slots=True)
+def why_not(net: DeltaNet) -> str | None:
+    """Return None, or the first rule that *net* breaks."""
+    shape = delta.shape_of(net)
+    if shape.width % 16 or not 0 < shape.width <= delta.WIDEST:
+        return f"heads are {shape.width} wide, not a multiple of 16 up to {delta.WIDEST}"
+    if not 0 < shape.heads <= messages.MAX_HEADS or shape.heads % shape.k_heads:
+        return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
+    if net.decay.shape[3] not in (1, shape.width):
+        return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
+    if not 0 < shape.sequences <= MOST_TOKENS:
+        return f"{shape.sequences} sequences are none, or more than {MOST_TOKENS}"
+    if shape.sequences * sum(shape.row_bytes) > SCRATCH_BYTES:
+        return f"a token of all sequences takes more than {SCRATCH_BYTES} bytes"
+    if shape.state_bytes > LARGEST:
+        return f"its states take more than {LARGEST} bytes, the largest block that can be shared"
+    if not net.state.flags.c_contiguous:
+        return "the state is not contiguous"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """A state as it was on the DSP, and the float32 that the caller has of it."""
+    """What a state is: where it started, and the rows of x that it has gone through since."""
 
-    words: npt.NDArray[np.int32]
-    bits: npt.NDArray[np.uint32]
+    start: npt.NDArray[Any]  # float32 as the host gave it, or int32, words of the DSP
+    rows: tuple[F32, ...] = ()  # of one call each, [N, T, floats]
+    count: int = 0  # of them
 
 
-class States:
-    """The states of one net on the DSP, and the op that advances them."""
+class Memory:
+    """The state of one net in the memory of a session, and the call that advances it.
+
+    Attributes:
+        tokens: The most that one call takes, of each sequence.
+        floats: Of a row of x.
+    """
 
     def __init__(self, store: Store, shape: Shape) -> None:
         found = store.take(shape.state_bytes)
@@ -45,24 +76,22 @@ class States:
                 call="delta_net",
                 code=0,
             )
-        self._keep(*found)
+        arena, self._part = found
+        weakref.finalize(self, arena.give_back, self._part)
         self._shape = shape
-        self._last = shape.width - shape.along_v - 1  # float of a row of y that is read last
-        self._known: npt.NDArray[np.uint32] | None = None  # bits that the caller has been given
+        self._words: I32 = self._part.array.view(np.int32).reshape(-1, shape.words)
         self._scratch = store.scratch
-        fitting = store.scratch.nbytes // (shape.sequences * sum(shape.row_bytes))
-        self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
-        self._rows = shape.sequences * self.tokens
         self._widths = shape.row_bytes
+        self.floats = self._widths[0] // 4
+        fitting = store.scratch.nbytes // (shape.sequences * sum(self._widths))
+        self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
+        self._last = (shape.heads - 1) * shape.along_v + shape.width - 1  # number of y that is read
         self._prepare(store)
-
-    def _keep(self, arena: Arena, part: Slice) -> None:
-        self._part = part
-        weakref.finalize(self, arena.give_back, part)
 
     def _prepare(self, store: Store) -> None:
         shape, scratch = self._shape, self._scratch
         x_bytes, y_bytes = self._widths
+        rows = shape.sequences * self.tokens
         self._request = Request(1)
         op = self._op = self._request.ops[0]
         op["kind"] = Kind.DELTA
@@ -70,135 +99,141 @@ class States:
         op["k"], op["n"], op["format"] = shape.width, shape.heads, shape.k_heads
         op["group"] = shape.sequences
         op["scale"] = np.float32(shape.scale).view(np.uint32)
-        op["x"] = scratch.fd, 0, x_bytes * self._rows, x_bytes
+        op["x"] = scratch.fd, 0, x_bytes * rows, x_bytes
         op["w"] = self._part.block.fd, self._part.offset, self._part.nbytes, 0
-        op["y"] = scratch.fd, x_bytes * self._rows, y_bytes * self._rows, y_bytes
+        op["y"] = scratch.fd, x_bytes * rows, y_bytes * rows, y_bytes
         self._reply = messages.reply()
         self._send = store.transport.prepare(self._request.data, self._reply)
+        self._set_tokens(1)
 
-    def advance(self, net: DeltaNet) -> None:
-        """Run *net*; its state is written when all of it has been done.
+    def _set_tokens(self, tokens: int) -> None:
+        self._op["m"] = tokens
+        views, start = [], 0
+        for width in self._widths:
+            part = self._scratch.array[start : start + self._shape.sequences * tokens * width]
+            views.append(part.view(np.float32).reshape(self._shape.sequences, tokens, -1))
+            start += self._shape.sequences * self.tokens * width
+        self._x, self._y = views
+
+    def load(self, form: Form) -> None:
+        """Hold the state that *form* is; raises NumericsError and what `run` does."""
+        self._part.block.begin(write=True)
+        if form.start.dtype == np.float32:
+            delta.pack_state(form.start, self._shape, self._words)
+        else:
+            self._words[...] = form.start
+        self._part.block.end(write=True)
+        for rows in form.rows:
+            self.run(rows)
+
+    def run(self, rows: F32) -> F32:
+        """Take the state through *rows* ``[N, T, floats]``; return results, until the next run.
 
         Raises:
             DeviceLost: The DSP process is gone, or the call or its results did not arrive.
             DeviceTimeout: It did not answer in time.
-            NumericsError: The net holds NaN or infinity.
+            NumericsError: There is NaN or infinity in *rows*.
             DriverError: It refused.
         """
-        words, bits = self._words, net.state.view(np.uint32)
-        if not self._knows(bits):
-            self._part.block.begin(write=True)
-            delta.pack_state(net.state, self._shape, words)
-            self._part.block.end(write=True)
-        self._known = None
-        for start in range(0, net.v.shape[1], self.tokens):
-            self._run(net.after(start).first(self.tokens))
-        self._part.block.begin(write=False)
-        delta.unpack_state(words, self._shape, net.state)
-        self._part.block.end(write=False)
-        self._known = bits.copy()
-
-    @property
-    def _words(self) -> npt.NDArray[np.int32]:
-        return self._part.array.view(np.int32).reshape(-1, self._shape.words)
-
-    def _knows(self, bits: npt.NDArray[np.uint32]) -> bool:
-        return self._known is not None and np.array_equal(bits, self._known)
-
-    def form(self, net: DeltaNet) -> Form | None:
-        """Return a copy of what the DSP has of the state of *net*; None when it has none."""
-        if self._known is None or not self._knows(net.state.view(np.uint32)):
-            return None
-        self._part.block.begin(write=False)
-        words = self._words.copy()
-        self._part.block.end(write=False)
-        return Form(words, self._known)
-
-    def resume(self, form: Form) -> None:
-        """Go on from *form* when the caller's state is the one it belongs to."""
-        self._part.block.begin(write=True)
-        self._words[...] = form.words
-        self._part.block.end(write=True)
-        self._known = form.bits
-
-    def _run(self, net: DeltaNet) -> None:
-        sequences, tokens = net.v.shape[:2]
-        x, y = self._views(sequences, tokens)
-        self._op["m"] = tokens
+        if rows.shape[1] != self._x.shape[1]:
+            self._set_tokens(rows.shape[1])
         self._scratch.begin(write=True)
-        delta.write_rows(net, self._shape, x)
-        y[-1, -1, self._last] = math.nan
+        self._x[...] = rows
+        self._y[-1, -1, self._last] = math.nan
         self._scratch.end(write=True)
         self._request.next()
         self._send()
         messages.check(self._request, self._reply)
         self._scratch.begin(write=False)
-        delta.read_rows(y, self._shape, net.out)
+        y = self._y.copy()
         self._scratch.end(write=False)
-        messages.check_results([net.out[-1, -1, -1, -1]])
+        messages.check_results([y[-1, -1, self._last]])
+        return y
 
-    def _views(self, sequences: int, tokens: int) -> list[F32]:
-        """Return x and y ``[N, T, floats]`` in the scratch memory."""
-        views, start = [], 0
-        for width in self._widths:
-            part = self._scratch.array[start : start + sequences * tokens * width]
-            views.append(part.view(np.float32).reshape(sequences, tokens, -1))
-            start += self._rows * width
-        return views
-
-
-class Recurrence:
-    """States of the nets of a device, by the memory that their callers keep them in."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[tuple[int, Shape], States] = OrderedDict()
-
-    def why_not(self, net: DeltaNet) -> str | None:
-        """Return None, or the first rule that *net* breaks."""
-        shape = delta.shape_of(net)
-        if shape.width % 16 or not 0 < shape.width <= delta.WIDEST:
-            return f"heads are {shape.width} wide, not a multiple of 16 up to {delta.WIDEST}"
-        if not 0 < shape.heads <= messages.MAX_HEADS or shape.heads % shape.k_heads:
-            return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
-        if net.decay.shape[3] not in (1, shape.width):
-            return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
-        if not 0 < shape.sequences <= MOST_TOKENS:
-            return f"{shape.sequences} sequences are none, or more than {MOST_TOKENS}"
-        if shape.sequences * sum(shape.row_bytes) > SCRATCH_BYTES:
-            return f"a token of all sequences takes more than {SCRATCH_BYTES} bytes"
-        if shape.state_bytes > LARGEST:
-            return (
-                f"its states take more than {LARGEST} bytes, the largest block that can be shared"
-            )
-        if not net.state.flags.c_contiguous:
-            return "the state is not contiguous"
-        return None
-
-    def advance(self, net: DeltaNet, store: Store) -> None:
-        """Run *net* on the session of *store*; errors as `States.advance`, and DeviceFull."""
-        self._of(net, store).advance(net)
-
-    def form(self, net: DeltaNet) -> Form | None:
-        """Return a copy of what the DSP has of the state of *net*; None when it has none."""
-        states = self._states.get(_key(net))
-        return states.form(net) if states else None
-
-    def resume(self, net: DeltaNet, form: Form, store: Store) -> None:
-        """Go on from *form* on the session of *store*; raises DeviceFull."""
-        self._of(net, store).resume(form)
-
-    def _of(self, net: DeltaNet, store: Store) -> States:
-        key = _key(net)
-        states = self._states.pop(key, None) or States(store, key[1])
-        while len(self._states) >= MOST_STATES:
-            self._states.popitem(last=False)
-        self._states[key] = states
-        return states
-
-    def forget(self) -> None:
-        """Keep nothing: the session is gone."""
-        self._states.clear()
+    def copy(self) -> I32:
+        """Return what it holds."""
+        self._part.block.begin(write=False)
+        words = self._words.copy()
+        self._part.block.end(write=False)
+        return words
 
 
-def _key(net: DeltaNet) -> tuple[int, Shape]:
-    return net.state.ctypes.data, delta.shape_of(net)
+class HexagonState(DeltaState):
+    """The state of a net on a device; it outlives the memory that it has there.
+
+    Args:
+        on_store: Does something with the session there is, and again if that is lost over it.
+        lock: Of the device.
+    """
+
+    def __init__(self, on_store: OnStore, lock: RLock, net: DeltaNet) -> None:
+        self._on_store, self._lock = on_store, lock
+        self._shape = delta.shape_of(net)
+        self._form = Form(net.state.copy())
+        self._memory: Memory | None = None
+        self._there: Form | None = None  # what is in it; None: nobody knows
+
+    def advance(self, net: DeltaNet) -> None:
+        """See `DeltaState.advance`; errors as `HexagonDevice.delta_net`."""
+        self._on_store(partial(self._advance, net))
+
+    def _advance(self, net: DeltaNet, store: Store) -> None:
+        if self._memory is None:
+            self._memory = Memory(store, self._shape)
+        memory, form, tokens = self._memory, self._form, net.v.shape[1]
+        for start in range(0, tokens, memory.tokens):
+            part = net if tokens <= memory.tokens else net.after(start).first(memory.tokens)
+            rows = np.zeros((*part.v.shape[:2], memory.floats), np.float32)
+            delta.write_rows(part, self._shape, rows)
+            self._bring(memory, form)
+            self._there = None
+            delta.read_rows(memory.run(rows), self._shape, part.out)
+            form = self._there = _after(form, rows, memory)
+        self._form = form
+
+    def _bring(self, memory: Memory, form: Form) -> None:
+        """See to it that *form* is what *memory* holds."""
+        if self._there is not form:
+            self._there = None
+            memory.load(form)
+            self._there = form
+
+    def write(self, values: F32) -> None:
+        """See `DeltaState.write`."""
+        self._form = Form(values.copy())
+
+    def keep(self) -> Form:
+        """See `DeltaState.keep`: a form that takes a copy to go on from, and no call."""
+        with self._lock:
+            if self._form.rows and self._memory and self._there is self._form:
+                self._form = self._there = Form(self._memory.copy())
+            return self._form
+
+    def resume(self, kept: Form) -> None:
+        """See `DeltaState.resume`."""
+        self._form = kept
+
+    def values(self, kept: Form, heads: slice = ALL) -> F32:
+        """See `DeltaState.values`."""
+        shape = self._shape
+        if kept.rows:
+            return delta.passed(self.values(Form(kept.start)), kept.rows, shape)[:, heads]
+        if kept.start.dtype == np.float32:
+            return kept.start[:, heads]
+        words = kept.start.reshape(shape.sequences, shape.heads, -1)[:, heads]
+        values = np.empty((*words.shape[:2], shape.width, shape.width), np.float32)
+        delta.unpack_state(words.reshape(-1, shape.words), shape, values)
+        return values
+
+    def leave(self) -> None:
+        """Let go of the memory: its session ends."""
+        self.keep()
+        self._memory = self._there = None
+
+
+def _after(form: Form, rows: F32, memory: Memory) -> Form:
+    """Return what *form* is after *rows*, which *memory* has gone through."""
+    count = form.count + rows.shape[0] * rows.shape[1]
+    if count > MOST_ROWS:
+        return Form(memory.copy())
+    return Form(form.start, (*form.rows, rows), count)

@@ -5,7 +5,7 @@ copy of the states: to take tokens back, a copy goes forward again over the inpu
 is the same arithmetic on the same numbers, and a small part of a forward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from npurt.cpu.engine import empty
 from npurt.device import F32
 from npurt.llm.config import Config, DeltaHeads
+from npurt.runtime.slots import Slots
 
 COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
 SPACING = 32  # tokens between copies while tokens come one by one
@@ -27,7 +28,7 @@ class Recurrent:
     Letters: H heads, W their width, C channels of the convolution.
 
     Attributes:
-        states: By layer, ``[1 + COPIES, 1, H, W, W]``: slots, sequences, heads, rows along k.
+        states: By layer, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
         kept: By layer, ``[KEPT + taps - 1, C + 2 H]``; token t in row t % their number.
         context: Tokens before its own that the convolution sees.
         at: Number of tokens that the states have seen; None when a run was broken off.
@@ -36,10 +37,11 @@ class Recurrent:
 
     def __init__(self, config: Config, net: DeltaHeads) -> None:
         layers = [i for i in range(config.n_layers) if config.is_recurrent(i)]
-        shape = (1 + COPIES, 1, net.heads, net.width, net.width)
+        self._shape = net.heads, net.width, net.width
+        slots = (1 + COPIES, 1, *self._shape)
         rows, columns = KEPT + net.taps - 1, net.channels + 2 * net.heads
-        self.states: dict[int, F32] = {
-            i: empty(shape[0] * net.heads, net.width**2).reshape(shape) for i in layers
+        self.states = {
+            i: Slots(empty((1 + COPIES) * net.heads, net.width**2).reshape(slots)) for i in layers
         }
         self.kept: dict[int, F32] = {i: empty(rows, columns) for i in layers}
         self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
@@ -49,7 +51,7 @@ class Recurrent:
     def clear(self) -> None:
         """Forget everything."""
         for states in self.states.values():
-            states[0] = 0
+            states.write(0)
         self.at: int | None = 0
         self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
         self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
@@ -127,18 +129,24 @@ class Recurrent:
 
     # --- Snapshots ------------------------------------------------------------------------------
 
+    def layout(self, layer: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Yield shape and dtype of what `read` returns."""
+        kept = self.kept[layer]
+        yield self._shape, np.dtype(np.float32)
+        yield (self.context, kept.shape[1]), kept.dtype
+
     def read(self, layer: int) -> tuple[F32, F32]:
         """Return copies of the state ``[H, W, W]`` and of what the convolution will see."""
         assert self.at is not None, "a run was broken off"
         rows = np.arange(self.at - self.context, self.at)
         kept = self.kept[layer][rows % len(self.kept[layer])]
         kept[rows < 0] = 0
-        return self.states[layer][0, 0].copy(), kept
+        return self.states[layer].read()[0].copy(), kept
 
     def write(self, layer: int, state: F32, kept: F32, position: int) -> None:
         """Put what `read` returned at *position* back; `restored` says that all layers have it."""
         rows = np.arange(position - self.context, position)
-        self.states[layer][0, 0] = state
+        self.states[layer].write(state[None])
         self.kept[layer][rows % len(self.kept[layer])] = kept
 
     def restored(self, position: int) -> None:

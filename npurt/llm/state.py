@@ -108,9 +108,7 @@ class State:
         """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
-                state, kept = self.recurrent.states[layer], self.recurrent.kept[layer]
-                yield state.shape[2:], state.dtype
-                yield (self.recurrent.context, kept.shape[1]), kept.dtype
+                yield from self.recurrent.layout(layer)
             else:
                 values = self.cache.values[layer]
                 for _ in "kv":

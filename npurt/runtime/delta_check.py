@@ -8,7 +8,6 @@ is made of it by eps of itself, and the new row by eps of its norm; `Device.delt
 A single wrong head of a layer is found with the chance that it is the one looked at.
 """
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +17,25 @@ from npurt.device import F32, F64, DeltaNet
 LAMBDA = 8.0  # standard errors, as in `verify`
 
 
-def head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
-    """Return the part of *net* that one head is, beginning with *state* ``[N, H, W, W]``."""
+def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: float) -> bool:
+    """Say whether a head of *net* is right to *error*: its result and state.
+
+    Args:
+        net: After its run; its state is not looked at.
+        head: Which, chosen by chance.
+        before: The head's state before that, ``[N, 1, W, W]``.
+        after: Its state now.
+        error: `Device.delta_error`.
+    """
+    one = _head_of(net, head, before)
+    out, state, out_bound, state_bound = _recompute(one, LAMBDA * error)
+    with np.errstate(all="ignore"):  # what the device wrote may be any bits
+        near = abs(one.out[:, :, 0] - out) <= out_bound
+        return bool(near.all() and (_norm(after[:, 0] - state) <= state_bound).all())
+
+
+def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
+    """Return the part of *net* that one head is, beginning with its *state* ``[N, 1, W, W]``."""
     heads, k_heads = net.v.shape[2], net.k.shape[2]
     at = head // (heads // k_heads) if net.grouped else head % k_heads
     this, of_k = slice(head, head + 1), slice(at, at + 1)
@@ -31,25 +47,8 @@ def head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
         decay=net.decay[:, :, this],
         beta=net.beta[:, :, this],
         out=net.out[:, :, this],
-        state=state[:, this],
+        state=state,
     )
-
-
-def is_right(net: DeltaNet, before: F32, error: float, chance: random.Random) -> bool:
-    """Say whether a head of *net*, chosen by chance, is right to *error*: its result and state.
-
-    Args:
-        net: After its run.
-        before: Its state before that.
-        error: `Device.delta_error`.
-        chance: Chooses the head.
-    """
-    head = chance.randrange(net.v.shape[2])
-    one = head_of(net, head, before)
-    out, state, out_bound, state_bound = _recompute(one, LAMBDA * error)
-    with np.errstate(all="ignore"):  # what the device wrote may be any bits
-        near = abs(one.out[:, :, 0] - out) <= out_bound
-        return bool(near.all() and (_norm(net.state[:, head] - state) <= state_bound).all())
 
 
 def _recompute(net: DeltaNet, eps: float) -> tuple[F64, F64, F64, F64]:

@@ -22,6 +22,7 @@ from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Placed, Stacked
 from npurt.runtime.recurrence import RemoteDelta
 from npurt.runtime.remote import RemoteStep
+from npurt.runtime.slots import Slots
 from npurt.runtime.verify import Mode, Sampler
 
 
@@ -176,7 +177,7 @@ class Plan:
         self,
         conv: Convolution,
         net: DeltaNet,
-        slots: F32,
+        slots: Slots,
         control: npt.NDArray[np.int32],
         device: Device,
     ) -> None:
@@ -191,17 +192,19 @@ class Plan:
                 f"{device.caps.name} cannot take delta nets: {reason}",
                 remedy="leave strict mode to let the CPU do them",
             )
-        forms: dict[int, object] = {}
+        there = None
+        if not reason and device is not self._cpu:
+            accounts = self._cpu, self._ledger, self._sampler
+            there = RemoteDelta(device, *accounts, net, slots, control)
         for steps, again in ((self._steps, False), (self._replays, True)):
             host = self._last_host(steps)
             host.program.conv(conv, replay=again)
             host.label("replay" if again else "convolution")
-            if reason or device is self._cpu:
-                host.program.delta(net, slots=slots, control=control)
-                host.label("replay" if again else "delta net", device.caps.name, reason or "")
+            if there:
+                steps.append(there)
             else:
-                accounts = self._cpu, self._ledger, self._sampler
-                steps.append(RemoteDelta(device, *accounts, net, slots, control, forms))
+                host.program.delta(net, slots=slots.array, control=control)
+                host.label("replay" if again else "delta net", device.caps.name, reason or "")
 
     def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> None:
         """``out = x / rms(x) * weight * silu(gate)``, head by head."""

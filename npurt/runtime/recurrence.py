@@ -2,6 +2,7 @@
 
 import random
 import time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.delta_check import is_right
 from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
+from npurt.runtime.slots import Slots
 from npurt.runtime.verify import Mode, Sampler
 
 
@@ -19,9 +21,6 @@ class RemoteDelta:
     """A net whose state has slots, as `npurt.cpu.program.Program.delta` runs it.
 
     What its device cannot do, or does wrong, the CPU does, from then on.
-
-    Args:
-        forms: By slot, `Device.delta_form` of the state in it; shared by all who have these slots.
     """
 
     def __init__(
@@ -31,9 +30,8 @@ class RemoteDelta:
         ledger: Ledger,
         sampler: Sampler,
         net: DeltaNet,
-        slots: F32,
+        slots: Slots,
         control: npt.NDArray[np.int32],
-        forms: dict[int, object],
     ) -> None:
         self._planned = device.caps.name
         self._device = device
@@ -42,8 +40,8 @@ class RemoteDelta:
         self._sampler = sampler
         self._net = net
         self._slots = slots
+        slots.move(device.delta_state(net))
         self._control = control
-        self._forms = forms
         self._reason = ""
         self._chance = random.Random()
 
@@ -65,34 +63,32 @@ class RemoteDelta:
         start, saved, before = self._control.tolist()
         net = self._net.first(rows)
         if start:
-            self._slots[0] = self._slots[start]
-            self._device.resume_delta(net, self._forms.get(start))
-        if saved < 0:
-            before = 0
-        if before:
-            self._advance(net.first(before))
+            self._slots.resume(start)
         if saved >= 0:
-            self._slots[saved] = self._slots[0]
-            self._forms[saved] = self._device.delta_form(net)
-        if before < rows:
-            self._advance(net.after(before))
+            if before:
+                self._advance(net.first(before))
+                net = net.after(before)
+            self._slots.save(saved)
+        if net.v.shape[1]:
+            self._advance(net)
 
     def _advance(self, net: DeltaNet) -> None:
+        state = self._slots.state
         checked = self._device is not self._cpu and self._chosen(net)
-        before = net.state.copy() if checked else None
+        before = state.keep() if checked else None
         began, packets = time.perf_counter(), self._device.packets()
         try:
-            self._device.delta_net(net)
+            state.advance(net)
         except DriverError as error:
             self._take_over(f"{self._planned} failed: {error.what}")
-            self._cpu.delta_net(net)
+            self._slots.state.advance(net)
         self._ledger.notes += self._device.news()
         row = self._row()
         row.packets += self._device.packets() - packets if row.actual == self._planned else 0
         row.seconds += time.perf_counter() - began
         row.calls += 1
         row.rows += net.v.shape[1]
-        if before is not None and self._device is not self._cpu:
+        if checked and self._device is not self._cpu:
             self._verify(net, before, row)
 
     def _chosen(self, net: DeltaNet) -> bool:
@@ -112,16 +108,23 @@ class RemoteDelta:
             return
         self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
         self._device, self._reason = self._cpu, reason
+        self._slots.move(self._cpu.delta_state(self._net))
 
-    def _verify(self, net: DeltaNet, before: F32, row: Row) -> None:
+    def _verify(self, net: DeltaNet, before: Any, row: Row) -> None:
         row.verified += 1
-        if is_right(net, before, self._device.delta_error, self._chance):
+        state, head = self._slots.state, self._chance.randrange(net.v.shape[2])
+        values = state.values(before, slice(head, head + 1))
+        if self._is_right(net, head, values, self._device.delta_error):
             return
         row.failed += 1
+        state.resume(before)
         self._take_over(f"{self._planned} computed a wrong delta net")
-        net.state[...] = before
-        self._cpu.delta_net(net)
-        if not is_right(net, before, 2.0**10 * UNIT, self._chance):
+        self._slots.state.advance(net)
+        if not self._is_right(net, head, values, 2.0**10 * UNIT):
             raise VerificationFailed(
                 f"a delta net is wrong on {self._planned} and on the CPU", remedy=WRONG_TWICE
             )
+
+    def _is_right(self, net: DeltaNet, head: int, before: F32, error: float) -> bool:
+        after = self._slots.state.read(slice(head, head + 1))
+        return is_right(net, head, before, after, error)

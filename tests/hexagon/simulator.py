@@ -39,7 +39,9 @@ def process(domain=3):
 
 
 def kill(domain=3):
-    os.kill(process(domain), signal.SIGKILL)
+    number = process(domain)
+    assert number, f"there is no DSP {domain} to kill"  # 0 is this process and all its relatives
+    os.kill(number, signal.SIGKILL)
 
 
 class Product:

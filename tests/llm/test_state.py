@@ -180,7 +180,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence):
     the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
     """
     states = Recurrent(hybrid_config(), DeltaHeads(heads=1, k_heads=1, width=16, taps=4))
-    slots, kept = states.states[0].reshape(3, -1), states.kept[0]
+    slots, kept = states.states[0].array.reshape(3, -1), states.kept[0]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):

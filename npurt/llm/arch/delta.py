@@ -107,7 +107,7 @@ class DeltaLayer:
             eps=LENGTH_EPS,
         )
         slots = recurrent.states[layer]
-        plan.delta(conv, self._net(slots[0]), slots, recurrent.control, model.device)
+        plan.delta(conv, self._net(slots.array[0]), slots, recurrent.control, model.device)
         plan.gated_norm(
             self._read,
             self._mixed[:, net.channels :],
