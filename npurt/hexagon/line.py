@@ -73,6 +73,7 @@ class Line:
         if not self._line:
             raise MemoryError
         self._call, self._wait = lib().npurt_line_call, lib().npurt_line_wait
+        self._busy = lib().npurt_line_busy
         self._result = ffi().new("int64_t[3]")
         self._one = threading.Lock()
         self._last: Native | None = None  # kept: it may be under way
@@ -119,7 +120,7 @@ class Line:
 
     def is_busy(self) -> bool:
         """True while a call is under way, or waits for the thread."""
-        return bool(lib().npurt_line_busy(self._line))
+        return bool(self._busy(self._line))
 
     def serve(self) -> None:
         """Make calls until somebody rings; on the thread that shall make them."""
