@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+PROMPTS = (512,)
+GUESSES = (1, 2, 3, 4, 6, 8)
 COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
 
 
@@ -17,8 +19,8 @@ def add(verbs: Any) -> None:
         allow_abbrev=False,  # matmul's --n is no short form of --n-gen
     )
     parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE")
-    parser.add_argument("-p", "--n-prompt", type=_counts, default="512", metavar="N[,N]",
-                        help="tokens of each prefill test; 0: none")  # fmt: skip
+    parser.add_argument("-p", "--n-prompt", type=_counts, metavar="N[,N]",
+                        help="tokens of each prefill test, usually 512; 0: none")  # fmt: skip
     parser.add_argument("-n", "--n-gen", type=_counts, default="128", metavar="N[,N]",
                         help="tokens of each decode test; 0: none")  # fmt: skip
     parser.add_argument("-d", "--n-depth", type=int, default=0, help="tokens in the cache before")
@@ -40,8 +42,8 @@ def _add_spec(group: Any) -> None:
                        help="sweep the number of guesses over four prompts; needs -md")  # fmt: skip
     group.add_argument("-md", "--draft", metavar="FILE",
                        help="guess with a smaller model, or 'lookup': from the text")  # fmt: skip
-    group.add_argument("--draft-n", type=_counts, default="1,2,3,4,6,8", metavar="N[,N]",
-                       help="tokens to guess at once")  # fmt: skip
+    group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
+                       help="tokens to guess at once, usually 1,2,3,4,6,8")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
 
 
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
-    if args.spec or args.draft or args.plot:
+    if args.spec or args.draft or args.plot or args.draft_n is not None:
         return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
     rows = []
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         options = {"device": args.device, "n_threads": args.threads, "n_batch": args.batch_size}
         measured, report = bench(
             path,
-            prompts=args.n_prompt,
+            prompts=PROMPTS if args.n_prompt is None else args.n_prompt,
             generations=args.n_gen,
             depth=args.n_depth,
             repetitions=args.repetitions,
@@ -119,14 +121,14 @@ def run_spec(args: argparse.Namespace) -> int:
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
-    if args.compare or args.report or args.n_depth:
-        args.usage_error("--spec knows no --compare, --report and -d/--n-depth")
+    if args.compare or args.report or args.n_depth or args.n_prompt is not None:
+        args.usage_error("--spec knows no --compare, --report, -d/--n-depth and -p/--n-prompt")
     if args.plot:
         spec_table.require_plot(args.plot)
     rows = bench_spec(
         args.model[0],
         args.draft,
-        numbers=args.draft_n,
+        numbers=GUESSES if args.draft_n is None else args.draft_n,
         tokens=args.n_gen[0],
         repetitions=args.repetitions,
         device=args.device,

@@ -35,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
                 print(piece, end="", flush=True)
         report = llm.report()
         if args.json:
-            timing = dataclasses.asdict(llm.timing)
-            timing |= {
+            said = llm.timing.speculation
+            timing = dataclasses.asdict(llm.timing) | {
                 "prefill_rate": llm.timing.prefill_rate,
                 "decode_rate": llm.timing.decode_rate,
+                "speculation": said.figures() if said else None,
             }
             text = "".join(pieces)
             print(

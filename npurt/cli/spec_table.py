@@ -12,7 +12,8 @@ from typing import Any
 
 from npurt.errors import NpurtError
 
-COLUMNS = ("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup")
+COLUMNS = ("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup",
+           "with prompt")  # fmt: skip
 FORMATS = (".png", ".svg", ".pdf")
 
 Rows = Sequence[dict[str, Any]]
@@ -31,6 +32,7 @@ def table(rows: Rows) -> str:
             f"{row['accepted_length']:.3f}" if row["n"] else "",
             f"{row['tokens_per_second']:.2f}",
             f"{_speedup(row)}{'' if row['same_text'] else ', another text'}",
+            f"{row['total_speedup']:.2f}x",
         )
         for row in rows
     ]

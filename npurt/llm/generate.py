@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from npurt.device import F32
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.sampler import Sampler
+from npurt.llm.spec.controller import Controller
+from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Timing:
     generated_tokens: int = 0
     decode_seconds: float = 0.0
     finish: str = ""  # "end", "stop", "length" or "context"
+    speculation: Speculation | None = None  # None: nothing guessed
 
     @property
     def prefill_rate(self) -> float:
@@ -117,11 +120,18 @@ class Generation:
                 return []
             start = time.perf_counter()
             chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
-            if self._speculator is not None:
-                self._speculator.drafter.prepare([*history, *chosen])
             timing.prefill_seconds = time.perf_counter() - start
+            if self._speculator is not None:
+                timing.speculation = self._expect(self._speculator.controller)
             self._changes = llm.state.changes
         return chosen
+
+    def _expect(self, controller: Controller) -> Speculation:
+        """Tell *controller* what is known of the text to come; return its account."""
+        timing = self._timing
+        each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
+        room = self._llm.n_ctx - self._llm.n_tokens
+        return controller.begin(None if self._limit is None else min(self._limit, room), each)
 
     def _step(self, history: list[int]) -> list[int]:
         """Make sure that the context is as the last step left it; return what follows, if it can.

@@ -92,6 +92,11 @@ class Llama(Context):
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
+        if draft_max is not None and draft is None:
+            raise SettingError(
+                f"draft_max is {draft_max}, and nothing guesses",
+                remedy="name a draft (-md), or leave draft_max out",
+            )
         self.n_batch = integer("n_batch", n_batch, 1, MAX_ROWS)
         self.seed = optional_integer("seed", seed, 0)
         self.context_shift = context_shift

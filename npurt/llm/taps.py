@@ -64,9 +64,14 @@ class Taps:
 
         return copy
 
+    @property
+    def unread(self) -> int:
+        """Tokens whose values nobody read yet."""
+        return len(self.tokens) - self._start
+
     def flush(self) -> None:
         """Have everything read that was not."""
-        count = len(self.tokens) - self._start
+        count = self.unread
         if count:
             self.reader(self._values[:count].reshape(count, -1), self._start)
         self._start = len(self.tokens)

@@ -15,10 +15,11 @@ MODEL = tiny.path("qwen3", "q8_0")
 QUICK = ("bench", "--spec", "-m", MODEL, "-md", "lookup", "--draft-n", "1,2", "-n", 4, "-r", 1)
 ROW = {"model": "m.gguf", "draft": "lookup", "prompt": "p", "n": 0, "drafted": 0, "accepted": 0}
 ROW |= {"accept_rate": None, "accepted_length": 1.0, "tokens_per_second": 8.4, "speedup": 1.0}
+ROW |= {"total_speedup": 1.0}
 ROW |= {"same_text": True}
 # Q8_0 on HTP0, n = 9, in llama.cpp pull request 25166.
 NINE = ROW | {"n": 9, "drafted": 108, "accepted": 85, "accept_rate": 85 / 108}
-NINE |= {"accepted_length": 8.083, "tokens_per_second": 21.095, "speedup": 21.095 / 8.4}
+NINE |= {"accepted_length": 8.083, "tokens_per_second": 21.095, "speedup": 21.095 / 8.4, "total_speedup": 2.2}
 AUTO = NINE | {"n": "auto", "same_text": False}
 
 
@@ -30,12 +31,13 @@ def test_the_table_is_that_of_the_pull_request():
     head, _, plain, nine, auto = cells(spec_table.table([ROW, NINE, AUTO]))
 
     assert head == [
-        *("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup")
+        *("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup"),
+        "with prompt",
     ]
-    assert plain == ["p", "plain", "", "", "", "8.40", "1.00x"]
-    assert nine == ["p", "9", "108 / 85", "78.7 %", "8.083", "21.09", "2.51x"]
+    assert plain == ["p", "plain", "", "", "", "8.40", "1.00x", "1.00x"]
+    assert nine == ["p", "9", "108 / 85", "78.7 %", "8.083", "21.09", "2.51x", "2.20x"]
     assert auto[1] == "auto"
-    assert auto[-1] == "2.51x, another text"
+    assert auto[-2] == "2.51x, another text"
 
 
 def test_it_prints_four_prompts_for_people_and_for_scripts(npurt):
@@ -125,6 +127,7 @@ def test_a_place_for_no_drawing_is_refused(matplotlib, npurt, tmp_path, name):
         ("--spec",),
         ("-md", "lookup"),
         ("--plot", "a.png"),
+        ("--draft-n", "2"),
         ("--spec", "-md", "lookup", "-m", MODEL),
         ("--spec", "-md", "lookup", "-n", "8,9"),
     ],
@@ -133,7 +136,7 @@ def test_what_does_not_go_together_is_refused(npurt, arguments):
     assert_usage(npurt("bench", "-m", MODEL, *arguments), "--spec needs one")
 
 
-@pytest.mark.parametrize("flag", [("--compare", "a.json"), ("--report",), ("-d", 8)])
+@pytest.mark.parametrize("flag", [("--compare", "a.json"), ("--report",), ("-d", 8), ("-p", 512)])
 def test_a_flag_that_the_sweep_would_not_heed_is_refused(npurt, flag):
     assert_usage(npurt(*QUICK, *flag), "--spec knows no")
 

@@ -74,8 +74,8 @@ def test_right_guesses_are_all_taken_and_save_passes(llm):
 
     said = speculator.controller.speculation
     assert said.drafted == said.accepted == 32
-    assert said.steps == 8  # the first token comes from the prompt, then five a pass
-    assert said.accepted_length == 5
+    assert said.passes == 8  # the first token comes from the prompt, then five a pass
+    assert said.mean_accepted == 5
 
 
 def test_what_is_left_in_the_cache_is_what_plain_decoding_leaves(llm):

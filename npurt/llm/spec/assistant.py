@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from npurt.llm.model import Llama
 
 MAY_DIFFER = 128  # rows by which padded vocabularies differ (llama.cpp's rule)
+FEW = 8  # tokens that a draft model reads beside the one it guesses after, in the same pass
 SURE = 0.4  # a guess less likely than this, by the draft model itself, ends the draft
 
 
@@ -33,21 +34,30 @@ class Assistant(Drafter):
     def __init__(self, draft: "Llama", target: "Llama", sure: float = SURE) -> None:
         require_same_vocabulary(draft.file, target.file)
         self.name = f"draft model {draft.path.name}"
+        read, without = (sum(t.nbytes for t in model.tensors) for model in (draft, target))
+        self.share = read / without
         self._draft = draft
         self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
         self._sure = sure
 
+    def behind(self, history: Sequence[int]) -> int:
+        """Return how many tokens must be evaluated first; 0 if few, or if it cannot guess."""
+        count = len(self._ahead(history)) - 1
+        return count if count > FEW and len(history) <= self._draft.n_ctx else 0
+
     def prepare(self, history: Sequence[int]) -> None:
         """Evaluate all of *history* but its last token."""
-        ahead = self._catch_up(history)
-        if ahead is not None and len(ahead) > 1:
-            self._draft.eval_last(ahead[:-1])
+        ahead = self._ahead(history)[:-1]
+        if ahead:
+            self._draft.rewind(len(history) - 1 - len(ahead))
+            self._draft.eval_last(ahead)
 
     def propose(self, history: Sequence[int], most: int) -> list[int]:
         """Return up to *most* tokens, each the most likely after those before it."""
-        ahead = self._catch_up(history)
-        if ahead is None:
+        ahead = self._ahead(history)
+        if not ahead:
             return []
+        self._draft.rewind(len(history) - len(ahead))
         tokens: list[int] = []
         room = self._draft.n_ctx - len(history) + 1
         while len(tokens) < min(most, room):
@@ -59,14 +69,14 @@ class Assistant(Drafter):
             ahead = [token]
         return tokens
 
-    def _catch_up(self, history: Sequence[int]) -> list[int] | None:
-        """Forget what is not in *history*; return what is left to evaluate, if that can be."""
-        have = shared(self._draft.history, history[:-1])
-        ahead = list(history[have:])
-        if len(history) > self._draft.n_ctx or max(ahead) >= self._n_vocab:
-            return None
-        self._draft.rewind(have)
-        return ahead
+    def _ahead(self, history: Sequence[int]) -> Sequence[int]:
+        """Return what of *history* was not evaluated; nothing if the draft knows not all of it."""
+        ahead = history[shared(self._draft.state.tokens, history[:-1]) :]
+        return ahead if max(ahead) < self._n_vocab else ()
+
+    def forget(self) -> None:
+        """Empty the draft model's cache."""
+        self._draft.reset()
 
     def close(self) -> None:
         """Close the draft model."""
@@ -75,6 +85,9 @@ class Assistant(Drafter):
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many first tokens two texts share."""
+    count = min(len(a), len(b))
+    if list(a[:count]) == list(b[:count]):  # nearly always, and fast
+        return count
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

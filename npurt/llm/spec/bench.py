@@ -13,7 +13,8 @@ from typing import Any
 
 from npurt.errors import SettingError
 from npurt.llm.model import Llama
-from npurt.llm.spec.controller import Controller, Speculation
+from npurt.llm.spec.controller import Controller
+from npurt.llm.spec.speculation import Speculation
 
 EDIT = '''Rename the variable n to count and repeat the whole file, nothing else:
 
@@ -50,6 +51,7 @@ class _Run:
     text: str
     tokens: int
     rate: float  # tokens per second
+    seconds: float  # the prompt included
     said: Speculation
 
 
@@ -65,7 +67,8 @@ def bench_spec(
 ) -> list[dict[str, Any]]:
     """Sweep the number of guesses; return a row for each prompt and number.
 
-    A row says ``"n"``: 0 for plain decoding, ``"auto"`` for what the controller chose.
+    A row says ``"n"``: 0 for plain decoding, ``"auto"`` for what the controller chose; and
+    ``"speedup"`` of decoding, ``"total_speedup"`` of prompt and decoding together.
 
     Args:
         draft: What guesses, as for `Llama`; a draft may stop short of the number.
@@ -108,9 +111,13 @@ def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
     assert speculator is not None, "a model without what guesses"
     fixed = choice > 0
     speculator.controller = Controller(
-        choice if fixed else most, fixed=fixed, at_once=speculator.drafter.at_once
+        choice if fixed else most,
+        fixed=fixed,
+        at_once=speculator.drafter.at_once,
+        share=speculator.drafter.share,
     )
     llm.reset()
+    speculator.drafter.forget()
     llm.speculator = None if choice == PLAIN else speculator
     try:
         text = _answer(llm, prompt, tokens)
@@ -118,7 +125,8 @@ def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
         llm.speculator = speculator  # it closes with the model
     timing = llm.timing
     said = speculator.controller.speculation
-    return _Run(text, timing.generated_tokens, timing.decode_rate, said)
+    seconds = timing.prefill_seconds + timing.decode_seconds
+    return _Run(text, timing.generated_tokens, timing.decode_rate, seconds, said)
 
 
 def _answer(llm: Llama, prompt: str, tokens: int) -> str:
@@ -134,6 +142,7 @@ def _row(
     """Return the row of one choice; what is counted is that of the last run."""
     last, said = runs[-1], runs[-1].said
     ratios = [run.rate / base.rate for run, base in zip(runs, plain, strict=True) if base.rate]
+    totals = [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]
     assert llm.speculator is not None, "a model without what guesses"
     return {
         "model": llm.path.name,
@@ -146,9 +155,10 @@ def _row(
         "drafted": said.drafted,
         "accepted": said.accepted,
         "accept_rate": said.accepted / said.drafted if said.drafted else None,
-        "accepted_length": said.accepted_length or 1.0,
+        "accepted_length": said.mean_accepted or 1.0,
         "tokens_per_second": statistics.median(run.rate for run in runs),
         "speedup": statistics.median(ratios) if ratios else None,  # None: one token is no rate
+        "total_speedup": statistics.median(totals),
         "same_text": all(run.text == plain[0].text for run in runs),
         "samples": [run.rate for run in runs],
     }

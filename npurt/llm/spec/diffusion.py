@@ -10,7 +10,7 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.llm.gguf import GGUF
-from npurt.llm.spec.assistant import require_same_vocabulary
+from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
 from npurt.llm.spec.drafter import Drafter
 
@@ -45,6 +45,8 @@ class Diffusion(Drafter):
     def __init__(self, name: str, network: Network, target: "Context") -> None:
         self.name = f"block draft {name}"
         assert target.taps is not None, "a target whose residual stream is not kept"
+        read = network.fill_size * np.dtype(np.float32).itemsize
+        self.share = read / sum(tensor.nbytes for tensor in target.file.tensors.values())
         self._network = network
         self._target = target
         self._taps = target.taps
@@ -52,8 +54,13 @@ class Diffusion(Drafter):
         self._row = target.account("draft_layers")
         self._head = target.head(network.output_norm, network.shape.config.eps)
 
+    def behind(self, history: Sequence[int]) -> int:
+        """Return how many tokens' streams must be read first; 0 if few."""
+        del history
+        return self._taps.unread if self._taps.unread > FEW else 0
+
     def prepare(self, history: Sequence[int]) -> None:
-        """Read what the target made of the prompt."""
+        """Read what the target made of the tokens that were not read."""
         del history
         self._taps.flush()
 

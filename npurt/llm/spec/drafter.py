@@ -9,13 +9,22 @@ class Drafter(abc.ABC):
 
     name: str
     at_once = False  # several tokens cost no more than one
+    share = 0.0  # of the bytes that the model reads for a token, those read for a guess
+
+    def behind(self, history: Sequence[int]) -> int:
+        """Return how many tokens of *history* `prepare` would read, which takes a while."""
+        del history
+        return 0
 
     def prepare(self, history: Sequence[int]) -> None:  # noqa: B027  most need not
-        """Get ready to guess after *history*, while the prompt is evaluated."""
+        """Read all of *history* but its last token."""
 
     @abc.abstractmethod
     def propose(self, history: Sequence[int], most: int) -> list[int]:
         """Return up to *most* tokens that may follow *history*; none is a good answer too."""
+
+    def forget(self) -> None:  # noqa: B027  most read nothing
+        """Forget what was read."""
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """Release what it holds.  A second call does nothing."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from npurt.device import F32
+from npurt.llm.spec.assistant import probability
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter
 
@@ -25,7 +26,9 @@ class Speculator:
 
     def __init__(self, drafter: Drafter, most: int, *, fixed: bool = False) -> None:
         self.drafter = drafter
-        self.controller = Controller(most, fixed=fixed, at_once=drafter.at_once)
+        self.controller = Controller(
+            most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
+        )
 
     def step(self, llm: "Llama", history: list[int], room: int, choose: Choose) -> list[int]:
         """Return the tokens, at least one, that follow *history*, whose last is not evaluated yet.
@@ -39,20 +42,35 @@ class Speculator:
                 what is accepted and one token more.
         """
         start = time.perf_counter()
-        wanted = min(room, self.controller.choose())
+        behind = self.drafter.behind(history)
+        wanted = min(room, self.controller.choose(behind))
+        if behind and wanted > 0:
+            self.drafter.prepare(history)
+        ready = time.perf_counter()
         guesses = self.drafter.propose(history, wanted) if wanted > 0 else []
         drafted = time.perf_counter()
+        chosen = self._verify(llm, history, guesses, choose)
+        self.controller.observe(
+            len(guesses),
+            len(chosen) - 1,
+            drafted - ready,
+            time.perf_counter() - drafted,
+            wanted=max(wanted, 0),
+            behind=behind if wanted > 0 else 0,
+            read_seconds=ready - start,
+        )
+        return chosen
+
+    def _verify(
+        self, llm: "Llama", history: list[int], guesses: list[int], choose: Choose
+    ) -> list[int]:
+        """Return the *guesses* that are right, and one token more."""
         before = llm.n_tokens
         if guesses:
             chosen = choose(llm.eval([history[-1], *guesses]), guesses, history)
             llm.rewind(before + len(chosen))
-        else:
-            chosen = choose(llm.eval_last(history[-1:])[None], [], history)
-        self.controller.observe(
-            len(guesses),
-            len(chosen) - 1,
-            drafted - start,
-            time.perf_counter() - drafted,
-            wanted=max(wanted, 0),
-        )
-        return chosen
+            return chosen
+        logits = llm.eval_last(history[-1:])
+        if self.drafter.share and self.controller.curious:
+            self.controller.believe(probability(logits, int(logits.argmax())))
+        return choose(logits[None], [], history)
