@@ -6,6 +6,11 @@ numpy computes the same equations on the same states: in float64, which is the t
 in float32 without new arrays, which is the best it can do.  A token goes through several nets with
 states of their own, as in a model.  Every round takes the shortest of some bursts of each, so that
 a busy machine costs both sides alike; a ratio is of one round.
+
+    python bench/delta_net.py --hexagon
+
+What a token and layer costs the host when a Hexagon runs the net, beside the call to the DSP: all
+of it, copies of states and verification too, less the time inside remote_handle64_invoke.
 """
 
 import argparse
@@ -18,9 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
 from npurt.device import DeltaNet
+from npurt.hexagon.device import open_hexagon
+from npurt.llm.recurrent import SPACING
+from npurt.runtime.ledger import Ledger
+from npurt.runtime.recurrence import RemoteDelta
+from npurt.runtime.slots import Slots
+from npurt.runtime.verify import Mode, Sampler
 
 LAYERS = 8
 SIZES = {"Qwen3.5-0.8B": (16, 16, 128), "Qwen3.5-4B": (16, 32, 128), "64 wide": (16, 16, 64)}
@@ -102,13 +114,40 @@ def measure(
     return row
 
 
+def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dict[str, float]:
+    """Return microseconds of the host, a token and layer: median, mean and 90th percentile."""
+    control = np.array([0, -1, 0], np.int32)
+    with CpuDevice(1) as cpu, open_hexagon(device) as hexagon:
+        accounts = hexagon, cpu, Ledger(device), Sampler(Mode.SAMPLE)
+        nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
+        steps = [RemoteDelta(*accounts, net, Slots(net.state[None]), control) for net in nets]
+        line = hexagon._stores[0].transport._owned.caller._line
+        times = []
+        for token in range(1 + tokens):
+            control[1] = 1 if token % SPACING == 0 else -1  # as `Recurrent` does
+            for step in steps:
+                start = time.perf_counter_ns()
+                step.run(1, token, 0)
+                times.append((time.perf_counter_ns() - start - line.nanoseconds) / 1000)
+    host = times[LAYERS:]  # the first token sends the states
+    p50, p90 = np.percentile(host, [50, 90])
+    return {"median": float(p50), "mean": statistics.mean(host), "p90": float(p90)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="One token of a gated delta net, against numpy.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bursts", type=int, default=20)
+    parser.add_argument("--hexagon", nargs="?", const="hexagon:sim", metavar="DEVICE")
+    parser.add_argument("--tokens", type=int, default=64, help="with --hexagon")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.hexagon:
+        for name, sizes in SIZES.items():
+            row = beside_the_dsp(sizes, args.tokens, args.hexagon)
+            print(json.dumps({"size": name} | {key: round(us, 1) for key, us in row.items()}))
+        return
     engine = Engine(args.threads)
     rows = {name: measure(engine, s, args.rounds, args.bursts) for name, s in SIZES.items()}
     engine.close()

@@ -6,7 +6,7 @@ H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -82,35 +82,40 @@ def shape_of(net: DeltaNet) -> Shape:
     return Shape(n, net.k.shape[2], h, w, gates, net.grouped, net.scale)
 
 
-def write_rows(net: DeltaNet, shape: Shape, rows: F32) -> None:
-    """Write the tokens of *net* to *rows* of x ``[N, T, sum of parts]``."""
-    padded = shape.width < shape.along_k  # or less than along_v
-    if padded:
-        rows[:] = 0
-    q, k, v, beta, decay = _fields(rows, shape)
-    q[..., : shape.width] = net.q
-    k[..., : shape.width] = net.k
-    v[..., : shape.width] = net.v
-    beta[..., : shape.heads, 0] = net.beta
-    decay[..., : shape.heads, : net.decay.shape[3]] = net.decay
-    if shape.gates and padded:
-        decay[..., shape.width :] = net.decay[..., -1:]  # not one that would outlast them
+class Row(NamedTuple):
+    """Views of rows of x, as in `DeltaNet`: ``[N, T, heads, W]``, padding of heads included."""
+
+    q: F32
+    k: F32
+    v: F32
+    beta: F32  # [N, T, H]
+    decay: F32
+
+    @classmethod
+    def of(cls, x: F32, shape: Shape) -> Self:
+        """Return the parts of *x* ``[N, T, sum of parts]``."""
+        q, k, v, beta, decay = np.split(x, np.cumsum(shape.parts)[:-1], axis=2)
+        q, k, v = _heads(q, shape.k_heads), _heads(k, shape.k_heads), _heads(v, shape.heads)
+        decay = _heads(decay, shape.heads) if shape.gates else decay[..., : shape.heads, None]
+        return cls(q, k, v, beta[..., : shape.heads], decay)
+
+    def write(self, net: DeltaNet) -> None:
+        """Write the tokens of *net*, and what pads them."""
+        width = net.v.shape[3]
+        for part, values in ((self.q, net.q), (self.k, net.k), (self.v, net.v)):
+            part[..., :width] = values
+            if width < part.shape[3]:
+                part[..., width:] = 0
+        self.beta[...] = net.beta
+        gates = net.decay.shape[3]
+        self.decay[..., :gates] = net.decay
+        if gates < self.decay.shape[3]:
+            self.decay[..., gates:] = net.decay[..., -1:]  # not one that would outlast them
 
 
-def read_rows(rows: F32, shape: Shape, out: F32) -> None:
-    """Write results ``[N, T, H * Wv]`` to *out* ``[N, T, H, W]``."""
-    out[...] = _heads(rows, shape.heads)[..., : shape.width]
-
-
-def _fields(rows: F32, shape: Shape) -> list[F32]:
-    """View rows of x as q, k, v, beta and decay ``[N, T, heads, padded width]``."""
-    fields, start = [], 0
-    heads = shape.k_heads, shape.k_heads, shape.heads, -1, shape.heads if shape.gates else -1
-    for size, count in zip(shape.parts, heads, strict=True):
-        part = rows[..., start : start + size]
-        fields.append(_heads(part, size if count < 0 else count))
-        start += size
-    return fields
+def results(y: F32, shape: Shape) -> F32:
+    """View rows of y ``[N, T, H * Wv]`` as results ``[N, T, H, W]``."""
+    return _heads(y, shape.heads)[..., : shape.width]
 
 
 def _heads(rows: F32, heads: int) -> F32:
@@ -119,7 +124,7 @@ def _heads(rows: F32, heads: int) -> F32:
 
 
 def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
-    """Return what *state* ``[N, H, W, W]`` is after tokens, as `write_rows` has them, in double.
+    """Return what *state* ``[N, H, W, W]`` is after the tokens of *rows* of x, in double.
 
     For a state whose device is gone: that is what the kernel approximates.
     """
@@ -127,12 +132,12 @@ def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
     heads = np.arange(shape.heads)
     of_k = heads // share if shape.grouped else heads % shape.k_heads
     for part in rows:
-        _, ks, vs, betas, decays = (x.astype(np.float64) for x in _fields(part, shape))
+        row = Row.of(part, shape)
         for t in range(part.shape[1]):
-            k = ks[:, t, of_k, None, : shape.width]
-            v = vs[:, t, :, : shape.width, None]
-            s *= np.exp(decays[:, t, : shape.heads, None, : shape.width])
-            s += betas[:, t, : shape.heads, None] * (v - (s * k).sum(-1, keepdims=True)) * k
+            k = row.k[:, t, of_k, None, : shape.width].astype(np.float64)
+            v = row.v[:, t, :, : shape.width, None]
+            s *= np.exp(row.decay[:, t, :, None, : shape.width].astype(np.float64))
+            s += row.beta[:, t, :, None, None] * (v - (s * k).sum(-1, keepdims=True)) * k
     return s.astype(np.float32)
 
 

@@ -327,7 +327,8 @@ class HexagonDevice(Device):
         if self.why_not_delta(net):
             super().delta_net(net)
         state = HexagonState(self._on_store, self._lock, net)
-        self._states.add(state)
+        with self._lock:
+            self._states.add(state)
         return state
 
     def delta_net(self, net: DeltaNet) -> None:

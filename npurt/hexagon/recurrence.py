@@ -56,7 +56,11 @@ class Form:
 
     start: npt.NDArray[Any]  # float32 as the host gave it, or int32, words of the DSP
     rows: tuple[F32, ...] = ()  # of one call each, [N, T, floats]
-    count: int = 0  # of them
+    count: int = 0  # of their tokens
+
+    def __post_init__(self) -> None:
+        """Let nobody change it."""
+        self.start.flags.writeable = False
 
 
 class Memory:
@@ -64,7 +68,6 @@ class Memory:
 
     Attributes:
         tokens: The most that one call takes, of each sequence.
-        floats: Of a row of x.
     """
 
     def __init__(self, store: Store, shape: Shape) -> None:
@@ -82,7 +85,6 @@ class Memory:
         self._words: I32 = self._part.array.view(np.int32).reshape(-1, shape.words)
         self._scratch = store.scratch
         self._widths = shape.row_bytes
-        self.floats = self._widths[0] // 4
         fitting = store.scratch.nbytes // (shape.sequences * sum(self._widths))
         self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
         self._last = (shape.heads - 1) * shape.along_v + shape.width - 1  # number of y that is read
@@ -114,9 +116,11 @@ class Memory:
             views.append(part.view(np.float32).reshape(self._shape.sequences, tokens, -1))
             start += self._shape.sequences * self.tokens * width
         self._x, self._y = views
+        self._row = delta.Row.of(self._x, self._shape)
+        self._results = delta.results(self._y, self._shape)
 
     def load(self, form: Form) -> None:
-        """Hold the state that *form* is; raises NumericsError and what `run` does."""
+        """Hold the state that *form* is; raises what `run` does."""
         self._part.block.begin(write=True)
         if form.start.dtype == np.float32:
             delta.pack_state(form.start, self._shape, self._words)
@@ -124,31 +128,43 @@ class Memory:
             self._words[...] = form.start
         self._part.block.end(write=True)
         for rows in form.rows:
-            self.run(rows)
+            self._begin(rows.shape[1])
+            self._x[...] = rows
+            self._call()
 
-    def run(self, rows: F32) -> F32:
-        """Take the state through *rows* ``[N, T, floats]``; return results, until the next run.
+    def run(self, net: DeltaNet) -> F32:
+        """Take the state through *net*, write its results; return its rows ``[N, T, floats]``.
 
         Raises:
             DeviceLost: The DSP process is gone, or the call or its results did not arrive.
             DeviceTimeout: It did not answer in time.
-            NumericsError: There is NaN or infinity in *rows*.
+            NumericsError: There is NaN or infinity.
             DriverError: It refused.
         """
-        if rows.shape[1] != self._x.shape[1]:
-            self._set_tokens(rows.shape[1])
+        self._begin(net.v.shape[1])
+        self._row.write(net)
+        rows = self._x.copy()
+        self._call(net.out)
+        return rows
+
+    def _begin(self, tokens: int) -> None:
+        """Get ready for *tokens* rows in `_x`."""
+        if tokens != self._x.shape[1]:
+            self._set_tokens(tokens)
         self._scratch.begin(write=True)
-        self._x[...] = rows
+
+    def _call(self, out: F32 | None = None) -> None:
         self._y[-1, -1, self._last] = math.nan
         self._scratch.end(write=True)
         self._request.next()
         self._send()
         messages.check(self._request, self._reply)
         self._scratch.begin(write=False)
-        y = self._y.copy()
+        last = self._y[-1, -1, self._last]
+        if out is not None:
+            out[...] = self._results
         self._scratch.end(write=False)
-        messages.check_results([y[-1, -1, self._last]])
-        return y
+        messages.check_results([last])
 
     def copy(self) -> I32:
         """Return what it holds."""
@@ -183,12 +199,9 @@ class HexagonState(DeltaState):
         memory, form, tokens = self._memory, self._form, net.v.shape[1]
         for start in range(0, tokens, memory.tokens):
             part = net if tokens <= memory.tokens else net.after(start).first(memory.tokens)
-            rows = np.zeros((*part.v.shape[:2], memory.floats), np.float32)
-            delta.write_rows(part, self._shape, rows)
             self._bring(memory, form)
             self._there = None
-            delta.read_rows(memory.run(rows), self._shape, part.out)
-            form = self._there = _after(form, rows, memory)
+            form = self._there = _after(form, memory.run(part), memory)
         self._form = form
 
     def _bring(self, memory: Memory, form: Form) -> None:

@@ -38,12 +38,12 @@ class RemoteDelta:
         self._cpu = cpu
         self._ledger = ledger
         self._sampler = sampler
-        self._net = net
+        self._net, self._token = net, net.first(1)
         self._slots = slots
         slots.move(device.delta_state(net))
         self._control = control
-        self._reason = ""
         self._chance = random.Random()
+        self._row = self._row_of("")
 
     def prepare(self) -> None:
         """There is no secret to make."""
@@ -61,7 +61,7 @@ class RemoteDelta:
         """
         del position, head
         start, saved, before = self._control.tolist()
-        net = self._net.first(rows)
+        net = self._token if rows == 1 else self._net.first(rows)
         if start:
             self._slots.resume(start)
         if saved >= 0:
@@ -83,7 +83,7 @@ class RemoteDelta:
             self._take_over(f"{self._planned} failed: {error.what}")
             self._slots.state.advance(net)
         self._ledger.notes += self._device.news()
-        row = self._row()
+        row = self._row
         row.packets += self._device.packets() - packets if row.actual == self._planned else 0
         row.seconds += time.perf_counter() - began
         row.calls += 1
@@ -97,18 +97,18 @@ class RemoteDelta:
             return True
         return bool(self._sampler.choose(1))
 
-    def _row(self) -> Row:
-        return self._ledger.row(
-            Row("delta net", "", (), self._planned, self._device.caps.name, self._reason)
-        )
+    def _row_of(self, reason: str) -> Row:
+        name = self._device.caps.name
+        return self._ledger.row(Row("delta net", "", (), self._planned, name, reason))
 
     def _take_over(self, reason: str) -> None:
         """Let the CPU do it from now on."""
         if self._device is self._cpu:
             return
         self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
-        self._device, self._reason = self._cpu, reason
         self._slots.move(self._cpu.delta_state(self._net))
+        self._device = self._cpu
+        self._row = self._row_of(reason)
 
     def _verify(self, net: DeltaNet, before: Any, row: Row) -> None:
         row.verified += 1

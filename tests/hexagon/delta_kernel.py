@@ -34,7 +34,7 @@ class Driver(Program):
         shape = delta.shape_of(net)
         sequences, tokens = net.v.shape[:2]
         rows = np.empty((sequences, tokens, sum(shape.parts)), np.float32)
-        delta.write_rows(net, shape, rows)
+        delta.Row.of(rows, shape).write(net)
         words = packed(net) if words is None else words
         numbers = tokens, sequences, shape.k_heads, shape.heads, shape.width
         job = struct.pack("<7IfI", *numbers, net.grouped, shape.gates, net.scale, split)
@@ -57,7 +57,6 @@ def packed(net):
 def results(net, answer):
     """Return what an answer says of `out` and of the state, float32."""
     shape = delta.shape_of(net)
-    out, state = np.empty_like(net.out), np.empty_like(net.state)
-    delta.read_rows(answer.y, shape, out)
+    state = np.empty_like(net.state)
     delta.unpack_state(answer.words, shape, state)
-    return out, state
+    return delta.results(answer.y, shape), state

@@ -63,8 +63,7 @@ def modelled(net):
     """Return `out` and the state as the model of the kernels has them."""
     out, states = delta_model.run(net, packed(net))
     shape = delta.shape_of(net)
-    read = np.empty_like(net.out)
-    delta.read_rows(out, shape, read)
+    read = delta.results(out, shape)
     values = [s.integers * (s.gain[:, None] / 2**31) * np.ldexp(1.0, s.exponents) for s in states]
     w = shape.width
     return read, np.stack([v[:w, :w].T for v in values]).reshape(net.state.shape)
@@ -476,8 +475,8 @@ def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
     net = net_of(shape, seed)
     _, last, *_ = delta_oracle.delta(net)
     shape = delta.shape_of(net)
-    rows = np.zeros((*net.v.shape[:2], shape.row_bytes[0] // 4), np.float32)
-    delta.write_rows(net, shape, rows)
+    rows = np.full((*net.v.shape[:2], shape.row_bytes[0] // 4), np.nan, np.float32)
+    delta.Row.of(rows, shape).write(net)
     half = rows.shape[1] // 2
 
     done = delta.passed(net.state, (rows[:, :half], rows[:, half:]), shape)
