@@ -19,7 +19,12 @@ ROW |= {"total_speedup": 1.0}
 ROW |= {"same_text": True}
 # Q8_0 on HTP0, n = 9, in llama.cpp pull request 25166.
 NINE = ROW | {"n": 9, "drafted": 108, "accepted": 85, "accept_rate": 85 / 108}
-NINE |= {"accepted_length": 8.083, "tokens_per_second": 21.095, "speedup": 21.095 / 8.4, "total_speedup": 2.2}
+NINE |= {
+    "accepted_length": 8.083,
+    "tokens_per_second": 21.095,
+    "speedup": 21.095 / 8.4,
+    "total_speedup": 2.2,
+}
 AUTO = NINE | {"n": "auto", "same_text": False}
 
 

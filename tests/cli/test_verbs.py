@@ -79,6 +79,23 @@ def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
     assert held["report"]["line"].startswith("offload: 100.0 % of MACs on cpu")
 
 
+def test_run_says_in_json_how_guessing_went(npurt):
+    command = ("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
+    plain, guessed = npurt(*command), npurt(*command, "-md", "lookup")
+
+    assert json.loads(plain.out)["timing"]["speculation"] is None
+    said = json.loads(guessed.out)["timing"]["speculation"]
+    assert set(said) == {"drafted", "accepted", "passes", "mean_accepted", "speedup"}
+    assert said["passes"] + said["accepted"] == 11  # the first of 12 comes from the prompt
+    assert said["mean_accepted"] == 11 / said["passes"]
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_a_number_of_guesses_without_a_draft_is_refused(npurt, verb):
+    prompt = ("-p", "Hi") if verb == "run" else ()
+    assert_failed(npurt(verb, "-m", MODEL, *prompt, "--draft-max", 4), "draft_max", code=2)
+
+
 def test_flags_reach_the_library(npurt, monkeypatch):
     """Every flag of `run`, with a value that is not its default."""
     said = {}

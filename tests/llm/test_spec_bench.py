@@ -4,7 +4,9 @@ import pytest
 
 from npurt.errors import SettingError
 from npurt.llm.model import Llama
-from npurt.llm.spec.bench import PROMPTS, bench_spec
+from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.bench import PROMPTS, _row, _Run, bench_spec
+from npurt.llm.spec.speculation import Speculation
 from tests.llm import tiny
 
 MODEL = tiny.path("qwen3", "q8_0")
@@ -44,6 +46,30 @@ def test_a_model_that_drafts_for_itself_is_always_right(monkeypatch):
         assert row["accept_rate"] == 1.0
         assert row["accepted"] == row["drafted"] == 20 * n // (n + 1)
         assert row["accepted_length"] == n + 1
+
+
+def test_each_run_reads_the_prompt_anew(monkeypatch):
+    """What one run has read would be a gift to the next."""
+    read = []
+    prepare = Assistant.prepare
+    monkeypatch.setattr(
+        Assistant, "prepare", lambda self, ids: (read.append(len(ids)), prepare(self, ids))
+    )
+    long = ITSELF | {"prompts": {"one": "a b c d e f g h i j k l m n o p"}}
+    _, one, three, _ = bench_spec(MODEL, MODEL, **long, **OPTIONS)
+
+    assert len(read) >= 4  # two rounds of two
+    assert all(row["total_speedup"] > 0 for row in (one, three))
+
+
+def test_the_prompt_is_in_the_total():
+    """Text in half of its time, 4 seconds instead of 8, after 12 seconds of prompt and reading."""
+    plain = _Run("t", 8, 0.8, 20.0, Speculation())
+    fast = _Run("t", 8, 1.6, 16.0, Speculation())
+    with Llama(MODEL, draft="lookup", **OPTIONS) as llm:
+        row = _row(llm, "p", 2, [fast, fast], [plain, plain])
+
+    assert (row["speedup"], row["total_speedup"]) == (2.0, 1.25)
 
 
 def test_another_text_is_noticed(monkeypatch):
