@@ -11,7 +11,8 @@ from npurt.rknpu.forms import Form
 from npurt.rknpu.plan import Plan
 from npurt.rknpu.task import Task
 
-CLOCK_HZ = 1e9  # [HW] the vendor's governor; stock rocket leaves 200 MHz
+CLOCK_HZ = 1e9  # [HW] the vendor's governor
+STOCK_HZ = 200e6  # [HW] what stock rocket leaves the NPU at
 EFFICIENCY = 0.88  # [HW] best seen of the MAC array's peak
 CORE_BYTES_S = 11.1e9  # [HW] one core reading
 ALL_BYTES_S = 27.5e9  # [HW] three cores on LPDDR5; LPDDR4X boards less
@@ -50,20 +51,25 @@ def estimate(plan: Plan, *, chained: bool, submit_s: float = 0.0) -> Estimate:
     return Estimate(max(cores) + submit_s, macs, features, weights, results, len(every))
 
 
-def core_seconds(plans: Sequence[Plan], *, chained: bool) -> list[float]:
+def core_seconds(
+    plans: Sequence[Plan], *, chained: bool, clock_hz: float = CLOCK_HZ
+) -> list[float]:
     """Return how long each core is at work when *plans* are one job."""
     work: list[list[Task]] = [[] for _ in range(max(len(plan.tiles) for plan in plans))]
     for each in plans:
         for tasks, tiles in zip(work, each.tiles, strict=False):
             tasks += [tile.task for tile in tiles]
-    return task_seconds(work, chained=chained)
+    return task_seconds(work, chained=chained, clock_hz=clock_hz)
 
 
-def task_seconds(work: Sequence[Sequence[Task]], *, chained: bool) -> list[float]:
+def task_seconds(
+    work: Sequence[Sequence[Task]], *, chained: bool, clock_hz: float = CLOCK_HZ
+) -> list[float]:
     """Return how long each core is at work with its tasks, all cores at once."""
-    bandwidth = min(CORE_BYTES_S, BUS_BYTES * CLOCK_HZ, ALL_BYTES_S / len(work))
+    bandwidth = min(CORE_BYTES_S, BUS_BYTES * clock_hz, ALL_BYTES_S / len(work))
+    mac_s = EFFICIENCY * clock_hz
     return [
-        sum(_seconds(task, bandwidth, chained and len(tasks) > 1) for task in tasks)
+        sum(_seconds(task, bandwidth, mac_s, chained and len(tasks) > 1) for task in tasks)
         for tasks in work
     ]
 
@@ -73,8 +79,8 @@ def _bytes(task: Task) -> tuple[int, int, int]:
     return features, task.weight_bytes, task.m * task.n * task.form.out_bytes
 
 
-def _seconds(task: Task, bandwidth: float, chained: bool) -> float:
-    mac = task.m * task.k * task.n / mac_rate(task.form) / (EFFICIENCY * CLOCK_HZ)
+def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float:
+    mac = task.m * task.k * task.n / mac_rate(task.form) / mac_s
     features, weights, results = (size / bandwidth for size in _bytes(task))
     if chained:
         return max(mac, features + weights + results)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
-from npurt.errors import DriverError, LayoutError, UnknownDevice, UnsupportedOp
+from npurt.errors import DriverError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
@@ -21,15 +21,15 @@ from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.host import I8, I32
 from npurt.rknpu.memory import Buffer
-from npurt.rknpu.numerics import Rounded, best, given
-from npurt.rknpu.product import Product
+from npurt.rknpu.numerics import Rounded, Scheme, best, given
+from npurt.rknpu.product import FEW_ROWS, Product, rows_within
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Simulator, System
 from npurt.rknpu.weights import PartOnNpu, RkPacked
 
 RESTART_SECONDS = 5.0  # that a driver may take to be back
 KEPT = 1024  # prepared calls
-MAX_ROWS = 512  # of one product
+MAX_ROWS = 512  # of one product; jobs that take long have fewer
 SMALLEST_BUFFER = 4096
 DRIVERS = {  # by what follows "rknpu:"
     "": detect.DRIVERS,
@@ -153,9 +153,9 @@ class RkDevice(Device):
             DeviceLost: The NPU failed too often.
         """
         check_product(self, x, weights, outs)
-        work = self._run if len(x) <= MAX_ROWS else self._run_all
+        mine = [w for w in weights if isinstance(w, RkPacked)]  # all of them: it was checked
         with self._lock:
-            self._restarts.surviving(functools.partial(work, x, weights, outs), self._reopen)
+            self._restarts.surviving(functools.partial(self._run, x, mine, outs), self._reopen)
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
         """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
@@ -173,25 +173,40 @@ class RkDevice(Device):
         return y
 
     def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
-        for start in range(0, len(a), MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
+        step = self._most_rows([packed], len(a))
+        for start in range(0, len(a), step):
+            rows = slice(start, start + step)
             ((product, _),) = self._take_prepared([packed], len(a[rows]))
             product.run_i8(a[rows], y[rows])
 
-    def _run_all(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
-        for start in range(0, len(x), MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
-            self._run(x[rows], weights, [out[rows] for out in outs], start)
+    def _run(self, x: F32, weights: list[RkPacked], outs: Sequence[F32]) -> None:
+        step = self._most_rows(weights, len(x))
+        if len(x) <= step:
+            self._run_at_once(x, weights, outs)
+            return
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            self._run_at_once(x[rows], weights, [out[rows] for out in outs], start)
 
-    def _run(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32], first: int = 0) -> None:
-        """Multiply at most `MAX_ROWS` rows; errors count them from *first*."""
-        mine = [w for w in weights if isinstance(w, RkPacked) and w.device is self]
-        if len(mine) < len(weights):
-            raise LayoutError(
-                f"a weight of another device cannot multiply on {self.caps.name}",
-                remedy="pack it for this device",
+    def _most_rows(self, weights: list[RkPacked], rows: int) -> int:
+        """Return how many of *rows* to multiply at once, so that no job takes too long."""
+        if rows <= FEW_ROWS:
+            return FEW_ROWS
+        return min(
+            rows_within(
+                self._driver.planned_s,
+                tuple(part.plan for i in which for part in weights[i].parts),
+                scheme.passes,
+                MAX_ROWS,
             )
-        for product, which in self._take_prepared(mine, rows_prepared(len(x))):
+            for scheme, which in _by_scheme(weights)
+        )
+
+    def _run_at_once(
+        self, x: F32, weights: list[RkPacked], outs: Sequence[F32], first: int = 0
+    ) -> None:
+        """Multiply at most `_most_rows`; errors count them from *first*."""
+        for product, which in self._take_prepared(weights, rows_prepared(len(x))):
             results = outs if len(which) == len(outs) else [outs[i] for i in which]
             if product.rows == len(x):
                 product.run(x, results, first)
@@ -213,8 +228,7 @@ class RkDevice(Device):
 
     def _prepare(self, weights: list[RkPacked], rows: int) -> Iterator[tuple[Product, list[int]]]:
         """Yield a product for each scheme, and which of the weights it has."""
-        for scheme in dict.fromkeys(w.scheme for w in weights):
-            which = [i for i, w in enumerate(weights) if w.scheme is scheme]
+        for _, which in _by_scheme(weights):
             yield Product(self._driver, [weights[i] for i in which], rows, self._take), which
 
     def _forget(self, prepared: "Prepared") -> None:
@@ -265,6 +279,12 @@ class RkDevice(Device):
 
 
 Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
+
+
+def _by_scheme(weights: Sequence[RkPacked]) -> Iterator[tuple[Scheme, list[int]]]:
+    """Yield each scheme, and which of the weights have it."""
+    for scheme in dict.fromkeys(w.scheme for w in weights):
+        yield scheme, [i for i, w in enumerate(weights) if w.scheme is scheme]
 
 
 def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:

@@ -128,6 +128,7 @@ class Driver(abc.ABC):
 
     Attributes:
         deadline_s: Seconds that a job may take at most.
+        planned_s: Seconds that a job with many rows may take at the slowest clock, by the model.
         name: Of the kernel's driver.
         detail: Version and node, for people.
         spaces: The address space of each core.
@@ -136,6 +137,7 @@ class Driver(abc.ABC):
     """
 
     deadline_s = math.inf
+    planned_s = math.inf
     name: str
     detail: str
     spaces: tuple[Space, ...]

@@ -4,6 +4,7 @@ Its program is proven and loaded once.  Then a run is: round x into the NPU's me
 what it wrote.  Nothing of it is built again.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,15 +13,32 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
+from npurt.rknpu.cost import STOCK_HZ, core_seconds
 from npurt.rknpu.driver import Driver, Job, Work
 from npurt.rknpu.host import I8, I32
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.memory import Buffer
 from npurt.rknpu.numerics import half_scales
-from npurt.rknpu.plan import LINE, Block, Plan, padded, plan
+from npurt.rknpu.plan import LINE, Block, Plan, WeightPlan, padded, plan
 from npurt.rknpu.run import Rectangle, Target
 from npurt.rknpu.task import Task
 from npurt.rknpu.weights import PartOnNpu, RkPacked
+
+FEW_ROWS = 16  # that every weight in scope has the time for
+
+
+@functools.lru_cache(maxsize=1024)
+def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
+    """Return how many rows a job with *weights* may have to take *seconds* at `STOCK_HZ`.
+
+    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.
+    """
+    while most > FEW_ROWS:
+        plans = [plan(each, most * passes, Layout.ROW) for each in weights]
+        if max(core_seconds(plans, chained=False, clock_hz=STOCK_HZ)) <= seconds:
+            break
+        most //= 2
+    return most
 
 
 class Region(NamedTuple):

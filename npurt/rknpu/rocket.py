@@ -19,6 +19,9 @@ from npurt.rknpu.run import Call, Crew, Lane
 from npurt.rknpu.system import System, ffi
 
 BACKSTOP_S = 10.0
+# The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
+# of that is left for what the cost model does not know.
+PLANNED_S = 0.25
 
 
 class RocketSpace(Space):
@@ -62,6 +65,7 @@ class RocketDriver(Driver):
 
     name = uapi.NAME
     chained = False
+    planned_s = PLANNED_S
 
     def __init__(
         self, system: System, fds: Sequence[int], node: str, *, threads: bool = False

@@ -75,6 +75,14 @@ static bool check_step(struct why *why, const struct step *step, const struct pr
            refuse(why, "the chain goes on, but task_number ends it");
 }
 
+/* A job of rocket that is at work for too long ends like one that hangs. */
+static bool in_time(const struct run *run, const struct segment *segment)
+{
+    return run->job->driver != ROCKET || segment->ns + run->cost.ns <= JOB_TIMEOUT_MS * 1e6 ||
+           refuse(run->why, "%s: by the model the job takes more than %d ms at %.0f MHz",
+                  run->cost.shape, JOB_TIMEOUT_MS, settings.mhz[ROCKET]);
+}
+
 static bool execute(struct run *run, struct walk *walk, const struct program *program)
 {
     struct matmul mm;
@@ -83,10 +91,13 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
         return flying_run(run);
     }
     if (!matmul_check(run, program->enable, &mm) ||
-        !matmul_reuse(run, &mm, walk->has_last ? &walk->last : NULL) || !matmul_run(run, &mm)) {
+        !matmul_reuse(run, &mm, walk->has_last ? &walk->last : NULL)) {
         return false;
     }
     cost_matmul(&mm, job->driver, job->cores, run->chained, &run->cost);
+    if (!in_time(run, walk->segment) || !matmul_run(run, &mm)) {
+        return false;
+    }
     walk->last = mm;
     walk->has_last = job->driver == RKNPU;
     return true;

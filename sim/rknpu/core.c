@@ -14,8 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { JOB_TIMEOUT_MS = 500 }; /* rocket_job.c */
-static const double MS = 1e6;  /* ns */
+static const double MS = 1e6; /* ns */
 
 struct core {
     struct worker worker;
@@ -112,13 +111,13 @@ static void hang(struct core *core, const struct segment *segment)
     const double ms = settings.hang_ms > 0 ? settings.hang_ms : JOB_TIMEOUT_MS;
     const uint64_t deadline = driver == ROCKET ? now_ns() + (uint64_t) (ms * MS) : 0;
     report_refused(driver, core->worker.index, core->worker.why.text);
+    segment->job->tasks_done = segment->done; /* who gives up meanwhile tells it */
     core->hangs = true;
     sim_changed();
     while (core->hangs && sim_wait(deadline)) {
     }
     core->hangs = false;
     segment->job->error = driver == ROCKET ? ECANCELED : ETIMEDOUT;
-    segment->job->tasks_done = segment->done;
     if (driver == ROCKET) {
         sim_log(1, "rocket core %d: NPU job timed out", core->worker.index);
     }

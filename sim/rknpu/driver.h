@@ -120,6 +120,7 @@ struct segment { /* a job's work for one core */
     uint32_t done;
     double ns; /* by the model */
 };
+enum { JOB_TIMEOUT_MS = 500 }; /* rocket_job.c: a job of rocket, all its tasks together */
 bool cores_start(enum driver driver);
 void core_submit(struct segment *segment);
 /* What waits for a core, of a file or one job, will not run. */

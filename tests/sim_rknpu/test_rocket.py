@@ -295,6 +295,38 @@ def test_a_hung_job_takes_as_long_as_the_kernel_waits(bench):
     assert time.monotonic() - started >= 0.5
 
 
+def jobs_end(benches, mhz):
+    """Run a job of several tasks at a clock; return for each whether its output was written."""
+    client.configure(f"rocket_mhz={mhz} log=0")
+    for each in benches:
+        each.fill()
+    benches[0].driver.run(
+        [(each.list.iova, len(each.words)) for each in benches],
+        [x for each in benches for x in (each.list, each.a, each.b)],
+        [each.c for each in benches],
+    )
+    return [not each.untouched() for each in benches]
+
+
+def test_a_job_ends_when_all_its_tasks_together_take_longer_than_the_kernel_lets_them(driver):
+    """The model: 88 % of 1024 products a cycle, 16 bytes of features before and of results after.
+
+    A SUBMIT, 52 us, is less than the per cent that is left to either side.
+    """
+    m, k, n = 256, 1024, 2048
+    task = Task(m, k, n)
+    cycles = m * k * n / 1024 / 0.88 + (m * k + 4 * m * n) / 16
+    benches = [Bench(driver, task, *operands(task)) for _ in range(2)]
+    alone = cycles / 0.5 / 1e6  # MHz at which it takes 0.5 s
+
+    assert jobs_end(benches[:1], 1.01 * alone) == [True]
+    assert jobs_end(benches[:1], 0.99 * alone) == [False]
+    assert f"more than 500 ms at {0.99 * alone:.0f} MHz" in client.report()["last_refusal"]
+    assert jobs_end(benches, 2.02 * alone) == [True, True]
+    assert jobs_end(benches, 1.98 * alone) == [True, False]
+    assert client.report()["last_refusal"].startswith("task 1: ")
+
+
 def test_three_files_run_on_three_cores(driver):
     others = [Rocket(), Rocket()]
     for each in (driver, *others):

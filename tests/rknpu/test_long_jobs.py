@@ -1,0 +1,118 @@
+"""No job takes so long that the kernel ends it: rocket gives all its tasks half a second."""
+
+import numpy as np
+import pytest
+
+from npurt.errors import DeviceLost, NumericsError
+from npurt.rknpu import cost
+from npurt.rknpu.device import MAX_ROWS, open_rknpu
+from npurt.rknpu.forms import FORMS
+from npurt.rknpu.layout import Layout
+from npurt.rknpu.plan import plan, plan_weights
+from npurt.rknpu.product import rows_within
+from npurt.rknpu.rocket import PLANNED_S, RocketDriver
+from tests.rknpu.conftest import STRICT
+from tests.rknpu.test_device import by_scheme, inputs, multiply, tensor
+
+SLOWER = 200  # than the stock clock, so that small products take long: all that the model counts
+CLOCK = f"rocket_mhz={cost.STOCK_HZ / 1e6 / SLOWER}"  # then goes by the clock
+OUTPUTS = [(49152, 576), (151936, 896), (151936, 1536), (152064, 3584), (128256, 4096)]
+
+
+@pytest.fixture
+def slow(simulator):
+    """The simulator, with a clock at which small products take long."""
+    simulator.set(f"reload=1 {STRICT} {CLOCK}")
+    yield simulator
+    simulator.set(f"reload=1 {STRICT} rocket_mhz=200")
+
+
+@pytest.fixture(params=["0", "1"], ids=["one thread", "threads"])
+def device(request, slow, monkeypatch):
+    monkeypatch.setenv("NPURT_ROCKET_THREADS", request.param)
+    monkeypatch.setattr(RocketDriver, "planned_s", PLANNED_S / SLOWER)
+    with open_rknpu("rknpu:sim") as opened:
+        slow.set("counters=0")
+        yield opened
+
+
+def jobs_of(simulator):
+    return simulator.report()["jobs"]["rocket"]
+
+
+def mac_seconds(n, k, rows):
+    """What the products of one of three cores take at 200 MHz, 88 % of 1024 in each cycle."""
+    return rows * k * n / 3 / 1024 / 0.88 / 200e6
+
+
+@pytest.mark.parametrize(("n", "k"), OUTPUTS)
+def test_the_output_matrix_of_every_model_has_as_many_rows_as_there_is_time_for(n, k):
+    """The rest of a job, transfers, is less than half of its time."""
+    rows = rows_within(PLANNED_S, (plan_weights(FORMS["int8"], n, k),), 2, MAX_ROWS)
+
+    assert mac_seconds(n, k, 2 * rows) < PLANNED_S
+    assert rows == MAX_ROWS or mac_seconds(n, k, 2 * 2 * rows) > PLANNED_S / 2
+
+
+def test_a_job_with_few_rows_is_never_cut():
+    weights = (plan_weights(FORMS["int8"], 152064, 3584),)
+
+    assert rows_within(0.0, weights, 2, MAX_ROWS) == 16
+
+
+def test_many_rows_are_cut_into_jobs_that_the_kernel_lets_end(device, slow):
+    packed = [by_scheme(device, tensor(6000, 512), name) for name in ("int8x2", "int8", "fp16")]
+    x = inputs(300, 512)
+
+    together = multiply(device, x, *packed)
+
+    assert slow.report()["refused"] == 0
+    assert jobs_of(slow) > 3 * len(packed)
+    for w, y in zip(packed, together, strict=True):
+        apart = [multiply(device, x[i : i + 10], w) for i in range(0, 300, 10)]
+        np.testing.assert_array_equal(y, np.concatenate(apart))
+
+
+def test_exact_products_are_cut_likewise(device, slow):
+    rng = np.random.default_rng(0)
+    a = rng.integers(-128, 128, (300, 512), np.int8)
+    b = rng.integers(-128, 128, (512, 3000), np.int8)
+
+    y = device.matmul_i8(a, b)
+
+    np.testing.assert_array_equal(y, a.astype(np.float64) @ b.astype(np.float64))
+    assert slow.report()["refused"] == 0
+    assert jobs_of(slow) > 3
+
+
+def test_a_row_of_a_later_job_that_is_not_finite_is_told_by_its_number(device, slow):
+    packed = by_scheme(device, tensor(6000, 512), "int8x2")
+    x = inputs(300, 512)
+    x[299, 0] = np.nan
+
+    with pytest.raises(NumericsError, match="row 299 "):
+        multiply(device, x, packed)
+    assert jobs_of(slow) > 3
+
+
+def test_without_the_cut_the_kernel_would_end_every_job(device, slow, monkeypatch):
+    monkeypatch.setattr(RocketDriver, "planned_s", 10.0)
+    packed = by_scheme(device, tensor(6000, 512), "int8x2")
+
+    with pytest.raises(DeviceLost, match="without writing its result"):
+        multiply(device, inputs(300, 512), packed)
+    assert "more than 500 ms at 1 MHz" in slow.report()["last_refusal"]
+
+
+@pytest.mark.parametrize(("n", "k"), OUTPUTS)
+def test_the_vendors_driver_is_told_to_wait_for_as_long_as_it_may_take(n, k, simulator):
+    """Its job has all rows: twice the time at a fifth of the clock, by the model."""
+    simulator.set(f"reload=1 {STRICT}")
+    whole = [plan(plan_weights(FORMS["int8"], n, k), 2 * MAX_ROWS, Layout.ROW)]
+    slowest = max(cost.core_seconds(whole, chained=True, clock_hz=cost.STOCK_HZ))
+    usual = max(cost.core_seconds(whole, chained=True))
+    with open_rknpu("rknpu:sim-vendor") as device:
+        assert device._driver.planned_s == float("inf")
+        assert device._driver._patience(usual) > 2 * slowest
+        assert device._driver.deadline_s > 2 * slowest
+    assert slowest > 0.99 * mac_seconds(n, k, 2 * MAX_ROWS)
