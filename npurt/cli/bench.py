@@ -42,6 +42,8 @@ def _add_spec(group: Any) -> None:
                        help="sweep the number of guesses over four prompts; needs -md")  # fmt: skip
     group.add_argument("-md", "--draft", metavar="FILE",
                        help="guess with a smaller model, or 'lookup': from the text")  # fmt: skip
+    group.add_argument("-devd", "--device-draft", metavar="NAME",
+                       help="where a smaller model that guesses runs, usually cpu")  # fmt: skip
     group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
                        help="tokens to guess at once, usually 1,2,3,4,6,8")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
-    if args.spec or args.draft or args.plot or args.draft_n is not None:
+    if args.spec or args.draft or args.plot or args.device_draft or args.draft_n is not None:
         return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
     rows = []
@@ -132,6 +134,7 @@ def run_spec(args: argparse.Namespace) -> int:
         tokens=args.n_gen[0],
         repetitions=args.repetitions,
         device=args.device,
+        draft_device=args.device_draft,
         n_threads=args.threads,
         n_batch=args.batch_size,
         verify=args.verify,

@@ -33,6 +33,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--draft-max", type=int, metavar="N",
                        help="tokens to guess at once, at most")  # fmt: skip
+    group.add_argument("-devd", "--device-draft", metavar="NAME",
+                       help="where a smaller model that guesses runs, usually cpu")  # fmt: skip
 
 
 def model(args: argparse.Namespace) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
         "context_shift": args.context_shift,
         "draft": args.draft,
         "draft_max": args.draft_max,
+        "draft_device": args.device_draft,
     }
 
 

@@ -63,6 +63,7 @@ class Llama(Context):
             stays the same, token for token.
         draft_max: Tokens to guess at once, at most; how many is decided while it runs.  By default
             8, or as many as *n_batch* and *n_ctx* leave room for.
+        draft_device: Where the products of a smaller model run, by name; by default the CPU.
 
     Raises:
         ModelFormatError: npurt cannot run the file, or *draft* with it.
@@ -88,15 +89,12 @@ class Llama(Context):
         progress: bool = True,
         draft: str | os.PathLike[str] | None = None,
         draft_max: int | None = None,
+        draft_device: str | None = None,
     ) -> None:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
-        if draft_max is not None and draft is None:
-            raise SettingError(
-                f"draft_max is {draft_max}, and nothing guesses",
-                remedy="name a draft (-md), or leave draft_max out",
-            )
+        _require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_ROWS)
         self.seed = optional_integer("seed", seed, 0)
         self.context_shift = context_shift
@@ -127,7 +125,7 @@ class Llama(Context):
             self.close()
             raise
         if draft is not None:
-            self._speculate(draft, draft_max)
+            self._speculate(draft, draft_max, draft_device or "cpu")
 
     # --- Loading --------------------------------------------------------------------------------
 
@@ -139,10 +137,10 @@ class Llama(Context):
                 remedy="convert the model to GGUF again; its metadata and tensors disagree",
             )
 
-    def _speculate(self, draft: str | os.PathLike[str], most: int | None) -> None:
+    def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
         try:
             most = self._most_guesses(most)
-            drafter = self._drafter(draft)
+            drafter = self._drafter(draft, device)
         except BaseException:
             self.close()
             raise
@@ -167,16 +165,22 @@ class Llama(Context):
             )
         return most
 
-    def _drafter(self, draft: str | os.PathLike[str]) -> Drafter:
-        if draft == "lookup":
-            return Lookup()
+    def _drafter(self, draft: str | os.PathLike[str], device: str) -> Drafter:
+        if draft != "lookup" and self._network is None:
+            return self._assistant(draft, device)
+        if device != "cpu":
+            raise SettingError(
+                f"{Path(draft).name} cannot guess on {device}",
+                remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
+            )
         if self._network is None:
-            return self._assistant(draft)
+            return Lookup()
         return Diffusion(Path(draft).name, self._network, self)
 
-    def _assistant(self, path: str | os.PathLike[str]) -> Assistant:
-        small = Llama(path, "cpu", n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
-                      verify=self._checks.mode.value, progress=self._progress)  # fmt: skip
+    def _assistant(self, path: str | os.PathLike[str], device: str) -> Assistant:
+        small = Llama(path, device, n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
+                      verify=self._checks.mode.value, strict=self._ledger.strict,
+                      progress=self._progress)  # fmt: skip
         try:
             assistant = Assistant(small, self)
         except BaseException:
@@ -329,3 +333,13 @@ class Llama(Context):
 
     def __repr__(self) -> str:
         return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
+
+
+def _require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> None:
+    """Refuse what is said of a draft that is none."""
+    for name, value in settings.items():
+        if value is not None and draft is None:
+            raise SettingError(
+                f"{name} is {value}, and nothing guesses",
+                remedy=f"name a draft (-md), or leave {name} out",
+            )

@@ -133,6 +133,7 @@ def test_a_place_for_no_drawing_is_refused(matplotlib, npurt, tmp_path, name):
         ("-md", "lookup"),
         ("--plot", "a.png"),
         ("--draft-n", "2"),
+        ("-devd", "cpu"),
         ("--spec", "-md", "lookup", "-m", MODEL),
         ("--spec", "-md", "lookup", "-n", "8,9"),
     ],

@@ -91,9 +91,10 @@ def test_run_says_in_json_how_guessing_went(npurt):
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
-def test_a_number_of_guesses_without_a_draft_is_refused(npurt, verb):
+@pytest.mark.parametrize("flag", [("--draft-max", 4), ("-devd", "cpu")])
+def test_what_is_said_of_a_draft_without_one_is_refused(npurt, verb, flag):
     prompt = ("-p", "Hi") if verb == "run" else ()
-    assert_failed(npurt(verb, "-m", MODEL, *prompt, "--draft-max", 4), "draft_max", code=2)
+    assert_failed(npurt(verb, "-m", MODEL, *prompt, *flag), "nothing guesses", code=2)
 
 
 def test_flags_reach_the_library(npurt, monkeypatch):
@@ -111,7 +112,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
 
     monkeypatch.setattr("npurt.llm.model.Llama", Recorder)
     flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
-    draft = "-md lookup --draft-max 5"
+    draft = "-md lookup --draft-max 5 -devd cpu"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
     stops = "--stop x --stop yz"
     result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {draft} {sampling} {stops}".split())
@@ -130,6 +131,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         "context_shift": True,
         "draft": "lookup",
         "draft_max": 5,
+        "draft_device": "cpu",
         "max_tokens": 3,
         "temperature": 0.5,
         "top_k": 7,

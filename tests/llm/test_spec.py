@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npurt
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import DeviceNotFound, ModelFormatError, SettingError
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter
@@ -213,6 +213,31 @@ def test_what_a_draft_model_computes_is_in_the_report():
     assert "of MACs on hexagon:sim" in report.line()
 
 
+@pytest.mark.parametrize("device", ["hexagon:sim", "rknpu:sim"])
+def test_a_draft_model_may_run_on_a_device_of_its_own(llm, device):
+    plain = tokens(llm, count=20)
+    options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}
+    with npurt.Llama(tiny.path(), "cpu", draft_device=device, **options) as both:
+        both.speculator.controller = Controller(4, fixed=True)
+        both.speculator.drafter._sure = 0.0
+        again = tokens(both, count=20, speculator=both.speculator)
+        report = both.report()
+
+    ran = {row.op: row.actual for row in report.rows if row.tensor == "blk.0.ffn_down"}
+    assert again == plain
+    assert ran == {"ffn_down": "cpu", "draft_ffn_down": device}
+
+
+def test_lookup_runs_nowhere_but_on_the_host():
+    with pytest.raises(SettingError, match="lookup cannot guess on rknpu:sim"):
+        npurt.Llama(tiny.path(), draft="lookup", draft_device="rknpu:sim", progress=False)
+
+
+def test_a_device_that_is_none_is_refused():
+    with pytest.raises(DeviceNotFound, match="elsewhere"):
+        npurt.Llama(tiny.path(), draft=tiny.path(), draft_device="elsewhere", progress=False)
+
+
 def read_by_draft(report):
     return sum(row.rows for row in report.rows if row.op == "draft_ffn_down")
 
@@ -260,9 +285,10 @@ def test_each_generation_says_how_guessing_went(llm):
     assert llm.timing.speculation is None
 
 
-def test_a_number_of_guesses_without_what_guesses_is_refused():
-    with pytest.raises(SettingError, match="draft_max is 4"):
-        npurt.Llama(tiny.path(), draft_max=4)
+@pytest.mark.parametrize("said", [{"draft_max": 4}, {"draft_device": "cpu"}])
+def test_what_is_said_of_a_draft_without_one_is_refused(said):
+    with pytest.raises(SettingError, match=f"{next(iter(said))} is .*nothing guesses"):
+        npurt.Llama(tiny.path(), **said)
 
 
 def test_a_draft_model_guesses_what_it_would_write(llm):
