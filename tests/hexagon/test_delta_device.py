@@ -1,6 +1,5 @@
-"""Gated delta nets asked of the device: batch, threads, VTCM, states kept, and what goes wrong."""
+"""Gated delta nets asked of the device: batch, threads, VTCM, and what it refuses."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,36 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.errors import DeviceLost, NumericsError, UnsupportedOp
+from npurt.errors import NumericsError, UnsupportedOp
 from npurt.hexagon import delta, recurrence
 from npurt.hexagon.device import HexagonDevice
 from npurt.runtime.verify import LAMBDA
 from tests.cpu import delta_oracle
 from tests.cpu.test_delta import CONFIGURATIONS, NAMES, UPSTREAM, net_of
-from tests.hexagon import delta_model
-from tests.hexagon.delta_kernel import packed
-from tests.hexagon.simulator import kill, tell, way
+from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run
+from tests.hexagon.simulator import way
 from tests.llm import tiny
 from tests.llm.reference import nmse
-
-OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
 
 
 @pytest.fixture(scope="module")
 def shared():
     with npurt.open_device("hexagon:sim") as device:
         yield device
-
-
-@pytest.fixture
-def fresh(simulator):
-    with HexagonDevice("hexagon:test", way()) as device:
-        yield device
-
-
-def own(net):
-    """Return *net* with a state and a result of its own."""
-    return replace(net, state=net.state.copy(), out=np.full_like(net.out, np.nan))
 
 
 def spread(net, *, sequences, heads, width):
@@ -50,23 +35,6 @@ def spread(net, *, sequences, heads, width):
     keys, values = of(1, 1, width), of(1, heads, width)
     state = of(heads, width, width)
     return replace(net, q=keys, k=keys, v=values, decay=of(1, heads, 1), state=state, out=values)
-
-
-def run(device, net):
-    net = own(net)
-    assert device.why_not_delta(net) is None
-    device.delta_net(net)
-    return net
-
-
-def modelled(net):
-    """Return `out` and the state as the model of the kernels has them."""
-    out, states = delta_model.run(net, packed(net))
-    shape = delta.shape_of(net)
-    read = delta.results(out, shape)
-    values = [s.integers * (s.gain[:, None] / 2**31) * np.ldexp(1.0, s.exponents) for s in states]
-    w = shape.width
-    return read, np.stack([v[:w, :w].T for v in values]).reshape(net.state.shape)
 
 
 # --- right ---------------------------------------------------------------------------------------
@@ -83,21 +51,7 @@ def test_upstreams_configurations_are_within_its_threshold(shared, values):
     assert nmse(done.state, last) <= UPSTREAM
 
 
-shapes = st.fixed_dictionaries(
-    {
-        "heads": st.integers(1, 5),
-        "width": st.sampled_from(range(16, delta.WIDEST + 1, 16)),
-        "tokens": st.sampled_from([1, 3, 5, 20]),
-        "sequences": st.integers(1, 3),
-        "repeat": st.integers(1, 2),
-        "kda": st.booleans(),
-        "permute": st.booleans(),
-        "grouped": st.booleans(),
-    }
-)
-
-
-@given(shapes, st.integers(0, 2**32))
+@given(SHAPES, st.integers(0, 2**32))
 def test_threads_and_vtcm_give_the_bits_of_the_model(shared, shape, seed):
     net = net_of(shape, seed)
     out, state = modelled(net)
@@ -150,113 +104,6 @@ def test_no_tokens_change_nothing(shared):
     np.testing.assert_array_equal(net.state, before)
 
 
-# --- states that stay there ----------------------------------------------------------------------
-
-
-def one_by_one(state, net):
-    """Take *state* through the tokens of *net*, a call each."""
-    for token in range(net.v.shape[1]):
-        state.advance(net.after(token).first(1))
-
-
-def test_a_state_stays_there_until_somebody_asks(shared, monkeypatch):
-    """No float32 is made of it, and the one that it began with is not looked at again."""
-    net = own(net_of({"heads": 2, "width": 32, "tokens": 9}))
-    wanted = run(shared, net)
-    ways = []
-    for name in ("pack_state", "unpack_state"):
-        plain = getattr(delta, name)
-        monkeypatch.setattr(
-            delta, name, lambda *a, name=name, plain=plain: (ways.append(name), plain(*a))
-        )
-
-    state = shared.delta_state(net)
-    net.state[...] = np.nan
-    one_by_one(state, net)
-
-    np.testing.assert_array_equal(net.out, wanted.out)
-    assert ways == ["pack_state"]
-    np.testing.assert_array_equal(state.read(), wanted.state)
-    assert ways == ["pack_state", "unpack_state"]
-
-
-@given(st.lists(st.sampled_from(["advance", "read", "keep", "resume"]), max_size=25))
-def test_a_state_goes_on_as_if_nobody_had_looked_or_gone_back(shared, steps):
-    """Bit for bit, in any order."""
-    net, whole = shared_case(shared)
-    state = shared.delta_state(net)
-    token, kept = 0, (state.keep(), 0)
-    for step in steps:
-        if step == "advance":
-            state.advance(net.after(token).first(1))
-            np.testing.assert_array_equal(net.out[:, token], whole.out[:, token])
-            token += 1
-        elif step == "read":
-            state.read()
-        elif step == "keep":
-            kept = state.keep(), token
-        else:
-            state.resume(kept[0])
-            token = kept[1]
-    state.advance(net.after(token))
-
-    np.testing.assert_array_equal(net.out[:, token:], whole.out[:, token:])
-    np.testing.assert_array_equal(state.read(), whole.state)
-
-
-CASE = {}
-
-
-def shared_case(device):
-    if not CASE:
-        CASE["net"] = own(net_of({"heads": 2, "width": 32, "tokens": 30}))
-        CASE["whole"] = run(device, CASE["net"])
-    return own(CASE["net"]), CASE["whole"]
-
-
-def test_what_is_written_to_a_state_is_what_it_is(shared):
-    """To the last bit, until it goes forward."""
-    net = own(net_of({"heads": 2, "width": 32, "tokens": 2}))
-    other = own(net_of({"heads": 2, "width": 32, "tokens": 1}, 5)).state
-    state = shared.delta_state(net)
-    state.advance(net.first(1))
-    kept = state.keep()
-
-    state.write(other)
-    written = other.copy()
-    other[...] = np.nan
-    np.testing.assert_array_equal(state.read(), written)
-    state.advance(net.after(1))
-
-    wanted, _ = modelled(replace(net, state=written).after(1))
-    np.testing.assert_array_equal(net.out[:, 1:], wanted)
-    np.testing.assert_array_equal(state.values(kept), run(shared, net.first(1)).state)
-
-
-def test_states_do_not_know_of_each_other(shared):
-    """Two models on a device, say; also of the same array."""
-    nets = [own(net_of({"heads": 1, "width": 16, "tokens": 5}, i)) for i in range(3)]
-    wanted = [run(shared, net) for net in nets]
-    states = [shared.delta_state(net) for net in nets]
-
-    for token, (net, state) in itertools.product(range(5), zip(nets, states, strict=True)):
-        net.state[...] = 0
-        state.advance(net.after(token).first(1))
-
-    for net, state, alone in zip(nets, states, wanted, strict=True):
-        np.testing.assert_array_equal(net.out, alone.out)
-        np.testing.assert_array_equal(state.read(), alone.state)
-
-
-def test_states_that_nobody_has_any_more_leave_their_memory(fresh):
-    net = own(net_of({"heads": 8, "width": 128, "tokens": 1}))
-    for _ in range(100):  # 53 MB; the first block has 32
-        fresh.delta_state(net).advance(net)
-
-    assert len(fresh._stores[0]._arenas) == 1
-    assert len(fresh._states) <= 1
-
-
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -274,216 +121,6 @@ def test_numbers_that_are_none_are_refused_and_the_state_stays(shared, field, va
 
     np.testing.assert_array_equal(bad.state, before)
     np.testing.assert_array_equal(run(shared, good).out, modelled(good)[0])
-
-
-def kill_dsp_of(device):
-    kill(device._stores[0].transport.place.effective)
-
-
-def after(device, net, tokens):
-    """Return a state that went through the first *tokens* of *net* one by one."""
-    state = device.delta_state(net)
-    one_by_one(state, net.first(tokens))
-    return state
-
-
-KEPT = recurrence.MOST_ROWS  # as many calls as can be made again
-
-
-@pytest.mark.parametrize("tokens", [0, 2, KEPT, KEPT + 1])
-def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
-    """The DSP's own form has gone through tokens that do not count."""
-    net = own(net_of({"heads": 2, "width": 32, "tokens": tokens + 3}))
-    whole = run(shared, net)
-    state = after(shared, net, tokens)
-    good = net.v[0, -1, 1, 3]
-    net.v[0, -1, 1, 3] = np.nan
-    with pytest.raises(NumericsError):
-        state.advance(net.after(tokens))
-
-    net.v[0, -1, 1, 3] = good
-    state.advance(net.after(tokens))
-
-    np.testing.assert_array_equal(net.out, whole.out)
-    np.testing.assert_array_equal(state.read(), whole.state)
-
-
-def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
-    monkeypatch.setattr(recurrence, "MOST_TOKENS", 4)
-    net = own(net_of({"heads": 2, "width": 32, "tokens": 11}))
-    with npurt.open_device("hexagon:sim") as device:
-        state = after(device, net, 2)
-        before, good = state.read(), net.v[0, 9, 1, 3]
-        net.v[0, 9, 1, 3] = np.nan  # in the third call
-        with pytest.raises(NumericsError):
-            state.advance(net.after(2))
-        assert nmse(state.read(), before) <= UPSTREAM
-        net.v[0, 9, 1, 3] = good
-        state.advance(net.after(2))
-
-        np.testing.assert_array_equal(net.out, run(device, net).out)
-
-
-@pytest.mark.parametrize("fault", ["crash=1", "invoke=1", "ssr=1:300"])
-@pytest.mark.parametrize("tokens", [1, 5, KEPT, KEPT + 2])
-def test_a_net_over_which_the_dsp_dies_gives_the_bits_it_would_have(fault, tokens, fresh):
-    net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 3}))
-    wanted = run(fresh, net)
-    state = after(fresh, net, tokens)
-    tell(fault)
-
-    state.advance(net.after(tokens).first(2))
-    state.advance(net.after(tokens + 2))
-
-    assert fresh.news()
-    np.testing.assert_array_equal(net.out, wanted.out)
-    np.testing.assert_array_equal(state.read(), wanted.state)
-
-
-def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
-    net = own(net_of({"heads": 2, "width": 64, "tokens": 8}))
-    wanted = run(fresh, net)
-    state = after(fresh, net, 7)
-    plain, loads = recurrence.Memory.load, []
-
-    def load(memory, form):
-        loads.append(form.count)
-        if len(loads) == 1:
-            tell("crash=3")  # the third of seven
-        plain(memory, form)
-
-    monkeypatch.setattr(recurrence.Memory, "load", load)
-    tell("crash=1")
-
-    state.advance(net.after(7))
-
-    assert loads == [7, 7]
-    assert len(fresh.news()) == 2
-    np.testing.assert_array_equal(net.out, wanted.out)
-
-
-def test_a_dsp_that_dies_between_calls_takes_no_state_with_it(fresh):
-    """That of another session's memory is copied, and nothing done again."""
-    nets = [own(net_of({"heads": 2, "width": 64, "tokens": 9}, i)) for i in range(3)]
-    wanted = [run(fresh, net) for net in nets]
-    states = [after(fresh, net, 6) for net in nets]
-    kill_dsp_of(fresh)
-
-    for net, state, whole in zip(nets, states, wanted, strict=True):
-        state.advance(net.after(6))
-        np.testing.assert_array_equal(net.out, whole.out)
-        np.testing.assert_array_equal(state.read(), whole.state)
-    assert fresh.news()
-
-
-def meddled(state, meddle):
-    """Have *meddle* called with what sends a call of *state*, in its place."""
-    memory = state._memory
-    send = memory._send
-
-    def once():
-        memory._send = send
-        meddle(send)
-
-    memory._send = once
-
-
-@pytest.mark.parametrize("sent", [False, True])
-def test_a_call_that_is_interrupted_changes_nothing(sent, shared):
-    """By Ctrl-C, before it was sent or after: the DSP may have gone on."""
-    net = own(net_of({"heads": 2, "width": 64, "tokens": 5}))
-    whole = run(shared, net)
-    state = after(shared, net, 3)
-
-    def interrupt(send):
-        if sent:
-            send()
-        raise KeyboardInterrupt
-
-    meddled(state, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        state.advance(net.after(3))
-    assert nmse(state.read(), run(shared, net.first(3)).state) <= UPSTREAM
-    state.advance(net.after(3))
-
-    np.testing.assert_array_equal(net.out, whole.out)
-    np.testing.assert_array_equal(state.read(), whole.state)
-
-
-@pytest.mark.parametrize("width", [48, 64])  # with lanes of v that nobody reads, and without
-def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fresh):
-    """As when the DSP keeps them in its cache: the memory is what it was before the call."""
-    net = own(net_of({"heads": 3, "width": width, "tokens": 3}))
-    wanted = run(fresh, net)
-    state = after(fresh, net, 2)
-    assert fresh.news() == []
-    scratch = state._memory._scratch.array
-
-    def forgetful(send):
-        before = scratch.copy()
-        send()
-        scratch[:] = before
-
-    meddled(state, forgetful)
-    state.advance(net.after(2))
-
-    (news,) = fresh.news()
-    assert "results did not" in news
-    np.testing.assert_array_equal(net.out, wanted.out)
-    np.testing.assert_array_equal(state.read(), wanted.state)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
-def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monkeypatch):
-    """The tokens since the last copy are done in double: closer to it the kernel is not either."""
-    monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
-    net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))
-    wanted = run(fresh, net.first(tokens))
-    state = after(fresh, net, tokens)
-    tell("crash=1+")
-
-    with pytest.raises(DeviceLost):
-        state.advance(net.after(tokens))
-
-    assert nmse(state.read(), wanted.state) <= UPSTREAM
-
-
-def test_a_device_that_is_given_up_leaves_the_state_of_the_caller(fresh, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
-    net = own(net_of({"heads": 2, "width": 64, "tokens": 2}))
-    before = net.state.copy()
-    tell("crash=1+")
-
-    with pytest.raises(DeviceLost):
-        fresh.delta_net(net)
-
-    np.testing.assert_array_equal(net.state, before)
-
-
-def test_the_state_of_a_device_that_is_closed_can_be_read(fresh):
-    net = own(net_of({"heads": 2, "width": 64, "tokens": 3}))
-    wanted = run(fresh, net)
-    state = after(fresh, net, 3)
-
-    fresh.close()
-
-    np.testing.assert_array_equal(state.read(), wanted.state)
-
-
-@given(shapes, st.integers(0, 2**32))
-def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
-    net = net_of(shape, seed)
-    _, last, *_ = delta_oracle.delta(net)
-    shape = delta.shape_of(net)
-    rows = np.full((*net.v.shape[:2], shape.row_bytes[0] // 4), np.nan, np.float32)
-    delta.Row.of(rows, shape).write(net)
-    half = rows.shape[1] // 2
-
-    done = delta.passed(net.state, (rows[:, :half], rows[:, half:]), shape)
-
-    # roundings to float64 and to float32, of elements that may be the sum of larger ones
-    size = np.abs(last).max() + np.abs(net.state).max()
-    np.testing.assert_allclose(done, last, rtol=2.0**-24, atol=2.0**-40 * size)
 
 
 def test_what_cannot_be_done_has_its_reason(shared):
@@ -535,124 +172,6 @@ def test_delta_nets_add_less_to_logits_than_int8_products_do(monkeypatch):
     nets_on_host = logits("hexagon:sim")
 
     assert nmse(on_device, nets_on_host) < nmse(nets_on_host, host)
-
-
-def in_parts(llm, then=lambda token: None):
-    """Return logits of 40 tokens: 20 at once, and the others one by one, after *then*."""
-    ids = tiny.ids("qwen35", 40)
-    rows = [llm.eval(ids[:20])]
-    for token in range(20, 40):
-        then(token)
-        rows.append(llm.eval(ids[token : token + 1]))
-    return np.concatenate(rows)
-
-
-def opened(device, **options):
-    return npurt.Llama(tiny.path("qwen35", "q8_0"), device, **OPTIONS | options)
-
-
-@pytest.fixture(scope="module")
-def undisturbed():
-    with opened("hexagon:sim") as llm:
-        return in_parts(llm)
-
-
-@pytest.mark.parametrize("fault", ["kill", "crash=1", "crash=2", "crash=5", "ssr=1:300"])
-def test_a_dsp_that_dies_in_the_middle_of_a_text_costs_no_bit(fault, undisturbed, simulator):
-    with opened("hexagon:sim", strict=True) as llm:
-
-        def die(token):
-            if token == 33:
-                kill_dsp_of(llm.device) if fault == "kill" else tell(fault)
-
-        y = in_parts(llm, die)
-        notes = llm.report().notes
-
-    np.testing.assert_array_equal(y, undisturbed)
-    assert sum("opened again" in note for note in notes) == 1
-
-
-def test_the_cpu_goes_on_from_the_states_of_a_dsp_that_is_lost_for_good(undisturbed, simulator):
-    """As close as the nets of the whole text on the CPU; and it can go back to copies."""
-    with opened("hexagon:sim") as llm:
-
-        def die(token):
-            if token in (24, 27, 33):
-                kill_dsp_of(llm.device)
-
-        y = in_parts(llm, die)
-        report = llm.report()
-        again = llm.eval([5, 6, 7])
-        llm.rollback(3)
-        np.testing.assert_array_equal(llm.eval([5, 6, 7]), again)
-
-    nets = {row.actual for row in report.rows if row.op == "delta net" and row.calls}
-    assert nets == {"hexagon:sim", "cpu"}
-    np.testing.assert_array_equal(y[:33], undisturbed[:33])
-    with opened("cpu") as llm:
-        assert nmse(y[33:], undisturbed[33:]) <= 2 * nmse(in_parts(llm)[33:], undisturbed[33:])
-
-
-def test_two_models_on_a_device_have_states_of_their_own(undisturbed):
-    with npurt.open_device("hexagon:sim") as device:
-        one, other = opened(device), opened(device)
-        rows = in_parts(one, lambda token: other.eval([token, token + 1]))
-        np.testing.assert_array_equal(rows, undisturbed)
-        other.reset()
-        np.testing.assert_array_equal(in_parts(other), undisturbed)
-
-
-def test_reading_the_states_of_a_model_changes_nothing(undisturbed, tmp_path):
-    with opened("hexagon:sim") as llm:
-        y = in_parts(llm, lambda token: llm.save_state(tmp_path / "state"))
-
-    np.testing.assert_array_equal(y, undisturbed)
-
-
-def test_states_that_the_host_has_written_are_gone_on_from(undisturbed, tmp_path):
-    """Loaded, restored, cleared, each with other states on the DSP."""
-    ids = tiny.ids("qwen35", 40)
-    with opened("hexagon:sim") as llm:
-        llm.eval(ids[:30])
-        llm.save_state(tmp_path / "state")
-        snapshot = llm.snapshot()
-        llm.eval(ids[:9])
-        llm.load_state(tmp_path / "state")
-        for a, b in zip(llm.snapshot().arrays, snapshot.arrays, strict=True):
-            np.testing.assert_array_equal(a, b)
-        loaded = llm.eval(ids[30:])
-        llm.restore(snapshot)
-        restored = llm.eval(ids[30:])
-        llm.reset()
-        np.testing.assert_array_equal(in_parts(llm), undisturbed)
-
-    np.testing.assert_array_equal(loaded, restored)
-    with opened("cpu") as llm:  # float32 in between is less than nets that are all float32
-        assert nmse(loaded, undisturbed[30:]) < nmse(in_parts(llm)[30:], undisturbed[30:])
-
-
-def test_ctrl_c_in_the_middle_of_a_net_leaves_no_trace(undisturbed, monkeypatch):
-    plain, calls = recurrence.Memory.run, []
-
-    def run(memory, rows):
-        y = plain(memory, rows)
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return y
-
-    with opened("hexagon:sim") as llm:
-
-        def interrupted(token):
-            calls.clear()
-            monkeypatch.setattr(recurrence.Memory, "run", run)
-            with pytest.raises(KeyboardInterrupt):
-                llm.eval(tiny.ids("qwen35", 20))
-            monkeypatch.undo()
-
-        y = in_parts(llm, interrupted)
-
-    np.testing.assert_array_equal(y, undisturbed)
 
 
 def test_the_bound_of_verification_is_above_the_threshold_and_below_any_mistake():

@@ -1,0 +1,46 @@
+"""Delta nets for tests of the device, and what the model of its kernels makes of them."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from npurt.hexagon import delta
+from tests.hexagon import delta_model
+from tests.hexagon.delta_kernel import packed
+
+OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
+SHAPES = st.fixed_dictionaries(
+    {
+        "heads": st.integers(1, 5),
+        "width": st.sampled_from(range(16, delta.WIDEST + 1, 16)),
+        "tokens": st.sampled_from([1, 3, 5, 20]),
+        "sequences": st.integers(1, 3),
+        "repeat": st.integers(1, 2),
+        "kda": st.booleans(),
+        "permute": st.booleans(),
+        "grouped": st.booleans(),
+    }
+)
+
+
+def own(net):
+    """Return *net* with a state and a result of its own."""
+    return replace(net, state=net.state.copy(), out=np.full_like(net.out, np.nan))
+
+
+def run(device, net):
+    net = own(net)
+    assert device.why_not_delta(net) is None
+    device.delta_net(net)
+    return net
+
+
+def modelled(net):
+    """Return `out` and the state as the model of the kernels has them."""
+    out, states = delta_model.run(net, packed(net))
+    shape = delta.shape_of(net)
+    read = delta.results(out, shape)
+    values = [s.integers * (s.gain[:, None] / 2**31) * np.ldexp(1.0, s.exponents) for s in states]
+    w = shape.width
+    return read, np.stack([v[:w, :w].T for v in values]).reshape(net.state.shape)
