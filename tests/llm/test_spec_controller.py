@@ -214,6 +214,33 @@ def test_a_draft_that_is_wrong_where_the_model_is_sure_costs_its_reading_once():
             assert read_and_drive(prompt, tokens, 0.9, 0.0)[0] >= 1 - PART * 0.25
 
 
+def test_reading_that_nothing_pays_for_is_taken_from_the_allowance():
+    """Ten steps of 400, for a draft that is never right: six are gone after the first time."""
+    controller = Controller(4, share=0.3)
+    controller.begin(400, 0.2)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+        controller.believe(0.0)
+
+    assert controller.choose(behind=100) == 1
+    controller.observe(1, 0, 0.3, 1.1, behind=100, read_seconds=6.0)
+    assert controller.choose(behind=100) == 0
+    assert controller.choose(behind=20) == 1
+
+
+def test_losses_are_those_of_one_text():
+    controller = Controller(4, share=0.3)
+    controller.begin(128)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+    controller.observe(1, 0, 9.0, 1.1)
+    assert controller.choose() == 0
+
+    controller.begin(2000)
+
+    assert controller.choose() == 1
+
+
 def test_how_sure_the_model_is_is_asked_until_a_guess_was_judged():
     controller = Controller(8)
     for _ in range(3):
