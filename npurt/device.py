@@ -256,6 +256,10 @@ class Device(abc.ABC):
         """Return what its user should know of since the last call, such as that it restarted."""
         return []
 
+    def remark(self) -> str:
+        """Return a sentence for each report, such as how often it did work twice; "" for none."""
+        return ""
+
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None when `delta_net` can run *net*, else a sentence saying what rules it out."""
         return f"{self.caps.name} has no kernel for the gated delta net"

@@ -254,13 +254,21 @@ class RkDevice(Device):
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""
         self._let_go()
-        self._driver = patiently(self._connect, DriverError, RESTART_SECONDS)
+        driver = patiently(self._connect, DriverError, RESTART_SECONDS)
+        driver.repeats = self._driver.repeats
+        self._driver = driver
         for packed in list(self._packed.values()):
             packed.upload(self._driver.spaces)
 
     def news(self) -> list[str]:
         """Return what happened since the last call; see `Device.news`."""
         return self._restarts.news()
+
+    def remark(self) -> str:
+        """Return how often jobs were run again, if they were: a board that is slow may be flaky."""
+        times, cause = self._driver.repeats
+        jobs = "a job" if times == 1 else f"{times} jobs"
+        return f"{self.caps.name} ran {jobs} again, the last because {cause}" if times else ""
 
     def close(self) -> None:
         """Release the NPU.  A second call does nothing."""

@@ -33,6 +33,13 @@ class Work(NamedTuple):
     addresses: Sequence[tuple[int, int, int]]
 
 
+class Repeats(NamedTuple):
+    """How often a job was run again, and why the last time."""
+
+    times: int
+    cause: str
+
+
 Input = tuple[Buffer, int]  # how many bytes of it there are
 
 
@@ -129,6 +136,7 @@ class Driver(abc.ABC):
     Attributes:
         deadline_s: Seconds that a job may take at most.
         planned_s: Seconds that a job with many rows may take at the slowest clock, by the model.
+        repeats: Of all jobs so far.
         name: Of the kernel's driver.
         detail: Version and node, for people.
         spaces: The address space of each core.
@@ -138,6 +146,7 @@ class Driver(abc.ABC):
 
     deadline_s = math.inf
     planned_s = math.inf
+    repeats = Repeats(0, "")
     name: str
     detail: str
     spaces: tuple[Space, ...]
@@ -231,6 +240,7 @@ class Driver(abc.ABC):
                         code=error.code,
                     ) from error
                 job.repeated = error.what
+                self.repeats = Repeats(self.repeats.times + 1, error.what)
                 self.reset()
             else:
                 return

@@ -196,8 +196,9 @@ class Ledger:
             self.notes.append(what)
 
     def remark(self, sentence: Callable[[], str]) -> None:
-        """Ask for *sentence* at each report."""
-        self._remarks.append(sentence)
+        """Ask for *sentence* at each report, once; "" is none."""
+        if sentence not in self._remarks:
+            self._remarks.append(sentence)
 
     def follow(self, source: Callable[[], Iterable[Row]]) -> None:
         """Ask *source* for its rows at each report."""
@@ -208,5 +209,5 @@ class Ledger:
         rows = list(self._rows.values())
         for source in self._sources:
             rows += source()
-        notes = [*self.notes, *(remark() for remark in self._remarks)]
+        notes = [*self.notes, *filter(None, [remark() for remark in self._remarks])]
         return Report(tuple(rows), self.device, tuple(notes))

@@ -56,6 +56,7 @@ class RemoteStep:
                 product.shortlist = Shortlist(w.packed.tensor, w.bias)
                 self._ledger.remark(functools.partial(product.shortlist.note, w.device))
             self._products.append(product)
+            self._ledger.remark(w.packed.device.remark)
 
     def prepare(self) -> None:
         """Secrets are made when a product is first checked."""

@@ -1,5 +1,6 @@
 """The ledger adds up, names what went astray, and can be read by people and programs."""
 
+import functools
 import json
 
 import pytest
@@ -161,6 +162,18 @@ def test_sources_are_asked_at_each_report():
     assert ledger.report().rows[0].calls == 7
     assert early.notes == ("before",)
     assert ledger.report().notes == ("before", "after")
+
+
+def test_a_remark_is_made_at_each_report_once_unless_it_is_empty():
+    ledger = Ledger("fake: x")
+    said = {"device": ""}
+    remark = functools.partial(said.get, "device")
+    for _ in range(2):
+        ledger.remark(remark)
+    assert ledger.report().notes == ()
+    for sentence in ("once", "twice"):
+        said["device"] = sentence
+        assert ledger.report().notes == (sentence,)
 
 
 @pytest.mark.parametrize("actual", ["fake", "cpu"])
