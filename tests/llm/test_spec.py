@@ -285,6 +285,19 @@ def test_each_generation_says_how_guessing_went(llm):
     assert llm.timing.speculation is None
 
 
+@pytest.mark.parametrize(("count", "expected"), [(7, 7), (500, 116), (None, None)])
+def test_no_more_is_expected_of_a_text_than_its_context_holds(llm, monkeypatch, count, expected):
+    said = []
+    begin = Controller.begin
+    monkeypatch.setattr(
+        Controller, "begin", lambda self, *a: (said.append(a[0]), begin(self, *a))[1]
+    )
+
+    tokens(llm, count=count, speculator=Speculator(Oracle([]), 4))
+
+    assert said == [expected]
+
+
 @pytest.mark.parametrize("said", [{"draft_max": 4}, {"draft_device": "cpu"}])
 def test_what_is_said_of_a_draft_without_one_is_refused(said):
     with pytest.raises(SettingError, match=f"{next(iter(said))} is .*nothing guesses"):

@@ -230,13 +230,14 @@ def test_reading_that_nothing_pays_for_is_taken_from_the_allowance():
 
 def test_losses_are_those_of_one_text():
     controller = Controller(4, share=0.3)
-    controller.begin(128)
+    controller.begin(128, 1.0)
     for _ in range(4):
         controller.observe(0, 0, 0.0, 1.0)
-    controller.observe(1, 0, 9.0, 1.1)
+        controller.believe(0.0)
+    controller.observe(1, 0, 0.3, 1.1, behind=10, read_seconds=3.0)
     assert controller.choose() == 0
 
-    controller.begin(2000)
+    controller.begin(128)
 
     assert controller.choose() == 1
 
