@@ -60,6 +60,17 @@ bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *
                   reason);
 }
 
+/* Of rocket: by its lists the kernel knows what to wait for, and what a job keeps mapped. */
+static bool listed(const struct job *job, const struct bo *bo)
+{
+    for (uint32_t i = 0; i < job->bo_count; i++) {
+        if (job->bos[i] == bo) {
+            return true;
+        }
+    }
+    return false;
+}
+
 uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
 {
     const struct bo *bo = space_find(run->space, address);
@@ -72,6 +83,11 @@ uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
         refuse(run->why, "%s at %#x: %llu bytes reach past buffer %u of %llu bytes at %#llx", what,
                address, (unsigned long long) size, bo->handle, (unsigned long long) bo->size,
                (unsigned long long) bo->iova);
+        return NULL;
+    }
+    if (settings.strict && run->job->driver == ROCKET && !listed(run->job, bo)) {
+        refuse(run->why, "%s at %#x: buffer %u, which the job does not list", what, address,
+               bo->handle);
         return NULL;
     }
     return bo->device + offset;

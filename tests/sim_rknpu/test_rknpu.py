@@ -265,6 +265,16 @@ def broken(driver, change, count=3):
     return client.report()["last_refusal"]
 
 
+def test_the_log_counts_the_tasks_that_a_chain_had_done(driver, capfd):
+    """As the kernel's does: rknpu_job.c of 0.9.8."""
+    client.configure("log=1")
+    broken(driver, lambda chain: chain.write(1, 0))
+
+    said = capfd.readouterr().err
+    assert "failed to wait job, task counter: 1," in said
+    assert "require mask: 0x300, task counter: 0x1\n" in said
+
+
 def test_a_chain_that_is_broken_stops(driver):
     assert "the chain ends here" in broken(driver, lambda c: c.write(1, 0))
     assert "the chain goes on" in broken(driver, lambda c: None, count=2)
