@@ -79,6 +79,7 @@ class System:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
+        self._folders: dict[int, int] = {}  # descriptors: of a locked node, of its device's folder
         self._use(ffi().dlopen(None))
 
     def _use(self, library: Any) -> None:
@@ -98,8 +99,11 @@ class System:
         return fd
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
+        """Close a descriptor, and with it its locks."""
+        folder = self._folders.pop(fd, None)
         self._calls.close(fd)
+        if folder is not None:
+            os.close(folder)
 
     def ioctl(self, fd: int, request: Request, argument: Any) -> None:
         """Make a request; one that a signal interrupted is made again, within reason.
@@ -153,9 +157,28 @@ class System:
     def lock(self, fd: int, node: str) -> None:
         """Keep other npurt processes out while *fd* is open: two users can take a board down.
 
+        A device may have two nodes, renderD* and card*, but it has one folder in /sys.
+
         Raises:
             DeviceNotFound: Another has it.
         """
+        if fd in self._folders:
+            return
+        self._lock(fd, node)
+        number = os.fstat(fd).st_rdev
+        path = self.root / f"sys/dev/char/{os.major(number)}:{os.minor(number)}/device"
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # without /sys the node's lock has to do
+        try:
+            self._lock(folder, node)
+        except BaseException:
+            os.close(folder)
+            raise
+        self._folders[fd] = folder
+
+    def _lock(self, fd: int, node: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -1,6 +1,7 @@
 """Finding the NPU: by the driver's name; what is in the way is told with what to do."""
 
 import contextlib
+import itertools
 import os
 import resource
 import subprocess
@@ -185,6 +186,43 @@ def test_a_node_in_use_names_who_has_it(tmp_path):
     system.close(first)
     system.lock(second, str(node))
     system.close(second)
+
+
+@pytest.fixture
+def nodes():
+    """Two character devices that nobody else has: terminals."""
+    pairs = [os.openpty() for _ in range(2)]
+    yield [os.ttyname(slave) for _, slave in pairs]
+    for fd in itertools.chain(*pairs):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one device", "two devices"])
+def test_two_nodes_of_one_device_exclude_each_other(tmp_path, nodes, shared):
+    """As renderD128 and card0 would, each opened by a process, which here is a System."""
+    for i, node in enumerate(nodes):
+        number = os.stat(node).st_rdev
+        folder = tmp_path / f"sys/dev/char/{os.major(number)}:{os.minor(number)}"
+        platform = tmp_path / f"sys/devices/platform/{0 if shared else i}.npu"
+        platform.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
+        (folder / "device").symlink_to(platform)
+    (tmp_path / "proc").symlink_to("/proc")
+    before = descriptors()
+    one, other = System(tmp_path), System(tmp_path)
+    first, second = one.open(nodes[0]), other.open(nodes[1])
+
+    one.lock(first, nodes[0])
+    one.lock(first, nodes[0])
+    if shared:
+        with pytest.raises(DeviceNotFound, match=f"{nodes[1]} is in use by process {os.getpid()}"):
+            other.lock(second, nodes[1])
+        one.close(first)
+        first = one.open(nodes[0])
+    other.lock(second, nodes[1])
+    one.close(first)
+    other.close(second)
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("name", ["rocket", "rknpu"])
