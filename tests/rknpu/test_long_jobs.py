@@ -60,6 +60,36 @@ def test_a_job_with_few_rows_is_never_cut():
     assert rows_within(0.0, weights, 2, MAX_ROWS) == 16
 
 
+@pytest.mark.parametrize("clock_hz", [cost.STOCK_HZ, cost.STOCK_HZ / SLOWER, cost.CLOCK_HZ])
+def test_the_simulator_takes_a_job_for_as_long_as_the_model_does(slow, clock_hz):
+    """But for the 52 us of its SUBMIT; the report has whole ns."""
+    slow.set(f"rocket_mhz={clock_hz / 1e6}")
+    with open_rknpu("rknpu:sim") as device:
+        packed = by_scheme(device, tensor(3000, 512), "int8x2")
+        (part,) = packed.parts
+        multiply(device, inputs(16, 512), packed)  # from now on, all cores share the memory
+        slow.set("counters=0")
+        multiply(device, inputs(16, 512), packed)
+
+    took = [core["model_ns"] / 1e9 - 52e-6 for core in slow.report()["cores"]]
+    wanted = cost.core_seconds(
+        [plan(part.plan, 2 * 16, Layout.ROW)], chained=False, clock_hz=clock_hz
+    )
+    assert took == pytest.approx(wanted, abs=2e-9)
+
+
+@pytest.mark.parametrize("scheme", ["int8x2", "int8", "fp16", "int8x2-g512"])
+def test_jobs_of_many_rows_take_no_longer_than_planned(device, slow, scheme):
+    packed = by_scheme(device, tensor(6000, 600), scheme)
+    multiply(device, inputs(256, 600), packed)
+
+    report = slow.report()
+    jobs = report["jobs"]["rocket"] // len(report["cores"])  # of each core, and alike
+    assert 1 < jobs < 16
+    for core in report["cores"]:
+        assert core["model_ns"] / 1e9 < jobs * PLANNED_S
+
+
 def test_many_rows_are_cut_into_jobs_that_the_kernel_lets_end(device, slow):
     packed = [by_scheme(device, tensor(6000, 512), name) for name in ("int8x2", "int8", "fp16")]
     x = inputs(300, 512)
