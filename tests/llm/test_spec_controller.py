@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from npurt.llm.spec.controller import AGAIN, PART, Controller
+from npurt.llm.spec.controller import AGAIN, PART, USUAL, Controller
 
 SHARE = 0.43  # of a step of the 1.5B, one of the 0.5B: bench/RESULTS.md, decode
 PROMPT = 0.2  # of a step, a token of its prompt: prefill
@@ -133,15 +133,27 @@ def test_a_slow_start_does_not_put_it_off(tokens):
 @pytest.mark.parametrize(("row", "noise", "cold"), [(0.06, 0.0, 1), (0.15, 0.05, 2)])
 @pytest.mark.parametrize("accepts", [0.0, 0.3, 0.45])
 def test_little_is_lost_in_a_text_of_any_length(tokens, row, noise, cold, accepts):
-    """By a draft a third as large as its target, which breaks even at half of its guesses."""
+    """By a draft a third as large as its target, which breaks even at half of its guesses.
+
+    What the first text of a process may lose to its first trials is counted as if it were USUAL.
+    """
+    part = max(1, USUAL / tokens)
     times = {"row": row, "draft": 0.35, "noise": noise, "cold": cold, "tokens": tokens}
 
     rates = [
         drive(Controller(8, share=0.35), lambda done: accepts, seed=seed, **times)
         for seed in range(20)
     ]
-    assert min(rates) >= (0.97 if accepts == 0 else 0.96)
-    assert np.mean(rates) >= 0.97
+    assert min(rates) >= 1 - (0.03 if accepts == 0 else 0.04) * part
+    assert np.mean(rates) >= 1 - 0.03 * part
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+def test_in_a_short_text_too_something_is_tried(tokens):
+    controller = Controller(4, share=0.35)
+
+    assert drive(controller, lambda done: 1.0, row=0.1, draft=0.35, tokens=tokens) > 1
+    assert controller.text.drafted > 0
 
 
 def test_a_text_that_changes_its_mind_is_followed():
@@ -191,8 +203,9 @@ def test_what_a_draft_model_reads_of_a_prompt_costs_little_where_it_is_of_no_use
     """A guess is right as often as the model is sure of its tokens: of prose's, two in three."""
     rates = [read_and_drive(prompt, tokens, sure, sure, seed=seed)[0] for seed in range(10)]
 
-    assert np.mean(rates) >= 0.97
-    assert min(rates) >= 0.96
+    part = max(1, USUAL / tokens)
+    assert np.mean(rates) >= 1 - 0.03 * part
+    assert min(rates) >= 1 - 0.04 * part
 
 
 @pytest.mark.parametrize(("prompt", "tokens"), [(512, 128), (4000, 1000)])

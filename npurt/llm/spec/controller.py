@@ -6,8 +6,8 @@ controller keeps running means of all three and takes the n with the most tokens
 
 It cannot know what it has not tried, so it tries, and its losses are limited: what drafting has
 cost over plain decoding of the same tokens, and was not won back since, stays below `ALLOWANCE` of
-the text's time.  Of the whole text's at the beginning, when it is known how long that will be; so
-nothing is tried in a text that is too short for it.
+the text's time.  Of the whole text's, when it is known how long that will be; but of `USUAL` tokens
+at least for the first trials in a process, whose lesson is not for one text alone.
 
 A draft model has to read the text before it guesses.  That is paid from the same allowance, or
 where a part of what can be won in the rest of the text pays for it.  What can be won is known
@@ -164,9 +164,14 @@ class Controller:
             account.add(proposed, right, read_seconds + seconds, without)
 
     def _to_come(self) -> int:
-        """Return how many tokens the text will still have."""
+        """Return how many tokens the text will still have, as far as trying is worth it.
+
+        What the first trials teach is of use to the texts that follow, however short this one is.
+        """
         done = self.text.tokens
-        return max(USUAL - done, done) if self._expected is None else self._expected - done
+        if self._expected is None:
+            return max(USUAL - done, done)
+        return (max(self._expected, USUAL) if self._trials < TRIALS else self._expected) - done
 
     def _owed(self, behind: int) -> float:
         """Return the seconds of reading *behind* tokens, if not what can be won pays for them."""
