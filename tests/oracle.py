@@ -51,13 +51,15 @@ def integer_matmul(x, w):
 
 
 def product_of_codes(codes, scales, w):
-    """Return the same for activations given as int8 codes ``[M, K]`` and scales ``[M, K / 32]``.
+    """Return the same for activations given as integers ``[M, K]`` and scales ``[M, K / 32]``.
 
     A group adds its scaled dot product to the sum in one rounding, having rounded the product of
     the two scales; an offset likewise, having rounded the sum of the activations.  Each of these
     terms is rounded once on its own and once with every addition from then on.  Dequantising rounds
-    each weight that has an offset once more, in the reference; one more pays for float64.
+    each weight that has an offset once more, in the reference; one more pays for float64.  Dot
+    products of int8 codes are exact in float32; those of wider integers round once more.
     """
+    most = int(abs(codes.astype(np.int32)).max(initial=127))
     m, k = codes.shape
     xs = (codes.reshape(m, -1, 32) * scales.astype(np.float64)[..., None]).reshape(m, k)
     ws = w.dequantize().astype(np.float64)
@@ -67,8 +69,8 @@ def product_of_codes(codes, scales, w):
     )
     spread = canonical.group
     size = abs(integers * np.repeat(canonical.scales.astype(np.float64), spread, -1))
-    lost = 128 * 127 * k  # each code product, where the product of the scales is subnormal
-    roundings = k // spread + 2
+    lost = 128 * most * k  # each code product, where the product of the scales is subnormal
+    roundings = k // spread + 2 + (most > 127)
     if canonical.offsets is not None:
         offsets = abs(np.repeat(canonical.offsets.astype(np.float64), spread, -1))
         size += offsets
@@ -86,19 +88,23 @@ def dense_matmul(x, w):
     return xs @ ws.T, gamma(k) * (abs(xs) @ abs(ws).T) + TINY * k
 
 
-def fine_activations(codes, scales, fine_codes, fine_scales):
+def fine_activations(codes, fine_codes, scales):
     """Return what codes and fine codes stand for, and how far from the activation that may be.
 
-    A scale s and the inverse that codes are made with are each rounded once, so their product is
-    within gamma(2) of 1; that of the fine ones, a 254th and 254 times, within gamma(4).  Codes
-    leave over half of s and what 127 times those roundings make of it; the rest is rounded once,
-    which is 130 u in fine scales.  A fine code is at most 127 and within half its scale of it.
-    Where 254 times the inverse overflows, fine codes may be zero, and half of s stays.
+    With t the scale ``[M, K / 32]``, a number stands for t times 255 * code + fine code.  The scale
+    of codes, t and the inverse of the former that codes are made with are each rounded once, so
+    255 t times the inverse is within gamma(3) of 1; a value times the inverse is rounded again.  So
+    codes leave over at most 127.5 + e in units of t, e = 255 * 128 gamma(4).  That is rounded, and
+    twice more when it is multiplied by 255 times the inverse: gamma(6) of it with the three before.
+    A fine code is within half of it, or 127 and within half and e; and codes are off by gamma(1).
+    Where 255 times the inverse overflows fine codes may be zero, and 127.5 + e stay.  Where t or
+    255 t is subnormal, each is off by TINY, the first up to 256 * 128 times.
     """
-    scales, fine_scales = (np.repeat(v.astype(np.float64), 32, -1) for v in (scales, fine_scales))
-    values = codes * scales + fine_codes * fine_scales
-    tiny = 127 * scales < 127 * 254 / np.finfo(np.float32).max
-    return values, np.where(tiny, 0.51 * scales, fine_scales * (0.5 + 127 * gamma(7))) + 254 * TINY
+    scales = np.repeat(scales.astype(np.float64), 32, -1)
+    values = (255.0 * codes + fine_codes) * scales
+    off = 0.5 + 255 * 128 * gamma(5) + 129 * gamma(6)
+    tiny = 255 * scales < 255 / np.finfo(np.float32).max
+    return values, np.where(tiny, 130, off) * scales + (256 * 128 + 3 * 128) * TINY
 
 
 def norm(x, weight, eps):

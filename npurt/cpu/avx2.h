@@ -12,8 +12,8 @@
 #include "kernels.h"
 #include <immintrin.h>
 
-/* Sum over `quads` vectors of codes times splats of x, in 32 bits.  bits: 4, 5, 6; 8: signed. */
-INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const __m256i *x)
+/* Sum over `quads` vectors of codes, each times four codes of x.  bits: 4, 5, 6; 8: signed. */
+INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const int8_t *codes)
 {
     const __m256i one = _mm256_set1_epi16(1);
     const int room = bits == 4 ? 8 : bits == 5 ? 4 : 1;
@@ -23,25 +23,17 @@ INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const __m256i *x)
         __m256i part = _mm256_setzero_si256();
 #pragma clang loop unroll(full)
         for (int j = i; j < i + room && j < quads; j++) {
-            const __m256i pair = bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q[j]),
-                                                                  _mm256_sign_epi8(x[j], q[j]))
-                                           : _mm256_maddubs_epi16(q[j], x[j]);
+            int32_t four;
+            memcpy(&four, codes + 4 * j, 4);
+            const __m256i x = _mm256_set1_epi32(four);
+            const __m256i pair =
+                bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q[j]), _mm256_sign_epi8(x, q[j]))
+                          : _mm256_maddubs_epi16(q[j], x);
             part = j == i ? pair : _mm256_add_epi16(part, pair);
         }
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(part, one));
     }
     return sum;
-}
-
-/* `quads` vectors of four codes of x each. */
-INLINE void splat_avx2(const int8_t *codes, int quads, __m256i *x)
-{
-#pragma clang loop unroll(full)
-    for (int i = 0; i < quads; i++) {
-        int32_t four;
-        memcpy(&four, codes + 4 * i, 4);
-        x[i] = _mm256_set1_epi32(four);
-    }
 }
 
 #endif

@@ -197,12 +197,11 @@ int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, i
         const int64_t at = row * x->k + k;
         f64x16 v;
         if (integer) {
-            v = __builtin_convertvector(load_i8(x->codes + at), f64x16) *
-                (double) x->blocks[at / BLOCK].scale;
+            f32x16 number = load_i8(x->codes + at);
             if (x->fine_codes) {
-                v += __builtin_convertvector(load_i8(x->fine_codes + at), f64x16) *
-                     (double) x->fine_blocks[at / BLOCK].scale;
+                number = number * (float) FINE_STEPS + load_i8(x->fine_codes + at);
             }
+            v = __builtin_convertvector(number, f64x16) * (double) x->blocks[at / BLOCK].scale;
         } else {
             v = __builtin_convertvector(load_f32(x->values + at), f64x16);
         }

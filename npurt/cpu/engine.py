@@ -43,8 +43,8 @@ class Input:
     """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
 
     What writes the values of a *quantised* input writes its codes and their scales and sums too.
-    A *fine* input has a second set of codes for what the first leaves over: 16 bits of precision
-    for twice the multiplications.
+    A *fine* input has a second set of codes for what the first leaves over, in 255ths: 16 bits of
+    precision for twice the products of integers.  Its blocks are of both sets together.
     """
 
     def __init__(self, rows: int, k: int, *, quantised: bool, fine: bool = False) -> None:
@@ -58,9 +58,6 @@ class Input:
         self.fine = quantised and fine
         if self.fine:
             self.fine_codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
-            self.fine_blocks: npt.NDArray[np.uint8] = empty(
-                rows, k // GROUP * BLOCK_BYTES, np.uint8
-            )
 
     def fill(self, struct: Any) -> None:
         """Write the addresses into the npurt_input *struct*."""
@@ -71,7 +68,6 @@ class Input:
             struct.blocks = pointer("npurt_block *", self.blocks)
         if self.fine:
             struct.fine_codes = pointer("int8_t *", self.fine_codes)
-            struct.fine_blocks = pointer("npurt_block *", self.fine_blocks)
 
 
 class Engine:

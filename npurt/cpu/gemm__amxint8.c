@@ -57,34 +57,51 @@ INLINE void multiply(const uint8_t *codes, const int8_t *x, size_t stride, void 
     _tile_stored(SUM, dots, 64);
 }
 
-/* Rows [row, row + rows), at most 16; `rows` is the tiles' too. */
-INLINE void some_rows(int rows, int group, int offset, const npurt_tile *w, npurt_codes codes,
-                      const npurt_input *in, int64_t row, int64_t block, float *out)
+/* The sums of one group: of codes, and of fine codes. */
+typedef struct {
+    _Alignas(64) int32_t coarse[16][ROWS], fine[16][ROWS];
+} npurt_dots;
+
+INLINE void multiply_group(int group, int at, npurt_codes codes, const npurt_row *x,
+                           npurt_dots *dots)
 {
-    _Alignas(64) int32_t dots[2][16][ROWS];
+    const uint8_t *w = codes[at * group / BLOCK][at * group % BLOCK / 4];
+    multiply(w, x->codes + at * group, (size_t) x->k, dots->coarse);
+    if (x->fine) {
+        multiply(w, x->fine + at * group, (size_t) x->k, dots->fine);
+    }
+}
+
+INLINE __m512i dot_of(int fine, const npurt_dots *dots, int r)
+{
+    const __m512i coarse = _mm512_load_si512(dots->coarse[r]);
+    return fine ? _mm512_add_epi32(_mm512_mullo_epi32(coarse, _mm512_set1_epi32(FINE_STEPS)),
+                                   _mm512_load_si512(dots->fine[r]))
+                : coarse;
+}
+
+/* Rows from x on, at most 16; `rows` is the tiles' too. */
+INLINE void some_rows(int rows, int group, int offset, int fine, const npurt_tile *w,
+                      npurt_codes codes, npurt_row x, float *out)
+{
+    npurt_dots dots[2];
     const int per_block = BLOCK / group, groups = w->blocks * per_block;
-    const int64_t blocks = in->k / BLOCK;
-    const int8_t *x = in->codes + row * in->k + block * BLOCK;
-    const npurt_block *meta = in->blocks + row * blocks + block;
     __m512 y[16];
 #pragma clang loop unroll(full)
     for (int r = 0; r < 16; r++) {
         y[r] = r < rows ? _mm512_loadu_ps(out + r * ROWS) : _mm512_setzero_ps();
     }
-    multiply(codes[0][0], x, (size_t) in->k, dots[0]);
+    multiply_group(group, 0, codes, &x, &dots[0]);
     for (int at = 0; at < groups; at++) {
-        const npurt_block *b = meta + at / per_block;
         const __m512 scale = _mm512_load_ps(w->scales[at]);
         const __m512 minimum = _mm512_load_ps(w->offsets[at]);
         if (at + 1 < groups) {
-            const int next = at + 1, quad = next % per_block * (group / 4);
-            multiply(codes[next / per_block][quad], x + next * group, (size_t) in->k,
-                     dots[next % 2]);
+            multiply_group(group, at + 1, codes, &x, &dots[(at + 1) % 2]);
         }
 #pragma clang loop unroll(full)
         for (int r = 0; r < 16; r++) {
-            const npurt_block *xb = b + (r < rows ? r : 0) * blocks;
-            const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots[at % 2][r]));
+            const npurt_block *xb = x.blocks + (r < rows ? r : 0) * (x.k / BLOCK) + at / per_block;
+            const __m512 dot = _mm512_cvtepi32_ps(dot_of(fine, &dots[at % 2], r));
             y[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale)), y[r]);
             if (offset) {
                 const float sum = group == 32 ? xb->sum : xb->sums[at % 2];
@@ -100,20 +117,30 @@ INLINE void some_rows(int rows, int group, int offset, const npurt_tile *w, npur
     }
 }
 
-INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *x, int64_t row,
-                 int rows, int64_t block, float *y)
+INLINE void all_rows(int group, int offset, int fine, const npurt_tile *w, const npurt_input *x,
+                     int64_t row, int rows, int64_t block, float *y)
 {
     _Alignas(64) npurt_codes codes;
     make_signed(w, codes);
     configure(group, 16);
     for (; rows >= 16; rows -= 16, row += 16, y += 16 * ROWS) {
-        some_rows(16, group, offset, w, codes, x, row, block, y);
+        some_rows(16, group, offset, fine, w, codes, npurt_row_of(x, row, block), y);
     }
     if (rows) {
         configure(group, rows);
-        some_rows(rows, group, offset, w, codes, x, row, block, y);
+        some_rows(rows, group, offset, fine, w, codes, npurt_row_of(x, row, block), y);
     }
     _tile_release();
+}
+
+INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *x, int64_t row,
+                 int rows, int64_t block, float *y)
+{
+    if (x->fine_codes) {
+        all_rows(group, offset, 1, w, x, row, rows, block, y);
+    } else {
+        all_rows(group, offset, 0, w, x, row, rows, block, y);
+    }
 }
 
 void npurt_gemm__amxint8(const npurt_tile *w, const npurt_input *x, int64_t row, int rows,

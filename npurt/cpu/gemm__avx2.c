@@ -7,10 +7,9 @@
  */
 #include "avx2.h"
 
-INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const npurt_input *x,
-                      int64_t row, int64_t block, int half, float *out)
+INLINE void some_rows(int count, int bits, int group, int fine, const npurt_tile *w, npurt_row x,
+                      int half, float *out)
 {
-    const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / group, quads = group / 4;
     __m256 y[4];
 #pragma clang loop unroll(full)
@@ -18,7 +17,6 @@ INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const
         y[r] = _mm256_loadu_ps(out + r * ROWS + 8 * half);
     }
     for (int at = 0; at < w->blocks * per_block; at++) {
-        const int64_t of_row = block * per_block + at;
         __m256i q[8];
 #pragma clang loop unroll(full)
         for (int i = 0; i < quads; i++) {
@@ -30,14 +28,13 @@ INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const
         const __m256 offset = _mm256_load_ps(w->offsets[at] + 8 * half);
 #pragma clang loop unroll(full)
         for (int r = 0; r < count; r++) {
-            const npurt_block *b = x->blocks + (row + r) * blocks + block + at / per_block;
-            __m256i xq[8];
-            for (int i = 0; i < quads; i++) {
-                int32_t four;
-                memcpy(&four, x->codes + (row + r) * x->k + of_row * group + 4 * i, 4);
-                xq[i] = _mm256_set1_epi32(four);
+            const npurt_block *b = x.blocks + r * (x.k / BLOCK) + at / per_block;
+            const int64_t from = r * x.k + at * group;
+            __m256i dot = dot_avx2(bits, quads, q, x.codes + from);
+            if (fine) {
+                dot = _mm256_add_epi32(_mm256_mullo_epi32(dot, _mm256_set1_epi32(FINE_STEPS)),
+                                       dot_avx2(bits, quads, q, x.fine + from));
             }
-            __m256i dot = dot_avx2(bits, quads, q, xq);
             if (bits != 8 && w->shift >= 0) {
                 const int32_t minus = group == 32 ? b->minus : b->minuses[at % 2];
                 dot = _mm256_add_epi32(dot, _mm256_set1_epi32(minus << w->shift));
@@ -56,17 +53,27 @@ INLINE void some_rows(int count, int bits, int group, const npurt_tile *w, const
     }
 }
 
-INLINE void gemm(int bits, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
-                 int rows, int64_t block, float *y)
+INLINE void all_rows(int bits, int group, int fine, const npurt_tile *w, const npurt_input *x,
+                     int64_t row, int rows, int64_t block, float *y)
 {
     for (int half = 0; half < 2; half++) {
         int r = 0;
         for (; r + 4 <= rows; r += 4) {
-            some_rows(4, bits, group, w, x, row + r, block, half, y + r * ROWS);
+            some_rows(4, bits, group, fine, w, npurt_row_of(x, row + r, block), half, y + r * ROWS);
         }
         for (; r < rows; r++) {
-            some_rows(1, bits, group, w, x, row + r, block, half, y + r * ROWS);
+            some_rows(1, bits, group, fine, w, npurt_row_of(x, row + r, block), half, y + r * ROWS);
         }
+    }
+}
+
+INLINE void gemm(int bits, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
+                 int rows, int64_t block, float *y)
+{
+    if (x->fine_codes) {
+        all_rows(bits, group, 1, w, x, row, rows, block, y);
+    } else {
+        all_rows(bits, group, 0, w, x, row, rows, block, y);
     }
 }
 

@@ -20,35 +20,53 @@
 
 /* What is known of a tile when the code is compiled. */
 typedef struct {
-    int rows, group, biased, offset;
+    int rows, group, biased, offset, fine;
 } npurt_shape;
 
-/* Adds one group of one block to the sums of s.rows rows. */
-INLINE void one_group(npurt_shape s, const npurt_tile *w, int b, int g, const int8_t *codes,
-                      int64_t k, const npurt_block *x, int64_t blocks, __m512 *y)
+/* dot[r] += the products of one group of weights with codes of row r. */
+INLINE void add_products(npurt_shape s, const uint8_t (*weights)[64], const int8_t *codes,
+                         int64_t k, __m512i dot[8])
 {
-    const int quads = s.group / 4, at = b * (BLOCK / s.group) + g;
-    __m512i dot[8];
 #pragma clang loop unroll(full)
-    for (int r = 0; r < 8; r++) {
-        dot[r] = _mm512_setzero_si512();
-        if (s.biased && r < s.rows) {
-            const npurt_block *xb = x + r * blocks;
-            const int32_t minus = s.group == 32 ? xb->minus : xb->minuses[g];
-            dot[r] = _mm512_sll_epi32(_mm512_set1_epi32(minus), _mm_cvtsi32_si128(w->shift));
-        }
-    }
-#pragma clang loop unroll(full)
-    for (int i = 0; i < quads; i++) {
-        const __m512i q = _mm512_load_si512(w->codes[b][g * quads + i]);
+    for (int i = 0; i < s.group / 4; i++) {
+        const __m512i q = _mm512_load_si512(weights[i]);
 #pragma clang loop unroll(full)
         for (int r = 0; r < s.rows; r++) {
             int32_t four;
-            memcpy(&four, codes + r * k + s.group * g + 4 * i, 4);
+            memcpy(&four, codes + r * k + 4 * i, 4);
             dot[r] = _mm512_dpbusd_epi32(dot[r], q, _mm512_set1_epi32(four));
         }
         fence(dot);
     }
+}
+
+/* Adds one group of one block to the sums of s.rows rows. */
+INLINE void one_group(npurt_shape s, const npurt_tile *w, int b, int g, npurt_row row, __m512 *y)
+{
+    const int at = b * (BLOCK / s.group) + g;
+    const int64_t blocks = row.k / BLOCK, first = b * BLOCK + s.group * g;
+    const uint8_t (*weights)[64] = w->codes[b] + g * s.group / 4;
+    const npurt_block *x = row.blocks + b;
+    __m512i dot[8];
+#pragma clang loop unroll(full)
+    for (int r = 0; r < 8; r++) {
+        dot[r] = _mm512_setzero_si512();
+    }
+    if (s.fine) {
+        add_products(s, weights, row.codes + first, row.k, dot);
+    }
+#pragma clang loop unroll(full)
+    for (int r = 0; r < s.rows; r++) {
+        if (s.fine) {
+            dot[r] = _mm512_mullo_epi32(dot[r], _mm512_set1_epi32(FINE_STEPS));
+        }
+        if (s.biased) {
+            const int32_t minus = s.group == 32 ? x[r * blocks].minus : x[r * blocks].minuses[g];
+            const __m128i by = _mm_cvtsi32_si128(w->shift);
+            dot[r] = _mm512_add_epi32(dot[r], _mm512_sll_epi32(_mm512_set1_epi32(minus), by));
+        }
+    }
+    add_products(s, weights, (s.fine ? row.fine : row.codes) + first, row.k, dot);
     const __m512 scale = _mm512_load_ps(w->scales[at]);
     const __m512 offset = s.offset ? _mm512_load_ps(w->offsets[at]) : scale;
 #pragma clang loop unroll(full)
@@ -66,9 +84,7 @@ INLINE void one_group(npurt_shape s, const npurt_tile *w, int b, int g, const in
 INLINE void some_rows(npurt_shape s, const npurt_tile *w, const npurt_input *in, int64_t row,
                       int64_t block, float *out)
 {
-    const int64_t k = in->k, blocks = k / BLOCK;
-    const int8_t *codes = in->codes + row * k + block * BLOCK;
-    const npurt_block *x = in->blocks + row * blocks + block;
+    const npurt_row x = npurt_row_of(in, row, block);
     __m512 y[8];
 #pragma clang loop unroll(full)
     for (int r = 0; r < s.rows; r++) {
@@ -77,10 +93,8 @@ INLINE void some_rows(npurt_shape s, const npurt_tile *w, const npurt_input *in,
     for (int b = 0; b < w->blocks; b++) {
 #pragma clang loop unroll(full)
         for (int g = 0; g < BLOCK / s.group; g++) {
-            one_group(s, w, b, g, codes, k, x, blocks, y);
+            one_group(s, w, b, g, x, y);
         }
-        codes += BLOCK;
-        x++;
     }
 #pragma clang loop unroll(full)
     for (int r = 0; r < s.rows; r++) {
@@ -88,18 +102,29 @@ INLINE void some_rows(npurt_shape s, const npurt_tile *w, const npurt_input *in,
     }
 }
 
+INLINE void all_rows(npurt_shape s, const npurt_tile *w, const npurt_input *x, int64_t row,
+                     int rows, int64_t block, float *y)
+{
+    int r = 0;
+    for (s.rows = 8; r + 8 <= rows; r += 8) {
+        some_rows(s, w, x, row + r, block, y + r * ROWS);
+    }
+    for (s.rows = 2; r + 2 <= rows; r += 2) {
+        some_rows(s, w, x, row + r, block, y + r * ROWS);
+    }
+    if (r < rows) {
+        s.rows = 1;
+        some_rows(s, w, x, row + r, block, y + r * ROWS);
+    }
+}
+
 INLINE void gemm(int group, int biased, int offset, const npurt_tile *w, const npurt_input *x,
                  int64_t row, int rows, int64_t block, float *y)
 {
-    int r = 0;
-    for (; r + 8 <= rows; r += 8) {
-        some_rows((npurt_shape){8, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
-    }
-    for (; r + 2 <= rows; r += 2) {
-        some_rows((npurt_shape){2, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
-    }
-    if (r < rows) {
-        some_rows((npurt_shape){1, group, biased, offset}, w, x, row + r, block, y + r * ROWS);
+    if (x->fine_codes) {
+        all_rows((npurt_shape){0, group, biased, offset, 1}, w, x, row, rows, block, y);
+    } else {
+        all_rows((npurt_shape){0, group, biased, offset, 0}, w, x, row, rows, block, y);
     }
 }
 

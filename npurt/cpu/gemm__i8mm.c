@@ -54,7 +54,7 @@ static void rearrange(const npurt_tile *w, npurt_pairs *out)
 
 /* What two rows of x bring to one group: [a b a b]. */
 typedef struct {
-    int8x16_t codes[BLOCK / 8];
+    int8x16_t codes[BLOCK / 8], fine[BLOCK / 8];
     float32x4_t scale, sum;
     int32x4_t start;
 } npurt_two;
@@ -65,10 +65,16 @@ INLINE float32x4_t twice(float a, float b)
     return vcombine_f32(two, two);
 }
 
-INLINE npurt_two two_of(int group, int g, const int8_t *codes, int64_t k, const npurt_block *a,
-                        int shift)
+/* Eight columns of two rows, k apart. */
+INLINE int8x16_t pair(const int8_t *from, int64_t k)
 {
-    const npurt_block *b = a + k / BLOCK;
+    return vcombine_s8(vld1_s8(from), vld1_s8(from + k));
+}
+
+INLINE npurt_two two_of(int group, int fine, int block, int g, npurt_row x, int64_t row, int shift)
+{
+    const npurt_block *a = x.blocks + row * (x.k / BLOCK) + block, *b = a + x.k / BLOCK;
+    const int64_t from = row * x.k + block * BLOCK + g * group;
     const int32x2_t minus = {group == 32 ? a->minus : a->minuses[g],
                              group == 32 ? b->minus : b->minuses[g]};
     const int32x2_t start = vshl_s32(minus, vdup_n_s32(shift));
@@ -79,33 +85,43 @@ INLINE npurt_two two_of(int group, int g, const int8_t *codes, int64_t k, const 
     };
 #pragma clang loop unroll(full)
     for (int i = 0; i < group / 8; i++) {
-        const int8_t *from = codes + g * group + 8 * i;
-        two.codes[i] = vcombine_s8(vld1_s8(from), vld1_s8(from + k));
+        two.codes[i] = pair(x.codes + from + 8 * i, x.k);
+        two.fine[i] = fine ? pair(x.fine + from + 8 * i, x.k) : two.codes[i];
     }
     return two;
 }
 
+/* start + the products of one group of two rows of weights with two rows of codes */
+INLINE int32x4_t dot(int group, const uint8x16_t (*w)[PAIRS], int p, const int8x16_t *x,
+                     int32x4_t start)
+{
+#pragma clang loop unroll(full)
+    for (int i = 0; i < group / 8; i++) {
+        start = vusmmlaq_s32(start, w[i][p], x[i]);
+    }
+    return start;
+}
+
 /* Four rows of x by the tile: group g of block b. */
-INLINE void one_group(int group, int offset, const npurt_tile *w, const npurt_pairs *pairs, int b,
-                      int g, const int8_t *codes, int64_t k, const npurt_block *x,
-                      float32x4_t y[2][PAIRS])
+INLINE void one_group(int group, int offset, int fine, const npurt_tile *w,
+                      const npurt_pairs *pairs, int b, int g, npurt_row x, float32x4_t y[2][PAIRS])
 {
     const int at = b * (BLOCK / group) + g, shift = offset ? -1 : w->shift;
-    const npurt_two two[2] = {two_of(group, g, codes, k, x, shift),
-                              two_of(group, g, codes + 2 * k, k, x + 2 * (k / BLOCK), shift)};
+    const npurt_two two[2] = {two_of(group, fine, b, g, x, 0, shift),
+                              two_of(group, fine, b, g, x, 2, shift)};
+    const uint8x16_t(*codes)[PAIRS] = pairs->codes + at * group / 8;
 #pragma clang loop unroll(full)
     for (int p = 0; p < PAIRS; p++) {
-        int32x4_t dot[2] = {two[0].start, two[1].start};
-#pragma clang loop unroll(full)
-        for (int i = 0; i < group / 8; i++) {
-            const uint8x16_t q = pairs->codes[at * group / 8 + i][p];
-            dot[0] = vusmmlaq_s32(dot[0], q, two[0].codes[i]);
-            dot[1] = vusmmlaq_s32(dot[1], q, two[1].codes[i]);
-        }
 #pragma clang loop unroll(full)
         for (int r = 0; r < 2; r++) {
             const float32x4_t both = vmulq_f32(pairs->scales[at][p], two[r].scale);
-            y[r][p] = vfmaq_f32(y[r][p], vcvtq_f32_s32(dot[r]), both);
+            int32x4_t sum = two[r].start;
+            if (fine) {
+                const int32x4_t coarse = dot(group, codes, p, two[r].codes, vdupq_n_s32(0));
+                sum = vmlaq_n_s32(sum, coarse, FINE_STEPS);
+            }
+            sum = dot(group, codes, p, two[r].fine, sum);
+            y[r][p] = vfmaq_f32(y[r][p], vcvtq_f32_s32(sum), both);
             if (offset) {
                 y[r][p] = vfmaq_f32(y[r][p], pairs->offsets[at][p], two[r].sum);
             }
@@ -113,21 +129,18 @@ INLINE void one_group(int group, int offset, const npurt_tile *w, const npurt_pa
     }
 }
 
-INLINE void four_rows(int group, int offset, const npurt_tile *w, const npurt_pairs *pairs,
-                      const npurt_input *in, int64_t row, int64_t block, float *out)
+INLINE void four_rows(int group, int offset, int fine, const npurt_tile *w,
+                      const npurt_pairs *pairs, npurt_row x, float *out)
 {
-    const int64_t k = in->k;
-    const int8_t *codes = in->codes + row * k + block * BLOCK;
-    const npurt_block *x = in->blocks + row * (k / BLOCK) + block;
     float32x4_t y[2][PAIRS];
     for (int i = 0; i < 2 * PAIRS; i++) {
         const float *from = out + i / PAIRS * 2 * ROWS + i % PAIRS / 2 * 4;
         y[i / PAIRS][i % PAIRS] = zip(i % 2, vld1q_f32(from), vld1q_f32(from + ROWS));
     }
-    for (int b = 0; b < w->blocks; b++, codes += BLOCK, x++) {
+    for (int b = 0; b < w->blocks; b++) {
 #pragma clang loop unroll(full)
         for (int g = 0; g < BLOCK / group; g++) {
-            one_group(group, offset, w, pairs, b, g, codes, k, x, y);
+            one_group(group, offset, fine, w, pairs, b, g, x, y);
         }
     }
     for (int i = 0; i < 2 * PAIRS; i += 2) {
@@ -144,7 +157,12 @@ INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *
     npurt_pairs pairs;
     rearrange(w, &pairs);
     for (int r = 0; r + AT_ONCE <= rows; r += AT_ONCE) {
-        four_rows(group, offset, w, &pairs, x, row + r, block, y + r * ROWS);
+        const npurt_row four = npurt_row_of(x, row + r, block);
+        if (x->fine_codes) {
+            four_rows(group, offset, 1, w, &pairs, four, y + r * ROWS);
+        } else {
+            four_rows(group, offset, 0, w, &pairs, four, y + r * ROWS);
+        }
     }
 }
 

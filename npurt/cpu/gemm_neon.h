@@ -18,10 +18,9 @@
 enum { PLAIN, SHIFTED, WIDE };
 
 /* Eight rows of the tile, from row 8 * half on. */
-INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const npurt_input *x,
-                      int64_t row, int64_t block, int half, float *out)
+INLINE void some_rows(int count, int kind, int group, int fine, const npurt_tile *w, npurt_row x,
+                      int half, float *out)
 {
-    const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / group, quads = group / 4;
     float32x4_t y[AT_ONCE][2];
 #pragma clang loop unroll(full)
@@ -43,14 +42,20 @@ INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const
             }
 #pragma clang loop unroll(full)
             for (int r = 0; r < count; r++) {
-                const int8_t *from = x->codes + (row + r) * x->k + block * BLOCK + at * group;
-                const npurt_block *b = x->blocks + (row + r) * blocks + block + at / per_block;
+                const int64_t from = r * x.k + at * group;
+                const npurt_block *b = x.blocks + r * (x.k / BLOCK) + at / per_block;
+                const int room = kind == WIDE ? 2 : quads;
                 int32_t start = 0;
                 if (kind == SHIFTED) {
                     start = (group == 32 ? b->minus : b->minuses[at % 2]) << w->shift;
                 }
-                const int32x4_t d =
-                    dot(kind == WIDE ? 2 : quads, quads, q, splat(from, quads), vdupq_n_s32(start));
+                int32x4_t d = vdupq_n_s32(start);
+                if (fine) {
+                    const npurt_splat codes = splat(x.codes + from, quads);
+                    const int32x4_t coarse = dot(room, quads, q, codes, vdupq_n_s32(0));
+                    d = vmlaq_n_s32(d, coarse, FINE_STEPS);
+                }
+                d = dot(room, quads, q, splat((fine ? x.fine : x.codes) + from, quads), d);
                 y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, b->scale));
                 if (kind == PLAIN) {
                     const float sum = group == 32 ? b->sum : b->sums[at % 2];
@@ -66,17 +71,29 @@ INLINE void some_rows(int count, int kind, int group, const npurt_tile *w, const
     }
 }
 
-INLINE void all_rows(int kind, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
-                     int rows, int64_t block, float *y)
+INLINE void both_halves(int kind, int group, int fine, const npurt_tile *w, const npurt_input *x,
+                        int64_t row, int rows, int64_t block, float *y)
 {
     for (int half = 0; half < 2; half++) {
         int r = 0;
         for (; r + AT_ONCE <= rows; r += AT_ONCE) {
-            some_rows(AT_ONCE, kind, group, w, x, row + r, block, half, y + r * ROWS);
+            const npurt_row some = npurt_row_of(x, row + r, block);
+            some_rows(AT_ONCE, kind, group, fine, w, some, half, y + r * ROWS);
         }
         for (; r < rows; r++) {
-            some_rows(1, kind, group, w, x, row + r, block, half, y + r * ROWS);
+            const npurt_row one = npurt_row_of(x, row + r, block);
+            some_rows(1, kind, group, fine, w, one, half, y + r * ROWS);
         }
+    }
+}
+
+INLINE void all_rows(int kind, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
+                     int rows, int64_t block, float *y)
+{
+    if (x->fine_codes) {
+        both_halves(kind, group, 1, w, x, row, rows, block, y);
+    } else {
+        both_halves(kind, group, 0, w, x, row, rows, block, y);
     }
 }
 

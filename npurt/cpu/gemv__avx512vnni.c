@@ -5,7 +5,8 @@
  * W       image of panels (layout.h), read once, as one stream.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
- * Exact   dot products of a group are exact int32; then, group by group in order,
+ * Exact   dot products of a group are exact int32, of fine rows 255 times that of codes plus that
+ *         of fine codes (kernels.h); then, group by group in order,
  *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y): every kernel does
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
@@ -142,9 +143,21 @@ INLINE npurt_weights weights_of(npurt_format f, const npurt_place *at, __m512i b
     return w;
 }
 
+/* start + the products of `quads` vectors of weights with codes of x */
+INLINE __m512i dot(const __m512i *q, int quads, const int8_t *codes, __m512i start)
+{
+#pragma clang loop unroll(full)
+    for (int i = 0; i < quads; i++) {
+        int32_t four;
+        memcpy(&four, codes + 4 * i, 4);
+        start = _mm512_dpbusd_epi32(start, q[i], _mm512_set1_epi32(four));
+    }
+    return start;
+}
+
 /* One block of one panel: its products with `rows` rows of x, added to y. */
 INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
-                      int64_t block, __m512 *y)
+                      int fine, int64_t block, __m512 *y)
 {
     const int quads = f.group / 4;
 #pragma clang loop unroll(full)
@@ -152,23 +165,27 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
 #pragma clang loop unroll(full)
         for (int r = 0; r < rows; r++) {
             const npurt_block *xb = x[r].blocks + block;
-            __m512i dot = _mm512_setzero_si512();
+            const int64_t at = block * BLOCK + g * f.group;
+            __m512i sum = _mm512_setzero_si512();
             if (f.shift >= 0) {
                 const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
-                dot = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
+                sum = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
             }
-#pragma clang loop unroll(full)
-            for (int i = g * quads; i < (g + 1) * quads; i++) {
-                int32_t four;
-                memcpy(&four, x[r].codes + block * BLOCK + 4 * i, 4);
-                dot = _mm512_dpbusd_epi32(dot, w->q[i], _mm512_set1_epi32(four));
+            if (fine) {
+                const __m512i coarse =
+                    dot(w->q + g * quads, quads, x[r].codes + at, _mm512_setzero_si512());
+                sum = dot(w->q + g * quads, quads, x[r].fine + at, sum);
+                sum = _mm512_add_epi32(sum,
+                                       _mm512_mullo_epi32(coarse, _mm512_set1_epi32(FINE_STEPS)));
+            } else {
+                sum = dot(w->q + g * quads, quads, x[r].codes + at, sum);
             }
             const __m512 both = _mm512_mul_ps(w->scale[g], _mm512_set1_ps(xb->scale));
-            y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, y[r]);
+            y[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, y[r]);
             if (f.offset) {
-                const __m512 sum = _mm512_set1_ps(f.group == 32 ? xb->sum : xb->sums[g]);
-                y[r] = f.scale == SUPER ? _mm512_fnmadd_ps(w->offset[g], sum, y[r])
-                                        : _mm512_fmadd_ps(w->offset[g], sum, y[r]);
+                const __m512 sum_x = _mm512_set1_ps(f.group == 32 ? xb->sum : xb->sums[g]);
+                y[r] = f.scale == SUPER ? _mm512_fnmadd_ps(w->offset[g], sum_x, y[r])
+                                        : _mm512_fmadd_ps(w->offset[g], sum_x, y[r]);
             }
         }
     }
@@ -176,7 +193,7 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
 
 /* One panel times `rows` rows of x; the sum of a lone row stays in a register. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
-                      float *out)
+                      int fine, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
@@ -196,13 +213,13 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
         for (int b = 0; b < n; b++, place.codes += bytes) {
             int r = 0;
             place.block = b;
-            fetch(at + share * (size_t) b, share, rows);
+            fetch(at + share * (size_t) b, share, rows * (1 + fine));
             const npurt_weights w = weights_of(f, &place, book);
             for (; r + 2 <= rows; r += 2) {
-                one_block(f, &w, x + r, 2, first + b, y + r);
+                one_block(f, &w, x + r, 2, fine, first + b, y + r);
             }
             if (r < rows) {
-                one_block(f, &w, x + r, 1, first + b, y + r);
+                one_block(f, &w, x + r, 1, fine, first + b, y + r);
             }
         }
         at += head + bytes * (size_t) n;
@@ -219,10 +236,12 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        if (rows == 1) {
-            one_panel(f, image, book, x, 1, y);
+        if (x->fine) {
+            one_panel(f, image, book, x, rows, 1, y);
+        } else if (rows == 1) {
+            one_panel(f, image, book, x, 1, 0, y);
         } else {
-            one_panel(f, image, book, x, rows, y);
+            one_panel(f, image, book, x, rows, 0, y);
         }
     }
 }

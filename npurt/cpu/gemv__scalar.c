@@ -68,7 +68,7 @@ static float one_record(npurt_format f, const uint8_t *record, int blocks, int r
         int32_t dot = 0;
         for (int e = g * f.group; e < (g + 1) * f.group; e++) {
             const uint8_t *block = codes + code_bytes(f.bits) * (size_t) (e / BLOCK);
-            dot += (code(f, block, r, e % BLOCK) - bias) * x->codes[first * BLOCK + e];
+            dot += (code(f, block, r, e % BLOCK) - bias) * npurt_number(x, first * BLOCK + e);
         }
         y = fmaf((float) dot, scale_of(f, record, g, r) * b->scale, y);
         if (f.offset) {

@@ -79,7 +79,6 @@ static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
     }
     if (view.in.fine_codes) {
         view.in.fine_codes += at;
-        view.in.fine_blocks += block;
     }
     for (int i = 0; i < m->weights; i++) {
         npurt_weight *w = &view.w[i];
@@ -155,28 +154,6 @@ static int format_index(int type)
     return -1;
 }
 
-/* The codes, or the fine codes, of an input. */
-static npurt_input part_of(const npurt_input *x, int part)
-{
-    npurt_input one = *x;
-    if (part) {
-        one.codes = x->fine_codes;
-        one.blocks = x->fine_blocks;
-    }
-    return one;
-}
-
-static npurt_row row_of(const npurt_input *x, int part, int64_t row)
-{
-    const npurt_input one = part_of(x, part);
-    return (npurt_row){one.codes + row * x->k, one.blocks + row * (x->k / BLOCK), x->k};
-}
-
-static int parts_of(const npurt_input *x)
-{
-    return x->fine_codes ? 2 : 1;
-}
-
 /* y [panels][rows][16] = x . piece^T for float weights */
 static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
                           int64_t rows, float *y)
@@ -195,71 +172,57 @@ static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npur
     }
 }
 
-/* y [panels][parts][rows][16] = parts of x . piece^T */
+/* y [panels][rows][16] = x . piece^T for codes; a fine row is as much work as two. */
 static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
                           int64_t rows, float *y)
 {
     const npurt_weight *w = p->w;
-    const int index = format_index(w->type), parts = parts_of(x);
+    const int index = format_index(w->type);
     const npurt_format *f = npurt_find_format(w->type);
     const size_t stride = panel_bytes(f, w->k);
     const uint8_t *image = w->image + (size_t) p->first * stride;
-    if (rows * parts <= GEMV_ROWS) {
+    if (rows * (x->fine_codes ? 2 : 1) <= GEMV_ROWS) {
         npurt_row row[GEMV_ROWS];
-        for (int i = 0; i < rows * parts; i++) {
-            row[i] = row_of(x, i / (int) rows, i % rows);
+        for (int i = 0; i < rows; i++) {
+            row[i] = npurt_row_of(x, i, 0);
         }
-        isa->gemv[index](image, p->panels, row, (int) rows * parts, y);
+        isa->gemv[index](image, p->panels, row, (int) rows, y);
         return;
     }
-    memset(y, 0, (size_t) (p->panels * parts * rows * ROWS) * sizeof *y);
+    memset(y, 0, (size_t) (p->panels * rows * ROWS) * sizeof *y);
     for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
         const int64_t left = w->k / BLOCK - block;
         const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
         for (int i = 0; i < p->panels; i++) {
             npurt_tile tile;
             isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
-            for (int part = 0; part < parts; part++) {
-                const npurt_input one = part_of(x, part);
-                isa->gemm(&tile, &one, 0, (int) rows, block, y + (i * parts + part) * rows * ROWS);
-            }
+            isa->gemm(&tile, x, 0, (int) rows, block, y + i * rows * ROWS);
         }
         image += record_bytes(f, blocks);
     }
 }
 
-/* Floats of scratch that a piece's results take. */
-static int64_t result_size(const npurt_input *x, const npurt_piece *p, int64_t rows)
-{
-    return p->panels * (format_index(p->w->type) < 0 ? 1 : parts_of(x)) * rows * ROWS;
-}
-
-/* out = in + fine + bias, the last two where given */
-static void put_row(float *restrict out, const float *restrict in, const float *restrict fine,
-                    const float *restrict bias, int64_t width)
+/* out = in + bias, where given */
+static void put_row(float *restrict out, const float *restrict in, const float *restrict bias,
+                    int64_t width)
 {
     for (int64_t c = 0; c < width; c++) {
         out[c] = in[c];
-    }
-    for (int64_t c = 0; fine && c < width; c++) {
-        out[c] += fine[c];
     }
     for (int64_t c = 0; bias && c < width; c++) {
         out[c] += bias[c];
     }
 }
 
-/* Copies a piece's results to their columns, parts and bias added. */
+/* Copies a piece's results to their columns, bias added. */
 static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
 {
     const npurt_weight *w = p->w;
-    const int parts = format_index(w->type) < 0 ? 1 : parts_of(&m->in);
     for (int i = 0; i < p->panels; i++) {
         const int64_t n = (p->first + i) * ROWS;
         const int64_t width = w->n - n < ROWS ? w->n - n : ROWS;
         for (int64_t r = 0; r < rows; r++) {
-            const float *in = y + (i * parts * rows + r) * ROWS;
-            put_row(m->y + r * m->stride + w->column + n, in, parts == 2 ? in + rows * ROWS : NULL,
+            put_row(m->y + r * m->stride + w->column + n, y + (i * rows + r) * ROWS,
                     w->bias ? w->bias + n : NULL, width);
         }
     }
@@ -280,7 +243,7 @@ void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from
             } else {
                 compute_codes(isa, &part.m.in, &pieces[i], part.rows, scratch);
             }
-            scratch += result_size(&part.m.in, &pieces[i], part.rows);
+            scratch += pieces[i].panels * part.rows * ROWS;
         }
     }
 }
@@ -295,7 +258,7 @@ void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from,
         const int count = part.rows ? pieces_of(&part.m, part.first, part.last, pieces) : 0;
         for (int i = 0; i < count; i++) {
             commit_piece(&part.m, &pieces[i], part.rows, scratch);
-            scratch += result_size(&part.m.in, &pieces[i], part.rows);
+            scratch += pieces[i].panels * part.rows * ROWS;
         }
     }
 }

@@ -12,7 +12,10 @@
 
 #define NPURT_API __attribute__((visibility("default")))
 
-/* What the kernels need of 32 quantised activations besides their codes. */
+/*
+ * What the kernels need of 32 quantised activations besides their codes.  Where there are fine
+ * codes, a code is 255 * code + fine code here.
+ */
 typedef struct {
     float scale;
     float sum;     /* scale times the sum of the 32 codes */
@@ -27,8 +30,7 @@ typedef struct {
     float *values;       /* [rows][k] */
     int8_t *codes;       /* [rows][k]; NULL when no consumer multiplies integers */
     npurt_block *blocks; /* [rows][k/32] */
-    int8_t *fine_codes;  /* of what the codes leave over, in 254ths of their scale; or NULL */
-    npurt_block *fine_blocks;
+    int8_t *fine_codes;  /* [rows][k] of what the codes leave over; or NULL */
     int64_t k;
 } npurt_input;
 

@@ -7,22 +7,25 @@
 #include "kernels.h"
 #include <math.h>
 
-/* Writes rint(v * inverse) as codes, and what goes with them; returns v less what they stand for. */
-INLINE f32x32 put_codes(f32x32 v, float inverse, float scale, int8_t *codes, npurt_block *block)
+/* Stores whole numbers as int8. */
+INLINE void put_codes(f32x32 whole, int8_t *codes)
 {
-    const f32x32 whole = __builtin_elementwise_rint(v * inverse);
-    const i32x32 wide = __builtin_convertvector(whole, i32x32);
-    const i8x32 narrow = __builtin_convertvector(wide, i8x32);
-    const int32_t first = __builtin_reduce_add(wide.lo), last = __builtin_reduce_add(wide.hi);
+    const i8x32 narrow = __builtin_convertvector(__builtin_convertvector(whole, i32x32), i8x32);
     memcpy(codes, &narrow, sizeof narrow);
-    *block = (npurt_block){
+}
+
+/* What goes with 32 numbers, in units of `scale`.  They have 16 bits: float32 holds their sums. */
+INLINE npurt_block block_of(f32x32 whole, float scale)
+{
+    const i32x32 wide = __builtin_convertvector(whole, i32x32);
+    const int32_t first = __builtin_reduce_add(wide.lo), last = __builtin_reduce_add(wide.hi);
+    return (npurt_block){
         .scale = scale,
         .sum = scale * (float) (first + last),
         .minus = -(first + last),
         .sums = {scale * (float) first, scale * (float) last},
         .minuses = {-first, -last},
     };
-    return __builtin_elementwise_fma(-whole, (f32x32) (scale), v);
 }
 
 /*
@@ -30,11 +33,13 @@ INLINE f32x32 put_codes(f32x32 v, float inverse, float scale, int8_t *codes, npu
  *
  * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
  * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it.
- * Fine codes hold the rest, at most half a scale: their own scale is a 254th.  They are zero where
- * 254 times the factor overflows.
+ * Fine codes hold the rest in 255ths, which are the block's scale then: half of the first scale is
+ * 127.5 of them, and kernels rely on codes from -127 to 127.  They are zero where 255 times the
+ * factor overflows.
  */
 static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
+    const float steps = FINE_STEPS;
     const int64_t blocks = x->k / BLOCK;
     for (int64_t b = first; b < first + count; b++) {
         const int64_t at = row * blocks + b;
@@ -48,12 +53,19 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
             inverse = 0;
             scale = finite;
         }
-        v = put_codes(v, inverse, scale, x->codes + at * BLOCK, x->blocks + at);
+        f32x32 whole = __builtin_elementwise_rint(v * inverse);
+        put_codes(whole, x->codes + at * BLOCK);
         if (x->fine_codes) {
-            const float finer = inverse * 254;
-            put_codes(v, finer < INFINITY ? finer : 0, scale / 254, x->fine_codes + at * BLOCK,
-                      x->fine_blocks + at);
+            const float finer = inverse * steps < INFINITY ? inverse * steps : 0;
+            const f32x32 rest = __builtin_elementwise_fma(-whole, (f32x32) (scale), v);
+            f32x32 fine = __builtin_elementwise_rint(rest * finer);
+            fine = __builtin_elementwise_max(fine, (f32x32) (-127.0f)); /* of NaN too */
+            fine = __builtin_elementwise_min(fine, (f32x32) (127.0f));
+            put_codes(fine, x->fine_codes + at * BLOCK);
+            whole = whole * steps + fine;
+            scale /= steps;
         }
+        x->blocks[at] = block_of(whole, scale);
     }
 }
 

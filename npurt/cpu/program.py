@@ -289,7 +289,10 @@ class Program:
         return len(self) - 1
 
     def gather(self, x: Input, routing: Routing, out: Input) -> int:
-        """Copy the rows of *x* for each of their experts to *out*, expert by expert."""
+        """Copy the rows of *x* for each of their experts to *out*, expert by expert.
+
+        Neither is fine.
+        """
         op = self._add("GATHER", fan=routing.used).gather
         op.sources = self._address(routing.sources, "int64_t *")
         self._input(getattr(op, "in"), x)

@@ -3,11 +3,11 @@
 r is a secret random vector, made once per weight; s = W^T r is computed once, in double.  A check
 costs N + K multiply-adds a row where the product took N * K.
 
-The bound.  Element n of y is a sum of G groups, each of which rounds at most four times (scale
-product, sum product, two fused multiply-adds); a float weight rounds once a column.  Each rounding
-is at most u = 2^-24 of a partial sum, and no partial sum exceeds a_n |x|, a_n being the norm of row
-n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are taken as independent and of mean
-zero, so by Hoeffding's inequality the error of r . y exceeds
+The bound.  Element n of y is a sum of G groups, each of which rounds at most five times (scale
+product, sum product, integer sum of fine codes, two fused multiply-adds); a float weight rounds
+once a column.  Each rounding is at most u = 2^-24 of a partial sum, and no partial sum exceeds
+a_n |x|, a_n being the norm of row n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are
+taken as independent and of mean zero, so by Hoeffding's inequality the error of r . y exceeds
 
     LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
 
@@ -77,7 +77,7 @@ def make_secret(name: str, r: F64, s: F64, squares: float, group: int) -> Secret
     """
     _require_finite(name, s)
     n, k = len(r), len(s)
-    roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 4 * k / group)
+    roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 5 * k / group)
     squares += n * k * LEAST_SQUARE
     return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
 

@@ -91,7 +91,7 @@ def packed_stack(program, tensor):
 def arrays(source):
     """Return what quantising made of an input."""
     coarse = [source.codes, source.blocks] if source.quantised else []
-    return coarse + ([source.fine_codes, source.fine_blocks] if source.fine else [])
+    return coarse + ([source.fine_codes] if source.fine else [])
 
 
 def matmul(program, tensor, x, *, fine=False):
@@ -312,7 +312,7 @@ def _matmuls():
             yield f"matmul {fmt} n{n} k{k} m{m}", _matmul(fmt, n, k, m)
         yield f"matmul {fmt} any bytes", _matmul(fmt, 24, 512, 5, None)
         yield f"spread {fmt}", _spread(fmt, 37, 512)
-    for fmt, m in itertools.product(INTEGER, (1, 2, 3)):
+    for fmt, m in itertools.product(INTEGER, (1, 2, 3, 23)):
         yield f"fine matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, fine=True)
     for fmt, m, byte in itertools.product(INTEGER, (1, 9), (0x00, 0x80, 0xFF)):
         yield f"matmul {fmt} m{m} of {byte:#04x}", _saturated(fmt, m, byte)

@@ -58,7 +58,7 @@ class Recorded(Program):
         if value.quantised:
             self.arrays += [value.codes, value.blocks]
         if value.fine:
-            self.arrays += [value.fine_codes, value.fine_blocks]
+            self.arrays.append(value.fine_codes)
         super()._input(struct, value)
 
     def memory(self):

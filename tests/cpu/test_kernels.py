@@ -78,18 +78,35 @@ def test_products_lie_within_the_rounding_of_float32(run, fmt, data):
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
 @pytest.mark.parametrize("m", [1, 2, 3, 9])
-def test_fine_products_are_the_sum_of_two(run, fmt, m):
-    """That of the codes and that of the fine codes, added in float32: one more rounding."""
+def test_fine_products_multiply_numbers_of_16_bits(run, fmt, m):
     case, w, _ = product(fmt, 40, columns(fmt)[-1], m, scales=PLAIN, fine=True)
 
-    _, codes, blocks, fine_codes, fine_blocks, y = run(case)
+    _, codes, blocks, fine_codes, y = run(case)
 
-    coarse, fine = (
-        oracle.product_of_codes(c, b.view(np.float32)[:, ::8], w)
-        for c, b in ((codes, blocks), (fine_codes, fine_blocks))
-    )
-    reference, bound = coarse[0] + fine[0], coarse[1] + fine[1]
-    oracle.assert_within(y, reference, bound + oracle.gamma(1) * (abs(reference) + bound))
+    numbers = 255 * codes.astype(np.int32) + fine_codes
+    reference, bound, _ = oracle.product_of_codes(numbers, blocks.view(np.float32)[:, ::8], w)
+    oracle.assert_within(y, reference, bound)
+
+
+@pytest.mark.parametrize("fmt", cases.INTEGER)
+@pytest.mark.parametrize("byte", [0x00, 0x80, 0xFF])
+@pytest.mark.parametrize("m", [1, 2, 9])
+def test_the_largest_numbers_of_16_bits_meet_every_code(run, scalar, fmt, byte, m):
+    """A block of 126 and 127/255 but for one 127: codes of 126, fine codes of 127."""
+    w = cases.weight(cases.rng_of(fmt), fmt, 16, 256, np.array([1], np.float16))
+    cases.fill(w, byte)
+    x = np.full((m, 256), 126 + 127 / 255, np.float32)
+    x[:, ::32] = 127
+    numbers = np.rint(255 * x).astype(np.int32)
+    scales = np.full((m, 8), 1 / 255, np.float32)
+    reference, bound, total = oracle.product_of_codes(numbers, scales, w)
+
+    _, _, _, fine_codes, y = run(lambda program: cases.matmul(program, w, x, fine=True))
+
+    assert fine_codes[:, 1:32].min() == 127
+    same(y, scalar(lambda program: cases.matmul(program, w, x, fine=True))[-1])
+    fits = total < HUGEST
+    oracle.assert_within(y[fits], reference[fits], bound[fits])
 
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
@@ -137,14 +154,16 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
         oracle.assert_within(y[fits], reference[fits], bound[fits])
 
 
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
-def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt):
+def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt, fine):
     """One row goes to gemv and many to gemm: generation must not depend on how it was batched."""
-    case, w, x = product(fmt, 40, 512, 19, scales=PLAIN)
+    case, w, x = product(fmt, 40, 512, 19, scales=PLAIN, fine=fine)
     together = run(case)[-1]
 
     for start, stop in ((0, 1), (7, 8), (18, 19), (3, 5), (4, 7), (8, 12), (9, 14)):
-        few = run(lambda program, part=x[start:stop]: cases.matmul(program, w, part))[-1]
+        part = x[start:stop]
+        few = run(lambda program, part=part: cases.matmul(program, w, part, fine=fine))[-1]
         same(few, together[start:stop])
 
 

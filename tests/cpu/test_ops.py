@@ -20,18 +20,24 @@ widths = st.sampled_from([1, 15, 16, 17, 32, 40, 96, 288, 1056])
 seeds = st.integers(0, 2**32)
 
 
-def assert_quantised(values, codes, blocks):
-    """Codes and scales are those of the specification, and what is kept of a block follows."""
+def assert_quantised(values, codes, blocks, fine_codes=None):
+    """Codes and scales are those of the specification, and what is kept of a block follows.
+
+    With fine codes it is that of 255 * code + fine code, in units of a 255th of the scale.
+    """
     want_codes, want_scales = quantize_activations(values)
+    numbers = codes
+    if fine_codes is not None:
+        numbers, want_scales = 255 * codes.astype(np.int32) + fine_codes, want_scales / 255
     np.testing.assert_array_equal(codes, want_codes)
     same(blocks.view(BLOCK)["scale"], want_scales)
-    assert_follows(codes, blocks)
+    assert_follows(numbers, blocks)
 
 
-def assert_follows(codes, blocks):
-    """Sums and minuses are those of the codes."""
+def assert_follows(numbers, blocks):
+    """Sums and minuses are those of the numbers."""
     blocks = blocks.view(BLOCK)
-    halves = codes.reshape(*blocks.shape, 2, 16).sum(axis=-1, dtype=np.int32)
+    halves = numbers.reshape(*blocks.shape, 2, 16).sum(axis=-1, dtype=np.int32)
     whole = halves.sum(axis=-1, dtype=np.int32)
     np.testing.assert_array_equal(blocks["minuses"], -halves)
     np.testing.assert_array_equal(blocks["minus"], -whole)
@@ -74,13 +80,34 @@ def test_halves_round_to_even(run):
 def test_fine_codes_hold_what_codes_leave_over(run, values):
     x = np.array([values], np.float32)
 
-    codes, blocks, fine_codes, fine_blocks = run(lambda p: cases.quantise(p, x, fine=True))
+    codes, blocks, fine_codes = run(lambda p: cases.quantise(p, x, fine=True))
 
-    assert_quantised(x, codes, blocks)
-    assert_follows(fine_codes, fine_blocks)
-    scales, fine_scales = (b.view(BLOCK)["scale"] for b in (blocks, fine_blocks))
-    held, bound = oracle.fine_activations(codes, scales, fine_codes, fine_scales)
+    assert_quantised(x, codes, blocks, fine_codes)
+    scales = blocks.view(BLOCK)["scale"]
+    held, bound = oracle.fine_activations(codes, fine_codes, scales)
     oracle.assert_within(x * (scales > 0), held, bound)
+
+
+def test_fine_codes_never_reach_128(run):
+    """Kernels rely on it.  Half a scale is 127.5 of its 255ths."""
+    x = np.zeros((1, 32), np.float32)
+    x[0, :5] = [127, 0.5, 1.5, -0.5, -1.5]
+
+    codes, _, fine_codes = run(lambda program: cases.quantise(program, x, fine=True))
+
+    assert codes[0, :5].tolist() == [127, 0, 2, 0, -2]
+    assert fine_codes[0, :5].tolist() == [0, 127, -127, -127, 127]
+
+
+def test_fine_codes_are_zero_where_their_factor_overflows(run):
+    """127 / 1e-36 is a float32, 255 times that is not; the rest of the second value is not zero."""
+    x = np.zeros((1, 32), np.float32)
+    x[0, :2] = [1e-36, 1e-39]
+
+    codes, _, fine_codes = run(lambda program: cases.quantise(program, x, fine=True))
+
+    assert codes[0, 0] == 127
+    assert not fine_codes.any()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

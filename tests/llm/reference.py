@@ -47,7 +47,7 @@ def int8(x, fine, top=127):
     step = np.where(step > 0, step, 1)
     rounded = np.rint(blocks / step) * step
     if fine:
-        rounded += np.rint((blocks - rounded) / step * 254) * step / 254
+        rounded += np.rint((blocks - rounded) / step * 255) * step / 255
     return rounded.reshape(x.shape)
 
 

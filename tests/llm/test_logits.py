@@ -125,7 +125,7 @@ def test_the_output_matrix_multiplies_activations_of_16_bits(tmp_path, model, ki
     """In a model whose layers add nothing, its product is all there is.
 
     A block of 32 has its largest at 2.1 sigma: a step of 2.1 / 127, the squares of whose rounding
-    are 2.3e-5 of the activations'; the second int8 leaves a 254th of the step, 3.5e-10 of them.
+    are 2.3e-5 of the activations'; the second int8 leaves a 255th of the step, 3.5e-10 of them.
     """
     file = tiny.read(tiny.path(model, kind))
     contents = [
