@@ -134,7 +134,7 @@ def check_results(lasts: Iterable[float]) -> None:
     Raises:
         DeviceLost: One of *lasts* is NaN: the reply came, and the results did not.
     """
-    if any(math.isnan(last) for last in lasts):
+    if True in map(math.isnan, lasts):
         raise _lost("the reply came, and results did not")
 
 

@@ -161,6 +161,33 @@ def test_a_call_after_a_pause_wakes_the_thread(caller):
         assert caller.call(native("abs", i), 30, "abs") == (i, 0)
 
 
+def test_the_thread_that_asks_may_run_where_it_could_before(caller):
+    before = os.sched_getaffinity(0)
+    for function in (native("abs", 1), sleep(0.01)):
+        caller.call(function, 30, "x")
+        assert os.sched_getaffinity(0) == before
+
+
+def test_where_somebody_else_sends_it_meanwhile_it_stays(caller):
+    before, thread = os.sched_getaffinity(0), threading.get_native_id()
+    two = set(sorted(before)[:2])
+    seen = []
+
+    def send():
+        seen.append(os.sched_getaffinity(thread))
+        os.sched_setaffinity(thread, two)
+
+    timer = threading.Timer(0.1, send)
+    timer.start()
+    try:
+        caller.call(sleep(0.3), 30, "x")
+        assert os.sched_getaffinity(0) == two
+        assert len(seen[0]) == 1
+    finally:
+        timer.join()
+        os.sched_setaffinity(0, before)
+
+
 def test_a_late_call_is_given_up_and_what_is_asked_next_is_refused_until_it_ends(caller):
     with pytest.raises(DeviceTimeout, match=r"slow did not come back within 0\.02 s"):
         caller.call(sleep(0.3), 0.02, "slow")
