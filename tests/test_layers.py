@@ -13,7 +13,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings"},
-    {"doctor", "models"},
+    {"doctor", "library", "models"},
     {"quant"},
     {"device", "restart"},
     {"cpu", "hexagon", "rknpu"},

@@ -6,12 +6,10 @@ and a library built from another header is refused.
 """
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
-from cffi import FFI
-
+from npurt import library
 from npurt.errors import DeviceNotFound, SettingError
 from npurt.settings import CPU_ISA, CPU_LIBRARY, read
 
@@ -22,11 +20,7 @@ LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
 @functools.cache
 def ffi() -> Any:
     """Parse the header once, on first use."""
-    text = HEADER.read_text()
-    text = re.sub(r"^\s*#.*$", "", text, flags=re.M).replace("NPURT_API ", "")
-    parser = FFI()
-    parser.cdef(text)
-    return parser
+    return library.declare(HEADER)
 
 
 def load(path: Path) -> Any:
@@ -36,14 +30,7 @@ def load(path: Path) -> Any:
         DeviceNotFound: It is missing, cannot be loaded, is another library, or was built from
             another header.
     """
-    lib: Any
-    try:
-        lib = ffi().dlopen(str(path))
-    except OSError as error:
-        raise DeviceNotFound(
-            f"cannot load the CPU kernels: {error}",
-            remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles them",
-        ) from error
+    lib = library.load(ffi(), path, "the CPU kernels")
     try:
         have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
     except AttributeError as error:

@@ -5,16 +5,13 @@ must get Python's lock too.
 """
 
 import functools
-import re
 import threading
 import time
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cffi import FFI
-
-from npurt.errors import DeviceNotFound
+from npurt import library
 
 HEADER = Path(__file__).with_name("npurt_line.h")
 LIBRARY = Path(__file__).with_name("libnpurt_line.so")
@@ -23,10 +20,7 @@ LIBRARY = Path(__file__).with_name("libnpurt_line.so")
 @functools.cache
 def ffi() -> Any:
     """Parse the header once, on first use."""
-    text = re.sub(r"^\s*#.*$", "", HEADER.read_text(), flags=re.M).replace("NPURT_API ", "")
-    parser = FFI()
-    parser.cdef(text)
-    return parser
+    return library.declare(HEADER)
 
 
 @functools.cache
@@ -36,13 +30,7 @@ def lib() -> Any:
     Raises:
         DeviceNotFound: It is missing, or cannot be loaded.
     """
-    try:
-        return ffi().dlopen(str(LIBRARY))
-    except OSError as error:
-        raise DeviceNotFound(
-            f"cannot load the Hexagon backend's library: {error}",
-            remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles it",
-        ) from error
+    return library.load(ffi(), LIBRARY, "the Hexagon backend's functions")
 
 
 class Native(NamedTuple):

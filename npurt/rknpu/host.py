@@ -1,16 +1,15 @@
 """The host's own work around a product: `npurt_rk.h`, parsed, and the library, opened late."""
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cffi import FFI
 
+from npurt import library
 from npurt.device import F32
-from npurt.errors import DeviceNotFound, NumericsError
+from npurt.errors import NumericsError
 
 HEADER = Path(__file__).with_name("npurt_rk.h")
 LIBRARY = Path(__file__).with_name("libnpurt_rk.so")
@@ -22,10 +21,7 @@ I32 = npt.NDArray[np.int32]
 @functools.cache
 def ffi() -> Any:
     """Parse the header once, on first use."""
-    text = re.sub(r"^\s*#.*$", "", HEADER.read_text(), flags=re.M).replace("NPURT_API ", "")
-    parser = FFI()
-    parser.cdef(text)
-    return parser
+    return library.declare(HEADER)
 
 
 @functools.cache
@@ -35,13 +31,7 @@ def lib() -> Any:
     Raises:
         DeviceNotFound: It is missing, or cannot be loaded.
     """
-    try:
-        return ffi().dlopen(str(LIBRARY))
-    except OSError as error:
-        raise DeviceNotFound(
-            f"cannot load the RK3588 backend's library: {error}",
-            remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles it",
-        ) from error
+    return library.load(ffi(), LIBRARY, "the RK3588 backend's functions")
 
 
 def at(kind: str, array: npt.NDArray[Any]) -> Any:
