@@ -96,6 +96,14 @@ class Packed(abc.ABC):
     def nbytes(self) -> int:
         """Bytes on the device, read once for each product with one row."""
 
+    def first(self, n: int) -> "Packed":
+        """Return the first *n* rows or more of a weight ``[N, K]``, in the same memory.
+
+        All of them where a device cannot cut: so here.
+        """
+        del n
+        return self
+
     def multiplied(self, rows: slice) -> F32:
         """Return *rows* ``[n, K']`` of what the device really multiplies by.
 

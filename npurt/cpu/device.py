@@ -59,6 +59,13 @@ class CpuPacked(Packed):
         program.matmul(source, [self.image], out)
         return source, program
 
+    def first(self, n: int) -> "CpuPacked":
+        """Return the panels that hold the first *n* rows."""
+        n = min(-(-n // layout.ROWS) * layout.ROWS, self.n)
+        number = self.image.format.number
+        data = self.image.data[: abi.lib().npurt_image_bytes(number, n, self.k)]
+        return CpuPacked(self.device, self.tensor[:n], replace(self.image, data=data, n=n))
+
     @property
     def nbytes(self) -> int:
         """Bytes of the image."""

@@ -114,7 +114,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__amxint8,
-     npurt_i8__avx512vnni},
+     npurt_i8__avx512vnni,
+     16},
     {"avx512vnni",
      has_avx512vnni,
      &npurt_level__avx512,
@@ -123,7 +124,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__avx512vnni,
-     npurt_i8__avx512vnni},
+     npurt_i8__avx512vnni,
+     64},
     {"avx2",
      has_avx2,
      &npurt_level__avx2,
@@ -132,7 +134,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__avx2,
-     npurt_i8__avx2},
+     npurt_i8__avx2,
+     64},
     {"scalar",
      always,
      &npurt_level__base,
@@ -141,7 +144,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__scalar,
-     npurt_i8__scalar},
+     npurt_i8__scalar,
+     16},
 };
 
 #elif defined(__aarch64__)
@@ -175,7 +179,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__i8mm,
-     npurt_i8__dotprod},
+     npurt_i8__dotprod,
+     16},
     {"dotprod",
      has_dotprod,
      &npurt_level__fp16,
@@ -184,7 +189,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__dotprod,
-     npurt_i8__dotprod},
+     npurt_i8__dotprod,
+     16},
     {"neon",
      always,
      &npurt_level__base,
@@ -193,7 +199,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__neon,
-     npurt_i8__neon},
+     npurt_i8__neon,
+     16},
     {"scalar",
      always,
      &npurt_level__base,
@@ -202,7 +209,8 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__scalar,
-     npurt_i8__scalar},
+     npurt_i8__scalar,
+     16},
 };
 
 #endif

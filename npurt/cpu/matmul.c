@@ -42,13 +42,13 @@ static int64_t most_groups(const npurt_matmul *m, int64_t rows)
  * Panels a chunk: enough bytes to be worth taking; where weights are expanded for many rows, enough
  * panels to read those for.
  */
-static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int threads)
+static int64_t grain_of(const npurt_matmul *m, int64_t items, int by_gemv, int threads)
 {
     int64_t panels = panels_of_all(m), bytes = 0;
     for (int i = 0; i < m->weights; i++) {
         bytes += npurt_image_bytes(m->w[i].type, m->w[i].n, m->w[i].k);
     }
-    const int64_t grain = rows > GEMV_ROWS ? 8 : GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
+    const int64_t grain = by_gemv ? GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1 : 8;
     const int64_t share = ceil_div(items, threads * 4);
     return grain < share ? grain : share;
 }
@@ -57,7 +57,11 @@ npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int
 {
     const npurt_matmul *m = &op->u.matmul;
     const int64_t rows = npurt_rows(op, job), items = most_groups(m, rows) * panels_of_all(m);
-    return (npurt_division){.items = items, .grain = grain_of(m, items, rows, threads)};
+    if (rows == 0) {
+        return (npurt_division){.items = 0, .grain = 1};
+    }
+    const int by_gemv = rows <= npurt_isas[op->isa].gemv_rows;
+    return (npurt_division){.items = items, .grain = grain_of(m, items, by_gemv, threads)};
 }
 
 /* A matmul without groups, and panels [first, last) of its weights. */
@@ -172,7 +176,7 @@ static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npur
     }
 }
 
-/* y [panels][rows][16] = x . piece^T for codes; a fine row is as much work as two. */
+/* y [panels][rows][16] = x . piece^T for codes */
 static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
                           int64_t rows, float *y)
 {
@@ -181,7 +185,7 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
     const npurt_format *f = npurt_find_format(w->type);
     const size_t stride = panel_bytes(f, w->k);
     const uint8_t *image = w->image + (size_t) p->first * stride;
-    if (rows * (x->fine_codes ? 2 : 1) <= GEMV_ROWS) {
+    if (rows <= isa->gemv_rows) {
         npurt_row row[GEMV_ROWS];
         for (int i = 0; i < rows; i++) {
             row[i] = npurt_row_of(x, i, 0);

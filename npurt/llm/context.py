@@ -128,6 +128,23 @@ class Context:
         They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
         multiplied by one row only.
         """
+        self._append(ids, 1)
+        row: F32 = self._logits[0]
+        return row
+
+    @in_turn
+    def read(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the last one's residual stream ``[1, D]``, for `head`.
+
+        No logits are computed.
+        """
+        return self._decoder.stream(self._append(ids, 0) - 1)
+
+    def _append(self, ids: Sequence[int], wanted: int) -> int:
+        """Append *ids* in batches, with the logits of *wanted* last rows; return the last's size.
+
+        Only the last batch gives logits.
+        """
         ids = self._valid(ids)
         if not ids:
             raise LayoutError(
@@ -139,10 +156,10 @@ class Context:
         with Progress("prefill", len(ids), "token", shown=many) as bar:
             for start in range(0, len(ids), rows):
                 part = ids[start : start + rows]
-                self._forward(part, len(part) - 1, self._logits)
+                last = start + rows >= len(ids)
+                self._forward(part, len(part) - (wanted if last else 0), self._logits)
                 bar.add(len(part))
-        row: F32 = self._logits[0]
-        return row
+        return len(part)
 
     def reset(self) -> None:
         """Forget everything in the cache."""
@@ -221,10 +238,23 @@ class Context:
         """Return the embeddings of *ids*, ``[T, D]``."""
         return self._embedding[np.asarray(ids)].dequantize()
 
-    def head(self, norm: F32, eps: float) -> decoder.Head:
-        """Return the output matrix behind a norm of one's own, ``[D]``."""
+    def cut(self, columns: int) -> int:
+        """Return how many columns the output matrix has where *columns* are enough."""
+        return self._model.weights["output"].first(columns).packed.n
+
+    def weight_bytes(self, columns: int | None = None) -> int:
+        """Return the bytes that a token is multiplied by, with *columns* of the output matrix."""
+        weights = dict(self._model.weights)
+        if columns is not None:
+            weights["output"] = weights["output"].first(columns)
+        return sum(weight.packed.nbytes for weight in weights.values())
+
+    def head(
+        self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
+    ) -> decoder.Head:
+        """Return the output matrix, *columns* of it at least, behind a norm ``[D]``: see `Head`."""
         plan = Plan(self._cpu, self._ledger, self._checks)
-        return decoder.Head(self._model, plan, norm, eps)
+        return decoder.Head(self._model, plan, op, columns, norm, eps)
 
     # --- State ----------------------------------------------------------------------------------
 

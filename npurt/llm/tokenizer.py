@@ -36,6 +36,7 @@ class Tokenizer:
         add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*.
             `encode` never appends *eos*: a prompt is there to be continued.
         eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
+        control: Ids that are markup, not text.
         never_sampled: Ids that must not be sampled, such as padding rows.
     """
 
@@ -50,7 +51,7 @@ class Tokenizer:
         self.add_eos = add_eos
         self.eog = vocabulary.ends
         self.never_sampled = vocabulary.never
-        self._control = vocabulary.control
+        self.control = vocabulary.control
         self._pieces = Pieces(vocabulary)
         self._strip = strip
         self._encoder = encoder
@@ -145,7 +146,7 @@ class Tokenizer:
         return self._pieces[token]
 
     def _hidden(self, special: bool) -> frozenset[int]:
-        return frozenset() if special else self._control
+        return frozenset() if special else self.control
 
     def _head(self, add_bos: bool) -> list[int]:
         if not add_bos:

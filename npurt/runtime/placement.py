@@ -5,7 +5,7 @@ ledger has the reason.  In strict mode that is an error.
 """
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, MatMul, Packed
@@ -27,6 +27,12 @@ class Placed:
     def device(self) -> str:
         """Name of the device that does the product."""
         return self.packed.device.caps.name
+
+    def first(self, n: int) -> "Placed":
+        """Return the first *n* rows or more: see `Packed.first`."""
+        packed = self.packed.first(n)
+        bias = None if self.bias is None else self.bias[: packed.n]
+        return replace(self, packed=packed, bias=bias)
 
 
 class Stacked(Packed):

@@ -68,7 +68,9 @@ class RemoteStep:
     def run(self, rows: int, position: int, head: int) -> None:
         """Multiply, verify what is chosen, add biases; raises `multiply`'s errors."""
         del position
-        self.multiply(self._x.values[: rows - head if self._head else rows], self._y)
+        count = rows - head if self._head else rows
+        if count:
+            self.multiply(self._x.values[:count], self._y)
 
     def multiply(self, x: F32, y: F32) -> None:
         """Do so with the rows *x*, to the first columns of the first rows of *y*.

@@ -14,7 +14,7 @@ from tests import oracle
 from tests.cpu import cases
 from tests.cpu.foreign import same
 
-ROWS_OF_X = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 48, 63, 64)  # below, at and above each tile
+ROWS_OF_X = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 48, 63, 64, 65)  # below, at and above each tile
 ROWS_OF_W = (1, 15, 16, 17, 31, 33, 63, 64, 65)  # panels of 16
 PLAIN = np.array([0.0123, -0.5, 1, 3e-3, -7e-2], np.float16)
 HUGEST = 1e38  # products whose sizes add up to more may overflow float32
@@ -242,3 +242,25 @@ def test_what_has_an_offset_has_no_shift_and_the_other_way():
     """Kernels rely on it: they subtract a shift or add an offset, never both."""
     for fmt in layout.table().values():
         assert (fmt.shift < 0) == bool(fmt.offset), fmt.name
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
+def test_the_first_rows_of_a_weight_are_a_weight(fmt):
+    """Whole panels of them, in the same memory."""
+    rng = cases.rng_of("first", fmt)
+    w, k = cases.stack(rng, fmt, 1, 64, 512)[0], 512
+    x = cases.activations(rng, 3, k)
+    with CpuDevice(1) as device:
+        packed = device.pack(w)
+        whole = np.empty((3, 64), np.float32)
+        device.matmul(x, packed, whole)
+        for n, rows in ((1, 16), (16, 16), (33, 48), (64, 64), (99, 64)):
+            part, out = packed.first(n), np.empty((3, rows), np.float32)
+            device.matmul(x, part, out)
+
+            assert (part.n, part.nbytes) == (rows, packed.nbytes * rows // 64)
+            assert np.shares_memory(part.image.data, packed.image.data)
+            same(out, whole[:, :rows])

@@ -272,3 +272,22 @@ def test_a_forked_child_runs_alone_or_is_told_why_not(parent):
     done = subprocess.run([sys.executable, "-c", FORKED, parent])
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_run_without_logits_skips_the_last_product(threads):
+    """Its rows all come before the head."""
+    rng = cases.rng_of("no logits")
+    w, x = cases.weight(rng, "q8_0", 500, 256), cases.activations(rng, 3, 256)
+    engine = Engine(threads)
+    program, y = Recorded(engine), np.full((3, 500), np.nan, np.float32)
+    source = Input(3, 256, quantised=True)
+    source.values[:] = x
+    program.quant(source)
+    program.matmul(source, [cases.packed(Recorded(engine), w)], y, head=True)
+
+    assert program.run(3, 0, 3) == len(program)
+
+    assert np.isnan(y).all()
+    assert [op.calls for op in program.ops[0:2]] == [1, 0]
+    engine.close()

@@ -20,6 +20,11 @@ def llm():
         yield model
 
 
+def guessed(drafter, history, most):
+    """Return the tokens that *drafter* guesses."""
+    return [token for token, _ in drafter.guesses(history, most)]
+
+
 def fresh(llm, prompt=PROMPT, **options):
     """Generate from an empty cache."""
     llm.reset()

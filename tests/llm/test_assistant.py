@@ -1,4 +1,4 @@
-"""A smaller model that guesses: whose tokens it may guess, how many, and when it gives up."""
+"""A smaller model that guesses: whose tokens it may guess, how many, and how likely they are."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
 from npurt.llm.spec.controller import Controller
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
+from tests.llm.conftest import guessed
 
 OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
 IDS = tiny.ids("qwen3")
@@ -51,7 +52,6 @@ def test_vocabularies_may_be_padded_differently(target, tmp_path, rows):
     path = padded(tmp_path, rows)
     with npurt.Llama(target.path, draft=path, **OPTIONS) as both:
         both.speculator.controller = Controller(4, fixed=True)
-        both.speculator.drafter._sure = 0.0
 
         assert text(both) == text(target)
         assert both.speculator.controller.speculation.drafted > 0
@@ -67,33 +67,33 @@ def test_more_padding_than_that_is_another_vocabulary(target, tmp_path):
 
 def test_nothing_is_guessed_after_a_token_that_the_draft_does_not_know(target, tmp_path):
     with npurt.Llama(padded(tmp_path, 602), **OPTIONS) as small:
-        drafter = Assistant(small, target, sure=0.0)
+        drafter = Assistant(small, target)
 
-        assert drafter.propose([1, 2, 603, 4], 3) == []
+        assert guessed(drafter, [1, 2, 603, 4], 3) == []
         drafter.prepare([1, 2, 603, 4])
-        assert len(drafter.propose([1, 2, 3, 4], 3)) == 3
+        assert len(guessed(drafter, [1, 2, 3, 4], 3)) == 3
 
 
 def test_guesses_end_with_the_drafts_context(target):
     with npurt.Llama(target.path, **OPTIONS) as small:
-        drafter = Assistant(small, target, sure=0.0)
+        drafter = Assistant(small, target)
 
-        lengths = [len(drafter.propose(IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
+        lengths = [len(guessed(drafter, IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
 
     assert lengths == [10, 3, 1, 0, 0]
 
 
-def test_a_draft_ends_at_the_first_token_that_is_not_sure(target):
-    lengths = set()
+def test_a_guess_says_how_likely_it_is(target):
+    """By the draft model itself, among the tokens that it may guess."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
+        drafter = Assistant(small, target)
         for start in range(0, 60, 4):
             history = IDS[start : start + 8]
-            guesses = Assistant(small, target, sure=0.0).propose(history, 6)
+            columns = drafter._head.columns(history)
+            tokens, chances = zip(*drafter.guesses(history, 6), strict=True)
             small.reset()
-            logits = small.eval([*history, *guesses])[7:-1].astype(np.float64)
-            chances = np.exp(logits.max(axis=1)) / np.exp(logits).sum(axis=1)
-            wanted = next((i for i, chance in enumerate(chances) if chance < 0.3), 6)
+            logits = small.eval([*history, *tokens])[7:-1, :columns].astype(np.float64)
 
-            assert Assistant(small, target, sure=0.3).propose(history, 6) == guesses[:wanted]
-            lengths.add(wanted)
-    assert len(lengths) > 2
+            assert list(tokens) == logits.argmax(axis=1).tolist()
+            expected = np.exp(logits.max(axis=1)) / np.exp(logits).sum(axis=1)
+            np.testing.assert_allclose(chances, expected, rtol=1e-4)

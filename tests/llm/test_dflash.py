@@ -12,6 +12,7 @@ from npurt.llm.spec.controller import Controller
 from npurt.llm.taps import Taps
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
+from tests.llm.conftest import guessed
 from tests.llm.reference import nmse
 from tests.llm.test_logits import FLOAT_NMSE
 
@@ -64,7 +65,7 @@ def block_logits(llm):
     drafter = llm.speculator.drafter
     llm.taps.flush()
     block = llm.embed(ORACLE["block_tokens"])
-    return drafter._head(drafter._network.fill_in(block, llm.n_tokens))
+    return drafter._head._make(llm.config.n_vocab)(drafter._network.fill_in(block, llm.n_tokens))
 
 
 def test_the_targets_stream_is_torchs(pair):
@@ -89,8 +90,8 @@ def test_the_logits_of_a_block_are_torchs(pair):
 
     assert nmse(logits, ORACLE["draft_logits_torch"]) < FLOAT_NMSE
     expected = ORACLE["draft_logits_torch"][1:].argmax(axis=1).tolist()
-    assert pair.speculator.drafter.propose(PROMPT, 7) == expected
-    assert pair.speculator.drafter.propose(PROMPT, 3)[:1] == expected[:1]
+    assert guessed(pair.speculator.drafter, PROMPT, 7) == expected
+    assert guessed(pair.speculator.drafter, PROMPT, 3)[:1] == expected[:1]
 
 
 @settings(max_examples=20)
@@ -104,7 +105,7 @@ def test_they_are_the_same_whatever_was_guessed_and_taken_back_before(pair, cuts
         pair.eval(PROMPT[pair.n_tokens : end])
         for token, count in wrong:
             pair.eval([token] * count)
-            pair.speculator.drafter.propose([*pair.history, token], 3)
+            guessed(pair.speculator.drafter, [*pair.history, token], 3)
             pair.rollback(count)
 
     assert nmse(block_logits(pair), ORACLE["draft_logits_torch"]) < FLOAT_NMSE
@@ -153,7 +154,7 @@ def test_what_the_network_computes_is_in_the_report():
     """Tokens filled in go through all matrices of its layers, tokens read through a few."""
     with open_pair() as llm:
         llm.eval(PROMPT[:-1])
-        llm.speculator.drafter.propose(PROMPT, 3)
+        guessed(llm.speculator.drafter, PROMPT, 3)
         [row] = (row for row in llm.report().rows if row.op == "draft_layers")
         sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
 
@@ -176,18 +177,18 @@ def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
     pair.reset()
     pair.eval(PROMPT[:-1])
     snapshot = pair.snapshot()
-    propose = pair.speculator.drafter.propose
-    before = propose(PROMPT, 7)
+    drafter = pair.speculator.drafter
+    before = guessed(drafter, PROMPT, 7)
     pair.reset()
     pair.eval([1, 2, 3])
     pair.restore(snapshot)
 
-    assert propose(PROMPT, 7) == []
+    assert guessed(drafter, PROMPT, 7) == []
     pair.eval(PROMPT[-1:])
-    assert propose([*PROMPT, 1], 7) == []
+    assert guessed(drafter, [*PROMPT, 1], 7) == []
     pair.reset()
     pair.eval(PROMPT[:-1])
-    assert propose(PROMPT, 7) == before
+    assert guessed(drafter, PROMPT, 7) == before
 
 
 def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
@@ -198,7 +199,7 @@ def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
     pair.eval([5] * (len(PROMPT) - 1))
     pair.restore(snapshot)
 
-    assert pair.speculator.drafter.propose(PROMPT, 7) == []
+    assert guessed(pair.speculator.drafter, PROMPT, 7) == []
 
 
 def test_without_such_a_draft_nothing_is_kept():
@@ -346,4 +347,4 @@ def test_features_that_are_not_finite_give_no_guess(tmp_path):
 
     with open_pair(draft=tiny.write(file, tmp_path)) as llm:
         assert text(llm, 8, most=4) == text(llm, 8)
-        assert llm.speculator.drafter.propose([*llm.history, 1], 4) == []
+        assert guessed(llm.speculator.drafter, [*llm.history, 1], 4) == []

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import DeviceNotFound, ModelFormatError, SettingError
 from npurt.llm.spec.assistant import Assistant
-from npurt.llm.spec.controller import Controller
+from npurt.llm.spec.controller import Controller, Worth
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from tests.llm import tiny
+from tests.llm.conftest import guessed
 
 PROMPT = tiny.ids(count=12)
 
@@ -28,12 +30,10 @@ class Oracle(Drafter):
     def __init__(self, text, wrong=lambda position: False):
         self._text, self._wrong = text, wrong
 
-    def propose(self, history, most):
+    def guesses(self, history, most):
         after = self._text[len(history) : len(history) + most]
-        return [
-            (token + 1) % 600 if self._wrong(len(history) + i) else token
-            for i, token in enumerate(after)
-        ]
+        for i, token in enumerate(after):
+            yield ((token + 1) % 600 if self._wrong(len(history) + i) else token), 1.0
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,38 @@ def test_the_text_is_that_of_plain_decoding_whatever_is_guessed(
     text = tokens(llm, temperature=temperature, count=48)
     speculator = Speculator(Oracle(text, wrong.__contains__), most, fixed=True)
 
-    guessed = tokens(llm, temperature=temperature, count=count, speculator=speculator)
+    again = tokens(llm, temperature=temperature, count=count, speculator=speculator)
 
-    assert guessed == plain
+    assert again == plain
+
+
+@pytest.mark.parametrize(
+    ("chances", "most", "made", "asked"),
+    [
+        ([1, 1, 1, 1], 3, 3, 3),
+        ([0.9, 0.9, 0.9], 8, 2, 2),  # 0.81 is too little to go on
+        ([0.9, 0.2, 1], 8, 1, 2),  # 0.18 is too little to check the second
+        ([0.2, 1, 1], 8, 0, 1),
+        ([0.5, 1, 1], 8, 1, 1),
+        ([1, 1], 8, 2, 2),
+        ([], 8, 0, 0),
+    ],
+)
+def test_guesses_end_where_they_are_not_worth_their_time(chances, most, made, asked):
+    """Another is drawn from 0.85 on, one that was drawn is checked from 0.25 on."""
+    seen = []
+
+    class Certain(Oracle):
+        def guesses(self, history, most):
+            for token, chance in enumerate(chances):
+                seen.append(token)
+                yield token, chance
+
+    speculator = Speculator(Certain([]), 8)
+    speculator.controller = SimpleNamespace(worth=Worth(draw=0.85, check=0.25))
+
+    assert speculator._guess([1], most) == (list(range(made)), asked)
+    assert len(seen) == asked
 
 
 def test_right_guesses_are_all_taken_and_save_passes(llm):
@@ -171,15 +200,15 @@ def test_lookup_finds_what_a_search_finds(history, grow, most):
     for start in np.cumsum(grow).tolist():
         part = history[:start]
 
-        assert lookup.propose(part, most) == naive(part, 3, 1, most)
+        assert guessed(lookup, part, most) == naive(part, 3, 1, most)
 
 
 def test_lookup_forgets_a_text_that_is_gone():
     lookup = Lookup()
-    assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4]
+    assert guessed(lookup, [1, 2, 3, 4, 1, 2], 3) == [3, 4]
 
-    assert lookup.propose([1, 2, 5, 6, 1, 2], 2) == [5, 6]
-    assert lookup.propose([7, 8, 9], 2) == []
+    assert guessed(lookup, [1, 2, 5, 6, 1, 2], 2) == [5, 6]
+    assert guessed(lookup, [7, 8, 9], 2) == []
 
 
 def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
@@ -188,7 +217,6 @@ def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
         tiny.path(), n_ctx=128, n_threads=2, progress=False, draft=tiny.path(kind="q8_0")
     ) as both:
         both.speculator.controller = Controller(4, fixed=True)
-        both.speculator.drafter._sure = 0.0
         again = tokens(both, count=40, speculator=both.speculator)
         first = both.report()
 
@@ -219,7 +247,6 @@ def test_a_draft_model_may_run_on_a_device_of_its_own(llm, device):
     options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}
     with npurt.Llama(tiny.path(), "cpu", draft_device=device, **options) as both:
         both.speculator.controller = Controller(4, fixed=True)
-        both.speculator.drafter._sure = 0.0
         again = tokens(both, count=20, speculator=both.speculator)
         report = both.report()
 
@@ -259,7 +286,7 @@ def test_a_draft_model_that_never_guesses_reads_nothing(llm, temperature):
 
 def test_a_draft_model_reads_a_prompt_once(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
-        drafter = Assistant(small, llm, sure=0.0)
+        drafter = Assistant(small, llm)
         history = tiny.ids(count=40)
 
         assert drafter.behind(history) == 39
@@ -307,12 +334,12 @@ def test_what_is_said_of_a_draft_without_one_is_refused(said):
 def test_a_draft_model_guesses_what_it_would_write(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
         own = tokens(small, count=12)
-        drafter = Assistant(small, llm, sure=0.0)
+        drafter = Assistant(small, llm)
 
-        assert drafter.propose(PROMPT, 5) == own[12:17]
-        assert drafter.propose(own[:14], 4) == own[14:18]
-        assert drafter.propose([*PROMPT, 7], 3) != own[13:16] or own[12] == 7
-        assert drafter.propose(PROMPT, 5) == own[12:17]
+        assert guessed(drafter, PROMPT, 5) == own[12:17]
+        assert guessed(drafter, own[:14], 4) == own[14:18]
+        assert guessed(drafter, [*PROMPT, 7], 3) != own[13:16] or own[12] == 7
+        assert guessed(drafter, PROMPT, 5) == own[12:17]
 
 
 def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):

@@ -123,26 +123,44 @@ class Decoder:
         plan.norm(x, norm, config.eps, self._to_output, add=before, from_head=True)
         plan.matmul("output", self._to_output, [model.weights["output"]], logits, head=True)
 
+    def stream(self, row: int) -> F32:
+        """Return the residual stream ``[1, D]`` of a row that no logits came of."""
+        rows = slice(row, row + 1)
+        return self.x[rows] + self._out[rows]
+
 
 class Head:
-    """The output matrix of a model, for what another network made.
+    """The output matrix of a model, or its first rows, for a stream that comes from elsewhere.
 
     Args:
         plan: An empty one.
-        norm: Of the norm before it, ``[D]``.
+        op: The name of the product.
+        columns: Logits that are wanted at least.
+        norm: Of the norm before it, ``[D]``; by default the model's.
+        eps: Of that norm.
     """
 
-    def __init__(self, model: Model, plan: Plan, norm: F32, eps: float) -> None:
-        self._x = empty(model.rows, model.config.width)
-        self._logits = empty(1, model.config.n_vocab)
-        self._plan = plan
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        op: str,
+        columns: int,
+        norm: F32 | None = None,
+        eps: float | None = None,
+    ) -> None:
+        weight = model.weights["output"].first(columns)
+        norm = model.numbers["output_norm"] if norm is None else norm
         normed = model.input(model.config.width, "output", fine=True)
-        plan.norm(self._x, norm, eps, normed)
-        plan.matmul("draft_output", normed, [model.weights["output"]], self._logits, head=True)
+        self._x = empty(model.rows, model.config.width)
+        self._logits = empty(1, weight.packed.n)
+        self._plan = plan
+        plan.norm(self._x, norm, model.config.eps if eps is None else eps, normed)
+        plan.matmul(op, normed, [weight], self._logits, head=True)
         plan.prepare()
 
     def __call__(self, x: F32) -> F32:
-        """Return the logits ``[T, V]`` of rows ``[T, D]``; the next call overwrites them."""
+        """Return the logits ``[T, columns]`` of rows ``[T, D]``; the next call overwrites them."""
         if len(x) > len(self._logits):
             self._logits = empty(len(x), self._logits.shape[1])
         self._x[: len(x)] = x

@@ -1,6 +1,6 @@
 """Drafts from a smaller model with the same vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,14 +9,14 @@ from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm.gguf import GGUF
 from npurt.llm.metadata import strings
-from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.cut import CutHead
+from npurt.llm.spec.drafter import Drafter, Guess
 
 if TYPE_CHECKING:
     from npurt.llm.model import Llama
 
 MAY_DIFFER = 128  # rows by which padded vocabularies differ (llama.cpp's rule)
 FEW = 8  # tokens that a draft model reads beside the one it guesses after, in the same pass
-SURE = 0.4  # a guess less likely than this, by the draft model itself, ends the draft
 
 
 class Assistant(Drafter):
@@ -25,20 +25,18 @@ class Assistant(Drafter):
     Args:
         draft: The draft model, which belongs to the drafter from now on.
         target: The model it drafts for.
-        sure: End a draft at the first token to which the draft model gives less probability.
 
     Raises:
         ModelFormatError: The vocabularies differ.
     """
 
-    def __init__(self, draft: "Llama", target: "Llama", sure: float = SURE) -> None:
+    def __init__(self, draft: "Llama", target: "Llama") -> None:
         require_same_vocabulary(draft.file, target.file)
         self.name = f"draft model {draft.path.name}"
-        read, without = (sum(t.nbytes for t in model.tensors) for model in (draft, target))
-        self.share = read / without
         self._draft = draft
         self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
-        self._sure = sure
+        self._head = CutHead(draft, "output")
+        self.share = draft.weight_bytes(self._head.columns(())) / target.weight_bytes()
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens must be evaluated first; 0 if few, or if it cannot guess."""
@@ -50,24 +48,20 @@ class Assistant(Drafter):
         ahead = self._ahead(history)[:-1]
         if ahead:
             self._draft.rewind(len(history) - 1 - len(ahead))
-            self._draft.eval_last(ahead)
+            self._draft.read(ahead)
 
-    def propose(self, history: Sequence[int], most: int) -> list[int]:
-        """Return up to *most* tokens, each the most likely after those before it."""
+    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
+        """Yield up to *most* tokens, each the most likely after those before it."""
         ahead = self._ahead(history)
         if not ahead:
-            return []
+            return
         self._draft.rewind(len(history) - len(ahead))
-        tokens: list[int] = []
-        room = self._draft.n_ctx - len(history) + 1
-        while len(tokens) < min(most, room):
-            logits = self._draft.eval_last(ahead)[: self._n_vocab]
+        head = self._head.fit(history)
+        for _ in range(min(most, self._draft.n_ctx - len(history) + 1)):
+            logits = head(self._draft.read(ahead))[0, : self._n_vocab]
             token = int(logits.argmax())
-            if probability(logits, token) < self._sure:
-                break
-            tokens.append(token)
+            yield token, probability(logits, token)
             ahead = [token]
-        return tokens
 
     def _ahead(self, history: Sequence[int]) -> Sequence[int]:
         """Return what of *history* was not evaluated; nothing if the draft knows not all of it."""

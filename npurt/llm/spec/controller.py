@@ -1,13 +1,18 @@
-"""How many tokens to draft: as many as pay, measured while it runs, and none where none does.
+"""Whether to draft: as long as it pays, measured while it runs.
 
-With n drafted tokens a step yields ``1 + a + a^2 + ... + a^n`` tokens, a being how often a guess is
-right when those before it were, and takes the time to draft n and to verify n + 1 rows.  The
-controller keeps running means of all three and takes the n with the most tokens per second.
+A pass over n guesses yields a token more than were right, and takes the time to draw them and to
+check n + 1 rows.  The controller keeps running means of all that, in plain steps' time, and drafts
+while passes with guesses yield more tokens than plain ones would have in their time.
 
-It cannot know what it has not tried, so it tries, and its losses are limited: what drafting has
-cost over plain decoding of the same tokens, and was not won back since, stays below `ALLOWANCE` of
-the text's time.  Of the whole text's, when it is known how long that will be; but of `USUAL` tokens
-at least for the first trials in a process, whose lesson is not for one text alone.
+How many to guess is decided guess by guess, by how sure the drafter is: a right guess saves a plain
+step, so one is drawn and checked as long as that, times the chance that it is right, is more than
+it costs (`Worth`).
+
+The controller cannot know what it has not tried, so it tries, and its losses are limited: what
+drafting has cost over plain decoding of the same tokens, and was not won back, stays below
+`ALLOWANCE` of the text's time; and what was won may be lost again up to as much.  Of the whole
+text's, when it is known how long that will be; but of
+`USUAL` tokens at least for the first trials in a process, whose lesson is not for one text alone.
 
 A draft model has to read the text before it guesses.  That is paid from the same allowance, or
 where a part of what can be won in the rest of the text pays for it.  What can be won is known
@@ -22,15 +27,15 @@ from npurt.llm.spec.speculation import Speculation
 ALLOWANCE = 0.025  # of a text's time, lost at most
 AGAIN = 0.015  # of the time it took so far, lost to what seems not to pay
 MEMORY = 0.85  # weight of the past in a running mean of times
-PATIENCE = 0.95  # in that of right and wrong guesses, which are all or nothing
+PATIENCE = 0.95  # in that of what comes of passes, which varies from one to the next
+BELIEF = 4  # passes that what is expected before the first counts for
+PRIOR_RIGHT = 0.7  # of guesses, where nothing is known of them
 PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
-FREE = 0.01  # of a plain step: a draft that takes less costs nothing
 MARGIN = 1.05  # of plain decoding's rate, to be expected of a draft that is made
-WARM_UP = 3  # plain steps before anything is tried
 TRIALS = 2  # drafts of one token at the beginning: the first measurement is not relied on
 COLD = 2  # times as long takes what was never run
 USUAL = 128  # tokens of a text of which nobody knows how long it will be
-PART = 1 / 3  # of what can be won, for reading the text
+PART = 1 / 2  # of what can be won, for reading the text
 REFRESH = 48  # steps after which a plain one is measured again
 
 
@@ -55,12 +60,20 @@ class Mean:
         self.samples += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """How likely guesses must be right, all together, to be worth the time of the last."""
+
+    draw: float = 0.0  # those there are, for another to be drawn
+    check: float = 0.0  # those and the one just drawn, for that to be checked
+
+
 class Controller:
-    """Chooses the number of drafted tokens of each step.
+    """Decides at each step whether to draft, and how far that may go.
 
     Args:
-        most: Largest number.
-        fixed: Always draft *most*, whatever it costs: for measurements.
+        most: Tokens to guess at once, at most.
+        fixed: Always guess *most*, whatever it costs: for measurements.
         at_once: Drafting several tokens takes as long as drafting one.
         share: What drafting costs, before it is measured, of what the model itself takes.
 
@@ -78,14 +91,16 @@ class Controller:
         self._fixed = fixed
         self._at_once = at_once
         self._share = share
-        self._right = Mean(0.7, PATIENCE, samples=4)  # a guess, when those before it are
+        self._right = Mean(PRIOR_RIGHT, PATIENCE, BELIEF)  # a guess, before any was judged
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
-        self._draft = Mean(0.0)  # seconds per drafted token, or per draft
+        self._draft = Mean(0.0)  # seconds per token drawn, or per draft
         self._read = Mean(0.0)  # seconds per token that a drafter reads
+        self._tokens = Mean(0.0, PATIENCE)  # of a pass with guesses
+        self._steps = Mean(0.0, PATIENCE)  # plain ones that such a pass takes as long as
         self._since_plain = 0
         self._trials = 0
         self._expected: int | None = None
-        self._lost = 0.0  # seconds, over plain decoding, that no later step has won back
+        self._lost = 0.0  # seconds, over plain decoding, that other steps have not won back
 
     def begin(self, expected: int | None, reading: float = 0.0) -> Speculation:
         """Begin another text; return its account.
@@ -110,22 +125,29 @@ class Controller:
         """Take in how sure the model was of a token: about as often is a good guess right."""
         self._right.add(certainty)
 
+    @property
+    def worth(self) -> Worth:
+        """From which certainty on a guess pays."""
+        if self._fixed:
+            return Worth()
+        plain = self._verify[0].value
+        row = max(0.0, self._verifying(self._most) - plain) / self._most
+        return Worth((self._drafting(1) + row) / (PRIOR_RIGHT * plain), row / plain)
+
     def choose(self, behind: int = 0) -> int:
-        """Return how many tokens to draft now, by a drafter that has *behind* tokens to read."""
+        """Return how many tokens to draft at most, by a drafter that has *behind* to read."""
         if self._fixed:
             return self._most
         plain = self._verify[0]
-        if self.speculation.passes < WARM_UP or self._since_plain >= REFRESH or not plain.known:
+        if not plain.known or self._since_plain >= REFRESH:
             return 0
-        spent, tried = self.text.seconds, self._trials >= TRIALS
         lost = self._lost + self._owed(behind)
-        left = ALLOWANCE * (spent + self._to_come() * plain.value) - lost
-        if self._cost(1) > left:
-            return 0
-        best = max(range(1, self._most + 1 if tried else 2), key=lambda n: self._rate(n, left))
-        if self._rate(best, left) > (MARGIN * self._rate(0) if tried else 0):
-            return best
-        return 1 if lost + self._cost(1) <= AGAIN * spent else 0
+        left = self._allowance() - lost
+        if self._trials >= TRIALS:
+            if self._pays():
+                return max(self._affordable(left / 2), min(1, self._affordable(left)))
+            left = min(left, AGAIN * self.text.seconds - lost)
+        return min(1, self._affordable(left))
 
     def observe(
         self,
@@ -134,34 +156,61 @@ class Controller:
         draft_seconds: float,
         verify_seconds: float,
         *,
-        wanted: int | None = None,
+        drawn: int | None = None,
         behind: int = 0,
         read_seconds: float = 0.0,
     ) -> None:
-        """Take in one step: *right* of *proposed* tokens were accepted, *wanted* asked for.
+        """Take in one step: *right* of *proposed* tokens were accepted, *drawn* made.
 
-        A draft that gives up has spent the time of one token more, and counts as a wrong guess;
-        unless it spent next to nothing, as a lookup does.  Before it, *behind* tokens were read.
+        Before it, *behind* tokens were read.
         """
-        wanted = proposed if wanted is None else wanted
+        drawn = proposed if drawn is None else drawn
         owed = read_seconds if self._owed(behind) else 0.0
         plain = self._verify[0]
         self._verify[proposed].add(verify_seconds)
-        gave_up = proposed < wanted and draft_seconds > FREE * plain.value
         if behind:
             self._read.add(read_seconds / behind)
-        if proposed or gave_up:
-            self._trials += 1
-            self._draft.add(draft_seconds / self._shares(proposed + gave_up))
-            for i in range(min(right + 1, proposed + gave_up)):
-                self._right.add(float(i < right))
+        if drawn:
+            self._judge(proposed, right, drawn, draft_seconds)
         self._since_plain = self._since_plain + 1 if proposed else 0
         each = plain.value if plain.known else math.nan
         without = (right + 1) * each if proposed else verify_seconds
         seconds = draft_seconds + verify_seconds
-        self._lost = max(0.0, self._lost + owed + seconds - without)
+        if not math.isnan(without):
+            lost = self._lost + owed + seconds - without
+            self._lost = max(lost, -self._allowance())
         for account in (self.speculation, self.text):
             account.add(proposed, right, read_seconds + seconds, without)
+
+    def _judge(self, proposed: int, right: int, drawn: int, seconds: float) -> None:
+        """Take in what came of a draft; its time as it is on average, not as it was this once."""
+        if not self._tokens.samples:
+            self._tokens.value, self._steps.value = self._expect()
+            self._tokens.samples = self._steps.samples = BELIEF
+        self._trials += 1
+        self._draft.add(seconds / self._draws(drawn))
+        self._tokens.add(right + 1)
+        self._steps.add(self._time(proposed, drawn))
+        if not self._pays():
+            self._tokens.samples = self._steps.samples = BELIEF
+
+    def _pays(self) -> bool:
+        """Return whether passes with guesses yield more than plain ones in their time."""
+        tokens, steps = self._expect()
+        return tokens > MARGIN * steps
+
+    def _expect(self) -> tuple[float, float]:
+        """Return tokens to expect of a pass with guesses, and how many plain ones it is as long as.
+
+        Before any was made, those of the number of guesses that pays best.
+        """
+        if self._tokens.samples:
+            return self._tokens.value, self._steps.value
+        each = (
+            (sum(self._right.value**i for i in range(n + 1)), self._time(n, n))
+            for n in range(1, self._most + 1)
+        )
+        return max(each, key=lambda pair: pair[0] / pair[1])
 
     def _to_come(self) -> int:
         """Return how many tokens the text will still have, as far as trying is worth it.
@@ -175,30 +224,37 @@ class Controller:
 
     def _owed(self, behind: int) -> float:
         """Return the seconds of reading *behind* tokens, if not what can be won pays for them."""
-        if not behind or not self._verify[0].known:
+        plain = self._verify[0]
+        if not behind or not plain.known:
             return 0.0
-        gain = 1 - self._rate(0) / max(self._rate(n) for n in range(self._most + 1))
-        win = gain * self._to_come() * self._verify[0].value
+        tokens, steps = self._expect()
+        win = max(0.0, 1 - steps / tokens) * self._to_come() * plain.value
         reading = behind * self._read.value
         return reading if reading > PART * win else 0.0
 
+    def _allowance(self) -> float:
+        """Return the seconds that the text may lose."""
+        return ALLOWANCE * (self.text.seconds + self._to_come() * self._verify[0].value)
+
+    def _affordable(self, seconds: float) -> int:
+        """Return how many tokens may be drafted for no more than that, if none is right."""
+        counts = range(1, self._most + 1)
+        return max((n for n in counts if self._cost(n) <= seconds), default=0)
+
     def _cost(self, n: int) -> float:
         """Return the seconds that are lost if *n* are drafted and none is right."""
-        verify = self._verifying(n) * (1 if self._verify[n].samples else COLD)
-        draft = self._drafting(n) * (1 if self._draft.samples else COLD)
-        return draft + verify - self._verify[0].value
+        cold = 1 if self._trials else COLD
+        return cold * (self._drafting(n) + self._verifying(n)) - self._verify[0].value
 
-    def _rate(self, n: int, left: float = math.inf) -> float:
-        """Return the tokens per second to expect with *n* drafted; 0 if that may cost too much."""
-        if self._cost(n) > left:
-            return 0.0
-        tokens = sum(self._right.value**i for i in range(n + 1))
-        return tokens / (self._verifying(n) + self._drafting(n))
+    def _time(self, n: int, drawn: int) -> float:
+        """Return how many plain steps take as long as drawing so many and checking *n*."""
+        plain = self._verify[0].value
+        return (self._drafting(drawn) + self._verifying(n)) / plain if plain else 1.0
 
     def _drafting(self, n: int) -> float:
         """Return the seconds that *n* tokens take to draft."""
         each = self._draft.value if self._draft.samples else self._share * self._verify[0].value
-        return self._shares(n) * each
+        return self._draws(n) * each
 
     def _verifying(self, n: int) -> float:
         """Return the seconds that a pass checking *n* takes, from those near it if need be."""
@@ -211,6 +267,6 @@ class Controller:
         low, high = self._verify[below].value, self._verify[above].value
         return low + (high - low) * (n - below) / (above - below)
 
-    def _shares(self, n: int) -> int:
+    def _draws(self, n: int) -> int:
         """Return how many times `_draft` the drafting of *n* tokens takes."""
         return min(n, 1) if self._at_once else n

@@ -10,9 +10,10 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.llm.gguf import GGUF
-from npurt.llm.spec.assistant import FEW, require_same_vocabulary
+from npurt.llm.spec.assistant import FEW, probability, require_same_vocabulary
+from npurt.llm.spec.cut import CutHead
 from npurt.llm.spec.dflash import NAME, Network
-from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.drafter import Drafter, Guess
 
 if TYPE_CHECKING:
     from npurt.llm.context import Context
@@ -45,14 +46,16 @@ class Diffusion(Drafter):
     def __init__(self, name: str, network: Network, target: "Context") -> None:
         self.name = f"block draft {name}"
         assert target.taps is not None, "a target whose residual stream is not kept"
-        read = network.fill_size * np.dtype(np.float32).itemsize
-        self.share = read / sum(tensor.nbytes for tensor in target.file.tensors.values())
         self._network = network
         self._target = target
         self._taps = target.taps
         self._taps.reader = self._read
         self._row = target.account("draft_layers")
-        self._head = target.head(network.output_norm, network.shape.config.eps)
+        norm, eps = network.output_norm, network.shape.config.eps
+        self._head = CutHead(target, "draft_output", norm, eps)
+        head = target.weight_bytes(self._head.columns(())) - target.weight_bytes(0)
+        read = network.fill_size * np.dtype(np.float32).itemsize + head
+        self.share = read / target.weight_bytes()
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens' streams must be read first; 0 if few."""
@@ -64,22 +67,24 @@ class Diffusion(Drafter):
         del history
         self._taps.flush()
 
-    def propose(self, history: Sequence[int], most: int) -> list[int]:
-        """Return up to *most* tokens, each the likeliest in its place.
+    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
+        """Yield up to *most* tokens, each the likeliest in its place.
 
         None where the target's stream is not that of *history*, as after `Llama.restore`.
         """
         shape, known = self._network.shape, len(history) - 1
         count = min(most, shape.block - 1, self._target.n_ctx - known - 1)
         if count < 1 or self._taps.tokens != list(history[:-1]):
-            return []
+            return
         self._taps.flush()
         x = self._target.embed([history[-1], *[shape.mask] * count])
         with self._counted(len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():
-            return []
-        return [int(token) for token in self._head(filled).argmax(axis=1)]
+            return
+        for logits in self._head.fit(history)(filled):
+            token = int(logits.argmax())
+            yield token, probability(logits, token)
 
     def _read(self, streams: F32, position: int) -> None:
         with self._counted(len(streams), self._network.read_size):

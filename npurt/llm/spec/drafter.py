@@ -1,7 +1,9 @@
 """What guesses tokens, whatever it is."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+Guess = tuple[int, float]  # a token, and how likely it is right where those before it are
 
 
 class Drafter(abc.ABC):
@@ -20,8 +22,12 @@ class Drafter(abc.ABC):
         """Read all of *history* but its last token."""
 
     @abc.abstractmethod
-    def propose(self, history: Sequence[int], most: int) -> list[int]:
-        """Return up to *most* tokens that may follow *history*; none is a good answer too."""
+    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
+        """Yield up to *most* tokens that may follow *history*, one after another.
+
+        The work for one is done when it is asked for.  One that cannot tell how likely it is says
+        1.  None at all is a good answer too.
+        """
 
     def forget(self) -> None:  # noqa: B027  most read nothing
         """Forget what was read."""

@@ -1,9 +1,9 @@
 """Drafts from the text itself: what followed the last time the same few tokens appeared."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from npurt.errors import SettingError
-from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.drafter import Drafter, Guess
 
 
 class Lookup(Drafter):
@@ -28,14 +28,15 @@ class Lookup(Drafter):
         self._seen: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest follower is
 
-    def propose(self, history: Sequence[int], most: int) -> list[int]:
-        """Return what followed the latest earlier occurrence, at most *most* tokens."""
+    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
+        """Yield what followed the latest earlier occurrence, at most *most* tokens."""
         self._learn(history)
         for length in self._lengths:
             at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
             if at is not None:
-                return list(history[at : at + _agreeing(history, at, length, most)])
-        return []
+                found = history[at : at + _agreeing(history, at, length, most)]
+                yield from ((token, 1.0) for token in found)
+                return
 
     def _learn(self, history: Sequence[int]) -> None:
         """Note the n-grams that have a follower; those that *history* no longer has go."""

@@ -47,7 +47,7 @@ class Speculator:
         if behind and wanted > 0:
             self.drafter.prepare(history)
         ready = time.perf_counter()
-        guesses = self.drafter.propose(history, wanted) if wanted > 0 else []
+        guesses, drawn = self._guess(history, wanted) if wanted > 0 else ([], 0)
         drafted = time.perf_counter()
         chosen = self._verify(llm, history, guesses, choose)
         self.controller.observe(
@@ -55,11 +55,26 @@ class Speculator:
             len(chosen) - 1,
             drafted - ready,
             time.perf_counter() - drafted,
-            wanted=max(wanted, 0),
+            drawn=drawn,
             behind=behind if wanted > 0 else 0,
             read_seconds=ready - start,
         )
         return chosen
+
+    def _guess(self, history: list[int], most: int) -> tuple[list[int], int]:
+        """Return guesses that are worth their time, and how many were made for them."""
+        worth, sure = self.controller.worth, 1.0
+        tokens: list[int] = []
+        drawn = 0
+        for token, chance in self.drafter.guesses(history, most):
+            drawn += 1
+            sure *= chance
+            if sure < worth.check:
+                break
+            tokens.append(token)
+            if sure < worth.draw or len(tokens) == most:
+                break
+        return tokens, drawn
 
     def _verify(
         self, llm: "Llama", history: list[int], guesses: list[int], choose: Choose
