@@ -144,7 +144,8 @@ def check_product(
 ) -> None:
     """Make sure that `Device.matmuls` can rely on what it is given.
 
-    It is asked before every product, so it takes a microsecond and no more.
+    A product of no rows fits, as any other.  It is asked before every product, so it takes a
+    microsecond and no more.
 
     Args:
         strided: The device takes arrays that are not in C order, too.
@@ -232,7 +233,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order.
+        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order; M may be 0.
 
         Raises:
             LayoutError: They are not, or *w* is of another device.

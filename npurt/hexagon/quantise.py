@@ -60,7 +60,7 @@ def quantise(x: F32, group: int = 32) -> Quantised:
         )
     bits = np.ascontiguousarray(x).view(np.uint32).astype(np.int64)
     magnitudes = bits & 0x7FFFFFFF
-    blocks = magnitudes.reshape(len(x), -1, BLOCK)
+    blocks = magnitudes.reshape(len(x), x.shape[1] // BLOCK, BLOCK)
     greatest = _shared(blocks.max(axis=2, initial=0), group)
     of_row = greatest.max(axis=1, initial=0)
     if (of_row >= 0x7F800000).any():

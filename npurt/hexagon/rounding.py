@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from npurt.hexagon.formats import ImageFormat
 from npurt.hexagon.layout import STEP, Unpacked
-from npurt.hexagon.quantise import Quantised
+from npurt.hexagon.quantise import BLOCK, Quantised
 
 F64 = npt.NDArray[np.float64]
 
@@ -34,7 +34,7 @@ FLOAT_UNIT = 2.0**-24
 
 def magnitudes(x: Quantised) -> F64:
     """Return what the errors of each row of activations are proportional to, ``[M]``."""
-    blocks = x.codes.reshape(*x.scales.shape, -1).astype(np.float64)
+    blocks = x.codes.reshape(*x.scales.shape, BLOCK).astype(np.float64)
     largest = np.sqrt((blocks**2).sum(axis=2)).max(axis=1, initial=0)
     result: F64 = np.ldexp(largest, x.exponents + 15)
     return result

@@ -76,7 +76,7 @@ class RkDevice(Device):
         """Return None, or why *op* cannot run: any shape can."""
         if op.format not in BY_NAME:
             return f"there is no format {op.format}"
-        return "a product without elements is none" if 0 in (op.m, op.n, op.k) else None
+        return "a weight without elements is none" if 0 in (op.n, op.k) else None
 
     def pack(self, tensor: QTensor, *, fine: bool = False) -> RkPacked:
         """Round a weight by the cheapest scheme within its budget, and upload it.
@@ -181,7 +181,7 @@ class RkDevice(Device):
 
     def _run(self, x: F32, weights: list[RkPacked], outs: Sequence[F32]) -> None:
         step = self._most_rows(weights, len(x))
-        if len(x) <= step:
+        if 0 < len(x) <= step:
             self._run_at_once(x, weights, outs)
             return
         for start in range(0, len(x), step):

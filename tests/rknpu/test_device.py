@@ -295,7 +295,8 @@ def test_every_format_and_shape_can_be_planned_and_nothing_else(shared):
     for kind in FILES:
         assert shared.why_not(MatMul(1, 7, 3, kind)) is None
     assert "no format" in shared.why_not(MatMul(1, 32, 32, "q9_9"))
-    assert shared.why_not(MatMul(0, 32, 32, "f32"))
+    assert shared.why_not(MatMul(1, 0, 32, "f32"))
+    assert shared.why_not(MatMul(1, 32, 0, "f32"))
 
 
 def test_a_weight_of_another_device_is_refused(shared, simulator):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.device import MatMul
 from npurt.errors import LayoutError
 from npurt.quant.tensor import QTensor
 
@@ -92,6 +93,21 @@ def test_a_weight_of_another_device_is_refused(device, weight):
         stranger = other.pack(weight)
         with pytest.raises(LayoutError, match="another device"):
             device.matmul(zeros(M, K), stranger, zeros(M, N))
+
+
+def test_a_product_of_no_rows_is_one(device, weight):
+    """As it is to numpy; so a caller with an empty batch needs no case of its own."""
+    packed = device.pack(weight)
+    assert device.why_not(MatMul(0, K, N, weight.dtype)) is None
+
+    device.matmul(zeros(0, K), packed, zeros(0, N))
+    device.matmuls(zeros(0, K), [packed, packed], [zeros(0, N), zeros(0, N)])
+    with pytest.raises(LayoutError, match="do not fit"):
+        device.matmul(zeros(0, K + 1), packed, zeros(0, N))
+
+    assert len(device.multiplied(zeros(0, K), packed)) == 0
+    magnitudes = device.magnitudes(zeros(0, K), packed)
+    assert magnitudes is None or magnitudes.shape == (0,)
 
 
 def test_what_fits_is_multiplied(device, weight):
