@@ -233,7 +233,9 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order; M may be 0.
+        """Write ``x @ w.T`` to *out*: x ``[M, K]`` and out ``[M, N]``, float32, C order.
+
+        M may be 0.
 
         Raises:
             LayoutError: They are not, or *w* is of another device.
