@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, Device
+from npurt.device import F32, Device, Packed
 from npurt.errors import LayoutError, SettingError
 from npurt.llm import arch, state_file, weights
 from npurt.llm.arch import decoder, feedforward
@@ -238,21 +238,19 @@ class Context:
         """Return the embeddings of *ids*, ``[T, D]``."""
         return self._embedding[np.asarray(ids)].dequantize()
 
-    def cut(self, columns: int) -> int:
-        """Return how many columns the output matrix has where *columns* are enough."""
-        return self._model.weights["output"].first(columns).packed.n
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, the output matrix included, the embedding not."""
+        return sum(weight.packed.nbytes for weight in self._model.weights.values())
 
-    def weight_bytes(self, columns: int | None = None) -> int:
-        """Return the bytes that a token is multiplied by, with *columns* of the output matrix."""
-        weights = dict(self._model.weights)
-        if columns is not None:
-            weights["output"] = weights["output"].first(columns)
-        return sum(weight.packed.nbytes for weight in weights.values())
+    def output_matrix(self, columns: int) -> Packed:
+        """Return the output matrix ``[V, D]``, cut to *columns* logits or more if it can be."""
+        return self._model.weights["output"].first(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
     ) -> decoder.Head:
-        """Return the output matrix, *columns* of it at least, behind a norm ``[D]``: see `Head`."""
+        """Return what computes *columns* logits at least of a residual stream: see `Head`."""
         plan = Plan(self._cpu, self._ledger, self._checks)
         return decoder.Head(self._model, plan, op, columns, norm, eps)
 

@@ -62,10 +62,11 @@ def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
 
 def block_logits(llm):
     """Return what the draft gives for the oracle's block after what *llm* has seen."""
-    drafter = llm.speculator.drafter
+    network = llm.speculator.drafter._network
+    eps = network.shape.config.eps
+    head = llm.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
     llm.taps.flush()
-    block = llm.embed(ORACLE["block_tokens"])
-    return drafter._head._make(llm.config.n_vocab)(drafter._network.fill_in(block, llm.n_tokens))
+    return head(network.fill_in(llm.embed(ORACLE["block_tokens"]), llm.n_tokens))
 
 
 def test_the_targets_stream_is_torchs(pair):
@@ -171,6 +172,17 @@ def test_a_text_that_fills_the_context_is_that_of_plain_decoding():
     with open_pair(n_ctx=70) as llm:
         assert text(llm, None, most=7) == text(llm, None)
         assert llm.n_tokens == 70
+
+
+@pytest.mark.parametrize(("device", "rows"), [("cpu", 160), ("hexagon:sim", 608)])
+def test_a_draft_costs_its_layers_and_what_is_left_of_the_output_matrix(device, rows):
+    """A quarter of 608 rows, in panels of 16; all of them on a device that cannot cut."""
+    sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
+    layers = 4 * sum(size for name, size in sizes.items() if "blk" in name and "norm" not in name)
+    with npurt.Llama(TARGET, device, draft=DRAFT, n_ctx=160, **OPTIONS) as llm:
+        output = llm.output_matrix(608).nbytes * rows / 608
+
+        assert llm.speculator.drafter.share == pytest.approx((layers + output) / llm.weight_bytes)
 
 
 def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):

@@ -42,7 +42,7 @@ def test_a_device_that_cannot_cut_gives_all():
         llm.reset()
         stream = llm.read(IDS[:20])
 
-        assert llm.cut(1) == ALL
+        assert llm.output_matrix(1).n == ALL
         np.testing.assert_array_equal(llm.head("output", 1)(stream)[0], whole)
 
 
@@ -67,7 +67,7 @@ def test_reading_is_evaluation_without_logits(llm):
 def test_the_least_cut_is_taken_that_holds_nearly_all_of_the_latest_tokens(llm, rare):
     latest = rare[-LATEST:]
 
-    columns = CutHead(llm, "output").columns(rare)
+    columns = CutHead(llm, llm.head).columns(rare)
 
     behind = {cut: sum(token >= cut for token in latest) for cut in (QUARTER, HALF, ALL)}
     assert behind[columns] <= RARE * len(latest)
@@ -78,7 +78,7 @@ def test_markup_is_no_part_of_a_text(llm):
     markup = max(llm.tokenizer.control)
     assert markup >= HALF
 
-    assert CutHead(llm, "output").columns([5, markup, 7, markup]) == QUARTER
+    assert CutHead(llm, llm.head).columns([5, markup, 7, markup]) == QUARTER
 
 
 def test_what_lies_behind_the_cut_is_never_guessed(llm):
@@ -100,7 +100,6 @@ def test_a_draft_costs_what_it_reads(llm):
     with npurt.Llama(llm.path, **SHORT) as small:
         share = Assistant(small, llm).share
 
-    whole = llm.weight_bytes()
-    assert whole == sum(w.packed.nbytes for w in llm._model.weights.values())
-    head = llm._model.weights["output"].packed.nbytes
-    assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / whole)
+    head = llm.output_matrix(ALL).nbytes
+    assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / llm.weight_bytes)
+    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm._model.weights.values())

@@ -1,16 +1,14 @@
 """Drafts from a smaller model with the same vocabulary."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm.gguf import GGUF
 from npurt.llm.metadata import strings
 from npurt.llm.spec.cut import CutHead
-from npurt.llm.spec.drafter import Drafter, Guess
+from npurt.llm.spec.drafter import Drafter, Guess, likeliest
 
 if TYPE_CHECKING:
     from npurt.llm.model import Llama
@@ -35,8 +33,9 @@ class Assistant(Drafter):
         self.name = f"draft model {draft.path.name}"
         self._draft = draft
         self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
-        self._head = CutHead(draft, "output")
-        self.share = draft.weight_bytes(self._head.columns(())) / target.weight_bytes()
+        self._head = CutHead(draft, functools.partial(draft.head, "output"))
+        spared = draft.output_matrix(draft.config.n_vocab).nbytes - self._head.nbytes
+        self.share = (draft.weight_bytes - spared) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens must be evaluated first; 0 if few, or if it cannot guess."""
@@ -58,10 +57,9 @@ class Assistant(Drafter):
         self._draft.rewind(len(history) - len(ahead))
         head = self._head.fit(history)
         for _ in range(min(most, self._draft.n_ctx - len(history) + 1)):
-            logits = head(self._draft.read(ahead))[0, : self._n_vocab]
-            token = int(logits.argmax())
-            yield token, probability(logits, token)
-            ahead = [token]
+            guess = likeliest(head(self._draft.read(ahead))[0, : self._n_vocab])
+            yield guess
+            ahead = [guess[0]]
 
     def _ahead(self, history: Sequence[int]) -> Sequence[int]:
         """Return what of *history* was not evaluated; nothing if the draft knows not all of it."""
@@ -88,12 +86,6 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
             break
         count += 1
     return count
-
-
-def probability(logits: F32, token: int) -> float:
-    """Return the probability of the most likely *token*; 0 when the logits are not finite."""
-    total = float(np.exp(logits - logits[token]).sum())
-    return 1 / total if total >= 1 else 0.0
 
 
 def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:

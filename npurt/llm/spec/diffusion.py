@@ -1,6 +1,7 @@
 """Drafts from a network that fills in a block of tokens at once, and reads what its target sees."""
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,10 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.llm.gguf import GGUF
-from npurt.llm.spec.assistant import FEW, probability, require_same_vocabulary
+from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.cut import CutHead
 from npurt.llm.spec.dflash import NAME, Network
-from npurt.llm.spec.drafter import Drafter, Guess
+from npurt.llm.spec.drafter import Drafter, Guess, likeliest
 
 if TYPE_CHECKING:
     from npurt.llm.context import Context
@@ -52,10 +53,10 @@ class Diffusion(Drafter):
         self._taps.reader = self._read
         self._row = target.account("draft_layers")
         norm, eps = network.output_norm, network.shape.config.eps
-        self._head = CutHead(target, "draft_output", norm, eps)
-        head = target.weight_bytes(self._head.columns(())) - target.weight_bytes(0)
-        read = network.fill_size * np.dtype(np.float32).itemsize + head
-        self.share = read / target.weight_bytes()
+        make = functools.partial(target.head, "draft_output", norm=norm, eps=eps)
+        self._head = CutHead(target, make)
+        layers = network.fill_size * np.dtype(np.float32).itemsize
+        self.share = (layers + self._head.nbytes) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens' streams must be read first; 0 if few."""
@@ -82,9 +83,7 @@ class Diffusion(Drafter):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():
             return
-        for logits in self._head.fit(history)(filled):
-            token = int(logits.argmax())
-            yield token, probability(logits, token)
+        yield from map(likeliest, self._head.fit(history)(filled))
 
     def _read(self, streams: F32, position: int) -> None:
         with self._counted(len(streams), self._network.read_size):

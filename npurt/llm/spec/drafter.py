@@ -3,6 +3,10 @@
 import abc
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from npurt.device import F32
+
 Guess = tuple[int, float]  # a token, and how likely it is right where those before it are
 
 
@@ -34,3 +38,10 @@ class Drafter(abc.ABC):
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """Release what it holds.  A second call does nothing."""
+
+
+def likeliest(logits: F32) -> Guess:
+    """Return the most likely token by *logits* ``[V]``; chance 0 where they are not finite."""
+    token = int(logits.argmax())
+    total = float(np.exp(logits - logits[token]).sum())
+    return token, 1 / total if total >= 1 else 0.0

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from npurt.device import F32
-from npurt.llm.spec.assistant import probability
 from npurt.llm.spec.controller import Controller
-from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.drafter import Drafter, likeliest
 
 if TYPE_CHECKING:
     from npurt.llm.model import Llama
@@ -65,16 +64,14 @@ class Speculator:
         """Return guesses that are worth their time, and how many were made for them."""
         worth, sure = self.controller.worth, 1.0
         tokens: list[int] = []
-        drawn = 0
         for token, chance in self.drafter.guesses(history, most):
-            drawn += 1
             sure *= chance
             if sure < worth.check:
-                break
+                return tokens, len(tokens) + 1
             tokens.append(token)
-            if sure < worth.draw or len(tokens) == most:
+            if sure < worth.draw:
                 break
-        return tokens, drawn
+        return tokens, len(tokens)
 
     def _verify(
         self, llm: "Llama", history: list[int], guesses: list[int], choose: Choose
@@ -87,5 +84,5 @@ class Speculator:
             return chosen
         logits = llm.eval_last(history[-1:])
         if self.drafter.share and self.controller.curious:
-            self.controller.believe(probability(logits, int(logits.argmax())))
+            self.controller.believe(likeliest(logits)[1])
         return choose(logits[None], [], history)
