@@ -14,6 +14,7 @@ import numpy.typing as npt
 from npurt.cpu import abi
 from npurt.cpu.engine import Engine, Input, pointer
 from npurt.device import DeltaNet
+from npurt.errors import LayoutError
 from npurt.quant.types import Format
 
 F32 = npt.NDArray[np.float32]
@@ -291,8 +292,15 @@ class Program:
     def gather(self, x: Input, routing: Routing, out: Input) -> int:
         """Copy the rows of *x* for each of their experts to *out*, expert by expert.
 
-        Neither is fine.
+        Raises:
+            LayoutError: *out* is wider or narrower, or has codes that *x* has not.
         """
+        have, wanted = (x.k, x.quantised, x.fine), (out.k, out.quantised, out.fine)
+        if x.k != out.k or (out.quantised and have != wanted):
+            raise LayoutError(
+                f"rows of (K, quantised, fine) = {have} cannot be gathered as {wanted}",
+                remedy="make both inputs of one K and quantised alike",
+            )
         op = self._add("GATHER", fan=routing.used).gather
         op.sources = self._address(routing.sources, "int64_t *")
         self._input(getattr(op, "in"), x)

@@ -121,19 +121,19 @@ def route(program, scores, experts, used, *, normed=True, scale=1.0):
     return [to.shares, to.places, to.sources, to.groups.view(np.int64)]
 
 
-def mixture(program, weights, x, scores, used, *, shared=None, gates=None):
+def mixture(program, weights, x, scores, used, *, fine=False, shared=None, gates=None):
     """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
     rows, k = x.shape
     experts = weights[0].shape[0]
     program.rows = rows
     to = routing(rows, experts, used)
     stacks = [cases.packed_stack(program, w) for w in weights]
-    source = Input(rows, k, quantised=stacks[0].integer)
+    source = Input(rows, k, quantised=stacks[0].integer, fine=fine)
     source.values[:] = x
     if source.quantised:
         program.quant(source)
     program.route(scores, to, normed=True)
-    copies = Input(rows * used, k, quantised=source.quantised)
+    copies = Input(rows * used, k, quantised=source.quantised, fine=fine)
     program.gather(source, to, copies)
     y = empty(rows * used, sum(w.shape[1] for w in weights))
     program.matmul(copies, stacks, y, routing=to)
@@ -166,7 +166,7 @@ def _gate(rows, heads, width):
     return case
 
 
-def _mixture(fmt, rows, experts, used):
+def _mixture(fmt, rows, experts, used, **options):
     def case(program):
         rng = cases.rng_of(fmt, rows, experts)
         weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 48)]
@@ -174,7 +174,8 @@ def _mixture(fmt, rows, experts, used):
         scores = 4 * floats(rng, rows, experts + 1)
         shared = floats(rng, rows, 64)
         gates = scores[:, experts:]
-        return mixture(program, weights, x, scores, used, shared=shared, gates=gates)
+        added = {"shared": shared, "gates": gates}
+        return mixture(program, weights, x, scores, used, **added, **options)
 
     return case
 
@@ -210,6 +211,7 @@ def every_case():
     for fmt in ("q8_0", "mxfp4", "f32", "f16"):
         for rows in (1, 3, 40):
             made[f"experts of {fmt}, {rows} rows"] = _mixture(fmt, rows, 5, 2)
+    made["experts of q8_0, fine"] = _mixture("q8_0", 3, 5, 2, fine=True)
     for options in ({}, {"normed": False}, {"scale": 2.5}):
         made[f"route {options}"] = _route(9, 37, 4, **options)
     made["route to all"] = _route(2, 3, 3)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import Image
+from npurt.cpu.program import Image, Program
+from npurt.errors import LayoutError
 from npurt.quant.types import find
 from tests import oracle
 from tests.cpu import cases, delta_cases, delta_oracle
@@ -89,21 +90,22 @@ def test_a_score_that_is_no_number_shows(run):
 formats = st.sampled_from(["q8_0", "q4_0", "q4_1", "mxfp4", "iq4_nl", "f32", "f16"])
 
 
-@given(sizes.filter(lambda size: size[1] <= 20), formats, seeds)
-def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, seed):
+@given(sizes.filter(lambda size: size[1] <= 20), formats, st.booleans(), seeds)
+def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, fine, seed):
     rows, experts, used = size
     rng = cases.rng_of(fmt, seed)
     weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
     x, scores = cases.activations(rng, rows, 64), delta_cases.floats(rng, rows, experts)
 
-    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, used))
+    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, used, fine=fine))
 
     shares, places, sources, groups = routed(run, scores, experts, used)
     np.testing.assert_array_equal(copied[0], x[sources])
     for matrix, count, first in groups:
         here, column = np.s_[first : first + count], 0
         for w in weights if count else ():
-            alone = run(lambda p, w=w[matrix], h=here: cases.matmul(p, w, x[sources[h]]))[-1]
+            chosen = w[matrix], x[sources[here]]
+            alone = run(lambda p, c=chosen: cases.matmul(p, *c, fine=fine))[-1]
             same(y[here, column : column + w.shape[1]], alone)
             column += w.shape[1]
     with np.errstate(all="ignore"):
@@ -112,6 +114,27 @@ def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, seed):
         sound = np.isfinite(terms).all(axis=1) & (abs(terms).sum(axis=1) < 1e38)
     oracle.assert_within(np.where(sound, out, 0), np.where(sound, terms.sum(axis=1), 0),
                          np.where(sound, bound, 0))  # fmt: skip
+
+
+PLAIN, FINE = {"quantised": True}, {"quantised": True, "fine": True}
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        (PLAIN, FINE),
+        (FINE, PLAIN),  # blocks of a fine input are of both sets of codes
+        ({"quantised": False}, PLAIN),
+        (PLAIN | {"k": 64}, PLAIN),
+    ],
+)
+def test_copies_that_their_rows_have_no_codes_for_are_refused(run, source, out):
+    source, out = (Input(**({"rows": 2, "k": 32} | each)) for each in (source, out))
+    program = Program(run.engine)
+
+    with pytest.raises(LayoutError, match="gathered"):
+        program.gather(source, delta_cases.routing(1, 2, 2), out)
+    assert not len(program)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), seeds)
