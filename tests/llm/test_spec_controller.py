@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from npurt.llm.spec.controller import AGAIN, ALLOWANCE, PART, USUAL, Controller, Worth
+from npurt.llm.spec.controller import (
+    AGAIN,
+    ALLOWANCE,
+    BELIEF,
+    PART,
+    PRIOR_ROW,
+    USUAL,
+    Controller,
+    Worth,
+)
 
 SHARE = 0.43  # of a step of the 1.5B, one of the 0.5B: bench/RESULTS.md, decode
 PROMPT = 0.2  # of a step, a token of its prompt: prefill
@@ -161,6 +170,37 @@ def test_what_was_won_may_not_be_lost_again():
     assert done - spent >= best - 2 * ALLOWANCE * 2000 - 1
 
 
+def test_one_wrong_draft_is_not_the_last():
+    """It may cost half of what may be lost in the text, and again half of what is left then."""
+    controller = Controller(8, share=0.3)
+    controller.begin(64)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+    for _ in range(6):
+        controller.observe(1, 1, 0.3, 1.1)
+
+    for _ in range(2):
+        n = controller.choose()
+        assert n > 1
+        controller.observe(n, 0, 0.3 * n, 1 + 0.1 * n)
+
+
+def test_what_did_not_pay_is_believed_after_a_few_good_passes():
+    """However long it has not: a guess saves a step and costs 0.4."""
+    controller = Controller(8, share=0.3)
+    controller.begin(10000)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+    for _ in range(20):
+        controller.observe(1, 0, 0.3, 1.1)
+    assert controller.choose() <= 1
+
+    for _ in range(BELIEF):
+        controller.observe(1, 1, 0.3, 1.1)
+
+    assert controller.choose() > 1
+
+
 def test_a_guess_is_worth_what_it_saves():
     """A plain step, if it is right; 0.7 of those are that follow right ones."""
     controller = Controller(4)
@@ -273,6 +313,22 @@ def test_a_prompt_is_read_where_what_can_be_won_pays_for_it(prompt, tokens):
     rates = [read_and_drive(prompt, tokens, 0.95, 0.95, seed=seed)[0] for seed in range(10)]
 
     assert np.mean(rates) >= 1.3
+
+
+@pytest.mark.parametrize(("part", "drafted"), [(0.9, 1), (1.1, 0)])
+def test_what_can_be_won_is_what_the_best_number_of_guesses_wins(part, drafted):
+    """Of 1, where 0.95 are right, a fifth of the time, and of 8 three tenths."""
+    tokens = [sum(0.95**i for i in range(n + 1)) for n in range(1, 9)]
+    steps = [1 + n * (SHARE + PRIOR_ROW) for n in range(1, 9)]
+    win = 1000 * max(1 - s / t for s, t in zip(steps, tokens, strict=True))
+    controller = Controller(8, share=SHARE)
+    controller.begin(1004, 1.0)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+    for _ in range(1000):
+        controller.believe(0.95)
+
+    assert controller.choose(behind=int(part * PART * win / SHARE)) == drafted
 
 
 def test_a_draft_that_is_wrong_where_the_model_is_sure_costs_its_reading_once():

@@ -13,8 +13,8 @@ from typing import Any
 
 from npurt.errors import SettingError
 from npurt.llm.model import Llama
-from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.speculation import Speculation
+from npurt.llm.spec.speculator import Speculator
 
 EDIT = '''Rename the variable n to count and repeat the whole file, nothing else:
 
@@ -107,22 +107,17 @@ def _sweep(
 
 
 def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
-    speculator = llm.speculator
-    assert speculator is not None, "a model without what guesses"
+    own = llm.speculator
+    assert own is not None, "a model without what guesses"
     fixed = choice > 0
-    speculator.controller = Controller(
-        choice if fixed else most,
-        fixed=fixed,
-        at_once=speculator.drafter.at_once,
-        share=speculator.drafter.share,
-    )
+    speculator = Speculator(own.drafter, choice if fixed else most, fixed=fixed)
     llm.reset()
-    speculator.drafter.forget()
+    own.drafter.forget()
     llm.speculator = None if choice == PLAIN else speculator
     try:
         text = _answer(llm, prompt, tokens)
     finally:
-        llm.speculator = speculator  # it closes with the model
+        llm.speculator = own  # it closes with the model
     timing = llm.timing
     said = speculator.controller.speculation
     seconds = timing.prefill_seconds + timing.decode_seconds

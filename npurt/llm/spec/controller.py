@@ -1,8 +1,8 @@
 """Whether to draft: as long as it pays, measured while it runs.
 
-A pass over n guesses yields a token more than were right, and takes the time to draw them and to
-check n + 1 rows.  The controller keeps running means of all that, in plain steps' time, and drafts
-while passes with guesses yield more tokens than plain ones would have in their time.
+A pass over n guesses yields one token more than were right, and takes the time to draw the guesses
+and to check n + 1 rows.  The controller keeps running means of what passes with guesses yield and
+take, and drafts while they yield more tokens than plain steps would have in their time.
 
 How many to guess is decided guess by guess, by how sure the drafter is: a right guess saves a plain
 step, so one is drawn and checked as long as that, times the chance that it is right, is more than
@@ -10,9 +10,9 @@ it costs (`Worth`).
 
 The controller cannot know what it has not tried, so it tries, and its losses are limited: what
 drafting has cost over plain decoding of the same tokens, and was not won back, stays below
-`ALLOWANCE` of the text's time; and what was won may be lost again up to as much.  Of the whole
-text's, when it is known how long that will be; but of
-`USUAL` tokens at least for the first trials in a process, whose lesson is not for one text alone.
+`ALLOWANCE` of the text's time; gains count against that up to the same sum.  The time is that of
+the whole text, when it is known how long that will be; but of `USUAL` tokens at least for the first
+trials in a process, whose lesson is not for one text alone.
 
 A draft model has to read the text before it guesses.  That is paid from the same allowance, or
 where a part of what can be won in the rest of the text pays for it.  What can be won is known
@@ -28,7 +28,7 @@ ALLOWANCE = 0.025  # of a text's time, lost at most
 AGAIN = 0.015  # of the time it took so far, lost to what seems not to pay
 MEMORY = 0.85  # weight of the past in a running mean of times
 PATIENCE = 0.95  # in that of what comes of passes, which varies from one to the next
-BELIEF = 4  # passes that what is expected before the first counts for
+BELIEF = 4  # passes that an expectation counts for, or a record that does not pay
 PRIOR_RIGHT = 0.7  # of guesses, where nothing is known of them
 PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
 MARGIN = 1.05  # of plain decoding's rate, to be expected of a draft that is made
@@ -62,10 +62,10 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """How likely guesses must be right, all together, to be worth the time of the last."""
+    """How likely all guesses so far must be right, for the next step to be worth its time."""
 
-    draw: float = 0.0  # those there are, for another to be drawn
-    check: float = 0.0  # those and the one just drawn, for that to be checked
+    draw: float = 0.0  # to draw another, and to check it
+    check: float = 0.0  # to check the last, which was drawn
 
 
 class Controller:
@@ -145,6 +145,7 @@ class Controller:
         left = self._allowance() - lost
         if self._trials >= TRIALS:
             if self._pays():
+                # Half of it, so that one wrong draft is not the last.
                 return max(self._affordable(left / 2), min(1, self._affordable(left)))
             left = min(left, AGAIN * self.text.seconds - lost)
         return min(1, self._affordable(left))
@@ -160,9 +161,16 @@ class Controller:
         behind: int = 0,
         read_seconds: float = 0.0,
     ) -> None:
-        """Take in one step: *right* of *proposed* tokens were accepted, *drawn* made.
+        """Take in one step: *right* of *proposed* tokens were accepted.
 
-        Before it, *behind* tokens were read.
+        Args:
+            proposed: Guesses that were checked.
+            right: How many of them were right.
+            draft_seconds: What drawing took.
+            verify_seconds: What the pass of the model took.
+            drawn: Guesses that were made; by default those that were checked.
+            behind: Tokens that the drafter read before.
+            read_seconds: What that took.
         """
         drawn = proposed if drawn is None else drawn
         owed = read_seconds if self._owed(behind) else 0.0
@@ -184,15 +192,13 @@ class Controller:
 
     def _judge(self, proposed: int, right: int, drawn: int, seconds: float) -> None:
         """Take in what came of a draft; its time as it is on average, not as it was this once."""
-        if not self._tokens.samples:
+        if not (self._tokens.samples and self._pays()):  # a few good passes must change that
             self._tokens.value, self._steps.value = self._expect()
             self._tokens.samples = self._steps.samples = BELIEF
         self._trials += 1
         self._draft.add(seconds / self._draws(drawn))
         self._tokens.add(right + 1)
         self._steps.add(self._time(proposed, drawn))
-        if not self._pays():
-            self._tokens.samples = self._steps.samples = BELIEF
 
     def _pays(self) -> bool:
         """Return whether passes with guesses yield more than plain ones in their time."""
@@ -200,9 +206,9 @@ class Controller:
         return tokens > MARGIN * steps
 
     def _expect(self) -> tuple[float, float]:
-        """Return tokens to expect of a pass with guesses, and how many plain ones it is as long as.
+        """Return what a pass with guesses yields, in tokens, and takes, in plain steps.
 
-        Before any was made, those of the number of guesses that pays best.
+        Before there was one: with the number of guesses that pays best.
         """
         if self._tokens.samples:
             return self._tokens.value, self._steps.value
@@ -247,7 +253,7 @@ class Controller:
         return cold * (self._drafting(n) + self._verifying(n)) - self._verify[0].value
 
     def _time(self, n: int, drawn: int) -> float:
-        """Return how many plain steps take as long as drawing so many and checking *n*."""
+        """Return the plain steps that checking *n* of *drawn* guesses takes; 1 before any step."""
         plain = self._verify[0].value
         return (self._drafting(drawn) + self._verifying(n)) / plain if plain else 1.0
 
