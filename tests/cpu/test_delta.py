@@ -13,54 +13,20 @@ from npurt.errors import UnsupportedOp
 from tests import oracle
 from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases, delta_oracle
+from tests.cpu.delta_nets import (
+    CONFIGURATIONS,
+    RECORDED,
+    UPSTREAM,
+    configured,
+    net_of,
+    recorded,
+    shapes,
+)
 from tests.cpu.foreign import same
 from tests.llm.reference import nmse
 
-DATA = PROJECT / "tests/data/gdn"
-UPSTREAM = 1e-7  # the NMSE that llama.cpp's test-backend-ops allows
-
-# GATED_DELTA_NET rows of llama.cpp's test-backend-ops as its Hexagon backend passed them, in
-# github.com/wyanzhao/llama.cpp pull request 5: heads, width, tokens, sequences, repeat, permuted,
-# decay for each element of k.
-CONFIGURATIONS = [
-    (32, 128, 1, 1, 1, 0, 0),
-    (32, 16, 1, 1, 1, 0, 0),
-    (32, 16, 1, 1, 1, 1, 1),
-    (32, 16, 1, 1, 1, 0, 1),
-    (16, 64, 1, 2, 1, 0, 0),
-    (4, 64, 4, 1, 1, 0, 0),
-    (4, 64, 4, 2, 1, 0, 0),
-    (8, 32, 4, 2, 2, 0, 0),
-    (4, 64, 4, 2, 1, 1, 0),
-    (4, 64, 4, 1, 1, 1, 0),
-    (4, 64, 1, 1, 1, 0, 1),
-    (4, 64, 1, 2, 1, 0, 1),
-    (4, 16, 1, 2, 1, 0, 1),
-    (4, 32, 4, 1, 1, 0, 1),
-    (4, 64, 4, 2, 1, 0, 1),
-    (8, 32, 4, 2, 2, 0, 1),
-    (4, 64, 4, 2, 1, 1, 1),
-    (4, 16, 4, 2, 1, 1, 1),
-]
-NAMES = ("heads", "width", "tokens", "sequences", "repeat", "permute", "kda")
-
-nets = st.fixed_dictionaries(
-    {
-        "heads": st.integers(1, 3),
-        "width": st.sampled_from(range(16, MAX_DELTA + 1, 16)),
-        "tokens": st.sampled_from([1, 2, 15, 16, 17, 40]),
-        "sequences": st.integers(1, 2),
-        "repeat": st.integers(1, 3),
-        "kda": st.booleans(),
-        "permute": st.booleans(),
-        "grouped": st.booleans(),
-    }
-)
+nets = shapes(tokens=[1, 2, 15, 16, 17, 40])
 seeds = st.integers(0, 2**32)
-
-
-def net_of(shape, *seed):
-    return delta_cases.delta(cases.rng_of(*seed, *shape.items()), **shape)
 
 
 # --- Right ----------------------------------------------------------------------------------------
@@ -68,7 +34,7 @@ def net_of(shape, *seed):
 
 @pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
 def test_upstreams_configurations_are_within_its_threshold(run, values):
-    net = net_of(dict(zip(NAMES, values, strict=True)))
+    net = configured(values)
     reference, last, *_ = delta_oracle.delta(net)
 
     out, state = run(lambda program: delta_cases.run_delta(program, net))
@@ -77,20 +43,11 @@ def test_upstreams_configurations_are_within_its_threshold(run, values):
     assert nmse(state, last) <= UPSTREAM
 
 
-@pytest.mark.parametrize("path", sorted(DATA.glob("*.npz")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_ggmls_and_the_exact_numbers_come_out(run, path):
     """Of the same inputs: the reference above against them too, so that it is no mirror."""
     given_ = np.load(path)
-    width = given_["v"].shape[-1]
-    net = delta_cases.DeltaNet(
-        **{name: given_[name] for name in "qkv"},
-        decay=given_["g"],
-        beta=given_["beta"][..., 0],
-        out=np.zeros_like(given_["v"]),
-        state=given_["state"],
-        scale=width**-0.5,
-        grouped=False,
-    )
+    net = recorded(given_)
     reference, last, *_ = delta_oracle.delta(net)
 
     out, state = run(lambda program: delta_cases.run_delta(program, net))

@@ -3,25 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import strategies as st
 
 from npurt.hexagon import delta
+from tests.cpu.delta_nets import shapes
 from tests.hexagon import delta_model
 from tests.hexagon.delta_kernel import packed
 
 OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
-SHAPES = st.fixed_dictionaries(
-    {
-        "heads": st.integers(1, 5),
-        "width": st.sampled_from(range(16, delta.WIDEST + 1, 16)),
-        "tokens": st.sampled_from([1, 3, 5, 20]),
-        "sequences": st.integers(1, 3),
-        "repeat": st.integers(1, 2),
-        "kda": st.booleans(),
-        "permute": st.booleans(),
-        "grouped": st.booleans(),
-    }
-)
+SHAPES = shapes(tokens=[1, 3, 5, 20], heads=5, sequences=3, repeat=2)
 
 
 def own(net):

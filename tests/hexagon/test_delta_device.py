@@ -13,7 +13,7 @@ from npurt.hexagon import delta, recurrence
 from npurt.hexagon.device import HexagonDevice
 from npurt.runtime.verify import LAMBDA
 from tests.cpu import delta_oracle
-from tests.cpu.test_delta import CONFIGURATIONS, NAMES, UPSTREAM, net_of
+from tests.cpu.delta_nets import CONFIGURATIONS, UPSTREAM, configured, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run
 from tests.hexagon.simulator import way
 from tests.llm import tiny
@@ -42,7 +42,7 @@ def spread(net, *, sequences, heads, width):
 
 @pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
 def test_upstreams_configurations_are_within_its_threshold(shared, values):
-    net = net_of(dict(zip(NAMES, values, strict=True)))
+    net = configured(values)
     reference, last, *_ = delta_oracle.delta(net)
 
     done = run(shared, net)

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from bench.hexagon_kernels import ARCHS as COUNTED
 from bench.hexagon_kernels import delta_counts
 from npurt import build_hexagon
-from npurt.device import DeltaNet
 from npurt.hexagon import delta
-from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases, delta_oracle
-from tests.cpu.test_delta import CONFIGURATIONS, NAMES, UPSTREAM, net_of
+from tests.cpu.delta_nets import (
+    CONFIGURATIONS,
+    RECORDED,
+    UPSTREAM,
+    configured,
+    net_of,
+    recorded,
+    shapes,
+)
 from tests.hexagon import delta_model
 from tests.hexagon.delta_kernel import Driver, packed, results
 from tests.llm.reference import nmse
@@ -64,21 +70,11 @@ def test_every_build_equals_the_integers_of_the_model(drivers, arch, width, kda)
     check(drivers(arch), net_of({"heads": 2, "width": width, "tokens": 5, "kda": kda}, 3))
 
 
-shapes = st.fixed_dictionaries(
-    {
-        "heads": st.integers(1, 3),
-        "width": st.sampled_from(range(16, delta.WIDEST + 1, 16)),
-        "tokens": st.sampled_from([1, 2, 16, 17]),
-        "sequences": st.integers(1, 2),
-        "repeat": st.integers(1, 3),
-        "kda": st.booleans(),
-        "grouped": st.booleans(),
-    }
-)
+SHAPES = shapes(tokens=[1, 2, 16, 17])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(shape=shapes, seed=st.integers(0, 2**32), arch=st.sampled_from(["v68", "v73"]))
+@given(shape=SHAPES, seed=st.integers(0, 2**32), arch=st.sampled_from(["v68", "v73"]))
 def test_any_shape_in_any_two_calls(drivers, shape, seed, arch):
     """Heads find their q and k, whoever does those before; no byte beyond a buffer is touched."""
     net = net_of(shape, seed)
@@ -169,7 +165,7 @@ def test_a_value_that_is_not_finite_is_reported(drivers, value, field, kda):
 @pytest.mark.parametrize("arch", ["v68", "v73"])
 @pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
 def test_upstreams_configurations_are_within_its_threshold(drivers, arch, values):
-    net = net_of(dict(zip(NAMES, values, strict=True)))
+    net = configured(values)
     reference, last, *_ = delta_oracle.delta(net)
 
     out, state = results(net, drivers(arch).run(net))
@@ -178,20 +174,10 @@ def test_upstreams_configurations_are_within_its_threshold(drivers, arch, values
     assert nmse(state, last) <= UPSTREAM
 
 
-@pytest.mark.parametrize(
-    "path", sorted((PROJECT / "tests/data/gdn").glob("*.npz")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_the_exact_numbers_come_out(drivers, path):
     data = np.load(path)
-    net = DeltaNet(
-        **{name: data[name] for name in "qkv"},
-        decay=data["g"],
-        beta=data["beta"][..., 0],
-        out=np.zeros_like(data["v"]),
-        state=data["state"],
-        scale=data["v"].shape[-1] ** -0.5,
-        grouped=False,
-    )
+    net = recorded(data)
 
     out, state = results(net, drivers("v68").run(net))
 
@@ -239,7 +225,7 @@ def test_zeros_stay_zeros(drivers):
 # --- forms ---------------------------------------------------------------------------------------
 
 
-@given(shapes, st.integers(0, 2**32))
+@given(SHAPES, st.integers(0, 2**32))
 def test_a_state_comes_back_to_the_thirtieth_bit(shape, seed):
     net = net_of(shape, seed)
     net = replace(net, state=net.state * np.float32(10) ** (seed % 60 - 30))

@@ -13,7 +13,7 @@ from npurt.errors import DeviceLost, NumericsError
 from npurt.hexagon import delta, recurrence
 from npurt.hexagon.device import HexagonDevice
 from tests.cpu import delta_oracle
-from tests.cpu.test_delta import UPSTREAM, net_of
+from tests.cpu.delta_nets import UPSTREAM, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run
 from tests.hexagon.simulator import kill, tell, way
 from tests.llm import tiny

@@ -13,7 +13,7 @@ from npurt.device import UNIT
 from npurt.errors import DeviceLost, VerificationFailed
 from npurt.runtime.delta_check import is_right
 from tests.cpu import delta_oracle
-from tests.cpu.test_delta import net_of
+from tests.cpu.delta_nets import net_of
 from tests.llm import tiny
 from tests.runtime.test_parts_elsewhere import DeltaDevice, nothing_but
 

@@ -1,0 +1,76 @@
+"""Gated delta nets that every kernel is tried with, whoever computes them."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from npurt.cpu.device import MAX_DELTA
+from npurt.device import DeltaNet
+from tests.conftest import PROJECT
+from tests.cpu import cases, delta_cases
+
+UPSTREAM = 1e-7  # the NMSE that llama.cpp's test-backend-ops allows
+RECORDED = sorted((PROJECT / "tests/data/gdn").glob("*.npz"))
+
+# GATED_DELTA_NET rows of llama.cpp's test-backend-ops as its Hexagon backend passed them, in
+# github.com/wyanzhao/llama.cpp pull request 5: heads, width, tokens, sequences, repeat, permuted,
+# decay for each element of k.
+CONFIGURATIONS = [
+    (32, 128, 1, 1, 1, 0, 0),
+    (32, 16, 1, 1, 1, 0, 0),
+    (32, 16, 1, 1, 1, 1, 1),
+    (32, 16, 1, 1, 1, 0, 1),
+    (16, 64, 1, 2, 1, 0, 0),
+    (4, 64, 4, 1, 1, 0, 0),
+    (4, 64, 4, 2, 1, 0, 0),
+    (8, 32, 4, 2, 2, 0, 0),
+    (4, 64, 4, 2, 1, 1, 0),
+    (4, 64, 4, 1, 1, 1, 0),
+    (4, 64, 1, 1, 1, 0, 1),
+    (4, 64, 1, 2, 1, 0, 1),
+    (4, 16, 1, 2, 1, 0, 1),
+    (4, 32, 4, 1, 1, 0, 1),
+    (4, 64, 4, 2, 1, 0, 1),
+    (8, 32, 4, 2, 2, 0, 1),
+    (4, 64, 4, 2, 1, 1, 1),
+    (4, 16, 4, 2, 1, 1, 1),
+]
+NAMES = ("heads", "width", "tokens", "sequences", "repeat", "permute", "kda")
+
+
+def shapes(*, tokens, heads=3, sequences=2, repeat=3):
+    """Return a strategy of arguments of `net_of`: at most so many, and one of the *tokens*."""
+    return st.fixed_dictionaries(
+        {
+            "heads": st.integers(1, heads),
+            "width": st.sampled_from(range(16, MAX_DELTA + 1, 16)),
+            "tokens": st.sampled_from(tokens),
+            "sequences": st.integers(1, sequences),
+            "repeat": st.integers(1, repeat),
+            "kda": st.booleans(),
+            "permute": st.booleans(),
+            "grouped": st.booleans(),
+        }
+    )
+
+
+def net_of(shape, *seed):
+    """Return a net of random inputs; *shape* is what `delta_cases.delta` takes."""
+    return delta_cases.delta(cases.rng_of(*seed, *shape.items()), **shape)
+
+
+def configured(values):
+    """Return the net of a row of `CONFIGURATIONS`."""
+    return net_of(dict(zip(NAMES, values, strict=True)))
+
+
+def recorded(data):
+    """Return the net whose inputs are in *data*, one of the files `RECORDED`."""
+    return DeltaNet(
+        **{name: data[name] for name in "qkv"},
+        decay=data["g"],
+        beta=data["beta"][..., 0],
+        out=np.zeros_like(data["v"]),
+        state=data["state"],
+        scale=data["v"].shape[-1] ** -0.5,
+        grouped=False,
+    )
