@@ -78,10 +78,11 @@ class Generation:
         for token in self._tokens():
             held += stream.push(token)
             text, held, stopped = cut(held, self._stops)
+            if stopped:
+                self._stop()
             if text:
                 yield text
             if stopped:
-                self._timing.finish = "stop"
                 return
         held += stream.finish()
         text, held, stopped = cut(held, self._stops)
@@ -97,7 +98,8 @@ class Generation:
         chosen = self._begin(history)
         start = time.perf_counter()
         while chosen:
-            for token in chosen:
+            for beyond, token in zip(reversed(range(len(chosen))), chosen, strict=True):
+                self._beyond = beyond
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
                 if token in llm.tokenizer.eog:
@@ -163,6 +165,14 @@ class Generation:
         if self._limit is not None:
             room = min(room, self._limit - self._timing.generated_tokens - 1)
         return self._speculator.step(llm, history, room, self._choose)
+
+    def _stop(self) -> None:
+        """End at a stop text; take back what was guessed, and right, beyond it."""
+        llm = self._llm
+        self._timing.finish = "stop"
+        with llm.turn:
+            if self._beyond and llm.state.changes == self._changes:
+                llm.rollback(self._beyond)
 
     def _choose(self, rows: F32, guesses: Sequence[int], history: Sequence[int]) -> list[int]:
         """Sample from row after row as long as what comes is what was guessed.

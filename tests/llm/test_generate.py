@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError
 from npurt.llm.generate import Timing, cut
+from npurt.llm.spec.controller import Controller
 from tests.llm import tiny
 from tests.llm.conftest import FIRST_PADDING, GREEDY, PROMPT, fresh, open_tiny
 
@@ -178,6 +179,24 @@ def test_cut_shows_what_no_stop_text_can_reach_and_nothing_after_one(pieces, sto
     else:
         assert shown + held == whole
         assert any(stop.startswith(held) for stop in stops) or not held
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+def test_guesses_beyond_a_stop_text_leave_no_trace(model):
+    """Wherever in a draft it ends: what is in the context is what plain decoding leaves."""
+    path = tiny.path(model, "q8_0")
+    ids = tiny.ids(model, 12)
+    with open_tiny(model) as plain, open_tiny(model, draft=path) as drafted:
+        drafted.speculator.controller = Controller(8, fixed=True)
+        for count in range(2, 12):
+            stop = fresh(plain, ids, max_tokens=count, **GREEDY)[-2:]
+            fresh(plain, ids, max_tokens=20, stop=stop, **GREEDY)
+            fresh(drafted, ids, max_tokens=20, stop=stop, **GREEDY)
+
+            assert plain.timing.finish == drafted.timing.finish == "stop"
+            assert drafted.history == plain.history
+            np.testing.assert_array_equal(drafted.eval([5]), plain.eval([5]))
+    assert drafted.speculator.controller.speculation.accepted > 0
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_the_cache_kept(llm):
