@@ -95,6 +95,27 @@ def test_guesses_end_where_they_are_not_worth_their_time(chances, most, made, as
     assert len(seen) == asked
 
 
+def test_a_guess_that_was_drawn_in_vain_is_accounted_for(llm):
+    """The controller hears of it, although nothing of it was checked."""
+    heard = []
+
+    class Doubtful(Oracle):
+        def guesses(self, history, most):
+            yield 5, 0.1
+
+    class Listening(Controller):
+        worth = Worth(draw=0.85, check=0.25)
+
+        def observe(self, proposed, *times, drawn, **others):
+            heard.append((proposed, drawn))
+
+    speculator = Speculator(Doubtful([]), 4)
+    speculator.controller = Listening(4, fixed=True)
+    tokens(llm, count=4, speculator=speculator)
+
+    assert heard == [(0, 1)] * 2 + [(0, 0)]  # no room for a guess before the last token
+
+
 def test_right_guesses_are_all_taken_and_save_passes(llm):
     text = tokens(llm, count=42)
     speculator = Speculator(Oracle(text), 4, fixed=True)

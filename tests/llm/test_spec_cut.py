@@ -63,7 +63,15 @@ def test_reading_is_evaluation_without_logits(llm):
     assert products["output"] == 1
 
 
-@given(rare=st.lists(st.sampled_from([5, QUARTER + 5, HALF + 5]), max_size=2 * LATEST))
+def test_only_the_last_batch_gives_logits(llm):
+    with npurt.Llama(llm.path, n_batch=8, **SHORT) as other:
+        other.eval_last(IDS[:20])
+        products = {row.op: row.rows for row in other.report().rows if row.macs}
+
+    assert products["output"] == 1
+
+
+@given(rare=st.lists(st.sampled_from([5, QUARTER, HALF]), max_size=2 * LATEST))
 def test_the_least_cut_is_taken_that_holds_nearly_all_of_the_latest_tokens(llm, rare):
     latest = rare[-LATEST:]
 

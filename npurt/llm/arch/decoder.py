@@ -124,7 +124,10 @@ class Decoder:
         plan.matmul("output", self._to_output, [model.weights["output"]], logits, head=True)
 
     def stream(self, row: int) -> F32:
-        """Return the residual stream ``[1, D]`` of a row that no logits came of."""
+        """Return the residual stream ``[1, D]`` of *row* of the last run, if it had no logits.
+
+        There, the norm before the output matrix has not yet added the last layer's part.
+        """
         rows = slice(row, row + 1)
         return self.x[rows] + self._out[rows]
 
@@ -136,8 +139,8 @@ class Head:
         plan: An empty one.
         op: The name of the product.
         columns: Logits that are wanted at least.
-        norm: Of the norm before it, ``[D]``; by default the model's.
-        eps: Of that norm.
+        norm: Weight of the norm before it, ``[D]``; by default the model's.
+        eps: Of that norm; by default the model's.
     """
 
     def __init__(
