@@ -28,6 +28,20 @@ def guesses(controller, most, certainty):
     return count
 
 
+def begun(tokens, token_seconds=0.0, *, most=4, sure=None):
+    """Return a controller of a draft that costs 0.3, after four plain steps of a text of *tokens*.
+
+    A step took 1, a token of the prompt *token_seconds*; the model was *sure* of its tokens.
+    """
+    controller = Controller(most, share=0.3)
+    controller.begin(tokens, token_seconds)
+    for _ in range(4):
+        controller.observe(0, 0, 0.0, 1.0)
+        if sure is not None:
+            controller.believe(sure)
+    return controller
+
+
 def drive(
     controller,
     accepts,
@@ -172,10 +186,7 @@ def test_what_was_won_may_not_be_lost_again():
 
 def test_one_wrong_draft_is_not_the_last():
     """It may cost half of what may be lost in the text, and again half of what is left then."""
-    controller = Controller(8, share=0.3)
-    controller.begin(64)
-    for _ in range(4):
-        controller.observe(0, 0, 0.0, 1.0)
+    controller = begun(64, most=8)
     for _ in range(6):
         controller.observe(1, 1, 0.3, 1.1)
 
@@ -187,10 +198,7 @@ def test_one_wrong_draft_is_not_the_last():
 
 def test_what_did_not_pay_is_believed_after_a_few_good_passes():
     """However long it has not: a guess saves a step and costs 0.4."""
-    controller = Controller(8, share=0.3)
-    controller.begin(10000)
-    for _ in range(4):
-        controller.observe(0, 0, 0.0, 1.0)
+    controller = begun(10000, most=8)
     for _ in range(20):
         controller.observe(1, 0, 0.3, 1.1)
     assert controller.choose() <= 1
@@ -212,6 +220,18 @@ def test_a_guess_is_worth_what_it_saves():
     assert controller.worth.check == pytest.approx(0.1)
     assert controller.worth.draw == pytest.approx((0.25 + 0.1) / 0.7)
     assert Controller(4, fixed=True).worth == Worth(draw=0, check=0)
+
+
+def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
+    """Its next guess is there already, and costs nothing to draw."""
+    controller = Controller(4, at_once=True)
+    for _ in range(3):
+        controller.observe(0, 0, 0.0, 2.0)
+    for n in (1, 1, 4, 4):
+        controller.observe(n, n, 0.5, 2 + 0.2 * n)
+
+    assert controller.worth.check == pytest.approx(0.1)
+    assert controller.worth.draw == pytest.approx(0.1 / 0.7)
 
 
 @pytest.mark.parametrize("tokens", [128, 512])
@@ -340,11 +360,7 @@ def test_a_draft_that_is_wrong_where_the_model_is_sure_costs_its_reading_once():
 
 def test_reading_that_nothing_pays_for_is_taken_from_the_allowance():
     """Ten steps of 400, for a draft that is never right: six are gone after the first time."""
-    controller = Controller(4, share=0.3)
-    controller.begin(400, 0.2)
-    for _ in range(4):
-        controller.observe(0, 0, 0.0, 1.0)
-        controller.believe(0.0)
+    controller = begun(400, 0.2, sure=0.0)
 
     assert controller.choose(behind=100) == 1
     controller.observe(1, 0, 0.3, 1.1, behind=100, read_seconds=6.0)
@@ -353,11 +369,7 @@ def test_reading_that_nothing_pays_for_is_taken_from_the_allowance():
 
 
 def test_losses_are_those_of_one_text():
-    controller = Controller(4, share=0.3)
-    controller.begin(128, 1.0)
-    for _ in range(4):
-        controller.observe(0, 0, 0.0, 1.0)
-        controller.believe(0.0)
+    controller = begun(128, 1.0, sure=0.0)
     controller.observe(1, 0, 0.3, 1.1, behind=10, read_seconds=3.0)
     assert controller.choose() == 0
 
