@@ -8,6 +8,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.cut import CutHead
+from npurt.llm.spec.drafter import likeliest
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
 from tests.llm.conftest import guessed
@@ -98,3 +99,14 @@ def test_a_guess_says_how_likely_it_is(target):
             assert list(tokens) == logits.argmax(axis=1).tolist()
             expected = np.exp(logits.max(axis=1)) / np.exp(logits).sum(axis=1)
             np.testing.assert_allclose(chances, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "logits", [[np.nan, 1], [np.inf, 1], [np.inf, np.inf], [-np.inf, -np.inf], [-np.inf, np.nan]]
+)
+def test_what_a_broken_draft_says_is_not_likely(logits):
+    assert likeliest(np.array(logits, np.float32))[1] == 0
+
+
+def test_logits_far_apart_are_no_fault():
+    assert likeliest(np.array([-3e38, 3e38], np.float32)) == (1, 1)

@@ -132,7 +132,8 @@ class Controller:
             return Worth()
         plain = self._verify[0].value
         row = max(0.0, self._verifying(self._most) - plain) / self._most
-        return Worth((self._drafting(1) + row) / (PRIOR_RIGHT * plain), row / plain)
+        another = self._drafting(2) - self._drafting(1)
+        return Worth((another + row) / (PRIOR_RIGHT * plain), row / plain)
 
     def choose(self, behind: int = 0) -> int:
         """Return how many tokens to draft at most, by a drafter that has *behind* to read."""

@@ -43,5 +43,6 @@ class Drafter(abc.ABC):
 def likeliest(logits: F32) -> Guess:
     """Return the most likely token by *logits* ``[V]``; chance 0 where they are not finite."""
     token = int(logits.argmax())
-    total = float(np.exp(logits - logits[token]).sum())
+    with np.errstate(over="ignore", invalid="ignore"):  # a draft may be broken
+        total = float(np.exp(logits - logits[token]).sum())
     return token, 1 / total if total >= 1 else 0.0

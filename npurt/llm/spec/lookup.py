@@ -40,15 +40,13 @@ class Lookup(Drafter):
 
     def _learn(self, history: Sequence[int]) -> None:
         """Note the n-grams that have a follower; those that *history* no longer has go."""
-        if len(history) < len(self._seen) or self._seen[-1:] != list(
-            history[len(self._seen) - 1 : len(self._seen)]
-        ):
+        if list(history[: len(self._seen)]) != self._seen:
             self._seen, self._ends = [], {}
-        for end in range(max(1, len(self._seen)), len(history)):
+        start, self._seen = max(1, len(self._seen)), list(history)  # first: Ctrl-C may come
+        for end in range(start, len(history)):
             for length in self._lengths:
                 if length <= end:
                     self._ends[tuple(history[end - length : end])] = end
-        self._seen = list(history)
 
 
 def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:

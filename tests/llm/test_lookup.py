@@ -1,0 +1,32 @@
+"""Drafts from the text itself: only from this text, whatever was there before."""
+
+import contextlib
+
+from npurt.llm.spec.lookup import Lookup
+from tests.llm.conftest import guessed
+
+
+class Interrupted(list):
+    """A text that Ctrl-C comes in the middle of."""
+
+    def __getitem__(self, at):
+        if isinstance(at, slice) and (at.start or 0) > len(self) // 2:
+            raise KeyboardInterrupt
+        return list.__getitem__(self, at)
+
+
+def test_a_text_that_agrees_with_the_last_in_one_place_is_another():
+    lookup = Lookup()
+    guessed(lookup, [1, 2, 3, 4, 1, 2], 3)
+
+    assert guessed(lookup, [9, 8, 7, 6, 5, 2, 3], 3) == []
+
+
+def test_a_text_that_was_broken_off_leaves_nothing_that_a_shorter_one_has_not():
+    lookup = Lookup()
+    guessed(lookup, [5, 6, 7], 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        guessed(lookup, Interrupted([5, 6, 7, *range(20, 60)]), 1)
+
+    assert guessed(lookup, [5, 6, 7, 30], 4) == []
+    assert guessed(lookup, [5, 6, 7, 5, 6], 4) == [7, 5]
