@@ -1,8 +1,10 @@
 /*
  * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes
  *
- * As gemm__avx512vnni.c, by 2 x 2 blocks: usmmla multiplies eight columns of two rows of weights
- * with those of two rows of x, and its four sums are scaled as they lie.
+ * tile    one record of one panel, expanded (expand__vec.c).
+ * x       quantised rows; y accumulated into, so the caller walks k record by record.
+ * By 2 x 2 blocks: usmmla multiplies eight columns of two rows of weights with those of two rows of
+ * x, and its four sums are scaled as they lie.
  * Needs   Armv8.6 int8 matrix products (usmmla), and sdot.
  * Exact   equal bit for bit to every other gemm.
  * Why     usmmla does twice what sdot does, but wants eight columns of a row side by side: the tile

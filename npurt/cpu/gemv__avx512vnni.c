@@ -1,5 +1,5 @@
 /*
- * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, few rows
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes
  *
  * x       codes, scales and sums of each row, as `quantise` leaves them.
  * W       image of panels (layout.h), read once, as one stream.
@@ -11,7 +11,9 @@
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
  *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: with four panels
- *         at once one core of Zen 4 read half as fast (docs/decisions/003).
+ *         at once one core of Zen 4 read half as fast (docs/decisions/003).  A block is expanded in
+ *         registers for all rows: a gemm that expanded a record into memory first was slower for
+ *         any number of rows (bench/RESULTS.md).
  */
 #include "kernels.h"
 #include <immintrin.h>

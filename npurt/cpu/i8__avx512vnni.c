@@ -3,7 +3,7 @@
  *
  * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32: the caller limits k.
  * Needs   AVX512F and VNNI.
- * Why     eight rows of x share each vector of w, as in gemm__avx512vnni.c, with nothing to scale.
+ * Why     eight rows of x share each vector of w, and there is nothing to scale.
  */
 #include "kernels.h"
 #include <immintrin.h>

@@ -61,7 +61,7 @@ extern npurt_i8_fn npurt_i8__scalar;
 #include <unistd.h>
 
 extern const npurt_level npurt_level__avx2, npurt_level__avx512;
-extern npurt_gemm_fn npurt_gemm__avx2, npurt_gemm__avx512vnni, npurt_gemm__amxint8;
+extern npurt_gemm_fn npurt_gemm__amxint8;
 extern npurt_i8_fn npurt_i8__avx2, npurt_i8__avx512vnni;
 #define NPURT_FORMAT(name, ...)                                                                    \
     extern npurt_gemv_fn npurt_gemv_##name##__avx2, npurt_gemv_##name##__avx512vnni;
@@ -114,8 +114,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__amxint8,
-     npurt_i8__avx512vnni,
-     16},
+     npurt_i8__avx512vnni},
     {"avx512vnni",
      has_avx512vnni,
      &npurt_level__avx512,
@@ -123,9 +122,8 @@ const npurt_isa npurt_isas[] = {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx512vnni,
 #include "formats.inc"
      },
-     npurt_gemm__avx512vnni,
-     npurt_i8__avx512vnni,
-     64},
+     NULL,
+     npurt_i8__avx512vnni},
     {"avx2",
      has_avx2,
      &npurt_level__avx2,
@@ -133,9 +131,8 @@ const npurt_isa npurt_isas[] = {
 #define NPURT_FORMAT(name, ...) npurt_gemv_##name##__avx2,
 #include "formats.inc"
      },
-     npurt_gemm__avx2,
-     npurt_i8__avx2,
-     64},
+     NULL,
+     npurt_i8__avx2},
     {"scalar",
      always,
      &npurt_level__base,
@@ -144,8 +141,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__scalar,
-     npurt_i8__scalar,
-     16},
+     npurt_i8__scalar},
 };
 
 #elif defined(__aarch64__)
@@ -179,8 +175,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__i8mm,
-     npurt_i8__dotprod,
-     16},
+     npurt_i8__dotprod},
     {"dotprod",
      has_dotprod,
      &npurt_level__fp16,
@@ -189,8 +184,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__dotprod,
-     npurt_i8__dotprod,
-     16},
+     npurt_i8__dotprod},
     {"neon",
      always,
      &npurt_level__base,
@@ -199,8 +193,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__neon,
-     npurt_i8__neon,
-     16},
+     npurt_i8__neon},
     {"scalar",
      always,
      &npurt_level__base,
@@ -209,8 +202,7 @@ const npurt_isa npurt_isas[] = {
 #include "formats.inc"
      },
      npurt_gemm__scalar,
-     npurt_i8__scalar,
-     16},
+     npurt_i8__scalar},
 };
 
 #endif

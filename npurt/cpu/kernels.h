@@ -48,7 +48,7 @@ typedef struct {
     int blocks, group, shift, offset;
 } npurt_tile;
 
-enum { GEMV_ROWS = 64 };
+enum { GEMV_ROWS = 32, FEW_ROWS = 16 };
 enum { DELTA_WIDEST = 128, DELTA_ROWS = 64, CONV_TAPS = 8, EXPERTS_MOST = 4096 };
 
 /* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
@@ -99,9 +99,8 @@ typedef struct {
     int (*works)(void);
     const npurt_level *level;
     npurt_gemv_fn *gemv[13];
-    npurt_gemm_fn *gemm;
+    npurt_gemm_fn *gemm; /* for more than FEW_ROWS; NULL where gemv is the faster for any number */
     npurt_i8_fn *i8;
-    int gemv_rows; /* as far as gemv is the faster: bench/RESULTS.md; 16 where nobody measured */
 } npurt_isa;
 
 extern const npurt_isa npurt_isas[];

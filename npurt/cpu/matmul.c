@@ -42,13 +42,13 @@ static int64_t most_groups(const npurt_matmul *m, int64_t rows)
  * Panels a chunk: enough bytes to be worth taking; where weights are expanded for many rows, enough
  * panels to read those for.
  */
-static int64_t grain_of(const npurt_matmul *m, int64_t items, int by_gemv, int threads)
+static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int threads)
 {
     int64_t panels = panels_of_all(m), bytes = 0;
     for (int i = 0; i < m->weights; i++) {
         bytes += npurt_image_bytes(m->w[i].type, m->w[i].n, m->w[i].k);
     }
-    const int64_t grain = by_gemv ? GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1 : 8;
+    const int64_t grain = rows > GEMV_ROWS ? 8 : GEMV_CHUNK_BYTES / (bytes / panels + 1) + 1;
     const int64_t share = ceil_div(items, threads * 4);
     return grain < share ? grain : share;
 }
@@ -60,8 +60,7 @@ npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int
     if (rows == 0) {
         return (npurt_division){.items = 0, .grain = 1};
     }
-    const int by_gemv = rows <= npurt_isas[op->isa].gemv_rows;
-    return (npurt_division){.items = items, .grain = grain_of(m, items, by_gemv, threads)};
+    return (npurt_division){.items = items, .grain = grain_of(m, items, rows, threads)};
 }
 
 /* A matmul without groups, and panels [first, last) of its weights. */
@@ -176,33 +175,68 @@ static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npur
     }
 }
 
-/* y [panels][rows][16] = x . piece^T for codes */
-static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *p,
-                          int64_t rows, float *y)
+/* A piece of codes: what its products need to know. */
+typedef struct {
+    const npurt_isa *isa;
+    const npurt_input *x;
+    const uint8_t *image;
+    size_t stride; /* bytes of a panel */
+    int64_t k, rows;
+    int panels, format;
+} npurt_product;
+
+/* y [panels][rows][16]: as many rows at once as gemv takes, panel by panel. */
+static void by_gemv(const npurt_product *p, float *y)
 {
-    const npurt_weight *w = p->w;
-    const int index = format_index(w->type);
-    const npurt_format *f = npurt_find_format(w->type);
-    const size_t stride = panel_bytes(f, w->k);
-    const uint8_t *image = w->image + (size_t) p->first * stride;
-    if (rows <= isa->gemv_rows) {
+    for (int64_t first = 0; first < p->rows; first += GEMV_ROWS) {
+        const int count = p->rows - first < GEMV_ROWS ? (int) (p->rows - first) : GEMV_ROWS;
         npurt_row row[GEMV_ROWS];
-        for (int i = 0; i < rows; i++) {
-            row[i] = npurt_row_of(x, i, 0);
+        for (int i = 0; i < count; i++) {
+            row[i] = npurt_row_of(p->x, first + i, 0);
         }
-        isa->gemv[index](image, p->panels, row, (int) rows, y);
-        return;
+        for (int i = 0; i < p->panels; i++) {
+            p->isa->gemv[p->format](p->image + (size_t) i * p->stride, 1, row, count,
+                                    y + (i * p->rows + first) * ROWS);
+        }
     }
-    memset(y, 0, (size_t) (p->panels * rows * ROWS) * sizeof *y);
-    for (int64_t block = 0; block < w->k / BLOCK; block += RECORD_BLOCKS) {
-        const int64_t left = w->k / BLOCK - block;
+}
+
+/* The same: all rows at once, a record of every panel after another. */
+static void by_gemm(const npurt_product *p, const npurt_format *f, float *y)
+{
+    const uint8_t *image = p->image;
+    memset(y, 0, (size_t) (p->panels * p->rows * ROWS) * sizeof *y);
+    for (int64_t block = 0; block < p->k / BLOCK; block += RECORD_BLOCKS) {
+        const int64_t left = p->k / BLOCK - block;
         const int blocks = left < RECORD_BLOCKS ? (int) left : RECORD_BLOCKS;
         for (int i = 0; i < p->panels; i++) {
             npurt_tile tile;
-            isa->level->expand[index](image + (size_t) i * stride, blocks, &tile);
-            isa->gemm(&tile, x, 0, (int) rows, block, y + i * rows * ROWS);
+            p->isa->level->expand[p->format](image + (size_t) i * p->stride, blocks, &tile);
+            p->isa->gemm(&tile, p->x, 0, (int) p->rows, block, y + i * p->rows * ROWS);
         }
         image += record_bytes(f, blocks);
+    }
+}
+
+/* y [panels][rows][16] = x . piece^T for codes */
+static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npurt_piece *piece,
+                          int64_t rows, float *y)
+{
+    const npurt_weight *w = piece->w;
+    const npurt_format *f = npurt_find_format(w->type);
+    const size_t stride = panel_bytes(f, w->k);
+    const npurt_product product = {isa,
+                                   x,
+                                   w->image + (size_t) piece->first * stride,
+                                   stride,
+                                   w->k,
+                                   rows,
+                                   piece->panels,
+                                   format_index(w->type)};
+    if (isa->gemm && rows > FEW_ROWS) {
+        by_gemm(&product, f, y);
+    } else {
+        by_gemv(&product, y);
     }
 }
 
