@@ -1,5 +1,5 @@
 /*
- * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, few rows
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes
  *
  * As gemv__avx512vnni.c, with 8 rows a vector and two vectors a panel.
  * Needs   AVX2, FMA, F16C.
