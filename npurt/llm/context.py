@@ -358,6 +358,7 @@ class Context:
         self._cpu.engine.settle()
         halves = self._architecture.rope is Rope.HALVES
         cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
+        self._state.own = min(self._state.own, keep)
         tokens[:] = rest
 
     def _require_open(self) -> None:

@@ -195,7 +195,7 @@ class Generation:
             if have != want:
                 break
             shared += 1
-        shared = self._llm.state.reach(shared)
+        shared = self._llm.state.reach(min(shared, self._llm.state.own))
         self._llm.rewind(shared)
         self._timing.reused_tokens = shared
         return self._prompt[shared:]

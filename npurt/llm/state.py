@@ -26,11 +26,13 @@ class Snapshot:
         tokens: What the model had seen.
         arrays: Two of each layer: keys and values ``[G, length, W]``, or the state ``[H, W, W]``
             and the inputs of the convolution ``[taps - 1, C + 2 H]``.
+        own: As in `State`.
         model: 32 bytes that are others for other models; set by who knows that.
     """
 
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...]
+    own: int
     model: bytes = bytes(32)
 
     @property
@@ -47,6 +49,8 @@ class State:
         cache: Of layers with attention.
         recurrent: Of layers without, or None.
         changes: How often it became another one.
+        own: First tokens of which all is as a fresh evaluation has it; what comes after them
+            has keys and values that come of forgotten tokens.
     """
 
     def __init__(self, config: Config, n_ctx: int, kv_type: str = "f16") -> None:
@@ -54,6 +58,7 @@ class State:
         self.cache = Cache(config, n_ctx, kv_type)
         self.recurrent = Recurrent(config, config.delta) if config.delta else None
         self.changes = 0
+        self.own = n_ctx
         self._config = config
 
     @property
@@ -100,7 +105,12 @@ class State:
         self.changes += length < len(self.tokens)
         del self.tokens[length:]
         self.cache.truncate(length)
+        self._claim(self.own)
         return length
+
+    def _claim(self, own: int) -> None:
+        """Take note that so many tokens are their own: all that will come, if all of these are."""
+        self.own = own if own < self.length else self.cache.n_ctx
 
     # --- Snapshots ------------------------------------------------------------------------------
 
@@ -122,7 +132,7 @@ class State:
                 arrays += self.recurrent.read(layer)
             else:
                 arrays += self.cache.read(layer)
-        return Snapshot(tuple(self.tokens), tuple(arrays))
+        return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become what *snapshot* is.
@@ -150,3 +160,4 @@ class State:
         self.cache.length = length
         if self.recurrent:
             self.recurrent.restored(length)
+        self._claim(snapshot.own)

@@ -1,8 +1,9 @@
 """A snapshot in a file: written whole or not at all, believed only as far as it can be checked.
 
-Little endian: magic, version, number of tokens n, identity of the model (32 bytes); the tokens,
-int32; the arrays of the snapshot in order, whose shapes follow from the model and n; SHA-256 of all
-that.  So there is no length in the file that could lie: its size is known before it is read.
+Little endian: magic, version, number of tokens n, how many of them are their own, identity of the
+model (32 bytes); the tokens, int32; the arrays of the snapshot in order, whose shapes follow from
+the model and n; SHA-256 of all that.  So there is no length in the file that could lie: its size is
+known before it is read.
 """
 
 import contextlib
@@ -21,8 +22,8 @@ from npurt.errors import StateFormatError
 from npurt.llm.state import Snapshot, State
 
 MAGIC = b"npurtsta"
-VERSION = 1
-HEADER = struct.Struct("<8sIQ32s")
+VERSION = 2
+HEADER = struct.Struct("<8sIQQ32s")
 DIGEST = 32  # bytes of a SHA-256
 
 Array = npt.NDArray[Any]
@@ -34,7 +35,7 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     Raises:
         StateFormatError: The file cannot be written.
     """
-    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), snapshot.model)]
+    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), snapshot.own, snapshot.model)]
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
     target = _path(path)
@@ -86,7 +87,7 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         raise _wrong(path, "is not a saved state", "pass a file that save_state() made")
-    _, version, length, whose = HEADER.unpack(head)
+    _, version, length, own, whose = HEADER.unpack(head)
     if version != VERSION:
         raise _wrong(path, f"has version {version}, not {VERSION}", "save it again with this npurt")
     if whose != identity:
@@ -111,7 +112,7 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
         raise _wrong(path, "holds NaN or infinity", "it is no state to go on from: save again")
     if length and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         raise _wrong(path, "has tokens outside the vocabulary", "it is damaged: save again")
-    return Snapshot(tuple(tokens.tolist()), tuple(arrays), identity)
+    return Snapshot(tuple(tokens.tolist()), tuple(arrays), own, identity)
 
 
 def _path(path: str | os.PathLike[str]) -> Path:

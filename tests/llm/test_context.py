@@ -149,6 +149,31 @@ def test_generation_goes_on_when_old_tokens_may_be_forgotten():
         assert text
 
 
+@pytest.mark.parametrize("way", ["as it is", "restored", "loaded"])
+def test_what_a_shift_moved_is_not_reused(tmp_path, way):
+    """Its keys and values come of tokens that were forgotten: a fresh evaluation has others."""
+    with open_tiny(n_ctx=32, context_shift=True) as llm:
+        fresh(llm, max_tokens=60, **GREEDY)
+        if way == "restored":
+            snapshot = llm.snapshot()
+            llm.reset()
+            llm.restore(snapshot)
+        elif way == "loaded":
+            llm.save_state(tmp_path / "state")
+            llm.reset()
+            llm.load_state(tmp_path / "state")
+        prompt = [*llm.history[:20], 7]
+        llm.generate(prompt, max_tokens=3, **GREEDY)
+        kept = 1 if llm.tokenizer.add_bos else 0
+
+        assert llm.timing.reused_tokens == kept
+        again = llm.eval_last([5]).copy()
+        llm.generate(prompt, max_tokens=3, **GREEDY)
+        assert llm.timing.reused_tokens == len(prompt) - 1  # it is its own again
+        fresh(llm, prompt, max_tokens=3, **GREEDY)
+        np.testing.assert_array_equal(llm.eval_last([5]), again)
+
+
 def test_a_shift_never_makes_room_for_more_than_half_a_context():
     with open_tiny(n_ctx=16, context_shift=True) as llm:
         llm.eval(PROMPT)

@@ -322,7 +322,7 @@ def refused(llm, path, match):
 
 def header(data, **changes):
     """Return *data* with fields of its header changed."""
-    fields = dict(zip(("magic", "version", "length", "identity"),
+    fields = dict(zip(("magic", "version", "length", "own", "identity"),
                       state_file.HEADER.unpack_from(data), strict=True))  # fmt: skip
     return state_file.HEADER.pack(*(fields | changes).values()) + data[state_file.HEADER.size :]
 
@@ -339,7 +339,7 @@ def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"version": 2}, "has version 2"),
+        ({"version": 1}, "has version 1"),
         ({"identity": bytes(32)}, "another model"),
         ({"length": 29}, "bytes it should"),
         ({"length": 161}, "holds 161 tokens, and the context 160"),
@@ -474,8 +474,8 @@ def test_the_first_bytes_of_a_file_say_what_it_is(saved):
     llm, path = saved
     data = path.read_bytes()
 
-    assert data[:12] == b"npurtsta\x01\x00\x00\x00"
-    assert struct.unpack_from("<Q", data, 12) == (30,)
+    assert data[:12] == b"npurtsta\x02\x00\x00\x00"
+    assert struct.unpack_from("<QQ", data, 12) == (30, 30)
     ids = np.frombuffer(data, "<i4", 30, state_file.HEADER.size)
     assert ids.tolist() == list(llm.history)
 
