@@ -1,6 +1,7 @@
 """`npurt run`: continue a prompt."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -18,6 +19,7 @@ def add(verbs: Any) -> None:
     options.add_model(parser)
     options.add_sampling(parser)
     parser.add_argument("--report", action="store_true", help="print the ledger at the end")
+    parser.add_argument("--trace", metavar="FILE", help="write when what ran to FILE, for Perfetto")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
     parser.set_defaults(run=run)
 
@@ -29,10 +31,11 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt if args.file is None else options.text_of(args.file)
     with Llama(args.model, **options.model(args)) as llm:
         pieces = []
-        for piece in llm.generate(prompt, stream=True, **options.sampling(args)):
-            pieces.append(piece)
-            if not args.json:
-                print(piece, end="", flush=True)
+        with llm.trace(args.trace) if args.trace else contextlib.nullcontext():
+            for piece in llm.generate(prompt, stream=True, **options.sampling(args)):
+                pieces.append(piece)
+                if not args.json:
+                    print(piece, end="", flush=True)
         report = llm.report()
         if args.json:
             said = llm.timing.speculation

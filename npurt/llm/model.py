@@ -1,9 +1,9 @@
 """`Llama`: a GGUF file, loaded, and what one does with it."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ from npurt.llm.turn import Turn, in_turn
 from npurt.runtime.arguments import integer, optional_integer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
+from npurt.runtime.trace import written_to
 from npurt.runtime.verify import Sampler as Checks
 from npurt.runtime.verify import mode
 
@@ -186,7 +187,7 @@ class Llama(Context):
         except BaseException:
             small.close()
             raise
-        self._ledger.follow(lambda: (replace(r, op=f"draft_{r.op}") for r in small.report().rows))
+        self._ledger.include("draft_", small._ledger)
         return assistant
 
     # --- Tokens ---------------------------------------------------------------------------------
@@ -308,6 +309,22 @@ class Llama(Context):
     def report(self) -> Report:
         """Return the ledger: what ran where, how long, verified or not."""
         return self._ledger.report()
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write when what ran meanwhile to the file *path*, for Perfetto or chrome://tracing.
+
+        It is written at the end, whole, also when that is an error or Ctrl-C.
+
+        Raises:
+            SettingError: It cannot be.
+        """
+        with written_to(path) as trace:
+            self._ledger.watch(trace)
+            try:
+                yield
+            finally:
+                self._ledger.watch(None)
 
     @in_turn
     def close(self) -> None:

@@ -32,10 +32,15 @@ class RemoteExperts:
         column: int,
         routing: Routing,
     ) -> None:
+        self._label = label
         self._x, self._y, self._column, self._routing = x, y, column, routing
         self._each = [RemoteStep(cpu, ledger, sampler) for _ in each]
         for step, weight in zip(self._each, each, strict=True):
             step.matmul(label, x, [weight], y, head=False)
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return self._label, ", ".join(dict.fromkeys([step.about()[1] for step in self._each]))
 
     def prepare(self) -> None:
         """Secrets are made when a product is first checked."""

@@ -116,6 +116,10 @@ class HostStep:
             for product in armed:
                 ops[product.op].u.matmul.armed = 0
 
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return ", ".join(dict.fromkeys([label[0] for label in self._labels])), "cpu"
+
     def prepare(self) -> None:
         """Make the secrets of all products now, so that no check has to."""
         for product in self._products:

@@ -6,10 +6,11 @@ are counted by the program itself and read when somebody asks; the others are ad
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from npurt.errors import NotOffloaded
+from npurt.runtime.trace import Trace
 
 
 @dataclass(slots=True)
@@ -171,9 +172,11 @@ class Ledger:
     device: str
     strict: bool = False
     notes: list[str] = field(default_factory=list)
+    trace: Trace | None = None  # see `watch`
     _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     _remarks: list[Callable[[], str]] = field(default_factory=list)
     _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
+    _included: list[tuple[str, "Ledger"]] = field(default_factory=list)
 
     def row(self, row: Row) -> Row:
         """Return the row for what *row* describes: the one already there, or *row* itself."""
@@ -203,6 +206,17 @@ class Ledger:
     def follow(self, source: Callable[[], Iterable[Row]]) -> None:
         """Ask *source* for its rows at each report."""
         self._sources.append(source)
+
+    def include(self, prefix: str, other: "Ledger") -> None:
+        """Have what is in *other* in this one too, under names that begin with *prefix*."""
+        self._included.append((prefix, other))
+        self.follow(lambda: (replace(r, op=prefix + r.op) for r in other.report().rows))
+
+    def watch(self, trace: Trace | None) -> None:
+        """Note in *trace* from now on when what runs; None ends it."""
+        self.trace = trace
+        for prefix, other in self._included:
+            other.watch(trace and trace.named(prefix))
 
     def report(self) -> Report:
         """Return the ledger as it stands."""

@@ -37,6 +37,10 @@ class Call:
         del position, head
         self.function(rows)
 
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return "call", "cpu"
+
     def prepare(self) -> None:
         """There is nothing to verify."""
 
@@ -67,13 +71,22 @@ class Plan:
     def run(self, rows: int, position: int, head: int, out: F32) -> None:
         """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""
         self._steps[-1].redirect_last(out)
-        for step in self._steps:
-            step.run(rows, position, head)
+        self._walk("run", self._steps, rows, position, head)
 
     def replay(self, rows: int, position: int) -> None:
         """Run the delta nets alone over *rows* tokens that they have kept, from *position* on."""
-        for step in self._replays:
-            step.run(rows, position, 0)
+        self._walk("replay", self._replays, rows, position, 0)
+
+    def _walk(self, name: str, steps: Sequence[Step], rows: int, position: int, head: int) -> None:
+        trace = self._ledger.trace
+        if trace is None:
+            for step in steps:
+                step.run(rows, position, head)
+            return
+        with trace.span(name, "", rows=rows, position=position):
+            for step in steps:
+                with trace.span(*step.about(), rows=rows):
+                    step.run(rows, position, head)
 
     def _host(self) -> HostStep:
         return self._last_host(self._steps)

@@ -45,6 +45,10 @@ class RemoteDelta:
         self._chance = random.Random()
         self._row = self._row_of("")
 
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return "delta net", self._device.caps.name
+
     def prepare(self) -> None:
         """There is no secret to make."""
 
@@ -83,6 +87,9 @@ class RemoteDelta:
             self._take_over(f"{self._planned} failed: {error.what}")
             self._slots.state.advance(net)
         self._ledger.notes += self._device.news()
+        if self._ledger.trace:
+            device = self._device.caps.name
+            self._ledger.trace.add("delta net", device, began, rows=net.v.shape[1])
         row = self._row
         row.packets += self._device.packets() - packets if row.actual == self._planned else 0
         row.seconds += time.perf_counter() - began

@@ -58,6 +58,11 @@ class RemoteStep:
             self._products.append(product)
             self._ledger.remark(w.packed.device.remark)
 
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        devices = dict.fromkeys([product.placed.device for product in self._products])
+        return self._label, ", ".join(devices)
+
     def prepare(self) -> None:
         """Secrets are made when a product is first checked."""
 
@@ -103,6 +108,8 @@ class RemoteStep:
                 self._take_over(products, error)
                 self._cpu.matmuls(x, [product.packed for product in products], results)
             seconds = time.perf_counter() - start
+            if self._ledger.trace:
+                self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))
             self._ledger.notes += device.news()
             self._charge(products, seconds, device.packets() - packets)
 

@@ -50,6 +50,17 @@ def test_run_streams_the_text_and_ends_with_the_account(npurt, greedy):
     assert re.fullmatch(LINE, result.err.splitlines()[-1])
 
 
+def test_run_writes_a_trace_beside_the_same_text(npurt, greedy, tmp_path):
+    path = tmp_path / "trace.json"
+
+    result = npurt("run", "-m", MODEL, "-p", TEXT, "--trace", path, *GREEDY)
+
+    assert (result.code, result.out) == (0, greedy + "\n")
+    runs = [event for event in json.loads(path.read_text()) if event["name"] == "run"]
+    assert [run["args"]["rows"] for run in runs[1:]] == [1] * (len(runs) - 1)
+    assert_failed(npurt("run", "-m", MODEL, "-p", TEXT, "--trace", tmp_path, *GREEDY), code=2)
+
+
 @pytest.mark.parametrize("n", [-1, 4])
 def test_run_says_when_the_context_ended_the_text(npurt, n):
     result = npurt("run", "-m", MODEL, "-p", "x", "-c", 16, "--temp", 0, "-n", n)
