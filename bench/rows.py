@@ -4,11 +4,14 @@
 
 Batches of 1 to 8 tokens take turns at one position of the context.  Of each op the shortest time of
 all rounds counts, as the ledger has it, so that a busy machine costs all sizes alike; a pass is the
-sum of its ops.  What Python adds is not in it.
+sum of its ops ("all").  Where memory is faster at times, that sets a row in the fastest moment
+against several in any: the last line has whole passes, the median of rounds, and of the ratios
+within a round.  What Python adds is not in it.
 """
 
 import argparse
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,24 +26,29 @@ def seconds(llm: npurt.Llama) -> list[float]:
     return [row.seconds for row in llm.report().rows]
 
 
-def measure(path: Path, threads: int, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Return milliseconds of a pass by op class, for each number of rows."""
+def measure(
+    path: Path, threads: int, sizes: Sequence[int], rounds: int
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Return milliseconds of a pass by op class, and those of whole passes, by number of rows."""
     with npurt.Llama(path, n_ctx=1024, n_threads=threads, verify="off") as llm:
         llm.eval_last([100 + i for i in range(CONTEXT)])
         least: dict[int, list[float]] = {}
+        passes: dict[str, list[float]] = {str(size): [] for size in sizes}
         for _ in range(rounds):
             for size in sizes:
                 before = seconds(llm)
                 llm.eval([200 + i for i in range(size)])
                 took = [b - a for a, b in zip(before, seconds(llm), strict=True)]
                 least[size] = list(map(min, least.get(size, took), took))
+                passes[str(size)].append(1e3 * sum(took))
                 llm.rewind(CONTEXT)
         ops = [row.op for row in llm.report().rows]
-    return {
+    table = {
         str(size): {op: 1e3 * sum(t for o, t in zip(ops, times, strict=True) if o == op)
                     for op in dict.fromkeys(ops)}
         for size, times in least.items()
     }  # fmt: skip
+    return table, passes
 
 
 def main() -> None:
@@ -52,9 +60,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for model in args.models:
-        table = measure(model, args.threads, args.rows, args.rounds)
+        table, passes = measure(model, args.threads, args.rows, args.rounds)
         if args.json:
-            print(json.dumps({"model": model.name, "milliseconds": table}))
+            print(json.dumps({"model": model.name, "milliseconds": table, "passes": passes}))
             continue
         first = table[str(args.rows[0])]
         print(f"{model.name}, {args.threads} threads: ms, and the ratio to {args.rows[0]} rows")
@@ -62,6 +70,12 @@ def main() -> None:
         for op in (*first, "all"):
             cells = [sum(t.values()) if op == "all" else t[op] for t in table.values()]
             print(f"{op:10}" + "".join(f"{c:8.2f} {c / cells[0]:5.2f}" for c in cells))
+        one = passes[str(args.rows[0])]
+        medians = (
+            (statistics.median(p), statistics.median(b / a for a, b in zip(one, p, strict=True)))
+            for p in passes.values()
+        )
+        print("median    " + "".join(f"{time:8.2f} {ratio:5.2f}" for time, ratio in medians))
 
 
 if __name__ == "__main__":
