@@ -56,10 +56,11 @@ static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int 
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads)
 {
     const npurt_matmul *m = &op->u.matmul;
-    const int64_t rows = npurt_rows(op, job), items = most_groups(m, rows) * panels_of_all(m);
+    const int64_t rows = npurt_rows(op, job);
     if (rows == 0) {
         return (npurt_division){.items = 0, .grain = 1};
     }
+    const int64_t items = most_groups(m, rows) * panels_of_all(m);
     return (npurt_division){.items = items, .grain = grain_of(m, items, rows, threads)};
 }
 
@@ -225,14 +226,16 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
     const npurt_weight *w = piece->w;
     const npurt_format *f = npurt_find_format(w->type);
     const size_t stride = panel_bytes(f, w->k);
-    const npurt_product product = {isa,
-                                   x,
-                                   w->image + (size_t) piece->first * stride,
-                                   stride,
-                                   w->k,
-                                   rows,
-                                   piece->panels,
-                                   format_index(w->type)};
+    const npurt_product product = {
+        .isa = isa,
+        .x = x,
+        .image = w->image + (size_t) piece->first * stride,
+        .stride = stride,
+        .k = w->k,
+        .rows = rows,
+        .panels = piece->panels,
+        .format = format_index(w->type),
+    };
     if (isa->gemm && rows > FEW_ROWS) {
         by_gemm(&product, f, y);
     } else {

@@ -157,7 +157,7 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
 def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt, fine):
-    """One row goes to gemv and many to gemm: generation must not depend on how it was batched."""
+    """Many rows go another way, or some at a time; texts must not depend on how it was batched."""
     case, w, x = product(fmt, 40, 512, 19, scales=PLAIN, fine=fine)
     together = run(case)[-1]
 
