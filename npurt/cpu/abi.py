@@ -5,19 +5,19 @@ Python and C cannot disagree about a struct.  The library still says the size of
 and a library built from another header is refused.
 """
 
-import functools
 from pathlib import Path
 from typing import Any
 
 from npurt import library
 from npurt.errors import DeviceNotFound, SettingError
+from npurt.once import once
 from npurt.settings import CPU_ISA, CPU_LIBRARY, read
 
 HEADER = Path(__file__).with_name("npurt_cpu.h")
 LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
 
 
-@functools.cache
+@once
 def ffi() -> Any:
     """Parse the header once, on first use."""
     return library.declare(HEADER)
@@ -46,7 +46,7 @@ def load(path: Path) -> Any:
     return lib
 
 
-@functools.cache
+@once
 def lib() -> Any:
     """The kernel library, opened on first use (`NPURT_CPU_LIBRARY` names another build)."""
     return load(Path(read(CPU_LIBRARY, str) or LIBRARY))

@@ -6,11 +6,12 @@ tests/hexagon/test_abi.py has the sizes and offsets that the headers give on LP6
 Source: qualcomm/fastrpc inc/remote.h, rpcmem.h, dspqueue.h, AEEStdErr.h (v1.0.5).
 """
 
-import functools
 from enum import IntEnum, IntFlag
 from typing import Any
 
 from cffi import FFI
+
+from npurt.once import once
 
 CDEF = """
 typedef uint32_t remote_handle;
@@ -168,7 +169,7 @@ PM_QOS = 1  # enable of remote_rpc_control_latency
 INVALID = (1 << 64) - 1  # (void *) -1, which rpcmem_alloc returns when mmap fails
 
 
-@functools.cache
+@once
 def ffi() -> Any:
     """Parse `CDEF` once, on first use: importing npurt.hexagon costs nothing."""
     parser = FFI()

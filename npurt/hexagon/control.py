@@ -5,6 +5,7 @@ unknown: 0x14) and geerlingguy/sbc-reviews#85 (0xffffffff).
 """
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from npurt.errors import DeviceNotFound
 from npurt.hexagon import abi, codes
 from npurt.hexagon.abi import Attribute, HandleRequest, SessionRequest
 from npurt.hexagon.lib import Library
+from npurt.once import once
 
 SESSIONS = 4  # that the library gives a process on one DSP
 
@@ -73,6 +75,7 @@ class Places:
         self._library = library
         self._known = {name: [Place(name, 0, number)] for name, number in abi.CDSP.items()}
         self._taken: set[Place] = set()
+        self._lock = threading.Lock()
 
     def take(self, domain: str = "cdsp", session: int | None = None) -> Place:
         """Return a session that nobody uses: number *session*, or any.
@@ -80,6 +83,10 @@ class Places:
         Raises:
             DeviceNotFound: It is in use, or the library has no more.
         """
+        with self._lock:
+            return self._take(domain, session)
+
+    def _take(self, domain: str, session: int | None) -> Place:
         known = self._known[domain]
         for _ in range(SESSIONS):
             fits = [p for p in known if session in (None, p.session)]
@@ -100,7 +107,7 @@ class Places:
 
     def give_back(self, place: Place) -> None:
         """Let others have *place*."""
-        self._taken.discard(place)
+        self._taken.discard(place)  # at once, without the lock: who takes one may wait for this
 
     def _reserve(self, domain: str) -> Place:
         ffi = abi.ffi()
@@ -149,7 +156,7 @@ class Places:
         return bytes(ffi.string(uri)).decode()
 
 
-@functools.cache
+@once
 def places(library: Library) -> Places:
     """Return the sessions of *library*, the same for everybody in this process."""
     return Places(library)

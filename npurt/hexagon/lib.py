@@ -6,7 +6,6 @@ Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-or
 """
 
 import ctypes
-import functools
 import os
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from npurt.errors import DeviceNotFound, NpurtError
 from npurt.hexagon import abi, codes
 from npurt.hexagon.caller import refuse_fork
+from npurt.once import once
 from npurt.settings import FASTRPC_LIBRARY, read
 
 CANDIDATES = (
@@ -151,7 +151,7 @@ def _is_loaded(candidate: str) -> bool:
     return True
 
 
-@functools.cache
+@once
 def _library(path: str) -> Library:
     """Return the one `Library` of a file: what is known of its sessions must not be split.
 

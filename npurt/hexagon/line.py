@@ -4,7 +4,6 @@ Python's own way, a queue and a lock, wakes a sleeping thread twice for each cal
 must get Python's lock too.
 """
 
-import functools
 import threading
 import time
 from enum import IntEnum
@@ -12,18 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npurt import library
+from npurt.once import once
 
 HEADER = Path(__file__).with_name("npurt_line.h")
 LIBRARY = Path(__file__).with_name("libnpurt_line.so")
 
 
-@functools.cache
+@once
 def ffi() -> Any:
     """Parse the header once, on first use."""
     return library.declare(HEADER)
 
 
-@functools.cache
+@once
 def lib() -> Any:
     """The library, opened on first use.
 

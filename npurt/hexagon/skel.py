@@ -8,7 +8,6 @@ survives an upgrade of npurt under a running program.
 import atexit
 import contextlib
 import fcntl
-import functools
 import os
 import re
 import shutil
@@ -18,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from npurt.errors import DeviceNotFound
+from npurt.files import replacing
 from npurt.hexagon.interface import interface
+from npurt.once import once
 from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).with_name("skel")
@@ -67,16 +68,26 @@ def module(skel: Path) -> str:
 
 
 def publish(skel: Path) -> None:
-    """Copy *skel* to where the DSP finds it by name, before what else is there."""
-    folder = _private()
-    partial = folder / f"{skel.name}.part"
-    shutil.copyfile(skel, partial)
-    partial.replace(folder / skel.name)
+    """Copy *skel* to where the DSP finds it by name, before what else is there.
+
+    Raises:
+        DeviceNotFound: There is no room for it in the folder for temporary files.
+    """
+    try:
+        with replacing(_private() / skel.name, durable=False) as file:
+            file.write(skel.read_bytes())
+    except OSError as error:
+        raise DeviceNotFound(
+            f"npurt's code for the DSP cannot be put where the DSP finds it: {error}",
+            remedy="free some space in the folder for temporary files, or set TMPDIR to one that "
+            "can be written to",
+        ) from error
 
 
 def withdraw() -> None:
     """Remove what `publish` made, for a process that ends without saying so to the interpreter."""
-    shutil.rmtree(_private(), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        shutil.rmtree(_private())
 
 
 def _private() -> Path:
@@ -84,16 +95,25 @@ def _private() -> Path:
     return _folder(os.getpid())
 
 
-@functools.cache
+@once
 def _folder(process: int) -> Path:
     _sweep(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"npurt-{process}-"))  # mode 0700
-    lock = contextlib.ExitStack()
-    lock.enter_context(in_use(folder))
-    atexit.register(lock.close)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    held = contextlib.ExitStack()
+    try:
+        held.enter_context(in_use(folder))
+    except OSError:
+        folder.rmdir()
+        raise
+    held.callback(_discard, process, folder)
+    atexit.register(held.close)
     prepend_dsp_path(str(folder))
     return folder
+
+
+def _discard(process: int, folder: Path) -> None:
+    if os.getpid() == process:  # in a fork it is the parent's
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """How a DSP is reached: which library, which session, by what transport; and opening it."""
 
+import contextlib
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +12,8 @@ from npurt.hexagon.session import Session
 from npurt.hexagon.transport import Transport
 
 TRANSPORTS = ("invoke", "dspqueue")
+
+_SIMULATED = threading.Lock()  # settings of the simulator are a process's, until a session is open
 
 
 @dataclass(slots=True)
@@ -52,8 +56,9 @@ class Way:
             from npurt.hexagon.worker import Worker  # whose process comes back here
 
             return Worker(self)
-        library = self.load()
-        session = Session.open(library, self.domain, self.session, deadline=self.deadline)
+        with _SIMULATED if self.simulate else contextlib.nullcontext():
+            library = self.load()
+            session = Session.open(library, self.domain, self.session, deadline=self.deadline)
         return Queue(session) if self.transport == "dspqueue" else session
 
     def told(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The host's own work around a product: `npurt_rk.h`, parsed, and the library, opened late."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from npurt import library
 from npurt.device import F32
 from npurt.errors import NumericsError
+from npurt.once import once
 
 HEADER = Path(__file__).with_name("npurt_rk.h")
 LIBRARY = Path(__file__).with_name("libnpurt_rk.so")
@@ -18,13 +18,13 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 
 
-@functools.cache
+@once
 def ffi() -> Any:
     """Parse the header once, on first use."""
     return library.declare(HEADER)
 
 
-@functools.cache
+@once
 def lib() -> Any:
     """The library, opened on first use.
 

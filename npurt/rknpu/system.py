@@ -5,7 +5,6 @@ Everything above asks this object, so that a simulated NPU differs from a real o
 
 import errno
 import fcntl
-import functools
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from npurt.errors import (
     DriverError,
     SettingError,
 )
+from npurt.once import once
 from npurt.rknpu import host, uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.run import INTERRUPTIONS, U8, Run
 from npurt.rknpu.uapi_drm import Request
@@ -59,7 +59,7 @@ _REMEDIES: dict[int, tuple[type[DriverError], str]] = {
 _OTHERWISE = (DriverError, "read `dmesg`, and report this with what it says")
 
 
-@functools.cache
+@once
 def ffi() -> Any:
     """Parse the declarations once, on first use."""
     parser = FFI()

@@ -8,7 +8,6 @@ An NPU multiplies packed operands.  Two arrays multiply on the CPU, int8 ones on
 """
 
 import atexit
-import functools
 import math
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, MAX_EXACT_K, Device, Packed
 from npurt.errors import LayoutError, NumericsError, UnknownDevice, UnsupportedOp
+from npurt.once import once
 from npurt.quant.tensor import QTensor
 from npurt.runtime.arguments import encodable
 from npurt.runtime.devices import open_device
@@ -87,7 +87,7 @@ def shared(name: str) -> Device:
     return _shared(name)
 
 
-@functools.cache
+@once
 def _shared(name: str) -> Device:
     device = open_device(name)
     atexit.register(device.close)

@@ -5,14 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from npurt.errors import DeviceNotFound, DriverError
 from npurt.hexagon import abi, codes, control, lib, skel
-from npurt.hexagon.control import Place, capabilities, places
+from npurt.hexagon.control import SESSIONS, Place, capabilities, places
 from npurt.hexagon.lib import CANDIDATES, find, load
 from tests.hexagon.fake import compile_fake
+from tests.limits import HANG_SECONDS
 
 
 def in_a_process(code, **environ):
@@ -21,7 +25,7 @@ def in_a_process(code, **environ):
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
 
 
@@ -229,6 +233,27 @@ def test_a_signed_process_that_is_there_already_is_said_to_be_the_reason(fake):
         sessions.allow_unsigned(sessions.take())
 
 
+def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, monkeypatch):
+    def hashed(place):
+        time.sleep(0)  # another thread's turn
+        return place.session
+
+    monkeypatch.setattr(Place, "__hash__", hashed)
+    sessions = places(fake.library)
+    barrier = threading.Barrier(SESSIONS)
+
+    def take():
+        barrier.wait()
+        return sessions.take()
+
+    with ThreadPoolExecutor(SESSIONS) as threads:
+        for _ in range(50):
+            taken = [one.result() for one in [threads.submit(take) for _ in range(SESSIONS)]]
+            assert {place.session for place in taken} == set(range(SESSIONS))
+            for place in taken:
+                sessions.give_back(place)
+
+
 # --- The skel -------------------------------------------------------------------------------------
 
 
@@ -293,6 +318,64 @@ print(*paths, sep="\\n")
     own, *rest = done.stdout.split()
     assert rest == kept
     assert not os.path.exists(own)
+
+
+PUBLISH_AT_ONCE = """
+import os, threading
+from pathlib import Path
+from npurt.hexagon import skel
+
+code = skel.choose(68, Path({skels!r}))
+published = Path(os.environ["TMPDIR"])
+barrier, wrong = threading.Barrier(4), []
+
+def publish():
+    barrier.wait()
+    for _ in range(50):
+        try:
+            skel.publish(code)
+            (found,) = published.glob(f"npurt-{{os.getpid()}}-*/*_v68.so")
+            assert found.read_bytes() == code.read_bytes()
+        except Exception as error:
+            wrong.append(error)
+
+threads = [threading.Thread(target=publish) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+def test_threads_and_processes_publish_at_once_and_what_is_there_is_always_whole(skels, tmp_path):
+    """Each process in a folder of its own, below one that all sweep."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (skels / "libnpurt_skel_v68.so").write_bytes(os.urandom(1 << 17))
+    code = PUBLISH_AT_ONCE.format(skels=str(skels))
+
+    with ThreadPoolExecutor(3) as starters:
+        every = list(starters.map(lambda _: in_a_process(code, TMPDIR=str(folder)), range(3)))
+
+    assert [(done.stdout, done.stderr) for done in every] == [("[]\n", "")] * 3
+    assert list(folder.iterdir()) == []
+
+
+def test_a_fork_that_ends_leaves_its_parents_copy(skels):
+    code = PUBLISH_AND_DIE.format(
+        skels=str(skels),
+        then="""
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    print(len(list(Path(os.environ["DSP_LIBRARY_PATH"].split(";")[0]).iterdir())))
+""",
+    )
+    done = in_a_process(code)
+
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 PUBLISH_AND_DIE = """

@@ -82,8 +82,7 @@ import gc, sys
 from npurt.hexagon import abi, lib, rpcmem
 
 array = rpcmem.allocate(lib.load([sys.argv[1]]), 4096).array
-lib._library.cache_clear()  # as the end of the interpreter does, in an order of its own
-abi.ffi.cache_clear()
+del lib._library, abi.ffi  # as the end of the interpreter does, in an order of its own
 gc.collect()
 array[:] = 1
 del array
