@@ -104,13 +104,13 @@ class Packed(abc.ABC):
         del n
         return self
 
-    def multiplied(self, rows: slice) -> F32:
+    def multiplied(self, rows: slice) -> F64:
         """Return *rows* ``[n, K']`` of what the device really multiplies by.
 
         A device that rounds scales or codes, or rotates K, says so here; its `Device.multiplied`
-        has the same K'.  These are the tensor's own values.
+        has the same K'.  These are the tensor's own values, not rounded to float32.
         """
-        return self.tensor[rows].dequantize()
+        return self.tensor[rows].canonical().exact()
 
     def error(self, rows: slice) -> F64:
         """Return the standard error ``[n]`` of results of *rows*, per unit of the norm of x.
@@ -123,7 +123,7 @@ class Packed(abc.ABC):
         scaled codes plus offsets.
         """
         canonical = self.tensor[rows].canonical()
-        values = canonical.dequantize().astype(np.float64)
+        values = canonical.exact()
         most = abs(values)
         if canonical.offsets is not None:
             offsets = np.repeat(canonical.offsets.astype(np.float64), canonical.group, axis=1)
@@ -249,7 +249,7 @@ class Device(abc.ABC):
             self.matmul(x, w, out)
 
     @abc.abstractmethod
-    def multiplied(self, x: F32, w: Packed) -> F32:
+    def multiplied(self, x: F32, w: Packed) -> F64:
         """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
 
     def magnitudes(self, x: F32, w: Packed) -> F64 | None:

@@ -9,8 +9,9 @@
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
  *         scale, halves away from 0; |code| <= 127, the greatest magnitude's is 127 and almost exact.
  *
- * Rows whose greatest magnitude is below 2^-87 are zero; so exponents of everything that matters
- * are normal.  NaN and infinity are the greatest of magnitudes, and are reported.
+ * A row whose greatest magnitude is below 2^-87 is multiplied by 2^64 before, and divided by it in
+ * its exponent.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
+ * exponent 0.  NaN and infinity are the greatest of magnitudes, and are reported.
  *
  * Work    passes over the row: greatest magnitudes; scales and reciprocals, 32 groups at a time;
  *         codes and sums of four; records, 32 groups at a time.  Then panels are put together.
@@ -29,10 +30,10 @@ enum {
     CHUNK_CODES = CHUNK_COLUMNS / CODE_COLUMNS,
     CHUNK_STEPS = CHUNK_COLUMNS / NPURT_STEP,
     EXPONENT_BIT = 23,
-    ROUND_UP = 0x40000,         /* added to bits: 2^24 - 2^18 is the first mantissa rounded up */
-    LEAST_MAGNITUDE = 40 << 23, /* 2^-87 */
-    ROW_EXPONENT = 148,         /* E less the row's exponent */
-    ZERO_ROW = 254,             /* E of a row that is zero: every code shifts out */
+    ROUND_UP = 0x40000, /* added to bits: 2^24 - 2^18 is the first mantissa rounded up */
+    LEAST_TOP = 40,     /* the least E: of 2^-87 */
+    ROW_EXPONENT = 148, /* E less the row's exponent */
+    LIFT = 64,          /* log2 of what small rows are multiplied by */
 };
 
 /* One row at work; arrays are padded to whole chunks, but for codes: to whole units. */
@@ -183,6 +184,23 @@ static uint32_t find_greatest(const row *row)
     return (uint32_t) all.lane[0];
 }
 
+/* --- small rows --------------------------------------------------------------------------------- */
+
+/* Bits of a number below 2^-62, times 2^LIFT.  Of a subnormal number, the highest bit becomes the
+ * one that normal numbers imply: so it adds 1 to the exponent. */
+INLINE vec lifted(vec bits)
+{
+    vec m = magnitude(bits);
+    vec shift = Q6_Vw_vnormamt_Vw(m); /* of the highest bit to bit 30 */
+    vec mantissa = Q6_Vuw_vlsr_VuwR(Q6_Vw_vasl_VwVw(m, shift), 30 - EXPONENT_BIT);
+    vec exponent = Q6_Vw_vsub_VwVw(splat(LIFT + 30 - EXPONENT_BIT), shift);
+    vec subnormal = Q6_Vw_vadd_VwVw(mantissa, Q6_Vw_vasl_VwR(exponent, EXPONENT_BIT));
+    vec normal = Q6_Vw_vadd_VwVw(m, splat(LIFT << EXPONENT_BIT));
+    vec result = Q6_V_vmux_QVV(Q6_Q_vcmp_gt_VwVw(splat(1 << EXPONENT_BIT), m), subnormal, normal);
+    result = Q6_V_vand_QnV(Q6_Q_vcmp_eq_VwVw(m, Q6_V_vzero()), result);
+    return Q6_V_vor_VV(result, Q6_V_vand_VV(bits, splat(0x80000000u)));
+}
+
 /* --- pass 2: scales and their reciprocals ------------------------------------------------------- */
 
 /* Lower halves of the words of a, then of b. */
@@ -256,13 +274,19 @@ INLINE vec coded(vec a, vec b, uint64_t factor)
     return Q6_V_vmux_QVV(negative, Q6_Vh_vsub_VhVh(Q6_V_vzero(), code), code);
 }
 
+INLINE vec number_at(const vec *x, int lift)
+{
+    return lift ? lifted(*x) : *x;
+}
+
 /* `count` times 128 columns. */
-static void make_codes_of(const vec *restrict x, const uint64_t *restrict factor,
-                          vec *restrict codes, vec *restrict quads, uint32_t count)
+INLINE void make_codes_of(const vec *restrict x, const uint64_t *restrict factor,
+                          vec *restrict codes, vec *restrict quads, uint32_t count, int lift)
 {
     PIPELINE
     for (; count > 0; count--) {
-        vec first = coded(x[0], x[1], factor[0]), last = coded(x[2], x[3], factor[1]);
+        vec first = coded(number_at(x, lift), number_at(x + 1, lift), factor[0]);
+        vec last = coded(number_at(x + 2, lift), number_at(x + 3, lift), factor[1]);
         vec bytes = Q6_Vb_vdeale_VbVb(last, first);
         *codes++ = bytes;
         *quads++ = Q6_Vw_vrmpy_VubVb(splat_byte(1), bytes);
@@ -271,14 +295,14 @@ static void make_codes_of(const vec *restrict x, const uint64_t *restrict factor
     }
 }
 
-static void make_codes(const row *row)
+INLINE void make_codes(const row *row, int lift)
 {
     const uint64_t *factor = (const uint64_t *) row->factor;
     uint32_t done = row->k / UNIT_COLUMNS * (UNIT_COLUMNS / CODE_COLUMNS);
-    make_codes_of(row->x, factor, row->codes, row->quads, done);
+    make_codes_of(row->x, factor, row->codes, row->quads, done, lift);
     if (row->k % UNIT_COLUMNS) {
         factor += done * CODE_VECTORS_OF_X / 2;
-        make_codes_of(row->tail, factor, row->codes + done, row->quads + done, 2);
+        make_codes_of(row->tail, factor, row->codes + done, row->quads + done, 2, lift);
         done += 2;
     }
     for (; done < row->chunks * CHUNK_CODES; done++) {
@@ -345,18 +369,39 @@ static int32_t make_records(const row *row)
 
 /* --- rows and panels ---------------------------------------------------------------------------- */
 
+INLINE void make_row(const row *row, uint32_t top, int lift, int32_t *exponent, int32_t *total)
+{
+    make_scales(row, top);
+    make_codes(row, lift);
+    *total = make_records(row);
+    *exponent = (int32_t) top - ROW_EXPONENT - (lift ? LIFT : 0);
+}
+
+/* A row of zeros, or one that is lifted. */
+static __attribute__((noinline)) int make_small_row(const row *row, uint32_t greatest,
+                                                    int32_t *exponent, int32_t *total)
+{
+    for (uint32_t chunk = 0; chunk < row->chunks; chunk++) {
+        row->greatest[chunk] = lifted(row->greatest[chunk]);
+    }
+    lanes all = {.all = lifted(splat(greatest))};
+    uint32_t top = ((uint32_t) all.lane[0] + ROUND_UP) >> EXPONENT_BIT;
+    make_row(row, top < LEAST_TOP ? LEAST_TOP : top, 1, exponent, total);
+    *exponent = greatest ? *exponent : 0;
+    return 0;
+}
+
 /* Returns 1 when the row is not finite. */
 static int quantise_row(const row *row, int32_t *exponent, int32_t *total)
 {
     if (row->k % UNIT_COLUMNS) {
         copy_tail(row);
     }
-    uint32_t greatest = find_greatest(row);
-    uint32_t top = greatest < LEAST_MAGNITUDE ? ZERO_ROW : (greatest + ROUND_UP) >> EXPONENT_BIT;
-    make_scales(row, top);
-    make_codes(row);
-    *total = make_records(row);
-    *exponent = top == ZERO_ROW ? 0 : (int32_t) top - ROW_EXPONENT;
+    uint32_t greatest = find_greatest(row), top = (greatest + ROUND_UP) >> EXPONENT_BIT;
+    if (top < LEAST_TOP) {
+        return make_small_row(row, greatest, exponent, total);
+    }
+    make_row(row, top, 0, exponent, total);
     return greatest >= NOT_FINITE;
 }
 

@@ -9,16 +9,22 @@
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the scale's reciprocal,
  *         halves away from 0
  *
- * A row whose greatest magnitude is below 2^-87 is zero.  Columns beyond k are zeros.
+ * A row whose greatest magnitude is below 2^-87 (E < 40) is multiplied by 2^64 before, and divided
+ * by it in its exponent.  A row of zeros has E = 40 and exponent 0.  Columns beyond k are zeros.
  */
 #include "reference.h"
 
 enum {
     NOT_FINITE = 0x7f800000,
-    LEAST = 40 << 23,   /* 2^-87 */
     ROUND_UP = 1 << 18, /* 1/32 of a mantissa */
-    ZERO_ROW = 254,     /* E of a row that is zero: makes every code zero */
+    LEAST_E = 40,       /* 2^-87 */
+    LIFT = 64,          /* log2 of what smaller rows are multiplied by */
 };
+
+/* Of a row: E, and the power of two that it is multiplied by before. */
+typedef struct {
+    uint32_t e, lift;
+} range;
 
 static uint32_t bits_of(float x)
 {
@@ -29,13 +35,27 @@ static uint32_t bits_of(float x)
     return both.bits;
 }
 
+/* Bits of the magnitude of x times 2^lift. */
+static uint32_t magnitude_of(float x, uint32_t lift)
+{
+    uint32_t magnitude = bits_of(x) & 0x7fffffff;
+    if (magnitude == 0) {
+        return 0;
+    }
+    while (lift > 0 && magnitude < 1 << 23) { /* subnormal: a power of two doubles it */
+        magnitude *= 2;
+        lift--;
+    }
+    return magnitude + (lift << 23);
+}
+
 /* The greatest magnitude of columns first..last-1 that there are, as bits. */
 static uint32_t greatest_of(const npurt_quantisation *q, const float *x, uint32_t first,
-                            uint32_t last)
+                            uint32_t last, uint32_t lift)
 {
     uint32_t greatest = 0;
     for (uint32_t i = first; i < last && i < q->k; i++) {
-        uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
+        uint32_t magnitude = magnitude_of(x[i], lift);
         greatest = magnitude > greatest ? magnitude : greatest;
     }
     return greatest;
@@ -59,28 +79,28 @@ static uint32_t reciprocal(int32_t d)
     return (uint32_t) y >> 15;
 }
 
-static int32_t code_from(float x, int32_t scale, uint32_t e)
+static int32_t code_from(float x, int32_t scale, range of_row)
 {
-    uint32_t bits = bits_of(x), normal = (uint32_t) scale, spare = 0;
+    uint32_t bits = magnitude_of(x, of_row.lift), normal = (uint32_t) scale, spare = 0;
     while (normal < 1 << 14) {
         normal *= 2;
         spare++;
     }
     uint32_t mantissa = (bits >> 9 & 0x3fff) | 0x4000;
     uint32_t product = (mantissa * reciprocal((int32_t) normal) + (1 << 14)) >> 15;
-    uint32_t shift = e + 6 - spare - (bits >> 23 & 0xff);
+    uint32_t shift = of_row.e + 6 - spare - (bits >> 23);
     int32_t code = (int32_t) ((product >> (shift < 15 ? shift : 15)) + 1) / 2;
-    return bits >> 31 ? -code : code;
+    return bits_of(x) >> 31 ? -code : code;
 }
 
 /* A block of 32 columns; returns the sum of its codes. */
 static int32_t quantise_block(const npurt_quantisation *q, const float *x, uint32_t block,
-                              int32_t scale, uint32_t e, const row *to)
+                              int32_t scale, range of_row, const row *to)
 {
     int32_t first = 0, last = 0; /* sums of 16 codes */
     for (uint32_t i = 0; i < BLOCK; i++) {
         uint32_t column = block * BLOCK + i;
-        int32_t code = column < q->k ? code_from(x[column], scale, e) : 0;
+        int32_t code = column < q->k ? code_from(x[column], scale, of_row) : 0;
         *code_at(to, column) = (int8_t) code;
         *(i < BLOCK / 2 ? &first : &last) += code;
     }
@@ -99,16 +119,22 @@ static int32_t quantise_block(const npurt_quantisation *q, const float *x, uint3
 /* Returns 1 when the row is not finite. */
 static int quantise_row(const npurt_quantisation *q, const float *x, const row *to)
 {
-    uint32_t greatest = greatest_of(q, x, 0, q->k);
-    uint32_t e = greatest < LEAST ? ZERO_ROW : (greatest + ROUND_UP) >> 23;
+    uint32_t greatest = greatest_of(q, x, 0, q->k, 0);
+    range of_row = {.e = (greatest + ROUND_UP) >> 23};
     int32_t total = 0;
+    if (of_row.e < LEAST_E && greatest > 0) {
+        of_row.lift = LIFT;
+        of_row.e = (greatest_of(q, x, 0, q->k, LIFT) + ROUND_UP) >> 23;
+    } else if (greatest == 0) {
+        of_row.e = LEAST_E;
+    }
     for (uint32_t block = 0; block < 2 * steps_of(q->k); block++) {
         uint32_t group = q->group ? q->group : q->k;
         uint32_t first = q->group ? block * BLOCK / group * group : 0;
-        int32_t scale = scale_from(greatest_of(q, x, first, first + group), e);
-        total += quantise_block(q, x, block, scale, e, to);
+        int32_t scale = scale_from(greatest_of(q, x, first, first + group, of_row.lift), of_row.e);
+        total += quantise_block(q, x, block, scale, of_row, to);
     }
-    *to->exponent = e == ZERO_ROW ? 0 : (int32_t) e - 148;
+    *to->exponent = greatest ? (int32_t) of_row.e - 148 - (int32_t) of_row.lift : 0;
     *to->total = q->group ? 0 : -128 * total;
     return greatest >= NOT_FINITE;
 }

@@ -201,14 +201,14 @@ class CpuDevice(Device):
         self.engine.settle()
         return y[:, :n]
 
-    def multiplied(self, x: F32, w: Packed) -> F32:
+    def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the kernels see it: rounded to int8 per 32 where the weight is integer."""
         assert isinstance(w, CpuPacked)
         if not w.image.integer:
-            return x
+            return x.astype(np.float64)
         codes, scales = quantize_activations(x)
-        blocks = codes.reshape(*scales.shape, GROUP) * scales[..., None]
-        return np.asarray(blocks.reshape(x.shape), dtype=np.float32)
+        blocks = codes.reshape(*scales.shape, GROUP).astype(np.float64) * scales[..., None]
+        return blocks.reshape(x.shape)
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""

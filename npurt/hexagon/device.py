@@ -94,7 +94,7 @@ class HexagonPacked(Packed):
         """What batches need of it."""
         return Weight(self.part, self.n, self.k, self.format.number)
 
-    def multiplied(self, rows: slice) -> F32:
+    def multiplied(self, rows: slice) -> F64:
         """Return the values that the kernels multiply by: scales are rounded to integers."""
         return layout.multiplied(self.part.array, self.format, self.n, self.k, rows)
 
@@ -295,7 +295,7 @@ class HexagonDevice(Device):
             yield Batch(run[0].store, [w.weight for w in run], group), slice(start, end)
             start = end
 
-    def multiplied(self, x: F32, w: Packed) -> F32:
+    def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the kernels see it: rounded to int8, one scale for every group."""
         assert isinstance(w, HexagonPacked)
         return quantise.multiplied(x, w.group)

@@ -409,8 +409,8 @@ def _unpacked_codes(fmt: ImageFormat, heads: U8, body: U8) -> I32:
     return np.take_along_axis(np.repeat(tables, TILE, axis=0), stored.astype(np.int64), axis=1)
 
 
-def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> F32:
-    """Return the values of *rows* that the DSP really multiplies by, float32 ``[rows, k]``."""
+def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> F64:
+    """Return the values of *rows* that the DSP really multiplies by, ``[rows, k]``: exact."""
     held = unpack(image, fmt, n, k, rows)
     kind = fmt.kind
     group = kind.group or k
@@ -419,4 +419,4 @@ def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(
     if held.offsets is not None:
         values += held.offsets[..., None] * float(kind.sums)
     exact: F64 = np.ldexp(values, held.exponents[:, None, None])
-    return exact.reshape(-1, k).astype(np.float32)
+    return exact.reshape(-1, k)

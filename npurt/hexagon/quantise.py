@@ -13,15 +13,16 @@ import numpy.typing as npt
 from npurt.errors import LayoutError, NumericsError
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 BLOCK = 32  # columns for which the kernels have a scale
 GROUPS = (32, 128, 0)  # columns that may share it; 0: the whole row
-LEAST_MAGNITUDE = 40 << 23  # bits of 2^-87: rows below it are zero
 ROUND_UP = 0x40000
-ZERO_ROW = 254
+LEAST_TOP = 40  # biased exponent of 2^-87
+LIFT = 64  # log2 of what smaller rows are multiplied by
 ROW_EXPONENT = 148
 
 
@@ -39,10 +40,10 @@ class Quantised:
     scales: I32
     exponents: I32
 
-    def values(self) -> F32:
-        """Return the activations that are multiplied, float32 ``[M, K]``: exact."""
+    def values(self) -> F64:
+        """Return the activations that are multiplied, ``[M, K]``: exact."""
         blocks = self.codes.reshape(*self.scales.shape, BLOCK) * self.scales[..., None]
-        exact = np.ldexp(blocks.astype(np.float32), self.exponents[:, None, None])
+        exact: F64 = np.ldexp(blocks.astype(np.float64), self.exponents[:, None, None])
         return exact.reshape(self.codes.shape)
 
 
@@ -69,17 +70,33 @@ def quantise(x: F32, group: int = 32) -> Quantised:
             f"activation row {row}, column {column} is {x[row, column]}",
             remedy="look for the op before this one that overflowed or divided by zero",
         )
-    top = np.where(of_row < LEAST_MAGNITUDE, ZERO_ROW, of_row + ROUND_UP >> 23)
+    small = of_row + ROUND_UP >> 23 < LEAST_TOP
+    if small.any():
+        blocks[small], greatest[small], of_row[small] = (
+            _lifted(part[small]) for part in (blocks, greatest, of_row)
+        )
+    top = np.maximum(of_row + ROUND_UP >> 23, LEAST_TOP)
     scales = _scales(greatest, top[:, None])
     codes = _codes(blocks, scales, top[:, None]).reshape(x.shape)
-    np.negative(codes, out=codes, where=x < 0)
-    exponents = np.where(top == ZERO_ROW, 0, top - ROW_EXPONENT).astype(np.int32)
+    np.negative(codes, out=codes, where=np.signbit(x))
+    exponents = np.where(of_row > 0, top - ROW_EXPONENT - LIFT * small, 0).astype(np.int32)
     return Quantised(codes, scales.astype(np.int32), exponents)
 
 
-def multiplied(x: F32, group: int = 32) -> F32:
+def multiplied(x: F32, group: int = 32) -> F64:
     """Return the activations that the DSP multiplies when it is given *x*; raises `quantise`'s."""
     return quantise(x, group).values()
+
+
+def _lifted(magnitudes: I64) -> I64:
+    """Return the bits of numbers below 2^-62 times 2^LIFT: normal ones, or 0.
+
+    By integers, as a process may flush subnormal numbers.
+    """
+    subnormal = np.ldexp(magnitudes.astype(np.float64), LIFT - 149).astype(np.float32)
+    return np.where(
+        magnitudes < 1 << 23, subnormal.view(np.uint32), magnitudes + (LIFT << 23)
+    ).astype(np.int64)
 
 
 def _shared(greatest: I64, group: int) -> I64:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from npurt.device import F32, Caps, Device, MatMul, Packed
+from npurt.device import F32, F64, Caps, Device, MatMul, Packed
 from npurt.llm.gguf import GGUF
 from npurt.llm.model import Llama
 from npurt.llm.weights import matrices
@@ -145,9 +145,9 @@ class Exact(Device):
             rows = slice(start, start + self.SLICE)
             out[:, rows] = x @ w.tensor[rows].dequantize().T
 
-    def multiplied(self, x: F32, w: Packed) -> F32:
+    def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x."""
-        return x
+        return x.astype(np.float64)
 
     def close(self) -> None:
         """Do nothing."""

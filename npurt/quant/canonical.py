@@ -26,6 +26,7 @@ from npurt.quant.planes import U8, split
 from npurt.quant.types import Blocks, Format, require_blocks
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int8]
 Form = Literal["w4", "w8", "f16"]
 
@@ -58,6 +59,18 @@ class Canonical:
             return self.codes.astype(np.float32)
         integers = self.codes if self.codebook is None else self.codebook[self.codes]
         values: F32 = integers.reshape(*self.scales.shape, self.group) * self.scales[..., None]
+        if self.offsets is not None:
+            values += self.offsets[..., None]
+        return values.reshape(self.codes.shape)
+
+    @np.errstate(invalid="ignore")
+    def exact(self) -> F64:
+        """Return the values without their last rounding, of adding an offset, and any overflow."""
+        if self.form == "f16":
+            return self.codes.astype(np.float64)
+        integers = self.codes if self.codebook is None else self.codebook[self.codes]
+        scales = self.scales[..., None].astype(np.float64)
+        values: F64 = integers.reshape(*self.scales.shape, self.group) * scales
         if self.offsets is not None:
             values += self.offsets[..., None]
         return values.reshape(self.codes.shape)

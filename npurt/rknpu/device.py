@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
+from npurt.device import F32, F64, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import DriverError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
@@ -244,7 +244,7 @@ class RkDevice(Device):
             self._buffers[use, core, size] = space.alloc(size, role, f"{use}, core {core}")
         return self._buffers[use, core, size]
 
-    def multiplied(self, x: F32, w: Packed) -> F32:
+    def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
         assert isinstance(w, RkPacked)
         return w.rounded(x)

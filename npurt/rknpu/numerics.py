@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device import F32, F64
 from npurt.errors import LayoutError, NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.host import I8, round_rows
@@ -217,6 +217,7 @@ def best(tensor: QTensor, *, fine: bool) -> Rounded:
 
 
 HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
+LEAST_EXPONENT = -126  # of a normal float32: smaller rows are scaled by that, to 2^-23 at least
 
 
 def half_scales(x: F32, first: int = 0) -> F32:
@@ -233,10 +234,12 @@ def half_scales(x: F32, first: int = 0) -> F32:
             f"row {first + int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
             remedy="look for the op before this one that overflowed or divided by zero",
         )
-    return np.asarray(np.ldexp(np.float32(1), np.frexp(most)[1] - HALF_TOP), np.float32)
+    exponents = np.maximum(np.frexp(most)[1] - HALF_TOP, LEAST_EXPONENT)
+    return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
 
 
-def halve(x: F32) -> F32:
+def halve(x: F32) -> F64:
     """Return x as float16 rows, scaled by `half_scales`, hold it; raises what that raises."""
     scales = half_scales(x)[:, None]
-    return (x / scales).astype(np.float16).astype(np.float32) * scales
+    exact: F64 = (x / scales).astype(np.float16).astype(np.float64) * scales
+    return exact

@@ -44,11 +44,11 @@ class PartOnNpu:
             self.free()
             raise
 
-    def rounded(self, x: F32, scheme: Scheme) -> F32:
+    def rounded(self, x: F32, scheme: Scheme) -> F64:
         """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
         mine = x[:, self.columns]
         if scheme.task != "int8":
-            halves = np.zeros((len(x), self.kp), np.float32)
+            halves = np.zeros((len(x), self.kp))
             halves[:, : mine.shape[1]] = halve(mine)
             return halves
         codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
@@ -57,7 +57,8 @@ class PartOnNpu:
         values = codes[: len(x)].astype(np.float64)
         if scheme.passes == 2:
             values += codes[len(x) :] / 254.0
-        return (values * scales[:, None]).astype(np.float32)
+        exact: F64 = values * scales[:, None]
+        return exact
 
     def free(self) -> None:
         """Give the memory back."""
@@ -115,24 +116,24 @@ class RkPacked(Packed):
         """Bytes of the images, over all cores."""
         return self._nbytes
 
-    def multiplied(self, rows: slice) -> F32:
+    def multiplied(self, rows: slice) -> F64:
         """Return *rows* of what is multiplied, rotated: the parts side by side."""
         values = [
-            part.codes(rows).astype(np.float32) * part.scales[rows, None] for part in self.parts
+            part.codes(rows).astype(np.float64) * part.scales[rows, None] for part in self.parts
         ]
         return np.concatenate(values, axis=1)
 
-    def rounded(self, x: F32) -> F32:
+    def rounded(self, x: F32) -> F64:
         """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
         return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
 
     def error(self, rows: slice) -> F64:
         """Return the standard error; see `Packed.error`.
 
-        What comes from each part is rounded to float32, and so is each sum of them; and what
-        `multiplied` and `rounded` return.  Sums of int8 products are exact; of float16 products
-        the NPU rounds each to float32 [?].  All are independent, of at most the norms' product.
+        What comes from each part is rounded to float32, and so is each sum of them.  Sums of int8
+        products are exact; of float16 products the NPU rounds each to float32 [?].  All are
+        independent, of at most the norms' product.
         """
-        norms: F64 = np.linalg.norm(self.multiplied(rows).astype(np.float64), axis=1)
-        roundings = 2 * len(self.parts) + 1 + (0 if self.scheme.task == "int8" else self.k)
+        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
+        roundings = 2 * len(self.parts) + (0 if self.scheme.task == "int8" else self.k)
         return UNIT * math.sqrt(roundings) * norms

@@ -89,7 +89,7 @@ def secret_of(name: str, packed: Packed) -> Secret:
     squares = 0.0
     for start in range(0, packed.n, 1024):
         rows = slice(start, start + 1024)
-        part = r[rows] @ packed.multiplied(rows).astype(np.float64)
+        part = r[rows] @ packed.multiplied(rows)
         s = part if s is None else s + part
         squares += float(((r[rows] * packed.error(rows)) ** 2).sum())
     assert s is not None, "a packed weight has rows"
@@ -106,17 +106,16 @@ def _require_finite(name: str, s: F64) -> None:
         )
 
 
-def is_right(secret: Secret, x: F32, y: F32, magnitudes: F64 | None = None) -> bool:
+def is_right(secret: Secret, x: F64, y: F32, magnitudes: F64 | None = None) -> bool:
     """Check ``y[M, N] = x[M, K] @ W.T`` without bias; NaN is wrong.
 
     Args:
         magnitudes: What the bound is per unit of, ``[M]``; by default the norms of x.
     """
-    wide = x.astype(np.float64)
     if magnitudes is None:
-        magnitudes = np.sqrt((wide**2).sum(axis=1))
+        magnitudes = np.sqrt((x**2).sum(axis=1))
     with np.errstate(all="ignore"):  # y may be any bits
-        error = abs(y.astype(np.float64) @ secret.r - wide @ secret.s)
+        error = abs(y.astype(np.float64) @ secret.r - x @ secret.s)
     return bool((error <= secret.bound * magnitudes).all())
 
 

@@ -150,7 +150,9 @@ def test_of_a_last_tile_only_the_columns_that_there_are_are_written(drivers, nam
 # --- values of x --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [0.0, 2.0**-149, 2.0**-126, 2.0**-88, 2.0**-60, 2.0**100])
+@pytest.mark.parametrize(
+    "scale", [0.0, 2.0**-149, 2.0**-126, 2.0**-88, 2.0**-60, 2.0**100, 1.7e38, 3.4e38]
+)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_tiny_and_huge_rows(drivers, scale, rows):
     rng = np.random.default_rng(4)

@@ -98,7 +98,9 @@ def test_codes_are_multiplied_as_they_are_given(device):
 
     y = multiply(device, x, packed)
 
-    np.testing.assert_array_equal(packed.multiplied(slice(None))[:, :100], codes * scales[:, None])
+    np.testing.assert_array_equal(
+        packed.multiplied(slice(None))[:, :100], codes * scales[:, None].astype(float)
+    )
     assert_exact(device, x, packed, y)
     rounded = device.multiplied(x, packed)[:, :100]
     assert (abs(x - rounded) <= 0.501 * abs(x).max(axis=1, keepdims=True) / 127).all()
