@@ -113,7 +113,7 @@ static bool run_task(struct walk *walk, const struct step *step, struct program 
     struct worker *worker = walk->worker;
     struct segment *segment = walk->segment;
     struct job *job = segment->job;
-    struct space *space = job->file->space;
+    struct space *space = job->space;
     struct run run = {.space = space,
                       .job = job,
                       .worker = worker,

@@ -20,12 +20,10 @@
 
 /* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out. */
 static const uint64_t FIRST_OFFSET = 0x100000000;
-static const uint64_t IOVA_END = 0x100000000; /* the registers hold 32 bits of an address */
 
 static struct file *files;
 static uint64_t last_id;
 static bool dead[DRIVERS];
-static struct space rknpu_space; /* one domain for the whole device; rocket has one a file */
 
 static const char *const NAMES[DRIVERS] = {"rocket", "rknpu"};
 static const char *const DATES[DRIVERS] = {"0", "20240828"};
@@ -79,11 +77,8 @@ static struct file *new_file(int fd, enum driver driver, const char *path)
     file->home = -1;
     file->id = ++last_id;
     snprintf(file->path, sizeof(file->path), "%s", path);
-    file->space = driver == ROCKET ? &file->own : &rknpu_space;
     if (driver == ROCKET) {
-        space_init(&file->own, settings.iova_base, IOVA_END - PAGE, false);
-    } else if (!rknpu_space.high) {
-        space_init(&rknpu_space, PAGE, IOVA_END - PAGE, true);
+        space_init(&file->own, settings.iova_base, IOVA_END, false);
     }
     file->next = files;
     files = file;
@@ -238,6 +233,15 @@ int device_quietest_core(void)
     return core;
 }
 
+int device_jobs(enum driver driver)
+{
+    int count = 0;
+    for (const struct file *file = files; file; file = file->next) {
+        count += file->driver == driver ? file->jobs : 0;
+    }
+    return count;
+}
+
 /* --- buffers of a file ---------------------------------------------------------------------- */
 
 struct bo *file_bo(const struct file *file, uint32_t handle)
@@ -245,7 +249,8 @@ struct bo *file_bo(const struct file *file, uint32_t handle)
     return handle - 1 < file->bo_count ? file->bos[handle - 1] : NULL;
 }
 
-int file_add_bo(struct file *file, uint64_t size, bool cacheable, bool zero, struct bo **made)
+int file_add_bo(struct file *file, struct space *space, uint64_t size, bool cacheable, bool zero,
+                struct bo **made)
 {
     uint32_t place = 0;
     while (place < file->bo_count && file->bos[place]) {
@@ -260,7 +265,7 @@ int file_add_bo(struct file *file, uint64_t size, bool cacheable, bool zero, str
         file->bos = bos;
         file->bo_capacity = capacity;
     }
-    const int error = bo_create(file->space, file->next_offset, size, cacheable, zero, made);
+    const int error = bo_create(space, file->next_offset, size, cacheable, zero, made);
     if (error) {
         return error;
     }
@@ -430,13 +435,14 @@ static void in_child(void)
 {
     for (struct file *file = files; file; file = file->next) {
         file->jobs = file->busy = 0;
-        space_forked(file->space);
+        space_forked(&file->own);
         for (uint32_t i = 0; i < file->bo_count; i++) {
             if (file->bos[i]) {
                 file->bos[i]->writers = 0;
             }
         }
     }
+    domains_forked();
     cores_forked();
     pthread_mutex_unlock(&sim_lock);
 }

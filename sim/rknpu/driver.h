@@ -23,11 +23,13 @@ struct bo {
     uint8_t *cpu;    /* what the program maps */
     uint8_t *device; /* what the NPU sees: the same, or a copy that maintenance updates */
 };
+static const uint64_t IOVA_END = 0x100000000 - PAGE; /* the registers hold 32 bits of an address */
 struct space {
     pthread_rwlock_t lock; /* read: a core runs a task; write: the buffers change */
     struct bo **bos;       /* sorted by iova */
     size_t count, capacity;
     uint64_t low, high;
+    uint64_t bytes; /* of its buffers, in whole pages */
     bool top_down;
 };
 void space_init(struct space *space, uint64_t low, uint64_t high, bool top_down);
@@ -59,8 +61,8 @@ struct file {
     struct fault fault; /* that strikes this call */
     int busy;           /* calls under way */
     enum driver driver;
-    struct space own, *space;
-    struct bo **bos; /* by handle - 1; NULL where it was closed */
+    struct space own; /* of rocket; rknpu has one for each IOMMU domain, whoever opens it */
+    struct bo **bos;  /* by handle - 1; NULL where it was closed */
     uint32_t bo_count, bo_capacity;
     uint64_t next_offset;
     int home; /* core of its jobs, on rocket; -1 before the first */
@@ -73,15 +75,17 @@ int device_open(const char *path, int flags); /* a descriptor or -errno */
 int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
 /* As mmap; 0, or -errno, or NOT_OURS. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made);
-const char *device_path(int fd); /* that opened it; NULL: not ours */
-uint64_t device_id(int fd);      /* of the open file behind a descriptor; 0: not ours */
-void device_closed(uint64_t id); /* one of its descriptors is gone */
-void device_reload(void);        /* as rmmod and insmod: all forgotten but files and buffers */
-int device_at_work(void);        /* rocket files that have run a job */
-int device_quietest_core(void);  /* with the fewest of them */
+const char *device_path(int fd);     /* that opened it; NULL: not ours */
+uint64_t device_id(int fd);          /* of the open file behind a descriptor; 0: not ours */
+void device_closed(uint64_t id);     /* one of its descriptors is gone */
+void device_reload(void);            /* as rmmod and insmod: all forgotten but files and buffers */
+int device_at_work(void);            /* rocket files that have run a job */
+int device_quietest_core(void);      /* with the fewest of them */
+int device_jobs(enum driver driver); /* not finished */
 
 struct bo *file_bo(const struct file *file, uint32_t handle);
-int file_add_bo(struct file *file, uint64_t size, bool cacheable, bool zero, struct bo **made);
+int file_add_bo(struct file *file, struct space *space, uint64_t size, bool cacheable, bool zero,
+                struct bo **made);
 void file_drop_bo(struct file *file, struct bo *bo);
 
 struct driver_ioctl {
@@ -91,12 +95,16 @@ struct driver_ioctl {
 };
 extern const struct driver_ioctl rocket_ioctls[], rknpu_ioctls[];
 
+/* --- rknpu.c ------------------------------------------------------------------------------- */
+void domains_forked(void); /* as space_forked, of every IOMMU domain */
+
 /* --- nodes.c ------------------------------------------------------------------------------- */
 int nodes_open(const char *path, int flags); /* a descriptor of a simulated file, or NOT_OURS */
 
 /* --- core.c -------------------------------------------------------------------------------- */
 struct job {
     struct file *file;
+    struct space *space; /* that its addresses are in */
     enum driver driver;
     struct fault fault;
     uint32_t task_count;

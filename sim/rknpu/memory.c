@@ -50,6 +50,20 @@ void space_destroy(struct space *space)
     free(space->bos);
 }
 
+static uint64_t all_bytes; /* of all buffers, in whole pages */
+
+/* What a board has: RAM for all of them, and addresses of one space. */
+static int refuse_more(const struct space *space, uint64_t size)
+{
+    if (settings.memory && all_bytes + size > settings.memory) {
+        return -ENOMEM;
+    }
+    if (settings.space && space->bytes + size > settings.space) {
+        return space->top_down ? -ENOMEM : -ENOSPC; /* iommu_dma_alloc_iova, drm_mm */
+    }
+    return 0;
+}
+
 /* Finds room for `size` bytes with a page free on both sides; returns where it goes in the table. */
 static bool find_gap(const struct space *space, uint64_t size, size_t *place, uint64_t *iova)
 {
@@ -76,6 +90,11 @@ static bool find_gap(const struct space *space, uint64_t size, size_t *place, ui
 static int space_insert(struct space *space, struct bo *bo)
 {
     size_t place;
+    const uint64_t span = round_up(bo->size, PAGE);
+    const int refused = refuse_more(space, span);
+    if (refused) {
+        return refused;
+    }
     if (space->count == space->capacity) {
         const size_t capacity = space->capacity ? 2 * space->capacity : 64;
         struct bo **bos = realloc(space->bos, capacity * sizeof(*bos));
@@ -85,13 +104,15 @@ static int space_insert(struct space *space, struct bo *bo)
         space->bos = bos;
         space->capacity = capacity;
     }
-    if (!find_gap(space, round_up(bo->size, PAGE), &place, &bo->iova)) {
+    if (!find_gap(space, span, &place, &bo->iova)) {
         return space->top_down ? -ENOMEM : -ENOSPC; /* iommu_dma_alloc_iova, drm_mm */
     }
     memmove(space->bos + place + 1, space->bos + place,
             (space->count - place) * sizeof(*space->bos));
     space->bos[place] = bo;
     space->count++;
+    space->bytes += span;
+    all_bytes += span;
     return 0;
 }
 
@@ -161,6 +182,8 @@ void bo_put(struct bo *bo)
         place++;
     }
     space->count--;
+    space->bytes -= round_up(bo->size, PAGE);
+    all_bytes -= round_up(bo->size, PAGE);
     memmove(space->bos + place, space->bos + place + 1,
             (space->count - place) * sizeof(*space->bos));
     pthread_rwlock_unlock(&space->lock);

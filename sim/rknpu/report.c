@@ -19,7 +19,7 @@ struct tally {
     double ns;
 };
 static struct {
-    uint64_t submits[DRIVERS], jobs[DRIVERS], refused;
+    uint64_t submits[DRIVERS], jobs[DRIVERS], switches, refused;
     struct tally cores[DRIVERS][CORES];
     struct {
         enum driver driver;
@@ -61,6 +61,11 @@ void report_submit(enum driver driver, int jobs)
 {
     counters.submits[driver]++;
     counters.jobs[driver] += (uint64_t) jobs;
+}
+
+void report_switch(void)
+{
+    counters.switches++;
 }
 
 void report_task(enum driver driver, int core, uint32_t words, const struct cost *cost)
@@ -168,6 +173,7 @@ static size_t write_report(char *json, size_t size)
         counters.submits[ROCKET], counters.submits[RKNPU]);
     put(&text, ", \"jobs\": {\"rocket\": %" PRIu64 ", \"rknpu\": %" PRIu64 "}",
         counters.jobs[ROCKET], counters.jobs[RKNPU]);
+    put(&text, ", \"domain_switches\": %" PRIu64, counters.switches);
     put(&text, ", \"refused\": %" PRIu64 ", \"last_refusal\": ", counters.refused);
     put_string(&text, counters.why);
     put(&text, ", \"cores\": [");

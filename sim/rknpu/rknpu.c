@@ -20,21 +20,68 @@ enum {
     MAX_PATIENCE_MS = 600000,
     RESET_MS = 200, /* the driver's own sleeps while it resets */
     IOVA_ALIGNMENT_SINCE = 907,
+    DOMAINS_SINCE = 908, /* others than 0 */
+    SWITCH_MS = 6000,    /* RKNPU_SWITCH_DOMAIN_WAIT_TIME_MS */
 };
 static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* where a kernel has its objects */
 static const double MS = 1e6;                              /* ns */
 static uint64_t last_cookie;
-static uint32_t domain;
+static struct space spaces[DOMAINS]; /* of all files */
+static uint32_t domain;              /* that the device is in */
 
-static struct bo *object(const struct file *file, uint64_t cookie)
+static struct bo *object(uint64_t cookie)
 {
-    const struct space *space = file->space;
-    for (size_t i = 0; cookie && i < space->count; i++) {
-        if (space->bos[i]->cookie == cookie) {
-            return space->bos[i];
+    for (int id = 0; cookie && id < DOMAINS; id++) {
+        for (size_t i = 0; i < spaces[id].count; i++) {
+            if (spaces[id].bos[i]->cookie == cookie) {
+                return spaces[id].bos[i];
+            }
         }
     }
     return NULL;
+}
+
+/* --- IOMMU domains --------------------------------------------------------------------------- */
+
+void domains_forked(void)
+{
+    for (int id = 0; id < DOMAINS; id++) {
+        if (spaces[id].high) {
+            space_forked(&spaces[id]);
+        }
+    }
+}
+
+/* How long the driver waits for a hung job, in ms. */
+static double patience(uint32_t timeout_ms)
+{
+    const double limit = settings.hang_ms > 0 ? settings.hang_ms : MAX_PATIENCE_MS;
+    return timeout_ms < limit ? timeout_ms : limit;
+}
+
+/* As rknpu_iommu_domain_get_and_switch: the whole device changes over, when no job is under way. */
+static int enter_domain(uint32_t id)
+{
+    uint64_t deadline = 0;
+    if (id >= DOMAINS || (id && settings.version < DOMAINS_SINCE)) {
+        return -EINVAL;
+    }
+    while (id != domain && device_jobs(RKNPU)) {
+        if (!deadline && cores_hang(RKNPU, (1u << CORES) - 1)) {
+            deadline = now_ns() + (uint64_t) (patience(SWITCH_MS) * MS);
+        }
+        if (!sim_wait(deadline)) {
+            return -EINVAL;
+        }
+    }
+    if (!spaces[id].high) {
+        space_init(&spaces[id], PAGE, IOVA_END, true);
+    }
+    if (id != domain) {
+        report_switch();
+    }
+    domain = id;
+    return 0;
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -50,12 +97,14 @@ static int mem_create(struct file *file, void *argument)
     struct rknpu_mem_create *args = argument;
     struct bo *bo = file_bo(file, args->handle); /* of a PRIME import: hands out its numbers */
     if (!bo) {
-        if (args->flags & ~known_flags() || args->iommu_domain_id < 0 ||
-            args->iommu_domain_id >= DOMAINS) {
+        if (args->flags & ~known_flags()) {
             return -EINVAL;
         }
-        const int error = file_add_bo(file, args->size, args->flags & MEM_CACHEABLE,
-                                      args->flags & MEM_ZEROING, &bo);
+        int error = enter_domain((uint32_t) args->iommu_domain_id);
+        if (!error) {
+            error = file_add_bo(file, &spaces[domain], args->size, args->flags & MEM_CACHEABLE,
+                                args->flags & MEM_ZEROING, &bo);
+        }
         if (error) {
             return error;
         }
@@ -68,6 +117,11 @@ static int mem_create(struct file *file, void *argument)
     args->obj_addr = bo->cookie;
     args->dma_addr = bo->iova;
     return 0;
+}
+
+static uint32_t domain_of(const struct bo *bo)
+{
+    return (uint32_t) (bo->space - spaces);
 }
 
 static int mem_map(struct file *file, void *argument)
@@ -88,6 +142,11 @@ static int mem_destroy(struct file *file, void *argument)
     if (!bo) {
         return -EINVAL;
     }
+    const int error = enter_domain(domain_of(bo));
+    bo = file_bo(file, args->handle); /* another thread may have destroyed it meanwhile */
+    if (error || !bo) {
+        return -EINVAL;
+    }
     file_drop_bo(file, bo);
     return 0;
 }
@@ -95,7 +154,8 @@ static int mem_destroy(struct file *file, void *argument)
 static int mem_sync(struct file *file, void *argument)
 {
     const struct rknpu_mem_sync *args = argument;
-    struct bo *bo = object(file, args->obj_addr);
+    (void) file;
+    struct bo *bo = object(args->obj_addr);
     if (!args->obj_addr || (bo && !(bo->flags & MEM_CACHEABLE))) {
         return -EINVAL;
     }
@@ -104,13 +164,16 @@ static int mem_sync(struct file *file, void *argument)
                 (unsigned long long) args->obj_addr);
         return -EFAULT;
     }
-    if (args->flags & SYNC_TO_DEVICE) {
+    bo->refs++;
+    const int error = enter_domain(domain_of(bo));
+    if (!error && args->flags & SYNC_TO_DEVICE) {
         bo_sync(bo, args->offset, args->size, true);
     }
-    if (args->flags & SYNC_FROM_DEVICE) {
+    if (!error && args->flags & SYNC_FROM_DEVICE) {
         bo_sync(bo, args->offset, args->size, false);
     }
-    return 0;
+    bo_put(bo);
+    return error;
 }
 
 /* --- actions --------------------------------------------------------------------------------- */
@@ -152,11 +215,7 @@ static int action(struct file *file, void *argument)
         args->value = domain;
         return 0;
     case 25:
-        if (args->value >= DOMAINS) {
-            return -EINVAL;
-        }
-        domain = args->value;
-        return 0;
+        return enter_domain(args->value);
     default: /* SET_FREQ, SET_VOLT, bandwidth priority, POWER_ON, POWER_OFF and what is none */
         return -EINVAL;
     }
@@ -190,7 +249,7 @@ static struct rknpu_range range_of(const struct rknpu_submit *args, int cores, i
 static int copy_tasks(const struct rknpu_submit *args, struct job *job)
 {
     uint64_t end = 0;
-    struct bo *bo = object(job->file, args->task_obj_addr);
+    struct bo *bo = object(args->task_obj_addr);
     if (!args->task_obj_addr) {
         return -EINVAL;
     }
@@ -245,13 +304,6 @@ static int enqueue(const struct rknpu_submit *args, struct job *job)
         }
     }
     return 0;
-}
-
-/* How long the driver waits for a hung job, in ms. */
-static double patience(uint32_t timeout_ms)
-{
-    const double limit = settings.hang_ms > 0 ? settings.hang_ms : MAX_PATIENCE_MS;
-    return timeout_ms < limit ? timeout_ms : limit;
 }
 
 /* The kernel leaves the interrupt bits of the core it waited for in that core's last task. */
@@ -336,6 +388,8 @@ static int start_job(struct rknpu_submit *args, struct job *job)
     if (!error && args->flags & JOB_FENCE_OUT) {
         error = fence_out(args, job);
     }
+    error = error ? error : enter_domain(args->iommu_domain_id);
+    job->space = &spaces[domain];
     return error ? error : enqueue(args, job);
 }
 

@@ -13,7 +13,7 @@ static int create_bo(struct file *file, void *argument)
 {
     struct rocket_create_bo *args = argument;
     struct bo *bo;
-    const int error = file_add_bo(file, args->size, true, false, &bo);
+    const int error = file_add_bo(file, &file->own, args->size, true, false, &bo);
     if (error) {
         return error;
     }
@@ -158,7 +158,12 @@ static int submit_job(struct file *file, const struct rocket_job *args, struct f
         free(segment);
         return -ENOMEM;
     }
-    *job = (struct job){.file = file, .driver = ROCKET, .fault = fault, .refs = 1, .event = -1};
+    *job = (struct job){.file = file,
+                        .space = &file->own,
+                        .driver = ROCKET,
+                        .fault = fault,
+                        .refs = 1,
+                        .event = -1};
     int error = copy_tasks(args, job);
     error = error ? error : copy_lists(args, job);
     if (error) {

@@ -26,7 +26,7 @@ struct settings settings = {
 
 char settings_refused[WHY_SIZE];
 
-enum kind { FLAG, INT, ADDRESS, REAL, TEXT };
+enum kind { FLAG, INT, ADDRESS, SIZE, REAL, TEXT };
 static const struct {
     const char *key;
     enum kind kind;
@@ -40,6 +40,8 @@ static const struct {
     {"hang_ms", REAL, &settings.hang_ms, 0, 60000},
     {"iova_base", ADDRESS, &settings.iova_base, 0, 0xF0000000},
     {"version", ADDRESS, &settings.version, 1, 99999},
+    {"memory", SIZE, &settings.memory, 0, 1e12},
+    {"space", SIZE, &settings.space, 0, 1e12},
     {"rocket_mhz", REAL, &settings.mhz[ROCKET], 1, 10000},
     {"rknpu_mhz", REAL, &settings.mhz[RKNPU], 1, 10000},
     {"core_gbs", REAL, &settings.core_gbs, 0.01, 10000},
@@ -52,8 +54,14 @@ static int set_number(size_t row, const char *text, char *why, size_t size)
 {
     char *end;
     errno = 0;
-    const double value =
-        KEYS[row].kind == REAL ? strtod(text, &end) : (double) strtoll(text, &end, 0);
+    double value = KEYS[row].kind == REAL ? strtod(text, &end) : (double) strtoll(text, &end, 0);
+    if (KEYS[row].kind == SIZE && end != text && *end) {
+        const char *units = "KMG", *unit = strchr(units, *end++);
+        for (long i = unit ? unit - units : -1; i >= 0; i--) {
+            value *= 1024;
+        }
+        end = unit ? end : (char *) text; /* no unit: no number */
+    }
     if (end == text || *end || errno || !(value >= KEYS[row].low && value <= KEYS[row].high)) {
         snprintf(why, size, "%s=%s: wanted a number from %g to %g", KEYS[row].key, text,
                  KEYS[row].low, KEYS[row].high);
@@ -63,6 +71,8 @@ static int set_number(size_t row, const char *text, char *why, size_t size)
         *(bool *) KEYS[row].value = value != 0;
     } else if (KEYS[row].kind == INT) {
         *(int *) KEYS[row].value = (int) value;
+    } else if (KEYS[row].kind == SIZE) {
+        *(uint64_t *) KEYS[row].value = (uint64_t) value;
     } else if (KEYS[row].kind == ADDRESS) {
         *(uint32_t *) KEYS[row].value = (uint32_t) value;
     } else {

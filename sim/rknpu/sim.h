@@ -53,6 +53,8 @@ struct settings {
     double hang_ms;             /* how long a hung job takes; 0: as long as the driver waits */
     uint32_t iova_base;         /* lowest address that rocket hands out */
     uint32_t version;           /* of the rknpu driver: 908 is 0.9.8 */
+    uint64_t memory;            /* bytes of all buffers together; 0: no limit */
+    uint64_t space;             /* bytes of buffers in one address space; 0: what addresses allow */
     double mhz[DRIVERS];        /* of the NPU's clock */
     double core_gbs, total_gbs; /* GB/s of memory: one core, all of them */
     char nodes[256];            /* names below /dev/accel and /dev/dri, separated by commas */
@@ -102,6 +104,7 @@ void sim_log(int level, const char *format, ...) PRINTF(2, 3);
 struct cost;
 void report_reset(void);
 void report_submit(enum driver driver, int jobs);
+void report_switch(void); /* of rknpu, to another IOMMU domain */
 void report_task(enum driver driver, int core, uint32_t words, const struct cost *cost);
 void report_overhead(enum driver driver, int core, double ns);
 void report_refused(enum driver driver, int core, const char *why);

@@ -146,16 +146,16 @@ class Rocket(File):
 
 
 class Rknpu(File):
-    """The vendor's driver."""
+    """The vendor's driver; *domain* is the IOMMU domain of buffers and jobs from now on."""
+
+    domain = 0
 
     def __init__(self, node=RKNPU_NODE):
         super().__init__(node)
 
     def create(self, nbytes, flags=DATA):
-        handle, _, _, obj, iova, *_ = struct.unpack(
-            "<IIQQQQiI",
-            self.ioctl(MEM_CREATE, struct.pack("<IIQQQQiI", 0, flags, nbytes, 0, 0, 0, 0, 0)),
-        )
+        args = struct.pack("<IIQQQQiI", 0, flags, nbytes, 0, 0, 0, self.domain, 0)
+        handle, _, _, obj, iova, *_ = struct.unpack("<IIQQQQiI", self.ioctl(MEM_CREATE, args))
         _, _, offset = struct.unpack("<IIQ", self.ioctl(MEM_MAP, struct.pack("<IIQ", handle, 0, 0)))
         made = Buffer(self, handle, iova, self.map(nbytes, offset))
         made.obj, made.flags = obj, flags
@@ -171,7 +171,7 @@ class Rknpu(File):
         """Submit and wait; return (task_counter, hw_elapse_time, fence_fd)."""
         values = {"flags": PC | PINGPONG, "timeout": 6000, "fence_fd": -1} | fields
         slots = slots or [(0, count), (count, 0), (count, 0), (0, 0), (0, 0)]
-        head = (values["flags"], values["timeout"], 0, count, 0, 0, tasks.obj, 0, 0, 0, 0)
+        head = (values["flags"], values["timeout"], 0, count, 0, 0, tasks.obj, self.domain, 0, 0, 0)
         ranges = [number for slot in slots for number in slot]
         args = struct.pack("<IIIIIiQIIQqIi10I", *head, mask, values["fence_fd"], *ranges)
         out = struct.unpack("<IIIIIiQIIQqIi10I", self.ioctl(SUBMIT, args))
