@@ -10,6 +10,8 @@ what the runtime adds: ledger, verification off.  `proof` is the check of the pr
 made once when they are prepared; `check` is what is left of it for each token.
 
 `--threads` compares a thread for each core of rocket with one for all, token by token in turn.
+`--rates` gives what the cost model has of the host: ns an element rounded, ns a sum scaled, and ns
+a unit of everything but products, from prompts of 128; CPU time of all threads.
 """
 
 import argparse
@@ -24,12 +26,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cffi import FFI
 
 import npurt
 import npurt.rknpu.device as device_module
 import npurt.rknpu.driver as driver_module
-from npurt.rknpu import host
+from npurt.rknpu import cost, host
+from npurt.rknpu.host import round_rows
+from npurt.rknpu.numerics import signs_of
 from npurt.runtime.remote import RemoteStep
 from npurt.runtime.shortlist import Shortlist
 from npurt.settings import ROCKET_THREADS
@@ -98,8 +103,19 @@ class Requests:
     def leave_out(self) -> None:
         """Ask nothing of the driver any more."""
         self._library.driver = self._ffi.NULL
-        for job in self.jobs():
-            job.run.table.mark_count = 0  # nobody overwrites them
+        for made in self._prepared.values():
+            for product, _ in made:
+                product._job.run.table.mark_count = 0  # nobody overwrites them
+
+    def sums(self, rows: int) -> tuple[int, int]:
+        """Return how many elements are rounded, and sums scaled, in all jobs of *rows*."""
+        elements, sums = 0, 0
+        for (_, prepared), made in self._prepared.items():
+            for product, _ in made if prepared == rows else ():
+                elements += rows * sum(part.kp for part in product._parts[0])
+                counts = [cost.count(region.plan) for region in product._regions]
+                sums += sum(each.result_bytes // 4 for each in counts)
+        return elements, sums
 
 
 def beside(llm: npurt.Llama, clock: Clock, requests: Requests, tokens: int) -> list[float]:
@@ -218,17 +234,56 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
     }
 
 
+def rates(path: Path, rows: int = 128) -> dict[str, Any]:
+    """Time a prompt of *rows* without a driver, and rounding alone."""
+    x = np.random.default_rng(0).standard_normal((rows, 4096), np.float32)
+    codes, scales = np.empty((2 * rows, 4096), np.int8), np.empty(rows, np.float32)
+    rounding, products, others = [], [], []
+    for _ in range(REPETITIONS):
+        start = time.thread_time()
+        round_rows(x, codes, scales, signs=signs_of(4096), block=64, passes=2)
+        rounding.append(time.thread_time() - start)
+    clock = Clock()
+    matmuls = device_module.RkDevice.matmuls
+    device_module.RkDevice.matmuls = clock.wrap("matmuls", matmuls)  # type: ignore[method-assign]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        npurt.Llama(path, "rknpu:sim-vendor", n_ctx=16 * rows, verify="off") as llm,
+    ):
+        requests = Requests(llm, folder)
+        llm.eval_last(range(10, 10 + rows))
+        requests.leave_out()
+        for _ in range(8):
+            clock.spent.clear()
+            start = time.process_time()
+            llm.eval_last(range(10, 10 + rows))
+            others.append(time.process_time() - start)
+            products.append(clock.take("matmuls") / 1e3)
+            others[-1] -= products[-1]
+        elements, sums = requests.sums(rows)
+        units = rows * llm.config.n_layers * (llm.config.width + llm.config.n_ff)
+    device_module.RkDevice.matmuls = matmuls  # type: ignore[method-assign]
+    element = min(rounding) / x.size
+    return {
+        "model": path.name,
+        "ns_an_element": 1e9 * element,
+        "ns_a_sum": 1e9 * (min(products) - elements * element) / sums,
+        "ns_a_unit": 1e9 * min(others) / units,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Host time of a decoded token.")
     parser.add_argument("--threads", action="store_true", help="rocket: one thread, or one a core")
+    parser.add_argument("--rates", action="store_true", help="the host's rates, from prompts")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--device", nargs="+", default=["rknpu:sim", "rknpu:sim-vendor"])
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.threads:
+    if args.threads or args.rates:
         for model in args.models:
-            print(json.dumps(threads(model, args.tokens)))
+            print(json.dumps(rates(model) if args.rates else threads(model, args.tokens)))
         return
     rows = [measure(model, name, args.tokens) for model in args.models for name in args.device]
     if args.json:

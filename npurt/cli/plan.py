@@ -22,8 +22,10 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a row for each matrix, totals, and the divergence to expect."""
     from npurt.llm.price import divergence, prices
+    from npurt.llm.speed import speeds
 
     rows = list(prices(args.model))
+    rates = speeds(args.model, rows)
     apart = None if args.quick else divergence(args.model, DEVICES[args.device])
     nbytes = sum(row.nbytes for row in rows)
     if args.json:
@@ -32,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
             "bytes": nbytes,
             "forms": Counter(row.form for row in rows),
             "divergence": asdict(apart) if apart else None,
+            "speed": [asdict(each) for each in rates],
         }))  # fmt: skip
         return 0
     width = max(len(row.tensor) for row in rows)
@@ -42,8 +45,19 @@ def run(args: argparse.Namespace) -> int:
               f"{row.error:8.1e}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
     forms = ", ".join(f"{n} {form}" for form, n in Counter(row.form for row in rows).items())
     print(f"{len(rows)} weights ({forms}), {nbytes / 1e6:.0f} MB on the NPU")
+    print("tokens/s to expect, host included, by a model fitted to others' measurements; npurt was "
+          "never timed on an NPU")  # fmt: skip
+    for each in rates:
+        clock = "as the driver leaves it" if each.stock else "with a frequency patch"
+        print(f"  {each.driver} at {each.mhz:.0f} MHz, {clock}: prompt of {each.prompt_tokens} "
+              f"{_range(each.prompt)}, decoding {_range(each.decode)}")  # fmt: skip
     if apart:
         print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
               f"the same best token {100 * apart.same_best:.1f} % of the time "
               f"(simulated, {apart.tokens} tokens)")  # fmt: skip
     return 0
+
+
+def _range(rates: tuple[float, float, float]) -> str:
+    least, expected, most = rates
+    return f"{expected:.3g} ({least:.3g} to {most:.3g})"

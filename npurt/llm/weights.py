@@ -18,6 +18,13 @@ FLOATS = ("f32", "f16", "bf16")
 # rounds a whole row to one scale, it shows there most (docs/decisions/006).
 FINE = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate", "ffn_down", "output")
 
+# Weights that are multiplied by one input, in one call, have the same value here.
+CALLS = {
+    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate"), "attn_qkv"),
+    **dict.fromkeys(("ffn_gate", "ffn_up"), "ffn_gate_up"),
+    **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), "ffn_gate_up_shexp"),
+}
+
 # Products that stay on the CPU: few columns, and an error in them grows.
 AT_HOME = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_conv1d")
 
@@ -97,6 +104,12 @@ def matrices(file: GGUF) -> Iterator[tuple[str, QTensor, bool]]:
 def kind_of(name: str) -> str:
     """Return *name* of a weight without its block: what is alike in all layers."""
     return name.rpartition(".")[2]
+
+
+def call_of(name: str) -> str:
+    """Return what weights that are multiplied by one input have in common."""
+    block, dot, kind = name.rpartition(".")
+    return f"{block}{dot}{CALLS.get(kind, kind)}"
 
 
 def load(

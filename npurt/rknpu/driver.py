@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
-from npurt.rknpu.cost import task_seconds
+from npurt.rknpu.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.forms import ATOM
 from npurt.rknpu.lower import Profile
 from npurt.rknpu.memory import Buffer, Space
@@ -17,7 +17,7 @@ from npurt.rknpu.proof import Proof, Role, prove
 from npurt.rknpu.run import Call, Crew, Lane, Run
 from npurt.rknpu.task import Task
 
-MARGIN = 20  # on the cost model: a clock of 300 MHz, memory that is shared
+MARGIN = 20  # on what is expected: a slower clock, memory that is shared
 GRACE_S = 0.5  # beyond that; as long as mainline lets a job take
 ATTEMPTS = 2  # of a job, with a reset between
 
@@ -135,7 +135,7 @@ class Driver(abc.ABC):
 
     Attributes:
         deadline_s: Seconds that a job may take at most.
-        planned_s: Seconds that a job with many rows may take at the slowest clock, by the model.
+        planned_s: Seconds that a job with many rows may take, by the cost model's slowest guess.
         repeats: Of all jobs so far.
         name: Of the kernel's driver.
         detail: Version and node, for people.
@@ -176,13 +176,18 @@ class Driver(abc.ABC):
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
             job = self._job(parts, inputs)
-            seconds = max(task_seconds([work.tasks for work in works], chained=self.chained))
+            seconds = self._expected([work.tasks for work in works])
             job.most_s = min(self._patience(seconds), self.deadline_s)
             return job
         except BaseException:
             for part in parts:
                 part.program.free()
             raise
+
+    def _expected(self, work: Sequence[Sequence[Task]]) -> float:
+        """Return the seconds that the cost model expects each core's tasks to take at most."""
+        speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
+        return max(task_seconds(work, speed, chained=self.chained, clock_hz=clock_hz))
 
     def _part(self, space: Space, work: Work) -> Part:
         nbytes = len(work.tasks) * stride(self.profile) * 8

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from npurt.errors import DeviceLost, DriverError, NpurtError
 from npurt.rknpu import images
-from npurt.rknpu.cost import SUBMIT_S, estimate
+from npurt.rknpu.cost import npu_seconds
 from npurt.rknpu.driver import Driver, Job, Work
 from npurt.rknpu.forms import form
 from npurt.rknpu.layout import Layout
@@ -67,7 +67,7 @@ class Outcome:
     what: str
     seconds: float | None = None  # of the last run, from submit to results
     driver_seconds: float | None = None  # the driver's own figure
-    model_seconds: float | None = None  # the cost model's, with one submit
+    model_seconds: float | None = None  # what the cost model expects, with one submit
 
 
 _ROWS = tuple(
@@ -190,8 +190,8 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
         if not np.array_equal(result, exact):
             break
     elapsed = driver.elapsed_ns(product.job)
-    model = estimate(tiles, chained=driver.chained, submit_s=SUBMIT_S[driver.name])
-    times = seconds, None if elapsed is None else elapsed / 1e9, model.seconds
+    expected = npu_seconds([tiles], driver.name).expected
+    times = seconds, None if elapsed is None else elapsed / 1e9, expected
     product.free()
     state, what = _verdict(result, exact, product.job.repeated)
     about = f"{what}; looks at {trial.about}" if state == "wrong" else what

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.rknpu.cost import STOCK_HZ, core_seconds
+from npurt.rknpu.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
 from npurt.rknpu.driver import Driver, Job, Work
 from npurt.rknpu.host import I8, I32
 from npurt.rknpu.layout import Layout
@@ -29,13 +29,15 @@ FEW_ROWS = 16  # that every weight in scope has the time for
 
 @functools.lru_cache(maxsize=1024)
 def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
-    """Return how many rows a job with *weights* may have to take *seconds* at `STOCK_HZ`.
+    """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
 
-    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.
+    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.  By the
+    slowest guess, at the clock that the driver leaves the NPU at.
     """
+    slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
     while most > FEW_ROWS:
-        plans = [plan(each, most * passes, Layout.ROW) for each in weights]
-        if max(core_seconds(plans, chained=False, clock_hz=STOCK_HZ)) <= seconds:
+        work = tasks_of([plan(each, most * passes, Layout.ROW) for each in weights])
+        if max(task_seconds(work, slowest, chained=False, clock_hz=clock_hz)) <= seconds:
             break
         most //= 2
     return most

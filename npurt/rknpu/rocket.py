@@ -20,7 +20,7 @@ from npurt.rknpu.system import System, ffi
 
 BACKSTOP_S = 10.0
 # The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
-# of that is left for what the cost model does not know.
+# of that is left for what even the slowest guess does not know.
 PLANNED_S = 0.25
 
 

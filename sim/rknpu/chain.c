@@ -94,7 +94,7 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
         !matmul_reuse(run, &mm, walk->has_last ? &walk->last : NULL)) {
         return false;
     }
-    cost_matmul(&mm, job->driver, job->cores, run->chained, &run->cost);
+    cost_matmul(&mm, job->driver, job->cores, run->chained, run->first, &run->cost);
     if (!in_time(run, walk->segment) || !matmul_run(run, &mm)) {
         return false;
     }
@@ -119,6 +119,7 @@ static bool run_task(struct walk *walk, const struct step *step, struct program 
                       .worker = worker,
                       .why = &worker->why,
                       .chained = step->chained,
+                      .first = !segment->done,
                       .write = job->fault.effect != STALE};
     pthread_rwlock_rdlock(&space->lock);
     const bool done =

@@ -1,17 +1,21 @@
 /*
  * An estimate of what a task would take: a model fitted to published figures, not a measurement.
  *
- * Within about 20 % of the points it was compared with: int4 rows, int8 128x1024x8192, fp16
- * 256x512x128 at three clocks (happyme531, gregordinary, ork-driver).  Not modelled: CBUF stalls,
- * IOMMU misses, the interrupt between two tasks of one rocket job.
+ * Written apart from npurt/rknpu/cost.py, from the same figures: the middle of what others measured
+ * (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU), from which single points
+ * are off by a quarter, those with dependent tasks by a half.  Not modelled: IOMMU misses, other
+ * users of the memory.
  */
 #include "npu.h"
 
 #include <stdio.h>
 
-static const double MAC_EFFICIENCY = 0.88; /* happyme531, rk-llama.cpp: of the peak */
+static const double MAC_EFFICIENCY = 0.85; /* of the array's peak, while it multiplies */
 static const double BYTES_PER_CYCLE = 16;  /* of one core's bus */
-static const double SUBMIT_NS[DRIVERS] = {[ROCKET] = 52e3, [RKNPU] = 33e3}; /* gregordinary */
+static const uint32_t BANK_BYTES = 32768;  /* of CBUF */
+static const double SUBMIT_NS[DRIVERS] = {[ROCKET] = 52e3, [RKNPU] = 50e3};
+/* From the end of a task to the start of the next: an interrupt with rocket, a chain with rknpu. */
+static const double NEXT_NS[DRIVERS] = {[ROCKET] = 60e3, [RKNPU] = 10e3};
 
 double cost_submit_ns(enum driver driver)
 {
@@ -35,7 +39,14 @@ static double bandwidth(enum driver driver, int cores)
     return smaller(smaller(settings.core_gbs, bus), settings.total_gbs / cores);
 }
 
-void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool chained,
+/* Whether the weight banks hold a group of kernels while the next one comes. */
+static bool holds_two_groups(const struct matmul *mm)
+{
+    const uint32_t group = mm->format->group * (mm->k * mm->format->bits / 8);
+    return (mm->banks >> 4) >= 2 * div_up(group, BANK_BYTES);
+}
+
+void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool chained, bool first,
                  struct cost *cost)
 {
     const struct format *f = mm->format;
@@ -50,16 +61,19 @@ void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool ch
     const double features = (double) cost->features / bytes;
     const double weights = (double) cost->weights / bytes;
     const double outputs = (double) cost->outputs / bytes;
-    cost->ns = chained ? larger(mac, features + weights + outputs)
-                       : features + larger(mac, weights) + outputs;
+    /* Weights and results stream while it multiplies, unless each group waits for the last. */
+    const double work = larger(holds_two_groups(mm) ? mac : mac + weights, weights + outputs);
+    cost->ns = chained ? larger(work, features + weights + outputs) : features + work;
+    cost->ns += first ? 0 : NEXT_NS[driver];
     snprintf(cost->shape, sizeof(cost->shape), "%s m %llu k %u n %u", f->name,
              (unsigned long long) m, mm->k, mm->n);
 }
 
-void cost_flying(uint64_t elements, enum driver driver, int cores, struct cost *cost)
+void cost_flying(uint64_t elements, enum driver driver, int cores, bool first, struct cost *cost)
 {
     cost->features = 2 * 4 * elements;
     cost->outputs = 4 * elements;
     cost->ns = (double) (cost->features + cost->outputs) / bandwidth(driver, cores);
+    cost->ns += first ? 0 : NEXT_NS[driver];
     snprintf(cost->shape, sizeof(cost->shape), "int32 add of %llu", (unsigned long long) elements);
 }

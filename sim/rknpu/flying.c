@@ -75,7 +75,7 @@ bool flying_run(struct run *run)
         !apart(run, b, size, "second operand")) {
         return false;
     }
-    cost_flying(size / 4, run->job->driver, run->job->cores, &run->cost);
+    cost_flying(size / 4, run->job->driver, run->job->cores, run->first, &run->cost);
     for (uint64_t at = 0; at < size && run->write; at += 4) {
         add(w.bytes + at, a + at, b + at, VALUE(DPU_DATA_FORMAT) == SUM_FP32);
     }

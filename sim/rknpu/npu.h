@@ -49,7 +49,7 @@ struct run { /* one task on one core */
     struct job *job;
     struct worker *worker;
     struct why *why;
-    bool chained, write;
+    bool chained, first, write;
     struct cost cost;
     uint8_t *out; /* what it writes, first to last byte */
     uint64_t out_size;
@@ -138,9 +138,10 @@ uint16_t double_to_half(double value);
 uint16_t double_to_bfloat(double value);
 
 /* --- cost.c -------------------------------------------------------------------------------- */
-void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool chained,
+/* `first`: of its core's part of a job; the others wait until they are started. */
+void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool chained, bool first,
                  struct cost *cost);
-void cost_flying(uint64_t elements, enum driver driver, int cores, struct cost *cost);
+void cost_flying(uint64_t elements, enum driver driver, int cores, bool first, struct cost *cost);
 double cost_submit_ns(enum driver driver);
 
 #endif

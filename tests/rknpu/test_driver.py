@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
-from npurt.rknpu import driver as driver_module
-from npurt.rknpu.cost import estimate
+from npurt.rknpu import cost
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.driver import SENTINEL, Work
 from npurt.rknpu.forms import FORMS
@@ -119,7 +118,7 @@ def wait(driver, product, monkeypatch, *, seconds=None):
     works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
     with monkeypatch.context() as patch:
         if seconds is not None:
-            patch.setattr(driver_module, "task_seconds", lambda tasks, *, chained: [seconds])
+            patch.setattr(driver, "_expected", lambda tasks: seconds)
         job = driver.prepare(works)
         patch.setattr(driver, "_try", lambda _, told: waits.append(told))
         waits = []
@@ -132,12 +131,13 @@ def test_a_job_may_take_many_times_what_the_model_gives_it_and_little_more(
     driver, product, monkeypatch
 ):
     """Mainline's kernel ends what hangs by itself, before the wait for it ends."""
-    model = estimate(product.plan, chained=driver.chained).seconds
+    npu = cost.npu_seconds([product.plan], driver.name).expected
+    model = npu - cost.SPEEDS[driver.name].expected.submit_s
 
     small = wait(driver, product, monkeypatch)
     large = wait(driver, product, monkeypatch, seconds=0.3)
 
-    assert small == wait(driver, product, monkeypatch, seconds=model)
+    assert small == pytest.approx(wait(driver, product, monkeypatch, seconds=model), abs=1e-9)
     if driver.name == "rocket":
         assert small == large > 0.5
     else:

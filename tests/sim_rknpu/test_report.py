@@ -63,11 +63,15 @@ def test_a_refusal_is_text_that_json_can_hold(driver):
     assert json.dumps(client.report()["last_refusal"]).isascii()
 
 
-# The figures that were published for the model, in ms; they lay within 25 % of what RockNPU and
-# gregordinary measured (0.399, 0.18, 0.125, 0.587).
-@pytest.mark.parametrize(("mhz", "ms"), [(200, 0.341), (600, 0.148), (700, 0.135)])
+# RockNPU measured 0.399, 0.18 and 0.125 ms.
+@pytest.mark.parametrize(("mhz", "ms"), [(200, 0.3267), (600, 0.1436), (700, 0.1307)])
 def test_the_model_of_a_lone_float_task(mhz, ms):
-    """One core cannot use all memory, of which another test's open device would have part."""
+    """52 us for the submit, 256 KiB of features, then 32768 cycles of products at 85 % of the peak.
+
+    Features come at 16 bytes a cycle or 11.1 GB/s; 128 KiB of weights and 64 KiB of results go by
+    while it multiplies.  One core cannot use all memory, of which another test's open device would
+    have part.
+    """
     client.configure(f"rocket_mhz={mhz} total_gbs=1000")
     task = Task(256, 512, 128, "native-w", ("fp16", "fp16"))
     with Rocket() as driver:
@@ -77,7 +81,11 @@ def test_the_model_of_a_lone_float_task(mhz, ms):
 
 
 def test_the_model_of_three_cores_that_share_the_memory():
-    """int4 1x2048x16384: 0.644 ms; N is rounded up to three multiples of 64, 0.8 % more."""
+    """int4 1x2048x16384: happyme531 measured 0.587 ms.
+
+    The model: 50 us for the submit, 3 x 5.6 MB of weights and 11 KB of results at 27.5 GB/s; N is
+    rounded up to three multiples of 64.
+    """
     task = Task(1, 2048, 5504, "native-w", ("int4", "int16"))
     with Rknpu() as driver:
         benches = [Bench(driver, task, *operands(task)) for _ in range(3)]
@@ -88,11 +96,14 @@ def test_the_model_of_three_cores_that_share_the_memory():
 
         _, elapsed, _ = driver.submit(entries, 3, 7, slots)
 
-    assert elapsed == pytest.approx(0.644e6, rel=0.012)
+    assert elapsed == pytest.approx(0.6661e6, rel=0.001)
 
 
 def test_chained_tasks_hide_their_transfers_behind_the_products():
-    """A large task comes to the 0.88 of the array's peak that was measured, in a chain only."""
+    """262144 cycles of products, at 85 % of the peak, are 308 us; transfers would take 295.
+
+    In a chain, 10 us pass before the next task starts; a lone task waits 12 us for its features.
+    """
     task = Task(128, 1024, 2048, "native-w", ("int8", "int32"))
     shares = []
     with Rknpu() as driver:
@@ -105,8 +116,25 @@ def test_chained_tasks_hide_their_transfers_behind_the_products():
             driver.submit(entries, count)
             shares.append(client.report()["last_tasks"][-1]["model_mac_utilisation"])
 
-    assert shares[0] == pytest.approx(0.88, abs=0.001)
-    assert shares[1] < 0.8
+    assert shares == [pytest.approx(0.8233, abs=0.0002), pytest.approx(0.8187, abs=0.0002)]
+
+
+def test_a_group_of_kernels_waits_for_the_one_before_when_cbuf_has_no_room_for_two(driver):
+    """K = 4096: a group of kernels is 128 KiB, four banks; 64 rows leave four, 32 rows eight."""
+    shares = []
+    for rows in (64, 32):
+        task = Task(rows, 4096, 512)
+        Bench(driver, task, *operands(task)).run()
+        shares.append(client.report()["last_tasks"][-1])
+
+    ns_of = [rows * 16 * 128 / 0.85 for rows in (64, 32)]  # products of a core at 1 GHz
+    mhz, bytes_ns = (200, 3.2) if isinstance(driver, Rocket) else (1000, 11.1)
+    weights = 4096 * 512 / bytes_ns
+    features, results = (4096 / bytes_ns, 4 * 512 / bytes_ns)
+    whole, half = (each["model_ns"] for each in shares)
+    assert whole == pytest.approx(64 * features + ns_of[0] * 1000 / mhz + weights, abs=1)
+    busy = max(ns_of[1] * 1000 / mhz, weights + 32 * results)
+    assert half == pytest.approx(32 * features + busy, abs=1)
 
 
 @pytest.mark.parametrize("bit", [0x1000, 0x2000], ids=["features", "weights"])
