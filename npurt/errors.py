@@ -8,6 +8,7 @@
     |   +-- DeviceLost                           the device was reset or the DSP process died
     |   +-- DeviceFull                           no memory left that the device could use
     +-- UnsupportedOp     (NotImplementedError)  no kernel for this op, shape or dtype
+    +-- GraphError        (ValueError)           a graph of ops contradicts itself
     +-- NotOffloaded                             strict mode: an op would leave its planned device
     +-- VerificationFailed                       a result is wrong, and so was its recomputation
     +-- LayoutError       (ValueError)           a shape, dtype, stride, alignment or size is wrong
@@ -78,6 +79,10 @@ class DeviceFull(DriverError):
 
 class UnsupportedOp(NpurtError, NotImplementedError):
     """No kernel for this op, shape or dtype."""
+
+
+class GraphError(NpurtError, ValueError):
+    """A graph of ops reads what nothing wrote, writes a tensor twice, or has wrong shapes."""
 
 
 class NotOffloaded(NpurtError):

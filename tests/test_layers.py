@@ -15,7 +15,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"settings"},
     {"doctor", "library", "models"},
     {"quant"},
-    {"device", "restart"},
+    {"device", "graph", "restart"},
     {"cpu", "hexagon", "rknpu"},
     {"runtime"},
     {"llm"},

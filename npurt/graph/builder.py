@@ -1,0 +1,269 @@
+"""Write a graph op by op: each method adds one and returns the tensor that it makes.
+
+An op and the tensor that it makes have one name.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from npurt.graph import ops
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Activation, Gating, Pairing, Precision
+from npurt.graph.tensor import POSITIONS, ROWS, SELECTED, Dim, Kind, Tensor
+
+
+class Builder:
+    """The ops of a graph so far.
+
+    Args:
+        name: Of the graph, such as the architecture's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._ops: list[ops.Op] = []
+
+    def build(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            GraphError: It contradicts itself; see `Graph.check`.
+        """
+        return Graph(self.name, tuple(self._ops)).check()
+
+    # --- Tensors --------------------------------------------------------------------------------
+
+    def tokens(self) -> Tensor:
+        """Return the input of token ids ``[T]``."""
+        return Tensor("tokens", (ROWS,), "i32", Kind.INPUT)
+
+    def input(self, name: str, columns: Dim) -> Tensor:
+        """Return an input of rows ``[T, columns]``."""
+        return Tensor(name, (ROWS, columns), kind=Kind.INPUT)
+
+    def constant(self, name: str, *shape: Dim, dtype: str = "f32") -> Tensor:
+        """Return a weight of the model."""
+        return Tensor(name, shape, dtype, Kind.WEIGHT)
+
+    def table(self, name: str, size: int) -> Tensor:
+        """Return a vector that is computed when the model is loaded."""
+        return Tensor(name, (Dim("R", size),), "f64", Kind.TABLE)
+
+    def _columns(self, name: str, like: Tensor, letter: str, size: int) -> Tensor:
+        return Tensor(name, (*like.shape[:-1], Dim(letter, size)))
+
+    def _like(self, name: str, x: Tensor) -> Tensor:
+        return Tensor(name, x.shape)
+
+    def _add(self, op: ops.Op) -> Tensor:
+        self._ops.append(op)
+        (made,) = op.writes
+        return made
+
+    def output(self, x: Tensor, name: str | None = None) -> Tensor:
+        """Make *x*, which the last op wrote, an output of the graph; return the output."""
+        last = self._ops[-1]
+        assert last.writes == (x,), "only the last op's tensor"
+        made = replace(x, kind=Kind.OUTPUT, name=name or x.name)
+        self._ops[-1] = replace(last, out=made, name=made.name)  # type: ignore[call-arg]
+        return made
+
+    # --- Rows -----------------------------------------------------------------------------------
+
+    def embedding(self, name: str, tokens: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+        """Look up rows of *weight*."""
+        out = Tensor(name, (*tokens.shape, weight.shape[-1]))
+        return self._add(ops.Embedding(name, tokens, weight, out, scale))
+
+    def select_rows(self, name: str, x: Tensor) -> Tensor:
+        """Keep the rows whose logits are wanted."""
+        return self._add(ops.SelectRows(name, x, Tensor(name, (SELECTED, *x.shape[1:]))))
+
+    def split(self, x: Tensor, names: dict[str, int], heads: int = 1) -> tuple[Tensor, ...]:
+        """Cut *x* into pieces: their names and columns, interleaved head by head."""
+        outs = tuple(self._columns(name, x, "N", size) for name, size in names.items())
+        self._ops.append(ops.Split(f"{x.name}.split", x, outs, heads))
+        return outs
+
+    # --- Elements -------------------------------------------------------------------------------
+
+    def add(self, name: str, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """``a + scale * b``."""
+        return self._add(ops.Add(name, a, b, self._like(name, a), scale))
+
+    def multiply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """``a * b``."""
+        return self._add(ops.Multiply(name, a, b, self._like(name, a)))
+
+    def scale(self, name: str, x: Tensor, factor: float) -> Tensor:
+        """``factor * x``."""
+        return self._add(ops.Scale(name, x, self._like(name, x), factor))
+
+    def softcap(self, name: str, x: Tensor, cap: float) -> Tensor:
+        """``cap * tanh(x / cap)``."""
+        return self._add(ops.Softcap(name, x, self._like(name, x), cap))
+
+    def sigmoid_gate(self, name: str, x: Tensor, gate: Tensor) -> Tensor:
+        """``x * sigmoid(gate)``."""
+        return self._add(ops.SigmoidGate(name, x, gate, self._like(name, x)))
+
+    def gated_unit(
+        self,
+        name: str,
+        gate: Tensor,
+        up: Tensor | None,
+        activation: Activation = Activation.SILU,
+        **conventions: Any,
+    ) -> Tensor:
+        """``activation(gate) * up``; *conventions* are fields of `ops.GatedUnit`."""
+        out = self._like(name, gate)
+        return self._add(ops.GatedUnit(name, gate, up, out, activation, **conventions))
+
+    # --- Norms ----------------------------------------------------------------------------------
+
+    def rms_norm(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        heads: int = 1,
+        plus_one: bool = False,
+    ) -> Tensor:
+        """Norm x, or each of *heads* groups of its columns."""
+        return self._add(ops.RMSNorm(name, x, weight, self._like(name, x), eps, heads, plus_one))
+
+    def l2_norm(self, name: str, x: Tensor, eps: float, heads: int) -> Tensor:
+        """Scale each of *heads* groups of columns to length 1."""
+        return self._add(ops.L2Norm(name, x, self._like(name, x), eps, heads))
+
+    def gated_norm(
+        self, name: str, x: Tensor, gate: Tensor, weight: Tensor, eps: float, heads: int
+    ) -> Tensor:
+        """Norm each of *heads* groups of columns, times ``silu(gate)``."""
+        return self._add(ops.GatedNorm(name, x, gate, weight, self._like(name, x), eps, heads))
+
+    # --- Products -------------------------------------------------------------------------------
+
+    def matmul(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        precision: Precision = Precision.INT8,
+    ) -> Tensor:
+        """``x @ weight.T + bias``."""
+        out = Tensor(name, (*x.shape[:-1], weight.shape[0]))
+        return self._add(ops.MatMul(name, x, weight, bias, out, precision))
+
+    # --- Attention ------------------------------------------------------------------------------
+
+    def rope(
+        self,
+        name: str,
+        x: Tensor,
+        frequencies: Tensor,
+        heads: int,
+        pairing: Pairing,
+        magnitude: float = 1.0,
+    ) -> Tensor:
+        """Rotate each of *heads* groups of columns by its row's position."""
+        return self._add(
+            ops.Rope(name, x, frequencies, self._like(name, x), heads, pairing, magnitude)
+        )
+
+    def attention(
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        **conventions: Any,
+    ) -> Tensor:
+        """Attend over the sequence; *conventions* are fields of `ops.Attention`."""
+        keys, values = (
+            Tensor(f"{name}.{state}", (POSITIONS, k.shape[-1]), "f16", Kind.STATE)
+            for state in ("keys", "values")
+        )
+        out = self._like(name, q)
+        return self._add(
+            ops.Attention(name, q, k, v, keys, values, out, heads, kv_heads, scale, **conventions)
+        )
+
+    # --- Mixtures of experts --------------------------------------------------------------------
+
+    def route(
+        self, name: str, scores: Tensor, top_k: int, gating: Gating, **conventions: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Choose *top_k* experts of each row: their numbers and weights, ``[T, K]`` each."""
+        shape = (scores.shape[0], Dim("K", top_k))
+        experts = Tensor(f"{name}.experts", shape, "i32")
+        weights = Tensor(f"{name}.weights", shape)
+        self._ops.append(ops.Route(name, scores, experts, weights, gating, **conventions))
+        return experts, weights
+
+    def expert_matmul(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        experts: Tensor,
+        bias: Tensor | None = None,
+        precision: Precision = Precision.INT8,
+    ) -> Tensor:
+        """Multiply each row by the matrices of its experts."""
+        out = Tensor(name, (*experts.shape, weight.shape[1]))
+        return self._add(ops.ExpertMatMul(name, x, weight, bias, experts, out, precision))
+
+    def weighted_sum(self, name: str, x: Tensor, weights: Tensor) -> Tensor:
+        """Add up the results of a row's experts."""
+        out = Tensor(name, (x.shape[0], x.shape[-1]))
+        return self._add(ops.WeightedSum(name, x, weights, out))
+
+    # --- Recurrence -----------------------------------------------------------------------------
+
+    def short_conv(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: Activation = Activation.NONE,
+    ) -> Tensor:
+        """Convolve each column with the rows before it."""
+        shape = (Dim("C-1", weight.columns - 1), x.shape[-1])
+        state = Tensor(f"{name}.state", shape, kind=Kind.STATE)
+        out = self._like(name, x)
+        return self._add(ops.ShortConv(name, x, weight, bias, state, out, activation))
+
+    def delta_gates(
+        self, name: str, beta: Tensor, alpha: Tensor, rate: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return beta and the logarithm of decay."""
+        outs = self._like(f"{name}.beta", beta), self._like(f"{name}.decay", alpha)
+        self._ops.append(ops.DeltaGates(name, beta, alpha, rate, bias, *outs))
+        return outs
+
+    def gated_delta_net(
+        self,
+        name: str,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        gates: tuple[Tensor, Tensor],
+        heads: int,
+        k_heads: int,
+        *,
+        grouped: bool,
+    ) -> Tensor:
+        """Run the recurrence over q, k, v and what `delta_gates` returned."""
+        width = qkv[2].columns // heads
+        shape = (Dim("H", heads), Dim("Wv", width), Dim("Wk", width))
+        state = Tensor(f"{name}.state", shape, kind=Kind.STATE)
+        out = self._like(name, qkv[2])
+        return self._add(
+            ops.GatedDeltaNet(name, *qkv, *gates, state, out, heads, k_heads, width**-0.5, grouped)
+        )

@@ -1,0 +1,89 @@
+"""A graph: ops in an order in which they can run, and the check that it is one."""
+
+from dataclasses import dataclass
+
+from npurt.errors import GraphError
+from npurt.graph.ops import Op
+from npurt.graph.shapes import why_wrong
+from npurt.graph.tensor import Kind, Tensor
+
+WRITTEN = (Kind.ACTIVATION, Kind.OUTPUT)  # what ops make; all else exists before a run
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ops of one forward pass.  Every tensor is written once, before it is read."""
+
+    name: str
+    ops: tuple[Op, ...]
+
+    def tensors(self, kind: Kind) -> tuple[Tensor, ...]:
+        """Return the tensors of one kind, in the order in which ops name them first."""
+        found: dict[str, Tensor] = {}
+        for op in self.ops:
+            for tensor in (*op.reads, *op.states, *op.writes):
+                if tensor.kind is kind:
+                    found.setdefault(tensor.name, tensor)
+        return tuple(found.values())
+
+    def last_use(self) -> dict[str, int]:
+        """Return for each tensor that ops write the index of the last op that names it."""
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.ops):
+            last |= {tensor.name: index for tensor in (*op.reads, *op.writes)}
+        return {t.name: last[t.name] for op in self.ops for t in op.writes}
+
+    def check(self) -> "Graph":
+        """Return the graph if it is valid.
+
+        Raises:
+            GraphError: A tensor is read before it is written or is written twice, two tensors have
+                one name, a state has several writers, or shapes do not fit.
+        """
+        known: dict[str, Tensor] = {}
+        written: set[str] = set()
+        advanced: set[str] = set()
+        for op in self.ops:
+            for tensor in (*op.reads, *op.states, *op.writes):
+                if known.setdefault(tensor.name, tensor) != tensor:
+                    raise _wrong(op, f"{tensor} has the name of {known[tensor.name]}")
+            _check_reads(op, written)
+            _check_writes(op, written)
+            _check_states(op, advanced)
+            written |= {tensor.name for tensor in op.writes}
+            advanced |= {tensor.name for tensor in op.states}
+            reason = why_wrong(op)
+            if reason:
+                raise _wrong(op, reason)
+        return self
+
+
+def _check_reads(op: Op, written: set[str]) -> None:
+    for tensor in op.reads:
+        if tensor.kind in WRITTEN and tensor.name not in written:
+            raise _wrong(op, f"it reads {tensor.name}, which no op before it writes")
+        if tensor.kind is Kind.STATE:
+            raise _wrong(op, f"it reads the state {tensor.name} as an activation")
+
+
+def _check_writes(op: Op, written: set[str]) -> None:
+    for tensor in op.writes:
+        if tensor.kind not in WRITTEN:
+            raise _wrong(op, f"it writes {tensor.name}, which is a {tensor.kind.value}")
+        if tensor.name in written:
+            raise _wrong(op, f"{tensor.name} is written a second time")
+
+
+def _check_states(op: Op, advanced: set[str]) -> None:
+    for tensor in op.states:
+        if tensor.kind is not Kind.STATE:
+            raise _wrong(op, f"its state {tensor.name} is a {tensor.kind.value}")
+        if tensor.name in advanced:
+            raise _wrong(op, f"the state {tensor.name} is already another op's")
+
+
+def _wrong(op: Op, what: str) -> GraphError:
+    return GraphError(
+        f"{type(op).__name__} {op.name}: {what}",
+        remedy="correct the function that builds this graph (docs/extending)",
+    )

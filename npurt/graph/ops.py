@@ -1,0 +1,408 @@
+"""The operations of a graph, as data.
+
+Each op names its tensors and its conventions.  Its function in `meaning` is what it computes;
+`cost` is its work.  `READS`, `WRITES` and `STATES` name the fields that hold tensors; a field may
+hold None, one tensor, or a tuple of them.  Letters: T rows, D width, H heads, G key heads, W head
+width, F feed-forward width, E experts, K experts of a token, V vocabulary, P positions.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from npurt.graph.tensor import Tensor
+
+
+class Activation(Enum):
+    """A function of each element."""
+
+    NONE = "none"
+    SILU = "silu"  # x * sigmoid(x)
+    GELU = "gelu"  # tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    GELU_ERF = "gelu_erf"  # 0.5 x (1 + erf(x / sqrt(2)))
+    RELU_SQUARED = "relu_squared"  # max(x, 0)^2
+
+
+class Pairing(Enum):
+    """Which elements of a head rotate together."""
+
+    ADJACENT = "adjacent"  # (2i, 2i + 1)
+    HALVES = "halves"  # (i, i + rotated / 2)
+
+
+class Gating(Enum):
+    """How the scores of a router become weights of experts."""
+
+    SOFTMAX = "softmax"  # over all experts, then the best are chosen
+    SIGMOID = "sigmoid"  # of each score by itself
+    SOFTMAX_CHOSEN = "softmax_chosen"  # over the chosen experts only
+
+
+class Precision(Enum):
+    """The least precision that a device may round the activations of a product to."""
+
+    INT8 = "int8"
+    INT16 = "int16"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Base class.  *name* is the op's own, such as ``blk.0.attn_norm``."""
+
+    READS: ClassVar[tuple[str, ...]] = ()
+    WRITES: ClassVar[tuple[str, ...]] = ("out",)
+    STATES: ClassVar[tuple[str, ...]] = ()  # read and written
+
+    name: str
+
+    def _tensors(self, fields: tuple[str, ...]) -> tuple[Tensor, ...]:
+        found: list[Tensor] = []
+        for field in fields:
+            value = getattr(self, field)
+            if isinstance(value, tuple):
+                found += value
+            elif value is not None:
+                found.append(value)
+        return tuple(found)
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        """Tensors that must exist before the op runs, states excluded."""
+        return self._tensors(self.READS)
+
+    @property
+    def writes(self) -> tuple[Tensor, ...]:
+        """Tensors that the op makes."""
+        return self._tensors(self.WRITES)
+
+    @property
+    def states(self) -> tuple[Tensor, ...]:
+        """States that the op reads and advances."""
+        return self._tensors(self.STATES)
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding(Op):
+    """``out[t] = scale * weight[tokens[t]]``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("tokens", "weight")
+
+    tokens: Tensor  # i32 [T]
+    weight: Tensor  # [V, D]
+    out: Tensor  # [T, D]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows(Op):
+    """Keep the rows whose logits are wanted, in order."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+
+    x: Tensor  # [T, D]
+    out: Tensor  # [L, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Op):
+    """Cut the columns of each of *heads* equal groups into one piece for each output."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+    WRITES: ClassVar[tuple[str, ...]] = ("outs",)
+
+    x: Tensor  # [T, heads * (n0 + n1 + ...)]
+    outs: tuple[Tensor, ...]  # [T, heads * n0], [T, heads * n1], ...
+    heads: int = 1
+
+
+# --- Elements -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Op):
+    """``out = a + scale * b``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("a", "b")
+
+    a: Tensor
+    b: Tensor
+    out: Tensor
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply(Op):
+    """``out = a * b``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("a", "b")
+
+    a: Tensor
+    b: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Op):
+    """``out = factor * x``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+
+    x: Tensor
+    out: Tensor
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap(Op):
+    """``out = cap * tanh(x / cap)``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+
+    x: Tensor
+    out: Tensor
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidGate(Op):
+    """``out = x * sigmoid(gate)``; a gate of one column goes with all columns of x."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "gate")
+
+    x: Tensor  # [T, n]
+    gate: Tensor  # [T, n] or [T, 1]
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GatedUnit(Op):
+    """``out = activation(gate) * (up + up_offset)``, of clamped inputs when *limit* is given.
+
+    The gate is clamped from above, *up* from both sides.  *alpha* multiplies the argument of the
+    sigmoid in SiLU.  Without *up* the activation is all.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("gate", "up")
+
+    gate: Tensor
+    up: Tensor | None
+    out: Tensor
+    activation: Activation = Activation.SILU
+    limit: float | None = None
+    alpha: float = 1.0
+    up_offset: float = 0.0
+
+
+# --- Norms ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm(Op):
+    """``out = x / sqrt(mean(x^2) + eps) * weight``, over each of *heads* groups of columns."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weight")
+
+    x: Tensor  # [T, n]
+    weight: Tensor | None  # [n / heads]
+    out: Tensor
+    eps: float
+    heads: int = 1
+    plus_one: bool = False  # the weight is stored without the 1 that is added to it
+
+
+@dataclass(frozen=True, slots=True)
+class L2Norm(Op):
+    """``out = x / sqrt(sum(x^2) + eps)``, over each of *heads* equal groups of columns."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+
+    x: Tensor
+    out: Tensor
+    eps: float
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNorm(Op):
+    """``out = RMSNorm(x) * silu(gate)``, the norm over each of *heads* equal groups of columns."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "gate", "weight")
+
+    x: Tensor  # [T, H * W]
+    gate: Tensor  # [T, H * W]
+    weight: Tensor  # [W]
+    out: Tensor
+    eps: float
+    heads: int
+
+
+# --- Products -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul(Op):
+    """``out = x @ weight.T + bias``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
+
+    x: Tensor  # [T, K]
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
+    out: Tensor  # [T, N]
+    precision: Precision = Precision.INT8
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Op):
+    """Rotate pairs of each head by ``position * frequencies``; the result is times *magnitude*.
+
+    Elements of a head beyond the rotated ones stay as they are.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "frequencies")
+
+    x: Tensor  # [T, heads * W]
+    frequencies: Tensor  # [rotated / 2] radians per position
+    out: Tensor
+    heads: int
+    pairing: Pairing
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """Append k and v to the states, then attend: ``out = softmax(scale * q @ k.T) @ v``.
+
+    A row sees its own sequence up to its own position; with a *window*, only the last so many
+    positions.  Sinks are one more logit of each head, whose value is nothing.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sinks")
+    STATES: ClassVar[tuple[str, ...]] = ("keys", "values")
+
+    q: Tensor  # [T, H * W]
+    k: Tensor  # [T, G * W]
+    v: Tensor  # [T, G * W]
+    keys: Tensor  # state [P, G * W]
+    values: Tensor  # state [P, G * W]
+    out: Tensor  # [T, H * W]
+    heads: int
+    kv_heads: int
+    scale: float
+    sinks: Tensor | None = None  # [H]
+    window: int = 0  # positions, the row's own included; 0: all
+    softcap: float = 0.0  # of scaled scores; 0: none
+    temperature: tuple[float, int] | None = None  # (b, n): q *= 1 + b log(1 + position // n)
+
+
+# --- Mixtures of experts --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Op):
+    """Choose the best experts of each row, best first, and their weights.
+
+    The selection *bias* is added for the choice, not to the weights.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("scores", "bias")
+    WRITES: ClassVar[tuple[str, ...]] = ("experts", "weights")
+
+    scores: Tensor  # [T, E]
+    experts: Tensor  # i32 [T, K]
+    weights: Tensor  # [T, K]
+    gating: Gating
+    normalise: bool  # weights of a row add up to 1 before *scale*
+    scale: float = 1.0
+    bias: Tensor | None = None  # [E]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatMul(Op):
+    """``out[t, j] = weight[e] @ x[t, j] + bias[e]`` for each chosen expert ``e = experts[t, j]``.
+
+    An x without the axis of experts is the same for all of them.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias", "experts")
+
+    x: Tensor  # [T, n] or [T, K, n]
+    weight: Tensor  # [E, m, n]
+    bias: Tensor | None  # [E, m]
+    experts: Tensor  # i32 [T, K]
+    out: Tensor  # [T, K, m]
+    precision: Precision = Precision.INT8
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum(Op):
+    """``out[t] = sum over j of weights[t, j] * x[t, j]``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weights")
+
+    x: Tensor  # [T, K, D]
+    weights: Tensor  # [T, K]
+    out: Tensor  # [T, D]
+
+
+# --- Recurrence -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv(Op):
+    """A causal convolution of each column with the rows before it, then an activation.
+
+    ``out[t] = activation(sum over j of weight[:, j] * x[t - taps + 1 + j] + bias)``; the state
+    holds the last ``taps - 1`` rows of x.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
+    STATES: ClassVar[tuple[str, ...]] = ("state",)
+
+    x: Tensor  # [T, C]
+    weight: Tensor  # [C, taps]
+    bias: Tensor | None  # [C]
+    state: Tensor  # [taps - 1, C]
+    out: Tensor  # [T, C]
+    activation: Activation = Activation.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaGates(Op):
+    """``out_beta = sigmoid(beta)``; ``out_decay = rate * softplus(alpha + bias)``, a logarithm."""
+
+    READS: ClassVar[tuple[str, ...]] = ("beta", "alpha", "rate", "bias")
+    WRITES: ClassVar[tuple[str, ...]] = ("out_beta", "out_decay")
+
+    beta: Tensor  # [T, H]
+    alpha: Tensor  # [T, H]
+    rate: Tensor  # [H]
+    bias: Tensor  # [H]
+    out_beta: Tensor  # [T, H]
+    out_decay: Tensor  # [T, H]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet(Op):
+    """For each head: ``S *= e^decay``; ``S += beta (v - S k) k^T``; ``out = scale S q``."""
+
+    READS: ClassVar[tuple[str, ...]] = ("q", "k", "v", "beta", "decay")
+    STATES: ClassVar[tuple[str, ...]] = ("state",)
+
+    q: Tensor  # [T, G * W]
+    k: Tensor  # [T, G * W]
+    v: Tensor  # [T, H * W]
+    beta: Tensor  # [T, H]
+    decay: Tensor  # [T, H], logarithms
+    state: Tensor  # [H, W (of v), W (of k)]
+    out: Tensor  # [T, H * W]
+    heads: int
+    k_heads: int
+    scale: float
+    grouped: bool  # head h has key head h // (H / G), not h % G

@@ -1,0 +1,53 @@
+"""The row table: which sequence and position each row of a run belongs to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one run.  Rows of a sequence lie in the order of their positions, without a gap.
+
+    Attributes:
+        sequences: int ``[T]``, a number for each sequence.
+        positions: int ``[T]``, from 0.
+        wanted: bool ``[T]``, True where logits are wanted.
+    """
+
+    sequences: npt.NDArray[np.intp]
+    positions: npt.NDArray[np.intp]
+    wanted: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, count: int, start: int = 0, *, wanted: int | None = None) -> "Rows":
+        """Return *count* rows of sequence 0 from position *start* on.
+
+        Args:
+            wanted: The number of last rows whose logits are wanted; None: all.
+        """
+        flags = np.arange(count) >= (0 if wanted is None else count - wanted)
+        return cls(np.zeros(count, np.intp), np.arange(start, start + count), flags)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def by_sequence(self) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+        """Yield each sequence and the indices of its rows.
+
+        Raises:
+            LayoutError: Positions of a sequence are out of order or have a gap.
+        """
+        for sequence in dict.fromkeys(self.sequences.tolist()):
+            index = np.flatnonzero(self.sequences == sequence)
+            if (np.diff(self.positions[index]) != 1).any():
+                raise LayoutError(
+                    f"rows of sequence {sequence} are at positions "
+                    f"{self.positions[index].tolist()[:8]}",
+                    remedy="pass the rows of a sequence in order, one for each position",
+                )
+            yield sequence, index

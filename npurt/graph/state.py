@@ -1,0 +1,99 @@
+"""The states of sequences, and the values of a run, as the interpreter keeps them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+from npurt.graph.graph import Graph
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import Kind, Tensor, sizes
+
+Array = npt.NDArray[Any]
+
+
+class States:
+    """The states of every sequence, float arrays by name.
+
+    Args:
+        graph: Whose states these are.
+        dtype: Element type to keep all of them in; None keeps each as its tensor says.
+    """
+
+    def __init__(self, graph: Graph, dtype: npt.DTypeLike | None = None) -> None:
+        self._tensors = {tensor.name: tensor for tensor in graph.tensors(Kind.STATE)}
+        self._dtypes = {
+            name: np.dtype(dtype or tensor.dtype.replace("f", "float"))
+            for name, tensor in self._tensors.items()
+        }
+        self._sequences: dict[int, dict[str, Array]] = {}
+
+    def of(self, sequence: int) -> dict[str, Array]:
+        """Return the states of *sequence*, new ones when it has none: zeros, or no positions."""
+        if sequence not in self._sequences:
+            self._sequences[sequence] = {
+                name: np.zeros([size if isinstance(size, int) else 0 for size in sizes(tensor)],
+                               self._dtypes[name])
+                for name, tensor in self._tensors.items()
+            }  # fmt: skip
+        return self._sequences[sequence]
+
+    def append(self, sequence: int, state: Tensor, position: int, values: Array) -> Array:
+        """Write *values* ``[T, n]`` from *position* on, forget what came after; return all.
+
+        Raises:
+            LayoutError: Positions before *position* are missing.
+        """
+        held = self.of(sequence)
+        old = held[state.name]
+        if position > len(old):
+            raise LayoutError(
+                f"sequence {sequence} has {len(old)} positions, not {position}",
+                remedy="run the rows of a sequence in order, without a gap",
+            )
+        new = np.concatenate([old[:position], values.astype(old.dtype)])
+        held[state.name] = new
+        return new
+
+    def copy(self, sequence: int) -> dict[str, Array]:
+        """Return a copy of the states of *sequence*, for `restore`."""
+        return {name: array.copy() for name, array in self.of(sequence).items()}
+
+    def restore(self, sequence: int, copied: Mapping[str, Array]) -> None:
+        """Continue *sequence* from what `copy` returned."""
+        self._sequences[sequence] = {name: array.copy() for name, array in copied.items()}
+
+    def forget(self, sequence: int) -> None:
+        """Drop the states of *sequence*."""
+        self._sequences.pop(sequence, None)
+
+
+class Run:
+    """Values of the tensors of one run, as the functions in `meaning` see them."""
+
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        values: dict[str, Array],
+        load: Callable[[str], Array],
+        rows: Rows,
+        states: States,
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        self.values = values
+        self.rows = rows
+        self.states = states
+        self._load = load
+
+    def __getitem__(self, tensor: Tensor) -> Array:
+        """Return the value of *tensor*, in the run's element type unless it holds integers."""
+        if tensor.name in self.values:
+            return self.values[tensor.name]
+        shape = [dim.size or -1 for dim in tensor.shape]  # a file may hold one row as a vector
+        return self._load(tensor.name).astype(self.dtype, copy=False).reshape(shape)
+
+    def rows_of(self, tensor: Tensor, index: Array) -> Array:
+        """Return some rows of a weight: cheaper than all of a large one."""
+        return np.asarray(self._load(tensor.name)[index], dtype=self.dtype)

@@ -1,0 +1,164 @@
+"""The parts of a decoder layer, as graphs: attention, feed-forward, experts, gated delta net.
+
+Each function adds ops to a builder and returns the tensor that the layer adds to the residual
+stream.  Letters: T rows, D width, H heads, G kv heads, W head width, F feed-forward width, E
+experts.
+Source of names of tensors: llama.cpp src/llama-arch.cpp, MIT.
+"""
+
+import numpy as np
+
+from npurt.graph.ops import Activation, Gating, Pairing, Precision
+from npurt.graph.tensor import Dim, Tensor
+from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.delta import LENGTH_EPS, heads_of, sources
+from npurt.llm.arch.feedforward import experts_of
+from npurt.llm.arch.model_builder import ModelBuilder
+from npurt.llm.config import Config
+
+HIGH = Precision.INT16
+
+
+def attention(
+    b: ModelBuilder,
+    arch: Architecture,
+    config: Config,
+    block: str,
+    x: Tensor,
+    rope: tuple[Tensor, float],
+) -> Tensor:
+    """Causal grouped-query attention."""
+    width, heads, kv_heads = config.head_width, config.n_heads, config.n_kv_heads
+    q, k, v, gate = _qkv(b, arch, config, block, x)
+    if arch.head_norms:
+        q = b.norm(f"{block}.attn_q_norm", q, config.eps, heads)
+        k = b.norm(f"{block}.attn_k_norm", k, config.eps, kv_heads)
+    table, magnitude = rope
+    pairing = Pairing.HALVES if arch.rope is Rope.HALVES else Pairing.ADJACENT
+    q = b.rope(f"{block}.q_rope", q, table, heads, pairing, magnitude)
+    k = b.rope(f"{block}.k_rope", k, table, kv_heads, pairing, magnitude)
+    out = b.attention(f"{block}.attention", q, k, v, heads, kv_heads, config.attention_scale)
+    if gate is not None:
+        out = b.sigmoid_gate(f"{block}.attention_gate", out, gate)
+    assert out.columns == heads * width
+    return b.linear(f"{block}.attn_output", out, Dim("D", config.width))
+
+
+def _qkv(
+    b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return q, k, v and the gate of the output, from three weights or a fused one."""
+    q, kv = config.n_heads * config.head_width, config.n_kv_heads * config.head_width
+    fused = b.has(f"{block}.attn_qkv.weight")
+    stored = b.shape(f"{block}.attn_qkv.weight" if fused else f"{block}.attn_q.weight")
+    gated = arch.gated and stored[:1] == (2 * q + (2 * kv if fused else 0),)
+    rows = 2 * q if gated else q
+    if fused:
+        whole = b.linear(f"{block}.attn_qkv", x, Dim("Q+2KV", rows + 2 * kv), HIGH)
+        pieces = {f"{block}.attn_q": rows, f"{block}.attn_k": kv, f"{block}.attn_v": kv}
+        first, k, v = b.split(whole, pieces)
+    else:
+        first = b.linear(f"{block}.attn_q", x, Dim("Q", rows), HIGH)
+        k = b.linear(f"{block}.attn_k", x, Dim("KV", kv), HIGH)
+        v = b.linear(f"{block}.attn_v", x, Dim("KV", kv), HIGH)
+    if not gated:
+        return first, k, v, None
+    query, gate = b.split(first, {f"{block}.query": q, f"{block}.gate": q}, config.n_heads)
+    return query, k, v, gate
+
+
+def feed_forward(b: ModelBuilder, block: str, x: Tensor, n_ff: int, suffix: str = "") -> Tensor:
+    """Gate, up and down."""
+    gate = b.linear(f"{block}.ffn_gate{suffix}", x, Dim("F", n_ff))
+    up = b.linear(f"{block}.ffn_up{suffix}", x, Dim("F", n_ff))
+    active = b.gated_unit(f"{block}.ffn_active{suffix}", gate, up, Activation.SILU)
+    return b.linear(f"{block}.ffn_down{suffix}", active, x.shape[-1], HIGH)
+
+
+def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
+    """Experts chosen by a softmax, and one for all rows where the architecture has one."""
+    e = experts_of(config)
+    assert arch.mixture is not None, "experts in an architecture without"
+    count, f, d = Dim("E", e.count), Dim("F", e.n_ff), x.shape[-1]
+    scores = b.linear(f"{block}.ffn_gate_inp", x, count)
+    experts, weights = b.route(
+        f"{block}.route",
+        scores,
+        e.used,
+        Gating.SOFTMAX,
+        normalise=arch.mixture.normed if e.normed is None else e.normed,
+        scale=e.scale,
+    )
+    if b.has(f"{block}.ffn_gate_up_exps.weight"):
+        stack = b.weight(f"{block}.ffn_gate_up_exps.weight", count, Dim("2F", 2 * e.n_ff), d)
+        both = b.expert_matmul(f"{block}.ffn_gate_up_exps", x, stack, experts)
+        names = {f"{block}.ffn_gate_exps": e.n_ff, f"{block}.ffn_up_exps": e.n_ff}
+        gate, up = b.split(both, names)
+    else:
+        gate, up = (
+            b.expert_matmul(name, x, b.weight(f"{name}.weight", count, f, d), experts)
+            for name in (f"{block}.ffn_gate_exps", f"{block}.ffn_up_exps")
+        )
+    active = b.gated_unit(f"{block}.ffn_active_exps", gate, up, Activation.SILU)
+    down = b.weight(f"{block}.ffn_down_exps.weight", count, d, f)
+    results = b.expert_matmul(f"{block}.ffn_down_exps", active, down, experts, precision=HIGH)
+    out = b.weighted_sum(f"{block}.experts", results, weights)
+    if not arch.mixture.shared:
+        return out
+    shared = feed_forward(b, block, x, e.n_ff_shared, "_shexp")
+    gate = b.linear(f"{block}.ffn_gate_inp_shexp", x, Dim("1", 1))
+    return b.add(f"{block}.ffn", out, b.sigmoid_gate(f"{block}.shared", shared, gate))
+
+
+def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
+    """Projections, a short convolution, the gated delta net, a gated norm."""
+    net = heads_of(config)
+    assert arch.delta is not None, "a delta net in an architecture without"
+    heads, inner = Dim("H", net.heads), net.heads * net.width
+    qkv, z, beta, alpha = _projections(b, config, block, x)
+    kernel = b.vector(f"{block}.ssm_conv1d.weight", Dim("C", net.channels), Dim("taps", net.taps))
+    mixed = b.short_conv(f"{block}.conv", qkv, kernel, activation=Activation.SILU)
+    keys = net.k_heads * net.width
+    q, k, v = b.split(mixed, {f"{block}.q": keys, f"{block}.k": keys, f"{block}.v": inner})
+    q = b.l2_norm(f"{block}.q_norm", q, LENGTH_EPS, net.k_heads)
+    k = b.l2_norm(f"{block}.k_norm", k, LENGTH_EPS, net.k_heads)
+    rate, bias = b.vector(f"{block}.ssm_a", heads), b.vector(f"{block}.ssm_dt.bias", heads)
+    gates = b.delta_gates(f"{block}.gates", beta, alpha, rate, bias)
+    out = b.gated_delta_net(
+        f"{block}.delta_net", (q, k, v), gates, net.heads, net.k_heads, grouped=arch.delta.grouped
+    )
+    weight = b.vector(f"{block}.ssm_norm.weight", Dim("W", net.width))
+    out = b.gated_norm(f"{block}.ssm_norm", out, z, weight, config.eps, net.heads)
+    return b.linear(f"{block}.ssm_out", out, x.shape[-1])
+
+
+def _projections(
+    b: ModelBuilder, config: Config, block: str, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k and v side by side, z, beta and alpha."""
+    net, d = heads_of(config), x.shape[-1]
+    inner = Dim("HW", net.heads * net.width)
+    shapes = {
+        n: b.shape(n) for n in (f"{block}.ssm_ba.weight", f"{block}.ssm_in.weight") if b.has(n)
+    }
+    rows = {name: source.rows for name, source in sources(config, shapes, block)}
+    joined = {"ssm_ba": 2 * net.heads, "ssm_in": net.channels + net.heads * net.width}
+    whole = {
+        name: b.weight(f"{block}.{name}.weight", Dim("N", n), d)
+        for name, n in joined.items()
+        if b.has(f"{block}.{name}.weight")
+    }
+
+    def project(name: str, joint: str, columns: Dim) -> Tensor:
+        if joint not in whole:
+            return b.linear(f"{block}.{name}", x, columns, HIGH)
+        index = rows[f"{block}.{name}"]
+        weight = b.part(f"{block}.{name}.weight", whole[joint], np.asarray(index))
+        return b.matmul(f"{block}.{name}", x, weight, precision=HIGH)
+
+    return (
+        project("attn_qkv", "ssm_in", Dim("C", net.channels)),
+        project("attn_gate", "ssm_in", inner),
+        project("ssm_beta", "ssm_ba", Dim("H", net.heads)),
+        project("ssm_alpha", "ssm_ba", Dim("H", net.heads)),
+    )

@@ -1,0 +1,48 @@
+"""Build the graph of a GGUF file and run it in the interpreter."""
+
+import functools
+import itertools
+
+import numpy as np
+
+from npurt.graph.interpreter import Interpreter
+from npurt.graph.rows import Rows
+from npurt.graph.state import States
+from npurt.llm import arch
+from npurt.llm.arch import forward
+from npurt.llm.config import read_config
+from npurt.llm.gguf import GGUF
+
+
+@functools.lru_cache(maxsize=4)
+def read(path):
+    """Return the model graph of a file and a function that loads its weights and tables."""
+    file = GGUF(path)
+    config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0])
+    divisors = file["rope_freqs.weight"].dequantize() if "rope_freqs.weight" in file else None
+    model = forward.build(arch.find(file.architecture), config, file.tensors, divisors)
+
+    @functools.cache
+    def load(name):
+        if name in model.tables:
+            return model.tables[name]
+        part = model.parts.get(name)
+        values = file[part.tensor if part else name].dequantize().astype(np.float64)
+        return values if part is None or part.rows is None else values[part.rows]
+
+    return model, load
+
+
+def logits(path, ids, cuts=(), dtype=np.float64):
+    """Return the logits of *ids*, evaluated in runs that end at *cuts* and at the end."""
+    model, load = read(path)
+    interpreter = Interpreter(model.graph, load, dtype)
+    states = States(model.graph, dtype)
+    edges = [0, *cuts, len(ids)]
+    parts = [
+        interpreter.run(
+            {"tokens": np.asarray(ids[start:end])}, Rows.of(end - start, start), states
+        )["logits"]
+        for start, end in itertools.pairwise(edges)
+    ]
+    return np.concatenate(parts)
