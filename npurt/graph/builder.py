@@ -79,6 +79,10 @@ class Builder:
         """Keep the rows whose logits are wanted."""
         return self._add(ops.SelectRows(name, x, Tensor(name, (SELECTED, *x.shape[1:]))))
 
+    def copy(self, name: str, x: Tensor) -> Tensor:
+        """Make *x* an output of the graph that is called *name*."""
+        return self._add(ops.Copy(name, x, replace(x, name=name, kind=Kind.OUTPUT)))
+
     def split(self, x: Tensor, names: dict[str, int], heads: int = 1) -> tuple[Tensor, ...]:
         """Cut *x* into pieces: their names and columns, interleaved head by head."""
         outs = tuple(self._columns(name, x, "N", size) for name, size in names.items())
@@ -152,11 +156,12 @@ class Builder:
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
-        precision: Precision = Precision.INT8,
+        role: str = "",
+        precision: Precision = Precision.ROW8,
     ) -> Tensor:
-        """``x @ weight.T + bias``."""
+        """``x @ weight.T + bias``; the *role* is by default the last part of the name."""
         out = Tensor(name, (*x.shape[:-1], weight.shape[0]))
-        return self._add(ops.MatMul(name, x, weight, bias, out, precision))
+        return self._add(ops.MatMul(name, x, weight, bias, out, role or _last(name), precision))
 
     # --- Attention ------------------------------------------------------------------------------
 
@@ -214,11 +219,13 @@ class Builder:
         weight: Tensor,
         experts: Tensor,
         bias: Tensor | None = None,
-        precision: Precision = Precision.INT8,
+        role: str = "",
+        precision: Precision = Precision.ROW8,
     ) -> Tensor:
         """Multiply each row by the matrices of its experts."""
         out = Tensor(name, (*experts.shape, weight.shape[1]))
-        return self._add(ops.ExpertMatMul(name, x, weight, bias, experts, out, precision))
+        op = ops.ExpertMatMul(name, x, weight, bias, experts, out, role or _last(name), precision)
+        return self._add(op)
 
     def weighted_sum(self, name: str, x: Tensor, weights: Tensor) -> Tensor:
         """Add up the results of a row's experts."""
@@ -267,3 +274,7 @@ class Builder:
         return self._add(
             ops.GatedDeltaNet(name, *qkv, *gates, state, out, heads, k_heads, width**-0.5, grouped)
         )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

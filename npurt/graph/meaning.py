@@ -77,6 +77,11 @@ def _select_rows(op: ops.SelectRows, run: Run) -> tuple[Array, ...]:
     return (run[op.x][run.rows.wanted],)
 
 
+@_meaning(ops.Copy)
+def _copy(op: ops.Copy, run: Run) -> tuple[Array, ...]:
+    return (run[op.x],)
+
+
 @_meaning(ops.Split)
 def _split(op: ops.Split, run: Run) -> tuple[Array, ...]:
     x = _heads(run[op.x], op.heads)
@@ -304,3 +309,18 @@ def _gated_delta_net(op: ops.GatedDeltaNet, run: Run) -> tuple[Array, ...]:
             out[t] = op.scale * np.einsum("hvk,hk->hv", state, q[t])
         held[op.state.name] = state.astype(held[op.state.name].dtype)
     return (out.reshape(run[op.v].shape),)
+
+
+# --- Made by passes -------------------------------------------------------------------------------
+
+
+@_meaning(ops.Fused)
+def _fused(op: ops.Fused, run: Run) -> tuple[Array, ...]:
+    made: dict[str, Array] = {}
+    for part in op.parts:
+        results = MEANING[type(part)](part, run)
+        made |= {t.name: value for t, value in zip(part.writes, results, strict=True)}
+        run.values |= made
+    for name in made:
+        del run.values[name]
+    return tuple(made[tensor.name] for tensor in op.outs)

@@ -39,10 +39,12 @@ class Gating(Enum):
 
 
 class Precision(Enum):
-    """The least precision that a device may round the activations of a product to."""
+    """How far a device may round the operands of a product."""
 
-    INT8 = "int8"
-    INT16 = "int16"
+    ROW8 = "row8"  # activations to int8 with one scale a row, or better
+    BLOCK8 = "block8"  # activations to int8 with a scale for each 32 columns, or to int16
+    INT16 = "int16"  # activations to int16
+    EXACT = "exact"  # weights as the file has them: the product stays on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,16 @@ class SelectRows(Op):
 
     x: Tensor  # [T, D]
     out: Tensor  # [L, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Op):
+    """``out = x``, for an output that is also used inside the graph."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x",)
+
+    x: Tensor
+    out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +264,9 @@ class MatMul(Op):
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
     out: Tensor  # [T, N]
-    precision: Precision = Precision.INT8
+    role: str  # what it is for, in any layer, such as "attn_qkv": products of one x and role
+    #            may be done together, and reports add them up
+    precision: Precision = Precision.ROW8
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -337,7 +351,8 @@ class ExpertMatMul(Op):
     bias: Tensor | None  # [E, m]
     experts: Tensor  # i32 [T, K]
     out: Tensor  # [T, K, m]
-    precision: Precision = Precision.INT8
+    role: str  # as of `MatMul`
+    precision: Precision = Precision.ROW8
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,3 +421,21 @@ class GatedDeltaNet(Op):
     k_heads: int
     scale: float
     grouped: bool  # head h has key head h // (H / G), not h % G
+
+
+# --- Made by passes -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fused(Op):
+    """Several ops that a device does as one; *parts* in order are what it means."""
+
+    READS: ClassVar[tuple[str, ...]] = ("inputs",)
+    WRITES: ClassVar[tuple[str, ...]] = ("outs",)
+    STATES: ClassVar[tuple[str, ...]] = ("advances",)
+
+    pattern: str  # the pass that made it
+    parts: tuple[Op, ...]
+    inputs: tuple[Tensor, ...]
+    outs: tuple[Tensor, ...]
+    advances: tuple[Tensor, ...] = ()

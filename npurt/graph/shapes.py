@@ -76,8 +76,8 @@ def _elements(op: ops.Add | ops.Multiply) -> str | None:
     return _same(op.a, op.b, op.out)
 
 
-@_rule(ops.Scale, ops.Softcap)
-def _one(op: ops.Scale | ops.Softcap) -> str | None:
+@_rule(ops.Scale, ops.Softcap, ops.Copy)
+def _one(op: ops.Scale | ops.Softcap | ops.Copy) -> str | None:
     return _same(op.x, op.out)
 
 
@@ -208,3 +208,8 @@ def _gated_delta_net(op: ops.GatedDeltaNet) -> str | None:
         *(_is(tensor, rows, op.heads) for tensor in (op.beta, op.decay)),
         _is(op.state, op.heads, width, width),
     )
+
+
+@_rule(ops.Fused)
+def _fused(op: ops.Fused) -> str | None:
+    return _first(*map(why_wrong, op.parts))

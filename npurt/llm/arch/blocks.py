@@ -16,7 +16,9 @@ from npurt.llm.arch.feedforward import experts_of
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.config import Config
 
-HIGH = Precision.INT16
+# What attention compares and the logits need int16 activations.  The down projection has the inputs
+# with the largest outliers: one scale for a whole row loses most there (docs/decisions/006).
+INT16, BLOCK8, EXACT = Precision.INT16, Precision.BLOCK8, Precision.EXACT
 
 
 def attention(
@@ -54,13 +56,13 @@ def _qkv(
     gated = arch.gated and stored[:1] == (2 * q + (2 * kv if fused else 0),)
     rows = 2 * q if gated else q
     if fused:
-        whole = b.linear(f"{block}.attn_qkv", x, Dim("Q+2KV", rows + 2 * kv), HIGH)
+        whole = b.linear(f"{block}.attn_qkv", x, Dim("Q+2KV", rows + 2 * kv), "attn_qkv", INT16)
         pieces = {f"{block}.attn_q": rows, f"{block}.attn_k": kv, f"{block}.attn_v": kv}
         first, k, v = b.split(whole, pieces)
     else:
-        first = b.linear(f"{block}.attn_q", x, Dim("Q", rows), HIGH)
-        k = b.linear(f"{block}.attn_k", x, Dim("KV", kv), HIGH)
-        v = b.linear(f"{block}.attn_v", x, Dim("KV", kv), HIGH)
+        first = b.linear(f"{block}.attn_q", x, Dim("Q", rows), "attn_qkv", INT16)
+        k = b.linear(f"{block}.attn_k", x, Dim("KV", kv), "attn_qkv", INT16)
+        v = b.linear(f"{block}.attn_v", x, Dim("KV", kv), "attn_qkv", INT16)
     if not gated:
         return first, k, v, None
     query, gate = b.split(first, {f"{block}.query": q, f"{block}.gate": q}, config.n_heads)
@@ -69,10 +71,11 @@ def _qkv(
 
 def feed_forward(b: ModelBuilder, block: str, x: Tensor, n_ff: int, suffix: str = "") -> Tensor:
     """Gate, up and down."""
-    gate = b.linear(f"{block}.ffn_gate{suffix}", x, Dim("F", n_ff))
-    up = b.linear(f"{block}.ffn_up{suffix}", x, Dim("F", n_ff))
+    gate = b.linear(f"{block}.ffn_gate{suffix}", x, Dim("F", n_ff), "ffn_gate_up")
+    up = b.linear(f"{block}.ffn_up{suffix}", x, Dim("F", n_ff), "ffn_gate_up")
     active = b.gated_unit(f"{block}.ffn_active{suffix}", gate, up, Activation.SILU)
-    return b.linear(f"{block}.ffn_down{suffix}", active, x.shape[-1], HIGH)
+    precision = Precision.ROW8 if suffix else BLOCK8
+    return b.linear(f"{block}.ffn_down{suffix}", active, x.shape[-1], "ffn_down", precision)
 
 
 def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
@@ -80,7 +83,11 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
     e = experts_of(config)
     assert arch.mixture is not None, "experts in an architecture without"
     count, f, d = Dim("E", e.count), Dim("F", e.n_ff), x.shape[-1]
-    scores = b.linear(f"{block}.ffn_gate_inp", x, count)
+    scores = b.linear(f"{block}.ffn_gate_inp", x, count, "route", EXACT)
+    gate = None
+    if arch.mixture.shared:
+        gate = b.linear(f"{block}.ffn_gate_inp_shexp", x, Dim("1", 1), "route", EXACT)
+        shared = feed_forward(b, block, x, e.n_ff_shared, "_shexp")
     experts, weights = b.route(
         f"{block}.route",
         scores,
@@ -91,22 +98,24 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
     )
     if b.has(f"{block}.ffn_gate_up_exps.weight"):
         stack = b.weight(f"{block}.ffn_gate_up_exps.weight", count, Dim("2F", 2 * e.n_ff), d)
-        both = b.expert_matmul(f"{block}.ffn_gate_up_exps", x, stack, experts)
+        name = f"{block}.ffn_gate_up_exps"
+        both = b.expert_matmul(name, x, stack, experts, role="ffn_gate_up")
         names = {f"{block}.ffn_gate_exps": e.n_ff, f"{block}.ffn_up_exps": e.n_ff}
-        gate, up = b.split(both, names)
+        pair = b.split(both, names)
     else:
-        gate, up = (
-            b.expert_matmul(name, x, b.weight(f"{name}.weight", count, f, d), experts)
+        pair = tuple(
+            b.expert_matmul(
+                name, x, b.weight(f"{name}.weight", count, f, d), experts, role="ffn_gate_up"
+            )
             for name in (f"{block}.ffn_gate_exps", f"{block}.ffn_up_exps")
         )
-    active = b.gated_unit(f"{block}.ffn_active_exps", gate, up, Activation.SILU)
+    active = b.gated_unit(f"{block}.ffn_active_exps", *pair, Activation.SILU)
     down = b.weight(f"{block}.ffn_down_exps.weight", count, d, f)
-    results = b.expert_matmul(f"{block}.ffn_down_exps", active, down, experts, precision=HIGH)
+    name = f"{block}.ffn_down_exps"
+    results = b.expert_matmul(name, active, down, experts, role="ffn_down")
     out = b.weighted_sum(f"{block}.experts", results, weights)
-    if not arch.mixture.shared:
+    if gate is None:
         return out
-    shared = feed_forward(b, block, x, e.n_ff_shared, "_shexp")
-    gate = b.linear(f"{block}.ffn_gate_inp_shexp", x, Dim("1", 1))
     return b.add(f"{block}.ffn", out, b.sigmoid_gate(f"{block}.shared", shared, gate))
 
 
@@ -150,11 +159,13 @@ def _projections(
     }
 
     def project(name: str, joint: str, columns: Dim) -> Tensor:
+        gates = joint == "ssm_ba"
+        how = ("delta_gates", EXACT) if gates else ("attn_qkv", INT16)
         if joint not in whole:
-            return b.linear(f"{block}.{name}", x, columns, HIGH)
+            return b.linear(f"{block}.{name}", x, columns, *how)
         index = rows[f"{block}.{name}"]
         weight = b.part(f"{block}.{name}.weight", whole[joint], np.asarray(index))
-        return b.matmul(f"{block}.{name}", x, weight, precision=HIGH)
+        return b.matmul(f"{block}.{name}", x, weight, None, *how)
 
     return (
         project("attn_qkv", "ssm_in", Dim("C", net.channels)),

@@ -52,5 +52,6 @@ def build(
         x = b.add(block, x, out)
     h = b.norm("output_norm", b.select_rows("selected", x), config.eps)
     head = b.weight("output.weight", v, d) if b.has("output.weight") else b.part("output", table)
-    b.output(b.matmul("output", h, head, b.bias("output.bias", v), blocks.HIGH), "logits")
+    bias = b.bias("output.bias", v)
+    b.output(b.matmul("output", h, head, bias, "output", blocks.INT16), "logits")
     return b.finish(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))

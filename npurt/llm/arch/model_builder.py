@@ -137,11 +137,17 @@ class ModelBuilder(Builder):
     # --- Ops on the file's weights --------------------------------------------------------------
 
     def linear(
-        self, name: str, x: Tensor, columns: Dim, precision: Precision = Precision.INT8
+        self,
+        name: str,
+        x: Tensor,
+        columns: Dim,
+        role: str = "",
+        precision: Precision = Precision.ROW8,
     ) -> Tensor:
         """Multiply by ``NAME.weight`` and add ``NAME.bias`` if the file has one."""
         weight = self.weight(f"{name}.weight", columns, x.shape[-1])
-        return self.matmul(name, x, weight, self.bias(f"{name}.bias", columns), precision)
+        bias = self.bias(f"{name}.bias", columns)
+        return self.matmul(name, x, weight, bias, role, precision)
 
     def norm(self, name: str, x: Tensor, eps: float, heads: int = 1) -> Tensor:
         """RMSNorm by ``NAME.weight``, which has one element for each column of a group."""

@@ -1,0 +1,175 @@
+"""Rewrite a graph for a device: join ops that it does as one.
+
+A pass takes ops and returns ops; what they compute stays the same, which the interpreter can show.
+A joined op stands where its last part stood, so its inputs are there; it is not made when an op in
+between needs what a part makes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from npurt.graph import ops
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Fused, Op
+from npurt.graph.tensor import Kind, Tensor
+
+Pass = Callable[["Uses"], list[list[Op]]]
+
+
+class Uses:
+    """Who makes and who reads each tensor of a list of ops."""
+
+    def __init__(self, listed: Sequence[Op]) -> None:
+        self.ops = list(listed)
+        self.index = {id(op): i for i, op in enumerate(listed)}
+        self._maker = {tensor.name: op for op in listed for tensor in op.writes}
+        self._readers: dict[str, list[Op]] = {}
+        for op in listed:
+            for tensor in dict.fromkeys(op.reads):
+                self._readers.setdefault(tensor.name, []).append(op)
+
+    def maker(self, tensor: Tensor) -> Op | None:
+        """Return the op that writes *tensor*."""
+        return self._maker.get(tensor.name)
+
+    def readers(self, tensor: Tensor) -> list[Op]:
+        """Return the ops that read *tensor*."""
+        return self._readers.get(tensor.name, [])
+
+    def only_reader(self, tensor: Tensor) -> Op | None:
+        """Return the op that reads *tensor* if there is just one and it is no output."""
+        readers = self.readers(tensor)
+        return readers[0] if len(readers) == 1 and tensor.kind is not Kind.OUTPUT else None
+
+
+def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
+    """Return *graph* with the groups that each pass finds joined, in order."""
+    listed: Sequence[Op] = graph.ops
+    for pattern, find in passes:
+        uses = Uses(listed)
+        for group in find(uses):
+            listed = _join(pattern, list(listed), group, uses)
+    return Graph(graph.name, tuple(listed)).check()
+
+
+def _join(pattern: str, listed: list[Op], group: list[Op], uses: Uses) -> list[Op]:
+    """Return *listed* with *group* as one op, or as it is when something in between needs a part."""
+    parts = sorted(group, key=lambda op: uses.index[id(op)])
+    members = {id(op) for op in parts}
+    made = {tensor.name: tensor for op in parts for tensor in op.writes}
+    first = next(i for i, op in enumerate(listed) if id(op) in members)
+    last = max(i for i, op in enumerate(listed) if id(op) in members)
+    between = [op for op in listed[first:last] if id(op) not in members]
+    if any(tensor.name in made for op in between for tensor in op.reads):
+        return listed
+    outside = {tensor.name for op in listed if id(op) not in members for tensor in op.reads}
+    fused = Fused(
+        name=parts[-1].name,
+        pattern=pattern,
+        parts=tuple(parts),
+        inputs=tuple(dict.fromkeys(t for p in parts for t in p.reads if t.name not in made)),
+        outs=tuple(t for n, t in made.items() if n in outside or t.kind is Kind.OUTPUT),
+        advances=tuple(tensor for op in parts for tensor in op.states),
+    )
+    rest = [op for op in listed[:last] if id(op) not in members]
+    return [*rest, fused, *listed[last + 1 :]]
+
+
+# --- What devices join ----------------------------------------------------------------------------
+
+
+def products(uses: Uses) -> list[list[Op]]:
+    """Products of one input and role: q, k and v, or gate and up."""
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    for op in uses.ops:
+        if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            groups.setdefault((type(op), op.x.name, op.role), []).append(op)
+    return list(groups.values())
+
+
+def add_norm(uses: Uses) -> list[list[Op]]:
+    """A sum and the norm over whole rows of it; rows may be selected in between."""
+    groups = []
+    for op in uses.ops:
+        if not isinstance(op, ops.RMSNorm) or op.heads > 1:
+            continue
+        group: list[Op] = [op]
+        maker = uses.maker(op.x)
+        if isinstance(maker, ops.SelectRows) and uses.only_reader(op.x):
+            group.append(maker)
+            maker = uses.maker(maker.x)
+        if isinstance(maker, ops.Add) and maker.scale == 1:
+            group.append(maker)
+        groups.append(group)
+    return groups
+
+
+def attention(uses: Uses) -> list[list[Op]]:
+    """Attention with the norms and rotations of q and k before it and the gate after it."""
+    groups = []
+    for op in uses.ops:
+        if not isinstance(op, ops.Attention):
+            continue
+        group: list[Op] = [op]
+        for tensor in (op.q, op.k):
+            group += _before(uses, tensor, (ops.Rope, ops.RMSNorm))
+        after = uses.only_reader(op.out)
+        if isinstance(after, ops.SigmoidGate) and after.x == op.out:
+            group.append(after)
+            split = uses.maker(after.gate)
+            if isinstance(split, ops.Split) and split.heads == op.heads:
+                group.append(split)
+        groups.append(group)
+    return groups
+
+
+def _before(uses: Uses, tensor: Tensor, kinds: tuple[type[Op], ...]) -> list[Op]:
+    """Return the makers of *tensor*, of these kinds in this order, as far as nobody else reads."""
+    found: list[Op] = []
+    for kind in kinds:
+        maker = uses.maker(tensor)
+        if isinstance(maker, kind) and uses.only_reader(tensor):
+            found.append(maker)
+            tensor = maker.reads[0]
+    return found
+
+
+def delta_inputs(uses: Uses) -> list[list[Op]]:
+    """The short convolution before a gated delta net, the norms of q and k, and the gates."""
+    groups = []
+    for op in uses.ops:
+        if not isinstance(op, ops.GatedDeltaNet):
+            continue
+        group = [uses.maker(tensor) for tensor in (op.q, op.k, op.beta)]
+        split = uses.maker(op.v)
+        if isinstance(split, ops.Split):
+            group += [split, uses.maker(split.x)]
+        found = [member for member in group if member is not None]
+        kinds = [ops.L2Norm, ops.L2Norm, ops.DeltaGates, ops.Split, ops.ShortConv]
+        if [type(member) for member in found] == kinds:
+            groups.append(found)
+    return groups
+
+
+def combination(uses: Uses) -> list[list[Op]]:
+    """The weighted sum of experts, and the gated result of a shared expert that is added to it."""
+    groups = []
+    for op in uses.ops:
+        if not isinstance(op, ops.WeightedSum):
+            continue
+        group: list[Op] = [op]
+        add = uses.only_reader(op.out)
+        if isinstance(add, ops.Add) and add.scale == 1 and add.a == op.out:
+            gate = uses.maker(add.b)
+            if isinstance(gate, ops.SigmoidGate) and uses.only_reader(add.b):
+                group += [gate, add]
+        groups.append(group)
+    return groups
+
+
+HOST: tuple[tuple[str, Pass], ...] = (
+    ("products", products),
+    ("attention", attention),
+    ("delta_inputs", delta_inputs),
+    ("combination", combination),
+    ("add_norm", add_norm),
+)
