@@ -52,7 +52,7 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
 
 
 def _join(pattern: str, listed: list[Op], group: list[Op], uses: Uses) -> list[Op]:
-    """Return *listed* with *group* as one op, or as it is when something in between needs a part."""
+    """Return *listed* with *group* as one op; as it is when an op in between needs a part."""
     parts = sorted(group, key=lambda op: uses.index[id(op)])
     members = {id(op) for op in parts}
     made = {tensor.name: tensor for op in parts for tensor in op.writes}

@@ -67,7 +67,7 @@ def _split(op: ops.Split) -> str | None:
         return f"the pieces have {sum(o.columns for o in op.outs)} columns, not {op.x.columns}"
     return _first(
         *(_divides(op.heads, out) for out in op.outs),
-        *(_is(out, _rows(op.x), out.columns) for out in op.outs),
+        *(_is(out, *sizes(op.x)[:-1], out.columns) for out in op.outs),
     )
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, Packed
 from npurt.errors import LayoutError, SettingError
-from npurt.llm import arch, state_file, weights
-from npurt.llm.arch import decoder, feedforward
-from npurt.llm.arch.architecture import EMBEDDING, Model, Rope
-from npurt.llm.config import read_config, require_context
+from npurt.llm import state_file, weights
+from npurt.llm.arch import decoder, limits
+from npurt.llm.arch.architecture import EMBEDDING, Rope
+from npurt.llm.arch.reading import describe
+from npurt.llm.config import require_context
 from npurt.llm.gguf import GGUF
 from npurt.llm.metadata import Metadata
 from npurt.llm.progress import Progress
@@ -52,45 +53,40 @@ class Context:
     # --- Loading --------------------------------------------------------------------------------
 
     def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
-        self._architecture = arch.find(self._file.architecture)
-        embedding = self._file.tensors.get(EMBEDDING)
-        self.config = read_config(self.metadata, embedding.shape[0] if embedding else 1)
-        decoder.check(self._architecture, self.config)
-        self._shapes = {name: info.shape for name, info in self._file.tensors.items()}
-        self._expected = decoder.tensors(self._architecture, self.config, self._shapes)
-        weights.check(self._file, self._expected, decoder.ignored(self.config))
+        self._description = describe(self._file)
+        self.config = self._description.config
+        self._graph = self._description.graph(self._file)
         usual = min(self.config.n_context, USUAL_CONTEXT)
         self.n_ctx = usual if n_ctx is None else n_ctx
         require_context(self.metadata, self.n_ctx)
         self._state = State(self.config, self.n_ctx, kv_type)
 
     def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
-        file, config, expected = self._file, self.config, self._expected
-        sources = decoder.sources(config, self._shapes)
+        file, config = self._file, self.config
+        graph = self._description.graph(file, tapped) if tapped else self._graph
+        vectors = weights.vectors(file, graph)
         total = sum(info.nbytes for info in file.tensors.values())
         with Progress("load", total, "B", shown=self._progress) as bar:
             placed = weights.load(
-                file, expected, sources, self._device, self._cpu, strict=strict, progress=bar.add
+                file, graph, vectors, self._device, self._cpu, strict=strict, progress=bar.add
             )
-        numbers = weights.numbers(file, expected)
-        cos, sin = tables(config, self.n_ctx, numbers.get("rope_freqs"))
-        self._model = Model(
+        cos, sin = tables(config, self.n_ctx, self._description.divisors)
+        self._model = decoder.Model(
             config=config,
-            architecture=self._architecture,
+            graph=graph,
             weights=placed,
-            numbers=numbers,
+            vectors=vectors,
             cos=cos,
             sin=sin,
             state=self._state,
-            rows=min(self.n_batch, self.n_ctx, feedforward.most_rows(config)),
+            rows=min(self.n_batch, self.n_ctx, limits.most_rows(config)),
             device=self._device,
         )
-        self._decoder = decoder.Decoder(self._model)
         self._logits = np.empty((1, config.n_vocab), np.float32)
         self._embedding = file[EMBEDDING]
         self._plan = Plan(self._cpu, self._ledger, self._checks)
         self._taps = Taps(tapped, self._model.rows, config.width) if tapped else None
-        self._decoder.add(self._plan, self._logits, self._taps)
+        self._decoder = decoder.Decoder(self._model, self._plan, self._taps)
         self._plan.prepare()
 
     # --- Evaluation -----------------------------------------------------------------------------
@@ -245,7 +241,7 @@ class Context:
 
     def output_matrix(self, columns: int) -> Packed:
         """Return the output matrix ``[V, D]``, cut to *columns* logits or more if it can be."""
-        return self._model.weights["output"].first(columns).packed
+        return self._model.weights[self._model.output.weight.name].first(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
@@ -356,7 +352,7 @@ class Context:
             self.eval_last(rest[keep:])
             return
         self._cpu.engine.settle()
-        halves = self._architecture.rope is Rope.HALVES
+        halves = self._description.architecture.rope is Rope.HALVES
         cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
         self._state.own = min(self._state.own, keep)
         tokens[:] = rest

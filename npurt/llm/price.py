@@ -14,9 +14,11 @@ from statistics import fmean
 import numpy as np
 
 from npurt.device import F32, F64, Caps, Device, MatMul, Packed
+from npurt.graph.ops import Precision
+from npurt.llm.arch.reading import describe
 from npurt.llm.gguf import GGUF
 from npurt.llm.model import Llama
-from npurt.llm.weights import matrices
+from npurt.llm.weights import Matrix, matrices
 from npurt.quant.tensor import QTensor
 from npurt.rknpu import numerics
 
@@ -40,6 +42,7 @@ class Price:
     """One weight on the NPU, or a stack of experts, each of which is a weight there."""
 
     tensor: str
+    call: str  # weights that are multiplied by one input, in one call, have the same
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # in the file
     form: str  # on the NPU: a name in `npurt.rknpu.numerics.BY_NAME`; of a stack, the commonest
@@ -61,14 +64,17 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
     """Yield what each matrix of a GGUF file will be on an RK3588.
 
     Raises:
-        ModelFormatError: The file is damaged.
+        ModelFormatError: The file is damaged, or none that npurt runs.
         NumericsError: A weight holds NaN or infinity.
     """
     with GGUF(path) as file:
-        for name, tensor, fine in matrices(file):
+        for matrix in matrices(describe(file).graph(file)):
+            if matrix.precision is Precision.EXACT:
+                continue
+            tensor, fine = matrix.read(file), matrix.precision is not Precision.ROW8
             parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
-            yield _price(name, tensor, [_round(matrix, fine) for matrix in parts])
-            file.release(name)
+            yield _price(matrix, tensor, [_round(part, fine) for part in parts])
+            file.release(matrix.source.tensor)
 
 
 def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
@@ -78,10 +84,11 @@ def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
     return rounded.scheme.name, rounded.error, nbytes
 
 
-def _price(name: str, tensor: QTensor, rounded: list[tuple[str, float, int]]) -> Price:
+def _price(matrix: Matrix, tensor: QTensor, rounded: list[tuple[str, float, int]]) -> Price:
     forms, errors, sizes = zip(*rounded, strict=True)
     ((form, _),) = Counter(forms).most_common(1)
-    return Price(name, tensor.shape, tensor.dtype, form, fmean(errors), sum(sizes))
+    name, nbytes = matrix.source.tensor, sum(sizes)
+    return Price(name, matrix.call, tensor.shape, tensor.dtype, form, fmean(errors), nbytes)
 
 
 def divergence(

@@ -9,7 +9,6 @@ from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.config import Config, read_config
 from npurt.llm.gguf import GGUF
 from npurt.llm.price import Price
-from npurt.llm.weights import call_of, kind_of
 from npurt.rknpu.cost import CLOCKS, Guess
 from npurt.rknpu.forecast import Weight, jobs, run_seconds
 from npurt.rknpu.plan import Plan
@@ -87,16 +86,13 @@ def _weights(config: Config, prices: Iterable[Price]) -> list[Weight]:
     """Return the weights of a model; calls that are alike in several layers are one, counted."""
     calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
     for price in prices:
-        name = price.tensor.removesuffix(".weight")
         *stack, n, k = price.shape
-        each = (kind_of(name), n, k, price.form, stack[0] if stack else 1)
-        calls.setdefault(call_of(name), []).append(each)
+        each = (price.call.rpartition(".")[2], n, k, price.form, stack[0] if stack else 1)
+        calls.setdefault(price.call, []).append(each)
     used = config.experts.used if config.experts else 1
     weights = []
     for i, (call, layers) in enumerate(Counter(map(tuple, calls.values())).items()):
-        for kind, n, k, scheme, experts in call:
-            head = kind in ("output", kind_of(EMBEDDING.removesuffix(".weight")))
-            weights.append(
-                Weight(n, k, scheme, str(i), head, layers, experts, used if experts > 1 else 1)
-            )
+        for role, n, k, scheme, experts in call:
+            head, chosen = role == "output", used if experts > 1 else 1
+            weights.append(Weight(n, k, scheme, str(i), head, layers, experts, chosen))
     return weights

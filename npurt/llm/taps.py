@@ -54,11 +54,11 @@ class Taps:
         if self._at is not None:
             self.tokens += ids
 
-    def keep(self, layer: int, x: F32) -> Callable[[int], None]:
-        """Return what copies the first rows of *x*, which enter *layer*."""
+    def keep(self, layer: int) -> Callable[[F32, int], None]:
+        """Return what copies the first rows of an array, which enter *layer*."""
         columns = [i for i, tapped in enumerate(self.layers) if tapped == layer]
 
-        def copy(rows: int) -> None:
+        def copy(x: F32, rows: int) -> None:
             if self._at is not None:
                 self._values[self._at : self._at + rows, columns] = x[:rows, None]
 

@@ -8,9 +8,7 @@ import numpy as np
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
-from npurt.llm import arch
-from npurt.llm.arch import forward
-from npurt.llm.config import read_config
+from npurt.llm.arch.reading import describe
 from npurt.llm.gguf import GGUF
 
 
@@ -18,9 +16,7 @@ from npurt.llm.gguf import GGUF
 def read(path):
     """Return the model graph of a file and a function that loads its weights and tables."""
     file = GGUF(path)
-    config = read_config(file.metadata, file.tensors["token_embd.weight"].shape[0])
-    divisors = file["rope_freqs.weight"].dequantize() if "rope_freqs.weight" in file else None
-    model = forward.build(arch.find(file.architecture), config, file.tensors, divisors)
+    model = describe(file).graph(file)
 
     @functools.cache
     def load(name):

@@ -57,7 +57,7 @@ def test_every_op_has_a_meaning_and_a_shape_rule(kind):
         ([add("a", X, X, row("y", 9))], "shapes differ"),
         ([ops.RMSNorm("n", X, None, row("y"), 1e-6, heads=3)], "does not divide into 3"),
         (
-            [ops.MatMul("m", X, narrow(7), None, row("y"))],
+            [ops.MatMul("m", X, narrow(7), None, row("y"), "r")],
             "should be",
         ),
     ],

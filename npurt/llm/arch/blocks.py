@@ -7,18 +7,19 @@ Source of names of tensors: llama.cpp src/llama-arch.cpp, MIT.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from npurt.graph.ops import Activation, Gating, Pairing, Precision
 from npurt.graph.tensor import Dim, Tensor
 from npurt.llm.arch.architecture import Architecture, Rope
-from npurt.llm.arch.delta import LENGTH_EPS, heads_of, sources
-from npurt.llm.arch.feedforward import experts_of
 from npurt.llm.arch.model_builder import ModelBuilder
-from npurt.llm.config import Config
+from npurt.llm.config import Config, DeltaHeads
 
 # What attention compares and the logits need int16 activations.  The down projection has the inputs
 # with the largest outliers: one scale for a whole row loses most there (docs/decisions/006).
 INT16, BLOCK8, EXACT = Precision.INT16, Precision.BLOCK8, Precision.EXACT
+
+LENGTH_EPS = 1e-6  # of q and k of a delta net, whatever the norms have: transformers l2norm()
 
 
 def attention(
@@ -80,8 +81,9 @@ def feed_forward(b: ModelBuilder, block: str, x: Tensor, n_ff: int, suffix: str 
 
 def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
     """Experts chosen by a softmax, and one for all rows where the architecture has one."""
-    e = experts_of(config)
+    e = config.experts
     assert arch.mixture is not None, "experts in an architecture without"
+    assert e is not None, "a mixture without experts"
     count, f, d = Dim("E", e.count), Dim("F", e.n_ff), x.shape[-1]
     scores = b.linear(f"{block}.ffn_gate_inp", x, count, "route", EXACT)
     gate = None
@@ -109,7 +111,7 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
             )
             for name in (f"{block}.ffn_gate_exps", f"{block}.ffn_up_exps")
         )
-    active = b.gated_unit(f"{block}.ffn_active_exps", *pair, Activation.SILU)
+    active = b.gated_unit(f"{block}.ffn_active_exps", pair[0], pair[1], Activation.SILU)
     down = b.weight(f"{block}.ffn_down_exps.weight", count, d, f)
     name = f"{block}.ffn_down_exps"
     results = b.expert_matmul(name, active, down, experts, role="ffn_down")
@@ -121,10 +123,11 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
 
 def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
     """Projections, a short convolution, the gated delta net, a gated norm."""
-    net = heads_of(config)
+    net = config.delta
+    assert net is not None, "a recurrent layer without a delta net"
     assert arch.delta is not None, "a delta net in an architecture without"
     heads, inner = Dim("H", net.heads), net.heads * net.width
-    qkv, z, beta, alpha = _projections(b, config, block, x)
+    qkv, z, beta, alpha = _projections(b, net, block, x)
     kernel = b.vector(f"{block}.ssm_conv1d.weight", Dim("C", net.channels), Dim("taps", net.taps))
     mixed = b.short_conv(f"{block}.conv", qkv, kernel, activation=Activation.SILU)
     keys = net.k_heads * net.width
@@ -142,34 +145,49 @@ def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x
 
 
 def _projections(
-    b: ModelBuilder, config: Config, block: str, x: Tensor
+    b: ModelBuilder, net: DeltaHeads, block: str, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k and v side by side, z, beta and alpha."""
-    net, d = heads_of(config), x.shape[-1]
-    inner = Dim("HW", net.heads * net.width)
-    shapes = {
-        n: b.shape(n) for n in (f"{block}.ssm_ba.weight", f"{block}.ssm_in.weight") if b.has(n)
-    }
-    rows = {name: source.rows for name, source in sources(config, shapes, block)}
-    joined = {"ssm_ba": 2 * net.heads, "ssm_in": net.channels + net.heads * net.width}
-    whole = {
-        name: b.weight(f"{block}.{name}.weight", Dim("N", n), d)
-        for name, n in joined.items()
+    """Return q, k and v side by side, z, beta and alpha.
+
+    Beta and alpha may be rows of one tensor, and q, k, v and z of another.
+    """
+    inner = net.heads * net.width
+    rows = _joined_rows(net)
+    sizes = {"ssm_ba": 2 * net.heads, "ssm_in": net.channels + inner}
+    joined = {
+        name: b.weight(f"{block}.{name}.weight", Dim("N", n), x.shape[-1])
+        for name, n in sizes.items()
         if b.has(f"{block}.{name}.weight")
     }
 
     def project(name: str, joint: str, columns: Dim) -> Tensor:
-        gates = joint == "ssm_ba"
-        how = ("delta_gates", EXACT) if gates else ("attn_qkv", INT16)
-        if joint not in whole:
+        how = ("delta_gates", EXACT) if joint == "ssm_ba" else ("attn_qkv", INT16)
+        if joint not in joined:
             return b.linear(f"{block}.{name}", x, columns, *how)
-        index = rows[f"{block}.{name}"]
-        weight = b.part(f"{block}.{name}.weight", whole[joint], np.asarray(index))
+        weight = b.part(f"{block}.{name}.weight", joined[joint], rows[name])
         return b.matmul(f"{block}.{name}", x, weight, None, *how)
 
     return (
         project("attn_qkv", "ssm_in", Dim("C", net.channels)),
-        project("attn_gate", "ssm_in", inner),
+        project("attn_gate", "ssm_in", Dim("HW", inner)),
         project("ssm_beta", "ssm_ba", Dim("H", net.heads)),
         project("ssm_alpha", "ssm_ba", Dim("H", net.heads)),
     )
+
+
+def _joined_rows(net: DeltaHeads) -> dict[str, npt.NDArray[np.intp]]:
+    """Return which rows of a joined tensor each weight has.
+
+    For each key head, ssm_ba has its betas, then its alphas; ssm_in its q, k, v and z.
+    """
+    share = net.heads // net.k_heads
+    groups = np.arange(2 * net.heads).reshape(net.k_heads, 2, share)
+    size = 2 * net.width + 2 * share * net.width
+    whole = np.arange(net.k_heads * size).reshape(net.k_heads, size)
+    q, k, v, z = np.split(whole, np.cumsum([net.width, net.width, share * net.width]), axis=1)
+    return {
+        "ssm_beta": groups[:, 0].reshape(-1),
+        "ssm_alpha": groups[:, 1].reshape(-1),
+        "attn_qkv": np.concatenate([part.reshape(-1) for part in (q, k, v)]),
+        "attn_gate": z.reshape(-1),
+    }

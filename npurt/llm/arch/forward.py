@@ -1,14 +1,35 @@
 """The forward pass of a pre-norm decoder, as a graph: tokens in, logits out."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from npurt.device import F32
-from npurt.graph.tensor import Dim
-from npurt.llm.arch import blocks, feedforward
+from npurt.errors import ModelFormatError
+from npurt.graph.builder import Builder
+from npurt.graph.graph import Graph
+from npurt.graph.tensor import Dim, Tensor
+from npurt.llm.arch import blocks
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import FileTensor, ModelBuilder, ModelGraph
 from npurt.llm.config import Config
+from npurt.llm.metadata import CONVERT_AGAIN
 from npurt.llm.rope import frequencies
+
+
+def check(arch: Architecture, config: Config) -> None:
+    """Make sure that *config* has no parts that *arch* does not know.
+
+    Raises:
+        ModelFormatError: It has.
+    """
+    for what, has, knows in (
+        ("experts", config.experts, arch.mixture),
+        ("delta nets", config.delta, arch.delta),
+    ):
+        if has and not knows:
+            raise ModelFormatError(
+                f"the metadata has {what}, which models of architecture {arch.name} have not",
+                remedy=CONVERT_AGAIN,
+            )
 
 
 def build(
@@ -16,6 +37,7 @@ def build(
     config: Config,
     tensors: Mapping[str, FileTensor],
     divisors: F32 | None = None,
+    captured: Collection[int] = (),
 ) -> ModelGraph:
     """Return the graph of a model.
 
@@ -24,6 +46,7 @@ def build(
         config: Its sizes.
         tensors: The tensors of the file by name.
         divisors: The tensor ``rope_freqs.weight``, if the file has it.
+        captured: Layers whose input is an output of the graph, ``hidden.LAYER``.
 
     Raises:
         ModelFormatError: The file lacks tensors, has unknown ones, or shapes do not fit.
@@ -35,17 +58,18 @@ def build(
     b.bias("rope_freqs.weight", Dim("R", config.rotated // 2))
     rope = b.values("rope", rate), magnitude
     x = b.embedding("embedding", b.tokens(), table)
-    shapes = {name: info.shape for name, info in tensors.items()}
     for i in range(config.n_layers):
         block = f"blk.{i}"
         h = b.norm(f"{block}.attn_norm", x, config.eps)
+        if i in captured:
+            b.copy(f"hidden.{i}", x)
         if config.is_recurrent(i):
             mixed = blocks.delta_net(b, arch, config, block, h)
         else:
             mixed = blocks.attention(b, arch, config, block, h, rope)
         x = b.add(f"{block}.mixed", x, mixed)
         h = b.norm(f"{block}.{arch.ffn_norm}", x, config.eps)
-        if feedforward.is_mixture(config, shapes, block):
+        if config.experts is not None and not b.has(f"{block}.ffn_gate.weight"):
             out = blocks.mixture(b, arch, config, block, h)
         else:
             out = blocks.feed_forward(b, block, h, config.n_ff)
@@ -55,3 +79,19 @@ def build(
     bias = b.bias("output.bias", v)
     b.output(b.matmul("output", h, head, bias, "output", blocks.INT16), "logits")
     return b.finish(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))
+
+
+def head(name: str, weight: Tensor, norm: Tensor, bias: Tensor | None, eps: float) -> Graph:
+    """Return the graph of an output matrix: the stream ``x`` ``[T, D]`` in, ``logits`` out.
+
+    Args:
+        name: Of the product, for reports.
+        weight: The output matrix, or its first rows.
+        norm: The weight of the norm before it.
+        bias: Of the output matrix.
+        eps: Of the norm.
+    """
+    b = Builder(name)
+    x = b.rms_norm("norm", b.input("x", weight.shape[-1]), norm, eps)
+    b.output(b.matmul(name, x, weight, bias, name, blocks.INT16), "logits")
+    return b.build()

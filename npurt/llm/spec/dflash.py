@@ -15,8 +15,8 @@ import numpy as np
 from npurt.cpu.engine import MAX_ROWS
 from npurt.device import F32
 from npurt.errors import ModelFormatError
-from npurt.llm import weights
-from npurt.llm.arch.architecture import Expected
+from npurt.graph.tensor import Dim
+from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.config import Config, read_config, require_context
 from npurt.llm.gguf import DAMAGED, GGUF
 from npurt.llm.metadata import CONVERT_AGAIN, numbers, require
@@ -78,8 +78,12 @@ def read_shape(file: GGUF, target: Config) -> Shape:
     return shape
 
 
-def expected(shape: Shape) -> dict[str, Expected]:
-    """Return every tensor of a draft by name."""
+def check_tensors(file: GGUF, shape: Shape) -> tuple[str, ...]:
+    """Return the name of every tensor of a draft.
+
+    Raises:
+        ModelFormatError: *file* has others, or of other shapes.
+    """
     config = shape.config
     d, w, f = config.width, config.head_width, config.n_ff
     q, kv = config.n_heads * w, config.n_kv_heads * w
@@ -103,7 +107,12 @@ def expected(shape: Shape) -> dict[str, Expected]:
             ("ffn_down", (d, f)),
         ):
             table[f"blk.{i}.{name}.weight"] = size
-    return {name: Expected(size) for name, size in table.items()}
+    builder = ModelBuilder(NAME, file.tensors)
+    for name, axes in table.items():
+        declare = builder.vector if len(axes) == 1 else builder.weight
+        declare(name, *(Dim("N", n) for n in axes))
+    builder.finish()
+    return tuple(table)
 
 
 class Network:
@@ -127,8 +136,7 @@ class Network:
     def __init__(self, file: GGUF, target: Config, n_ctx: int) -> None:
         self.shape = read_shape(file, target)
         require_context(file.metadata, n_ctx)
-        table = expected(self.shape)
-        weights.check(file, table)
+        table = check_tensors(file, self.shape)
         config = self.shape.config
         self._numbers = {name.removesuffix(".weight"): _values(file, name) for name in table}
         sizes = {name: v.size for name, v in self._numbers.items() if v.ndim > 1}

@@ -1,0 +1,449 @@
+"""From a graph to a plan: buffers for its tensors, and the plan's op for each of the graph's.
+
+Layers have the same ops, so a buffer belongs to a tensor's name without its block and serves every
+layer.  Products of one input write side by side to one buffer; the results are views of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.engine import Input, empty
+from npurt.cpu.program import GROUP, Convolution, Heads, Routing
+from npurt.device import F32, DeltaNet, Device
+from npurt.errors import UnsupportedOp
+from npurt.graph import ops, passes
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Fused, Op, Pairing, Precision
+from npurt.graph.tensor import Kind, Tensor
+from npurt.runtime.placement import Placed
+from npurt.runtime.plan import Plan
+from npurt.runtime.slots import Slots
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KV:
+    """The KV cache of one layer, and the rotary tables of its positions."""
+
+    keys: Array  # [G, P / 16, W, 16]
+    values: Array  # [G, P, W]
+    cos: F32  # [P, rotated / 2]
+    sin: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What one gated delta net keeps from run to run."""
+
+    slots: Slots
+    inputs: F32  # [capacity, C + 2 H]: what the convolution saw last
+    control: npt.NDArray[np.int32]  # see `npurt.cpu.program.Program.delta`
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a graph's weights and states are in memory.
+
+    Attributes:
+        weights: Matrices of products by name of the tensor.
+        vectors: Other weights by name of the tensor.
+        kv: By name of the attention.
+        recurrent: By name of the delta net.
+        device: Which may run delta nets.
+        rows: The most rows of a run.
+    """
+
+    weights: Mapping[str, Placed]
+    vectors: Mapping[str, F32]
+    kv: Mapping[str, KV]
+    recurrent: Mapping[str, Recurrence]
+    device: Device
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A value: columns of a buffer from *start* on."""
+
+    buffer: F32
+    start: int
+    count: int
+
+    @property
+    def view(self) -> F32:
+        """The columns."""
+        return self.buffer[:, self.start : self.start + self.count]
+
+
+class Lowering:
+    """Adds a graph to a plan.
+
+    Args:
+        plan: Where to.
+        graph: As an architecture built it.
+        bound: Its weights and states.
+        inputs: Buffers ``[rows, columns]`` of the graph's inputs and of the embedding, by name.
+        captures: What to call with the first rows of each output that is copied inside the graph.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: Graph,
+        bound: Bound,
+        inputs: Mapping[str, F32],
+        captures: Mapping[str, Callable[[F32, int], None]] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._bound = bound
+        self._captures = captures or {}
+        self._graph = passes.apply(graph, passes.HOST)
+        self._last_use = self._graph.last_use()
+        self._values: dict[str, Columns | Input] = {
+            name: Columns(buffer, 0, buffer.shape[1]) for name, buffer in inputs.items()
+        }
+        self._buffers: dict[tuple[str, int], Any] = {}
+        self._precisions = _precisions(self._graph, bound.weights)
+        self._convolutions: dict[str, Convolution] = {}
+        self._routings: dict[str, tuple[Routing, Input]] = {}
+        self.last_sum: tuple[F32, F32] | None = None  # what is added before the last norm
+
+    def add(self) -> None:
+        """Add all ops.
+
+        Raises:
+            UnsupportedOp: The host has no kernel for an op, or for its conventions.
+        """
+        for index, op in enumerate(self._graph.ops):
+            if any(tensor.name in self._values for tensor in op.writes):
+                continue  # the embedding: its rows are given
+            lower = _LOWER.get(op.pattern if isinstance(op, Fused) else type(op).__name__)
+            if lower is None:
+                raise _unsupported(op, "the host has no kernel for it")
+            lower(self, op, index)
+
+    # --- Values ---------------------------------------------------------------------------------
+
+    def columns(self, tensor: Tensor) -> Columns:
+        """Return where *tensor* is, which no product needs codes of."""
+        value = self._values[tensor.name]
+        return Columns(value.values, 0, value.k) if isinstance(value, Input) else value
+
+    def vector(self, tensor: Tensor) -> F32:
+        """Return a weight that is not multiplied by."""
+        return self._bound.vectors[tensor.name]
+
+    def input(self, tensor: Tensor) -> Input:
+        """Return the input of products that *tensor* is."""
+        value = self._values[tensor.name]
+        assert isinstance(value, Input), f"{tensor.name} is not the input of a product"
+        return value
+
+    def buffer(self, name: str, columns: int, fan: int = 1) -> F32:
+        """Return the buffer ``[rows * fan, columns]`` that *name* has in every layer."""
+        key = (_local(name), columns)
+        if key not in self._buffers:
+            self._buffers[key] = empty(self._bound.rows * fan, columns)
+        made: F32 = self._buffers[key]
+        return made
+
+    def make_input(self, tensor: Tensor, fan: int = 1) -> Input:
+        """Return a new value of *tensor*, with codes when a product of integers reads it."""
+        local = _local(tensor.name)
+        key = (local, tensor.columns)
+        if key not in self._buffers:
+            quantised, fine = self._precisions.get(local, (False, False))
+            rows = self._bound.rows * fan
+            self._buffers[key] = Input(rows, tensor.columns, quantised=quantised, fine=fine)
+        made = self._buffers[key]
+        assert isinstance(made, Input), f"{tensor.name} is an input in some layers only"
+        self._values[tensor.name] = made
+        return made
+
+    def make(self, tensors: Sequence[Tensor], fan: int = 1) -> F32:
+        """Return a buffer that has new values of *tensors* side by side."""
+        whole = self.buffer(tensors[0].name, sum(tensor.columns for tensor in tensors), fan)
+        start = 0
+        for tensor in tensors:
+            self._values[tensor.name] = Columns(whole, start, tensor.columns)
+            start += tensor.columns
+        return whole
+
+    def beside(self, op: Op, tensors: Sequence[Tensor]) -> F32:
+        """Return the buffer that *tensors* fill side by side."""
+        found = [self.columns(tensor) for tensor in tensors]
+        buffer, end = found[0].buffer, 0
+        for each in found:
+            if each.buffer is not buffer or each.start != end:
+                raise _unsupported(op, "its inputs do not lie side by side")
+            end += each.count
+        if end != buffer.shape[1]:
+            raise _unsupported(op, "its inputs lie beside others")
+        return buffer
+
+    # --- Ops ------------------------------------------------------------------------------------
+
+    def _add_norm(self, op: Fused, index: int) -> None:
+        *before, norm = op.parts
+        assert isinstance(norm, ops.RMSNorm)
+        if norm.plus_one or norm.weight is None:
+            raise _unsupported(op, "the host norms by a weight as it is")
+        add = next((part for part in before if isinstance(part, ops.Add)), None)
+        selects = any(isinstance(part, ops.SelectRows) for part in before)
+        x = self.columns(add.a if add else before[0].reads[0] if before else norm.x)
+        added = None
+        if add is not None:
+            if self._last_use.get(add.a.name, index) > index:
+                raise _unsupported(op, f"{add.a.name} is read again after the sum")
+            added = self.columns(add.b).view
+            self._values[add.out.name] = x
+            self.last_sum = x.buffer, added
+        self._plan.norm(
+            x.buffer, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
+            add=added, from_head=selects,
+        )  # fmt: skip
+
+    def _products(self, op: Fused, index: int) -> None:
+        del index
+        first = op.parts[0]
+        outs = [part.writes[0] for part in op.parts]
+        if isinstance(first, ops.ExpertMatMul):
+            routing, copies = self._routings[first.experts.name]
+            x = copies if len(first.x.shape) == 2 else self.input(first.x)
+            stacks = [self._bound.weights[part.reads[1].name] for part in op.parts]
+            self._plan.experts(first.role, x, stacks, self.make(outs, routing.used), routing)
+            return
+        assert isinstance(first, ops.MatMul)
+        weights = [self._bound.weights[part.reads[1].name] for part in op.parts]
+        last = outs[-1].kind is Kind.OUTPUT
+        y = empty(1, outs[0].columns) if last else self.make(outs)
+        self._plan.matmul(first.role, self.input(first.x), weights, y, head=last)
+
+    def _attention(self, op: Fused, index: int) -> None:
+        del index
+        named = {type(part): part for part in op.parts}
+        attention, rope = named[ops.Attention], named.get(ops.Rope)
+        assert isinstance(attention, ops.Attention)
+        if attention.window or attention.softcap or attention.sinks or attention.temperature:
+            raise _unsupported(op, "windows, soft caps, sinks and temperatures have no kernel yet")
+        if not isinstance(rope, ops.Rope):
+            raise _unsupported(op, "attention without rotation has no kernel yet")
+        norms = [part for part in op.parts if isinstance(part, ops.RMSNorm)]
+        split = named.get(ops.Split)
+        q = split.reads[0] if split else _source(op, attention.q)
+        qkv = self.beside(op, (q, _source(op, attention.k), attention.v))
+        kv = self._bound.kv[attention.name]
+        q_norm, k_norm = [self.vector(n.weight) for n in norms if n.weight] or (None, None)
+        heads = Heads(
+            qkv=qkv,
+            cos=kv.cos,
+            sin=kv.sin,
+            k_cache=kv.keys,
+            v_cache=kv.values,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            width=attention.q.columns // attention.heads,
+            halves=rope.pairing is Pairing.HALVES,
+            scale=attention.scale,
+            gated=ops.SigmoidGate in named,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=norms[0].eps if norms else 0.0,
+        )
+        self._plan.attend(heads, self.make_input(op.outs[0]))
+
+    def _gated_unit(self, op: ops.GatedUnit, index: int) -> None:
+        del index
+        plain = ops.GatedUnit(op.name, op.gate, op.up, op.out)
+        if op != plain or op.up is None:
+            raise _unsupported(op, "the host has SiLU without clamps only")
+        fan = op.out.shape[1].size or 1 if len(op.out.shape) == 3 else 1
+        both = self.beside(op, (op.gate, op.up))
+        self._plan.silu(both, self.make_input(op.out, fan), fan=fan)
+
+    def _split(self, op: ops.Split, index: int) -> None:
+        del index
+        if op.heads > 1:
+            raise _unsupported(op, "the host splits heads for gated attention only")
+        whole = self.columns(op.x)
+        start = whole.start
+        for out in op.outs:
+            self._values[out.name] = Columns(whole.buffer, start, out.columns)
+            start += out.columns
+
+    def _copy(self, op: ops.Copy, index: int) -> None:
+        del index
+        x, capture = self.columns(op.x).view, self._captures[op.out.name]
+        self._plan.call(lambda rows: capture(x, rows))
+
+    # --- Experts --------------------------------------------------------------------------------
+
+    def _route(self, op: ops.Route, index: int) -> None:
+        del index
+        if op.gating is not ops.Gating.SOFTMAX or op.bias is not None:
+            raise _unsupported(op, "the host routes by a plain softmax only")
+        rows, used, experts = self._bound.rows, op.experts.columns, op.scores.columns
+        x = next(
+            part.x
+            for fused in self._graph.ops
+            if isinstance(fused, Fused)
+            for part in fused.parts
+            if isinstance(part, ops.ExpertMatMul)
+            if part.experts == op.experts and len(part.x.shape) == 2
+        )
+        key = (_local(op.name), experts)
+        if key not in self._buffers:
+            copied = self._precisions[_local(x.name)]
+            self._buffers[key] = (
+                Routing(
+                    shares=empty(rows, used),
+                    places=empty(rows, used, np.int64),
+                    sources=empty(rows, used, np.int64).reshape(-1),
+                    groups=empty(1, min(experts, rows * used), GROUP).reshape(-1),
+                    experts=experts,
+                ),
+                Input(rows * used, x.columns, quantised=copied[0], fine=copied[1]),
+            )
+        routing, copies = self._routings[op.experts.name] = self._buffers[key]
+        scores = self.columns(op.scores).buffer
+        self._plan.route(
+            scores, self.input(x), routing, copies, normed=op.normalise, scale=op.scale
+        )
+
+    def _combination(self, op: Fused, index: int) -> None:
+        del index
+        total, *rest = op.parts
+        assert isinstance(total, ops.WeightedSum)
+        gate = next((part for part in op.parts if isinstance(part, ops.SigmoidGate)), None)
+        del rest
+        routing = next(r for name, (r, _) in self._routings.items()
+                       if total.weights.name == name.replace(".experts", ".weights"))  # fmt: skip
+        self._plan.combine(
+            self.columns(total.x).buffer,
+            routing,
+            self.make(op.outs),
+            shared=self.columns(gate.x).buffer if gate else None,
+            gate=self.columns(gate.gate).view if gate else None,
+        )
+
+    # --- Recurrence -----------------------------------------------------------------------------
+
+    def _delta_inputs(self, op: Fused, index: int) -> None:
+        del index
+        named = {type(part): part for part in op.parts}
+        conv, gates, norm = (named[k] for k in (ops.ShortConv, ops.DeltaGates, ops.L2Norm))
+        net = self._reader(op.outs, ops.GatedDeltaNet)
+        assert isinstance(conv, ops.ShortConv)
+        assert isinstance(gates, ops.DeltaGates)
+        assert isinstance(norm, ops.L2Norm)
+        assert isinstance(net, ops.GatedDeltaNet)
+        mixed = self.columns(conv.x)
+        if mixed.start or conv.bias or conv.activation is not ops.Activation.SILU:
+            raise _unsupported(op, "the host convolves first columns without a bias, then SiLU")
+        width = net.v.columns // net.heads
+        out = self.make([net.q, net.k, net.v])
+        out_gates = self.make([gates.out_beta, gates.out_decay])
+        self._convolutions[net.name] = Convolution(
+            x=mixed.buffer,
+            gates=self.beside(op, (gates.beta, gates.alpha)),
+            weight=np.ascontiguousarray(self.vector(conv.weight).T),
+            rate=self.vector(gates.rate),
+            bias=self.vector(gates.bias),
+            kept=self._bound.recurrent[net.name].inputs,
+            out=out,
+            out_gates=out_gates,
+            heads=net.heads,
+            k_heads=net.k_heads,
+            width=width,
+            eps=norm.eps,
+        )
+
+    def _delta(self, op: ops.GatedDeltaNet, index: int) -> None:
+        del index
+        conv, held = self._convolutions[op.name], self._bound.recurrent[op.name]
+        rows = len(conv.out)
+        heads = conv.out.reshape(1, rows, -1, conv.width)
+        q, k, v = np.split(heads, [conv.k_heads, 2 * conv.k_heads], axis=2)
+        beta, decay = np.split(conv.out_gates[None], 2, axis=2)
+        net = DeltaNet(
+            q=q, k=k, v=v, decay=decay[..., None], beta=beta,
+            out=self.make([op.out]).reshape(v.shape), state=held.slots.array[0],
+            scale=op.scale, grouped=op.grouped,
+        )  # fmt: skip
+        self._plan.delta(conv, net, held.slots, held.control, self._bound.device)
+
+    def _gated_norm(self, op: ops.GatedNorm, index: int) -> None:
+        del index
+        self._plan.gated_norm(
+            self.columns(op.x).buffer,
+            self.columns(op.gate).view,
+            self.vector(op.weight),
+            op.eps,
+            self.make_input(op.out),
+        )
+
+    def _reader(self, made: Sequence[Tensor], kind: type[Op]) -> Op:
+        names = {tensor.name for tensor in made}
+        return next(
+            op for op in self._graph.ops
+            if isinstance(op, kind) and any(t.name in names for t in op.reads)
+        )  # fmt: skip
+
+
+_LOWER: dict[str, Callable[[Lowering, Any, int], None]] = {
+    "add_norm": Lowering._add_norm,
+    "products": Lowering._products,
+    "attention": Lowering._attention,
+    "combination": Lowering._combination,
+    "delta_inputs": Lowering._delta_inputs,
+    "GatedUnit": Lowering._gated_unit,
+    "Split": Lowering._split,
+    "Copy": Lowering._copy,
+    "Route": Lowering._route,
+    "GatedDeltaNet": Lowering._delta,
+    "GatedNorm": Lowering._gated_norm,
+}
+
+
+def _local(name: str) -> str:
+    """Return *name* without its block: what is alike in all layers."""
+    return name.rpartition(".")[2]
+
+
+def _source(op: Fused, tensor: Tensor) -> Tensor:
+    """Return what *tensor* is made of by the parts of *op*: their norms and rotations."""
+    made = {part.writes[0].name: part for part in op.parts if not isinstance(part, ops.Split)}
+    while tensor.name in made:
+        tensor = made[tensor.name].reads[0]
+    return tensor
+
+
+def _precisions(graph: Graph, weights: Mapping[str, Placed]) -> dict[str, tuple[bool, bool]]:
+    """Return for each input of products whether it needs codes, and whether fine ones.
+
+    Keys are names without blocks: an input is the same in all layers.
+    """
+    found: dict[str, tuple[bool, bool]] = {}
+    for op in graph.ops:
+        for part in op.parts if isinstance(op, Fused) else ():
+            if isinstance(part, ops.MatMul | ops.ExpertMatMul):
+                local = _local(part.x.name)
+                quantised, fine = found.get(local, (False, False))
+                form = weights[part.weight.name].packed.tensor.format
+                found[local] = (
+                    quantised or form.block > 1,
+                    fine or part.precision is Precision.INT16,
+                )
+    return found
+
+
+def _unsupported(op: Op, why: str) -> UnsupportedOp:
+    return UnsupportedOp(
+        f"{type(op).__name__} {op.name} cannot run on the host: {why}",
+        remedy="use a model whose architecture `npurt models` lists",
+    )
