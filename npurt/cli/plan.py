@@ -15,12 +15,16 @@ def add(verbs: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="GGUF file")
     parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
     parser.add_argument("--quick", action="store_true", help="do not evaluate a text in simulation")
+    parser.add_argument("--graph", action="store_true", help="print the model's ops instead")
+    parser.add_argument("--dot", action="store_true", help="as --graph, in Graphviz' language")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each matrix, totals, and the divergence to expect."""
+    """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
+    if args.graph or args.dot:
+        return _print_graph(args)
     from npurt.llm.price import divergence, prices
     from npurt.llm.speed import speeds
 
@@ -61,3 +65,19 @@ def run(args: argparse.Namespace) -> int:
 def _range(rates: tuple[float, float, float]) -> str:
     least, expected, most = rates
     return f"{expected:.3g} ({least:.3g} to {most:.3g})"
+
+
+def _print_graph(args: argparse.Namespace) -> int:
+    from npurt.graph import render
+    from npurt.llm.arch.reading import describe
+    from npurt.llm.gguf import GGUF
+
+    with GGUF(args.model) as file:
+        graph = describe(file).graph(file).graph
+    if args.json:
+        print(json.dumps(render.as_dict(graph)))
+    elif args.dot:
+        print(render.dot(graph), end="")
+    else:
+        print("\n".join(render.lines(graph)))
+    return 0

@@ -1,8 +1,9 @@
 """Rewrite a graph for a device: join ops that it does as one.
 
-A pass takes ops and returns ops; what they compute stays the same, which the interpreter can show.
-A joined op stands where its last part stood, so its inputs are there; it is not made when an op in
-between needs what a part makes.
+A pass finds groups of ops; the first of a group is what the group is about.  What they compute
+stays the same, which the interpreter can show.  A joined op stands where its last part stood, so its
+inputs are there.  When an op in between needs what a part makes, a group is not joined: its first
+op and those of the same kind become groups of one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,32 +47,41 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
     listed: Sequence[Op] = graph.ops
     for pattern, find in passes:
         uses = Uses(listed)
+        joined: dict[int, Fused | None] = {}  # by op: what replaces it, None for nothing
         for group in find(uses):
-            listed = _join(pattern, list(listed), group, uses)
+            whole = _join(pattern, group, uses)
+            kind = type(group[0])
+            alone = (
+                () if whole else (_join(pattern, [op], uses) for op in group if type(op) is kind)
+            )
+            for fused in filter(None, (whole, *alone)):
+                joined |= dict.fromkeys(map(id, fused.parts)) | {id(fused.parts[-1]): fused}
+        replaced = [joined.get(id(op), op) for op in listed]
+        listed = [op for op in replaced if op is not None]
     return Graph(graph.name, tuple(listed)).check()
 
 
-def _join(pattern: str, listed: list[Op], group: list[Op], uses: Uses) -> list[Op]:
-    """Return *listed* with *group* as one op; as it is when an op in between needs a part."""
+def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
+    """Return *group* as one op; None when an op in between needs what a part makes."""
     parts = sorted(group, key=lambda op: uses.index[id(op)])
     members = {id(op) for op in parts}
+    last = uses.index[id(parts[-1])]
     made = {tensor.name: tensor for op in parts for tensor in op.writes}
-    first = next(i for i, op in enumerate(listed) if id(op) in members)
-    last = max(i for i, op in enumerate(listed) if id(op) in members)
-    between = [op for op in listed[first:last] if id(op) not in members]
-    if any(tensor.name in made for op in between for tensor in op.reads):
-        return listed
-    outside = {tensor.name for op in listed if id(op) not in members for tensor in op.reads}
-    fused = Fused(
+    outs = []
+    for tensor in made.values():
+        outside = [op for op in uses.readers(tensor) if id(op) not in members]
+        if any(uses.index[id(op)] < last for op in outside):
+            return None
+        if outside or tensor.kind is Kind.OUTPUT:
+            outs.append(tensor)
+    return Fused(
         name=parts[-1].name,
         pattern=pattern,
         parts=tuple(parts),
         inputs=tuple(dict.fromkeys(t for p in parts for t in p.reads if t.name not in made)),
-        outs=tuple(t for n, t in made.items() if n in outside or t.kind is Kind.OUTPUT),
+        outs=tuple(outs),
         advances=tuple(tensor for op in parts for tensor in op.states),
     )
-    rest = [op for op in listed[:last] if id(op) not in members]
-    return [*rest, fused, *listed[last + 1 :]]
 
 
 # --- What devices join ----------------------------------------------------------------------------

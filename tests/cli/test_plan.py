@@ -97,3 +97,15 @@ def test_the_exact_device_multiplies_what_the_file_means(fmt):
     exact = x.astype(np.float64) @ tensor.dequantize().T.astype(np.float64)
     bound = 256 * 2.0**-24 * (abs(x) @ abs(tensor.dequantize()).T)
     assert (abs(y - exact) <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "has"),
+    [
+        (["--graph"], "blk.0.attn_output f32[T, D=128] = MatMul(blk.0.attention,"),
+        (["--graph", "--json"], '"op": "Attention"'),
+        (["--dot"], 'digraph "llama" {'),
+    ],
+)
+def test_the_graph_is_printed(npurt, flags, has):
+    assert has in npurt("plan", tiny.path("llama3", "f32"), *flags).out

@@ -11,8 +11,7 @@ from npurt.errors import ModelFormatError, NumericsError
 from npurt.llm import weights
 from npurt.llm.arch import ARCHITECTURES, find
 from npurt.llm.arch.architecture import Rope
-from npurt.llm.arch.decoder import tensors
-from npurt.llm.config import read_config
+from npurt.llm.arch.reading import describe
 from npurt.llm.gguf import GGUF
 from tests.llm import reference, tiny
 
@@ -214,15 +213,13 @@ def test_matrices_may_be_of_any_mixture_of_formats(llama, tmp_path):
     assert reference.nmse(y, wanted) < 1e-9
 
 
-def test_the_table_of_tensors_is_that_of_the_file(qwen):
+def test_a_graph_names_every_tensor_of_the_file(qwen):
     with GGUF(tiny.path("qwen2", "q8_0")) as file:
-        shapes = {name: info.shape for name, info in file.tensors.items()}
-        expected = tensors(find("qwen2"), read_config(file.metadata, 608), shapes)
-        weights.check(file, expected)
-        assert set(file) <= set(expected)
-        assert {n for n, e in expected.items() if not e.optional} <= set(file)
-        held = weights.numbers(file, expected)
+        model = describe(file).graph(file)
+        held = weights.vectors(file, model)
+        multiplied = {matrix.source.tensor for matrix in weights.matrices(model)}
+        assert set(file) == multiplied | set(held)
 
     assert held["blk.0.attn_q.bias"].dtype == np.float32
-    assert held["output_norm"].shape == (128,)
+    assert held["output_norm.weight"].shape == (128,)
     assert len(held) == sum(len(t.dims) == 1 for t in qwen.tensors)
