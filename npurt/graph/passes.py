@@ -1,9 +1,9 @@
 """Rewrite a graph for a device: join ops that it does as one.
 
 A pass finds groups of ops; the first of a group is what the group is about.  What they compute
-stays the same, which the interpreter can show.  A joined op stands where its last part stood, so its
-inputs are there.  When an op in between needs what a part makes, a group is not joined: its first
-op and those of the same kind become groups of one.
+stays the same, which the interpreter can show.  A joined op stands where its last part stood, where
+all its inputs are there.  When an op in between needs what a part makes, a group is not joined: its
+first op and those of the same kind become groups of one.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -121,7 +121,7 @@ def test_layers_may_be_counted_off_instead_of_listed(qwen35, tmp_path):
 
     np.testing.assert_array_equal(y, plain)
     np.testing.assert_array_equal(without, plain)
-    with pytest.raises(ModelFormatError, match=r"lacks blk\.1\.attn_output"):
+    with pytest.raises(ModelFormatError, match=r"lacks blk\.1\.attn_q_norm"):
         logits(file.with_key("qwen35.full_attention_interval", raw.U32, 2), tmp_path)
 
 

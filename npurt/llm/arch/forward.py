@@ -53,9 +53,10 @@ def build(
     """
     b = ModelBuilder(arch.name, tensors)
     d, v = Dim("D", config.width), Dim("V", config.n_vocab)
-    table = b.weight(EMBEDDING, v, d)
-    rate, magnitude = frequencies(config, divisors)
     b.bias("rope_freqs.weight", Dim("R", config.rotated // 2))
+    table = b.weight(EMBEDDING, v, d)
+    b.require_fit()
+    rate, magnitude = frequencies(config, divisors)
     rope = b.values("rope", rate), magnitude
     x = b.embedding("embedding", b.tokens(), table)
     for i in range(config.n_layers):

@@ -73,6 +73,7 @@ class ModelBuilder(Builder):
         self._tensors = tensors
         self._used: set[str] = set()
         self._missing: list[str] = []
+        self._misfits: list[ModelFormatError] = []
         self._parts: dict[str, RowsOf] = {}
         self._tables: dict[str, npt.NDArray[np.float64]] = {}
 
@@ -87,11 +88,7 @@ class ModelBuilder(Builder):
     # --- Weights --------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: Dim) -> Tensor:
-        """Return a tensor that the file must have.
-
-        Raises:
-            ModelFormatError: It has another shape.  Missing ones are all reported by `finish`.
-        """
+        """Return a tensor that the file must have; `require_fit` raises when it has not."""
         if name not in self._tensors:
             self._missing.append(name)
             return self.constant(name, *shape)
@@ -99,23 +96,23 @@ class ModelBuilder(Builder):
         info = self._tensors[name]
         wanted = tuple(dim.size for dim in shape)
         if info.shape != wanted and not (wanted[0] == 1 and info.shape == wanted[1:]):
-            raise ModelFormatError(
-                f"{name} has shape {info.shape}, the configuration says {wanted}",
-                remedy=CONVERT_AGAIN,
+            self._misfits.append(
+                ModelFormatError(
+                    f"{name} has shape {info.shape}, the configuration says {wanted}",
+                    remedy=CONVERT_AGAIN,
+                )
             )
         return self.constant(name, *shape, dtype=info.format.name)
 
     def vector(self, name: str, *shape: Dim) -> Tensor:
-        """Return a tensor that the file must have, of floats.
-
-        Raises:
-            ModelFormatError: It has another shape, or is quantised.
-        """
+        """Return a tensor that the file must have, of floats: as `weight`."""
         tensor = self.weight(name, *shape)
         if tensor.dtype not in FLOATS:
-            raise ModelFormatError(
-                f"{name} is {tensor.dtype}; vectors must be one of {', '.join(FLOATS)}",
-                remedy="convert the model to GGUF again with a current converter",
+            self._misfits.append(
+                ModelFormatError(
+                    f"{name} is {tensor.dtype}; vectors must be one of {', '.join(FLOATS)}",
+                    remedy="convert the model to GGUF again with a current converter",
+                )
             )
         return tensor
 
@@ -154,6 +151,20 @@ class ModelBuilder(Builder):
         width = Dim(x.shape[-1].letter if heads == 1 else "W", x.columns // heads)
         return self.rms_norm(name, x, self.vector(f"{name}.weight", width), eps, heads=heads)
 
+    def require_fit(self) -> None:
+        """Make sure that the file has all weights that were asked for, in these shapes.
+
+        Raises:
+            ModelFormatError: It lacks some, or they have other shapes or types.
+        """
+        if self._missing:
+            raise ModelFormatError(
+                f"the file lacks {_some(self._missing)}",
+                remedy="check that the file is complete and its architecture is what it says",
+            )
+        if self._misfits:
+            raise self._misfits[0]
+
     def finish(self, ignored: Iterable[str] = ()) -> ModelGraph:
         """Return the graph with its sources.
 
@@ -161,13 +172,9 @@ class ModelBuilder(Builder):
             ignored: Prefixes of names of tensors that may be in the file and are not used.
 
         Raises:
-            ModelFormatError: The file lacks tensors, or has some that nothing uses.
+            ModelFormatError: See `require_fit`; or the file has tensors that nothing uses.
         """
-        if self._missing:
-            raise ModelFormatError(
-                f"the file lacks {_some(self._missing)}",
-                remedy="check that the file is complete and its architecture is what it says",
-            )
+        self.require_fit()
         ignored = tuple(ignored)
         unknown = [n for n in self._tensors if n not in self._used and not n.startswith(ignored)]
         if unknown:
