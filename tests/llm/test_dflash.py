@@ -226,7 +226,7 @@ def test_without_such_a_draft_nothing_is_kept():
 def test_what_is_read_last_of_a_position_is_what_came_last(data):
     """Runs and returns in any order, in room for 8 rows."""
     taps, x = Taps((5, 2), 8, 1), np.zeros((8, 1), np.float32)
-    copies = {2: taps.keep(2, x), 5: taps.keep(5, x)}
+    copies = {2: taps.keep(2), 5: taps.keep(5)}
     read = {}
 
     def reader(values, at):
@@ -240,7 +240,7 @@ def test_what_is_read_last_of_a_position_is_what_came_last(data):
         taps.begin(len(context), len(ids))
         for layer, copy in copies.items():
             x[: len(ids), 0] = [10_000 * layer + token for token in ids]
-            copy(len(ids))
+            copy(x, len(ids))
         if data.draw(st.booleans()):
             taps.end(ids)
             context += ids
