@@ -120,11 +120,25 @@ static int place_arguments(call *c, link_argument out[])
     return result;
 }
 
+/* Synchronise argument *i*, which is in known memory: FastRPC does that for arguments. */
+static void synchronise(const call *c, int i,
+                        void (*copy)(const block *b, size_t offset, size_t bytes))
+{
+    const uint8_t *at = c->argument[i].buffer.at;
+    pthread_mutex_lock(&sim_lock);
+    const block *b = block_containing(at);
+    if (b) {
+        copy(b, (size_t) (at - b->at), c->argument[i].buffer.bytes);
+    }
+    pthread_mutex_unlock(&sim_lock);
+}
+
 static int bring_in(call *c)
 {
     for (int i = 0; i < c->buffers; i++) {
         size_t bytes = c->argument[i].buffer.bytes;
         if (c->mapped[i]) {
+            synchronise(c, i, block_to_dsp);
             continue;
         }
         if (i >= c->n.in) {
@@ -140,7 +154,9 @@ static int bring_out(call *c)
 {
     for (int i = c->n.in; i < c->buffers; i++) {
         const remote_arg *a = &c->argument[i];
-        if (!c->mapped[i] && !copy_out(c->l, c->place[i], a->buffer.at, a->buffer.bytes)) {
+        if (c->mapped[i]) {
+            synchronise(c, i, block_to_host);
+        } else if (!copy_out(c->l, c->place[i], a->buffer.at, a->buffer.bytes)) {
             return AEE_EBADPARM;
         }
     }
@@ -188,8 +204,8 @@ static int take_snapshots(const session *s, snapshot pieces[SNAPSHOTS])
             copy = malloc(b->bytes);
         }
         if (copy) {
-            memcpy(copy, b->at, b->bytes);
-            pieces[n++] = (snapshot){b->at, copy, b->bytes};
+            memcpy(copy, b->memory, b->bytes);
+            pieces[n++] = (snapshot){b->memory, copy, b->bytes};
         }
     }
     pthread_mutex_unlock(&sim_lock);

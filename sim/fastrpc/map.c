@@ -150,10 +150,15 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
     int result = live_session(domain, fd, &s);
     result = result == AEE_SUCCESS ? check_map(s, fd, offset, bytes, flags) : result;
     mapping *m = result == AEE_SUCCESS ? free_mapping(s) : NULL;
+    int memory_fd = fd;
     if (m) {
         const block *b = block_of_fd(fd);
         *m = (mapping){.id = lane_block_id(s), .fd = fd, .bytes = bytes};
-        m->serial = b ? b->serial : 0;
+        if (b) {
+            m->serial = b->serial;
+            memory_fd = b->memory_fd;
+            block_to_dsp(b, 0, b->bytes);
+        }
         session_enter(s);
     }
     pthread_mutex_unlock(&sim_lock);
@@ -161,7 +166,7 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
         return result == AEE_SUCCESS ? AEE_EFAILED : result;
     }
     lane *l = lane_take(s);
-    result = l ? attach(s, l, m, fd, flags == MAP_FD || flags == MAP_STATIC) : AEE_EFAILED;
+    result = l ? attach(s, l, m, memory_fd, flags == MAP_FD || flags == MAP_STATIC) : AEE_EFAILED;
     settle(m, result);
     leave(s, l);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
@@ -190,6 +195,12 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     lane *l = lane_take(s);
     result = l ? detach(s, l, id) : AEE_EFAILED;
     leave(s, l);
+    pthread_mutex_lock(&sim_lock);
+    const block *b = block_of_fd(fd);
+    if (b) {
+        block_to_host(b, 0, b->bytes);
+    }
+    pthread_mutex_unlock(&sim_lock);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
 }
 
@@ -250,7 +261,7 @@ int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping
     int result = AEE_SUCCESS;
     *address = m->address;
     if (reserved) {
-        result = b->bytes < DMA_SPACE ? attach(s, l, m, b->fd, true) : AEE_ENOMEMORY;
+        result = b->bytes < DMA_SPACE ? attach(s, l, m, b->memory_fd, true) : AEE_ENOMEMORY;
         *address = m->address;
         settle(m, result); /* after a failure it is no longer ours */
     }

@@ -51,11 +51,12 @@ static block *block_starting(const void *address)
     return b && b->at == address ? b : NULL;
 }
 
-static bool enter(void *at, size_t bytes, int fd, bool ours)
+static bool enter(block b)
 {
     for (int i = 0; i < BLOCKS; i++) {
         if (!blocks[i].serial) {
-            blocks[i] = (block){at, bytes, fd, ++serial, ours};
+            b.serial = ++serial;
+            blocks[i] = b;
             used = i < used ? used : i + 1;
             return true;
         }
@@ -73,24 +74,51 @@ void rpcmem_deinit(void)
 {
 }
 
-/* Make a block, with sim_lock held. */
-static void *make_block(size_t bytes)
+/* Make memory that can be shared; NULL, and *fd is -1. */
+static uint8_t *make_memory(size_t bytes, int *fd)
 {
-    int fd = memfd_create("rpcmem", MFD_CLOEXEC);
+    *fd = memfd_create("rpcmem", MFD_CLOEXEC);
     void *at = MAP_FAILED;
-    if (fd >= 0 && ftruncate(fd, (off_t) bytes) == 0) {
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (*fd >= 0 && ftruncate(*fd, (off_t) bytes) == 0) {
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     }
-    if (at != MAP_FAILED && enter(at, bytes, fd, true)) {
-        total += bytes;
-        return at;
+    if (at == MAP_FAILED && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
     }
-    if (at != MAP_FAILED) {
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void discard_memory(uint8_t *at, size_t bytes, int fd)
+{
+    if (at) {
         munmap(at, bytes);
-    }
-    if (fd >= 0) {
         close(fd);
     }
+}
+
+static void discard(const block *b)
+{
+    if (b->memory != b->at) {
+        discard_memory(b->memory, b->bytes, b->memory_fd);
+    }
+    discard_memory(b->at, b->bytes, b->fd);
+}
+
+/* Make a block, with sim_lock held. */
+static void *make_block(size_t bytes, bool coherent)
+{
+    block b = {.bytes = bytes, .ours = true};
+    b.at = b.memory = make_memory(bytes, &b.fd);
+    b.memory_fd = b.fd;
+    if (b.at && !coherent) {
+        b.memory = make_memory(bytes, &b.memory_fd);
+    }
+    if (b.at && b.memory && enter(b)) {
+        total += bytes;
+        return b.at;
+    }
+    discard(&b);
     return NULL;
 }
 
@@ -111,7 +139,7 @@ void *rpcmem_alloc2(int heap, uint32_t flags, size_t bytes)
     } else if (!fault_due(FAULT_NO_MEMORY, &argument) && set->present &&
                bytes <= set->rpcmem - (total < set->rpcmem ? total : set->rpcmem) &&
                (set->faithful || bytes <= LARGEST)) {
-        at = make_block(bytes);
+        at = make_block(bytes, set->coherent);
     }
     pthread_mutex_unlock(&sim_lock);
     return at;
@@ -134,8 +162,7 @@ void rpcmem_free(void *memory)
     pthread_mutex_unlock(&sim_lock);
     if (gone.serial) {
         map_forget(gone.serial);
-        munmap(gone.at, gone.bytes);
-        close(gone.fd);
+        discard(&gone);
     }
 }
 
@@ -170,7 +197,7 @@ void remote_register_buf_attr2(void *memory, size_t bytes, int fd, int attribute
     if (fd < 0) {
         good = forget(memory, bytes);
     } else if (memory && bytes && !block_starting(memory)) {
-        enter(memory, bytes, fd, false);
+        enter((block){.at = memory, .memory = memory, .bytes = bytes, .fd = fd, .memory_fd = fd});
     }
     pthread_mutex_unlock(&sim_lock);
     if (!good) {

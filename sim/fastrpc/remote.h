@@ -99,11 +99,15 @@ EXPORT int dspqueue_peek_noblock(dspqueue_t queue, uint32_t *flags, uint32_t *bu
                                  uint32_t *bytes);
 EXPORT int dspqueue_get_stat(dspqueue_t queue, int what, uint64_t *value);
 
+/* libc's, but for DMA_BUF_IOCTL_SYNC of rpcmem. */
+EXPORT int ioctl(int fd, unsigned long request, ...);
+
 /* What only the simulator has; see docs/simulators.md. */
 EXPORT int npurt_sim_control(const char *settings);
 EXPORT size_t npurt_sim_error(char *text, size_t bytes);
 EXPORT uint64_t npurt_sim_packets(uint64_t handle);
 EXPORT uint64_t npurt_sim_total_packets(int domain);
+EXPORT uint64_t npurt_sim_syncs(uint64_t *bytes);
 EXPORT int npurt_sim_process(int domain);
 EXPORT size_t npurt_sim_log(int domain, char *text, size_t bytes);
 

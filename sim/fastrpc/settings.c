@@ -179,7 +179,8 @@ static void set_defaults(void)
 {
     memset(misunderstood, 0, sizeof(misunderstood));
     memset(faults, 0, sizeof(faults));
-    current = (sim_settings){.present = true, .unsigned_pd = true, .rpcmem = 8ull << GIB};
+    current = (sim_settings){.present = true, .unsigned_pd = true, .coherent = true};
+    current.rpcmem = 8ull << GIB;
     current.machine = (link_machine){.version = LINK_VERSION, .stack = 16u << KIB, .power = 1};
     set_arch("v68");
 }
@@ -197,6 +198,7 @@ static bool set_value(const char *key, const char *value)
            (strcmp(key, "vtcm") == 0 && set_word(&m->vtcm, value, 64u << MIB)) ||
            (strcmp(key, "space") == 0 && set_word(&m->space, value, 3500u << MIB)) ||
            (strcmp(key, "rpcmem") == 0 && read_number(value, &current.rpcmem)) ||
+           (strcmp(key, "coherent") == 0 && set_flag(&current.coherent, value)) ||
            (strcmp(key, "power") == 0 && set_flag_word(&m->power, value)) ||
            (strcmp(key, "shadow") == 0 && set_flag_word(&m->shadow, value)) ||
            (strcmp(key, "queue_stuck") == 0 && set_flag_word(&m->queue_stuck, value)) ||

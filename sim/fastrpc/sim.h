@@ -27,6 +27,7 @@ typedef struct {
     bool log;      /* messages of the DSP go to stderr */
     bool signed_pd;
     bool unsigned_pd;     /* what the DSP says; it works anyway */
+    bool coherent;        /* rpcmem made from now on needs no DMA_BUF_IOCTL_SYNC */
     uint64_t rpcmem;      /* bytes that may be allocated */
     link_machine machine; /* of sessions that start from now on */
 } sim_settings;
@@ -64,9 +65,10 @@ void report_reset(void);  /* in a child made by fork */
 
 /* Memory that the library knows the descriptor of. */
 typedef struct {
-    uint8_t *at;
+    uint8_t *at;     /* as the host sees it */
+    uint8_t *memory; /* as the DSP does: the same, unless the host has caches to maintain */
     size_t bytes;
-    int fd;
+    int fd, memory_fd;
     uint32_t serial; /* never used twice; 0: this entry is free */
     bool ours;       /* made by rpcmem_alloc */
 } block;
@@ -75,6 +77,10 @@ typedef struct {
 block *block_containing(const void *address);
 block *block_of_fd(int fd);
 block *block_next(block *last); /* all blocks in turn: NULL gives the first */
+
+/* --- coherence.c: show one side a part of what the other has written ---------------------------- */
+void block_to_dsp(const block *b, size_t offset, size_t bytes);
+void block_to_host(const block *b, size_t offset, size_t bytes);
 
 /* --- process.c ------------------------------------------------------------------------------- */
 

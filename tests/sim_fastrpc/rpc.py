@@ -70,6 +70,8 @@ SIGNATURES = {
     "npurt_sim_packets": (c.c_uint64, c.c_uint64),
     "npurt_sim_total_packets": (c.c_uint64, c.c_int),
     "npurt_sim_process": (c.c_int, c.c_int),
+    "npurt_sim_syncs": (c.c_uint64, c.POINTER(c.c_uint64)),
+    "ioctl": (c.c_int, c.c_int, c.c_ulong, c.c_void_p),
 }  # fmt: skip
 
 

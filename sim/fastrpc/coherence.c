@@ -1,0 +1,81 @@
+/*
+ * Caches of the host: DMA_BUF_IOCTL_SYNC for rpcmem.
+ *
+ * rpcmem is a dma-buf on a board and a memfd here, which the kernel has no such request for.  So the
+ * library exports ioctl(): a program that takes ioctl from the library that it took rpcmem_alloc from
+ * gets this one here, and libc's on a board, where libcdsprpc has none of its own.
+ *
+ * With `coherent=0` a block has two memories, the host's view and the DSP's, and a request copies
+ * all of the block from one to the other, as the kernel does where it has to bounce: START with READ
+ * to the host, END with WRITE to the DSP (kernel/dma/swiotlb.c).  The other two, START with WRITE
+ * alone and END with READ alone, copy nothing.  fastrpc_mmap and fastrpc_munmap synchronise too,
+ * as mapping and unmapping an attachment does (drivers/dma-buf/heaps/system_heap.c).
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <errno.h>
+#include <linux/dma-buf.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static uint64_t calls, bytes_asked; /* of DMA_BUF_IOCTL_SYNC; sim_lock held */
+
+void block_to_dsp(const block *b, size_t offset, size_t bytes)
+{
+    if (b->memory != b->at) {
+        memcpy(b->memory + offset, b->at + offset, bytes);
+    }
+}
+
+void block_to_host(const block *b, size_t offset, size_t bytes)
+{
+    if (b->memory != b->at) {
+        memcpy(b->at + offset, b->memory + offset, bytes);
+    }
+}
+
+/* Do what the request asks for, with sim_lock held; return 0 or an errno. */
+static int synchronise(const block *b, const struct dma_buf_sync *request)
+{
+    uint64_t access = request->flags & DMA_BUF_SYNC_RW;
+    if (request->flags & ~(uint64_t) DMA_BUF_SYNC_VALID_FLAGS_MASK || !access) {
+        return EINVAL;
+    }
+    calls++;
+    bytes_asked += b->bytes;
+    if (request->flags & DMA_BUF_SYNC_END) {
+        block_to_dsp(b, 0, access & DMA_BUF_SYNC_WRITE ? b->bytes : 0);
+    } else {
+        block_to_host(b, 0, access & DMA_BUF_SYNC_READ ? b->bytes : 0);
+    }
+    return 0;
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    pthread_mutex_lock(&sim_lock);
+    const block *b = request == DMA_BUF_IOCTL_SYNC ? block_of_fd(fd) : NULL;
+    bool ours = b && b->ours;
+    int error = !ours ? 0 : argument ? synchronise(b, argument) : EFAULT;
+    pthread_mutex_unlock(&sim_lock);
+    if (!ours) {
+        return (int) syscall(SYS_ioctl, fd, request, argument);
+    }
+    errno = error ? error : errno;
+    return error ? -1 : 0;
+}
+
+uint64_t npurt_sim_syncs(uint64_t *bytes)
+{
+    pthread_mutex_lock(&sim_lock);
+    uint64_t count = calls;
+    *bytes = bytes_asked;
+    pthread_mutex_unlock(&sim_lock);
+    return count;
+}
