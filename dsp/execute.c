@@ -165,6 +165,31 @@ static void before_batch(const batch *batch)
     }
 }
 
+/* The last word that an op has written of its results, as it still is in our caches. */
+static uint32_t last_word(const batch_op *op)
+{
+    if (op->kind != NPURT_OP_DELTA) {
+        const char *end = (const char *) op->y.y + extent_of_y(op);
+        return ((const uint32_t *) end)[-1];
+    }
+    const npurt_delta *delta = &op->delta;
+    uint32_t y_bytes = npurt_delta_y_bytes(delta);
+    uint32_t last_row = (batch_tokens(delta) - 1) * delta->y_stride;
+    const char *head = (const char *) delta->y + last_row + y_bytes - y_bytes / delta->heads;
+    return ((const uint32_t *) head)[delta->width - 1];
+}
+
+/* See npurt_reply.  The rotation is for results that all change their sign, or their exponent. */
+static uint32_t check_of(const batch *batch, uint32_t done)
+{
+    uint32_t check = 0;
+    for (uint32_t i = 0; i < done; i++) {
+        check ^= last_word(&batch->op[i]);
+        check = (check << 13 | check >> 19) * NPURT_CHECK_FACTOR;
+    }
+    return check;
+}
+
 static void after_batch(const batch *batch)
 {
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
@@ -306,6 +331,7 @@ static void run_batch(void *context, uint32_t thread)
 void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply)
 {
     run run = {.work = work, .pool = pool, .vtcm = vtcm};
+    uint32_t check = 0;
     uint64_t start = timer_cycles();
     if (pool->threads == 0) {
         work->batch.count = 0;
@@ -315,6 +341,7 @@ void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply)
     if (work->batch.count) {
         before_batch(&work->batch);
         pool_run(pool, run_batch, &run);
+        check = check_of(&work->batch, run.done);
         after_batch(&work->batch);
     }
     *reply = (npurt_reply){
@@ -322,6 +349,7 @@ void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply)
         .sequence = work->batch.sequence,
         .status = run.failed ? NPURT_E_VALUE : work->batch.status,
         .done = run.done,
+        .check = check,
         .pcycles = timer_cycles() - start,
     };
 }

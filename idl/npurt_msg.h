@@ -12,9 +12,10 @@
 
 #include <stdint.h>
 
-#define NPURT_PROTOCOL 2u
+#define NPURT_PROTOCOL 3u
 #define NPURT_BATCH_MAGIC 0x4254504eu /* "NPTB" */
 #define NPURT_REPLY_MAGIC 0x5254504eu /* "NPTR" */
+#define NPURT_CHECK_FACTOR 0x9e3779b1u
 #define NPURT_MAX_OPS 256u
 #define NPURT_MAX_M 65536u
 #define NPURT_MAX_N 16777216u
@@ -67,7 +68,10 @@ typedef struct {
     uint32_t sequence; /* of the batch; 0 when it could not be read */
     uint32_t status;   /* 0, or NPURT_E_* */
     uint32_t done;     /* ops that are complete; the first failed op is the next one */
-    uint64_t pcycles;  /* processor cycles spent, 0 where the DSP does not tell */
+    uint32_t check;    /* from 0, for the last word w of y of each of those ops: check ^= w;
+                          rotate check left by 13; check *= NPURT_CHECK_FACTOR */
+    uint32_t reserved;
+    uint64_t pcycles; /* processor cycles spent, 0 where the DSP does not tell */
 } npurt_reply;
 
 enum {

@@ -72,6 +72,8 @@ int dspqueue_read(dspqueue_t queue, uint32_t *flags, uint32_t max_buffers, uint3
                   dspqueue_buffer *buffer, uint32_t max_bytes, uint32_t *nbytes, uint8_t *message,
                   uint32_t timeout_us);
 
+int ioctl(int fd, unsigned long request, void *argument);
+
 int npurt_sim_control(const char *settings);
 size_t npurt_sim_error(char *text, size_t bytes);
 uint64_t npurt_sim_total_packets(int domain);
@@ -88,6 +90,7 @@ SYMBOLS = (  # without these there is nothing to do
     "rpcmem_to_fd",
     "fastrpc_mmap",
     "fastrpc_munmap",
+    "ioctl",  # libc's, on which the library depends; the simulator has its own
 )
 DSPQUEUE = (
     "dspqueue_create",
@@ -163,6 +166,15 @@ class BufferFlag(IntFlag):
     INVALIDATE_RECIPIENT = 0x80
 
 
+class SyncFlag(IntFlag):
+    """Of DMA_BUF_IOCTL_SYNC; source: include/uapi/linux/dma-buf.h."""
+
+    READ = 1
+    WRITE = 2
+    END = 4
+
+
+DMA_BUF_IOCTL_SYNC = 0x4008_6200
 HEAP_SYSTEM = 25  # rpcmem heap; Linux ignores it
 CACHED = 1  # rpcmem flag
 PM_QOS = 1  # enable of remote_rpc_control_latency

@@ -82,9 +82,8 @@ class HexagonPacked(Packed):
             self._finalizer.detach()  # memory of a session that is no more
         self._finalizer = weakref.finalize(self, arena.give_back, part)
         self.store, self.part, self.batches = store, part, {}
-        part.block.begin(write=True)
         self._write(part.array)
-        part.block.end(write=True)
+        store.wrote(part)
 
     def _write(self, image: U8) -> None:
         layout.pack(self.tensor, image)
@@ -274,8 +273,10 @@ class HexagonDevice(Device):
             if 0 < len(x) <= batch.rows:
                 batch.run(x, outs[which])
                 continue
-            for start in range(0, len(x), batch.rows):
-                rows = slice(start, start + batch.rows)
+            calls = max(1, -(-len(x) // batch.rows))
+            step = max(1, -(-len(x) // calls))  # all as long, so that they use the same memory
+            for start in range(0, len(x), step):
+                rows = slice(start, start + step)
                 batch.run(x[rows], [out[rows] for out in outs[which]])
 
     def _parts(self, weights: Sequence[HexagonPacked]) -> Parts:

@@ -194,17 +194,16 @@ class _Trying:
     def shared(self) -> Seen:
         """Share a block, and have the DSP sum its bytes."""
         block = rpcmem.allocate(self._opened().library, SHARED)
-        block.begin(write=True)
-        block.array[:] = _bytes(block.nbytes)
-        block.end(write=True)
         self._opened().map(block)
+        block.array[:] = _bytes(block.nbytes)
+        self._opened().sync_for_device(block)
         start = time.monotonic()
         (total,) = self._opened().call("checksum", b"", block.fd, 0, block.nbytes)
         seconds = time.monotonic() - start
         _compare(
             int(block.array.sum(dtype=np.uint64)), total, f"{block.nbytes} bytes that are shared"
         )
-        self._opened().unmap(block)
+        self._opened().free(block)
         return {"bytes": block.nbytes, "seconds": seconds}
 
     def mapping(self) -> Seen:
@@ -212,7 +211,7 @@ class _Trying:
         block = rpcmem.allocate(self._opened().library, COPIED)
         for _ in range(CYCLES):
             self._opened().map(block)
-            self._opened().unmap(block)
+            self._opened().free(block)
         self._opened().close()
         return {"cycles": CYCLES}
 

@@ -7,7 +7,6 @@ Source: qualcomm/fastrpc v1.0.5 inc/dspqueue.h, and running it.
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from npurt.errors import DeviceNotFound
 from npurt.hexagon import abi, codes
 from npurt.hexagon.rpcmem import U8, Block
 from npurt.hexagon.session import Session
-from npurt.hexagon.transport import Transport
+from npurt.hexagon.transport import Send, Transport
 
 SLICE_US = 1_000_000  # of one wait; the deadline is made of such
 EXPIRED = 0x0C
@@ -64,10 +63,23 @@ class Queue(Transport):
         """See `Session.allocate`."""
         return self._session.allocate(nbytes)
 
-    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+    def free(self, block: Block) -> None:
+        """See `Session.free`."""
+        self._session.free(block)
+
+    def sync_for_device(self, block: Block) -> None:
+        """See `Session.sync_for_device`."""
+        self._session.sync_for_device(block)
+
+    def sync_for_cpu(self, block: Block) -> None:
+        """See `Session.sync_for_cpu`."""
+        self._session.sync_for_cpu(block)
+
+    def prepare(self, request: U8, reply: U8) -> Send:
         """Return a function that writes *request* and reads the answer to *reply*."""
         work = _Exchange(self._session, self._queue, request, reply)
-        return partial(self._session.run, work, "dspqueue_read")
+        call = partial(self._session.run, work, "dspqueue_read")
+        return partial(self._synchronised, call)
 
     def settle(self) -> None:
         """See `Session.settle`."""

@@ -5,7 +5,7 @@ a call is known all the same: the host keeps a copy from some tokens ago, and th
 came since.  Sent again they give the same bits.  So a call that breaks off half-way spoils nothing.
 """
 
-import math
+import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import ALL, F32, DeltaNet, DeltaState
-from npurt.errors import DeviceFull
+from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon import delta, messages
 from npurt.hexagon.delta import I32, Shape
 from npurt.hexagon.messages import Flag, Kind, Request
-from npurt.hexagon.rpcmem import LARGEST
-from npurt.hexagon.store import SCRATCH_BYTES, Store
+from npurt.hexagon.rpcmem import LARGEST, Block
+from npurt.hexagon.scratch import BATCH_BYTES
+from npurt.hexagon.store import Store
 
 MOST_TOKENS = 512  # of all sequences, in a batch
 MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
@@ -41,8 +42,8 @@ def why_not(net: DeltaNet) -> str | None:
         return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
     if not 0 < shape.sequences <= MOST_TOKENS:
         return f"{shape.sequences} sequences are none, or more than {MOST_TOKENS}"
-    if shape.sequences * sum(shape.row_bytes) > SCRATCH_BYTES:
-        return f"a token of all sequences takes more than {SCRATCH_BYTES} bytes"
+    if shape.sequences * sum(shape.row_bytes) > BATCH_BYTES:
+        return f"a token of all sequences takes more than {BATCH_BYTES} bytes"
     if shape.state_bytes > LARGEST:
         return f"its states take more than {LARGEST} bytes, the largest block that can be shared"
     if not net.state.flags.c_contiguous:
@@ -71,29 +72,25 @@ class Memory:
     """
 
     def __init__(self, store: Store, shape: Shape) -> None:
-        found = store.take(shape.state_bytes)
-        if found is None:
+        block = store.own(shape.state_bytes)
+        if block is None:
             raise DeviceFull(
                 f"the DSP has no room for {shape.state_bytes} bytes of a delta net's states",
                 remedy="use a smaller model, or close other programs that use the DSP",
                 call="delta_net",
                 code=0,
             )
-        arena, self._part = found
-        weakref.finalize(self, arena.give_back, self._part)
-        self._shape = shape
-        self._words: I32 = self._part.array.view(np.int32).reshape(-1, shape.words)
-        self._scratch = store.scratch
+        weakref.finalize(self, store.give_back, block)
+        self._store, self._block, self._shape = store, block, shape
+        words = block.array[: shape.state_bytes].view(np.int32)
+        self._words: I32 = words.reshape(-1, shape.words)
         self._widths = shape.row_bytes
-        fitting = store.scratch.nbytes // (shape.sequences * sum(self._widths))
+        fitting = BATCH_BYTES // (shape.sequences * sum(self._widths))
         self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
-        self._last = (shape.heads - 1) * shape.along_v + shape.width - 1  # number of y that is read
-        self._prepare(store)
+        self._prepare()
 
-    def _prepare(self, store: Store) -> None:
-        shape, scratch = self._shape, self._scratch
-        x_bytes, y_bytes = self._widths
-        rows = shape.sequences * self.tokens
+    def _prepare(self) -> None:
+        shape = self._shape
         self._request = Request(1)
         op = self._op = self._request.ops[0]
         op["kind"] = Kind.DELTA
@@ -101,34 +98,43 @@ class Memory:
         op["k"], op["n"], op["format"] = shape.width, shape.heads, shape.k_heads
         op["group"] = shape.sequences
         op["scale"] = np.float32(shape.scale).view(np.uint32)
-        op["x"] = scratch.fd, 0, x_bytes * rows, x_bytes
-        op["w"] = self._part.block.fd, self._part.offset, self._part.nbytes, 0
-        op["y"] = scratch.fd, x_bytes * rows, y_bytes * rows, y_bytes
+        op["w"] = self._block.fd, 0, shape.state_bytes, 0
         self._reply = messages.reply()
-        self._send = store.transport.prepare(self._request.data, self._reply)
-        self._set_tokens(1)
+        self._send = self._store.transport.prepare(self._request.data, self._reply)
+        self.forget_scratch()
+
+    def forget_scratch(self) -> None:
+        """Drop all views of scratch memory; the next call takes new ones."""
+        self._count = 0
+        self._blocks: tuple[Block, ...] = ()
+        self._x: F32 = np.empty(0, np.float32)
+        self._results: F32 = self._x
+        self._row: delta.Row | None = None
 
     def _set_tokens(self, tokens: int) -> None:
+        """Take memory for *tokens* rows of each sequence."""
+        sizes = [self._shape.sequences * tokens * width for width in self._widths]
+        self._blocks = self._store.scratch.pair(sizes[0], sizes[1], self)
+        self._x, y = (
+            block.array[:size].view(np.float32).reshape(self._shape.sequences, tokens, -1)
+            for block, size in zip(self._blocks, sizes, strict=True)
+        )
+        for name, block, size, width in zip("xy", self._blocks, sizes, self._widths, strict=True):
+            self._op[name] = block.fd, 0, size, width
         self._op["m"] = tokens
-        views, start = [], 0
-        for width in self._widths:
-            part = self._scratch.array[start : start + self._shape.sequences * tokens * width]
-            views.append(part.view(np.float32).reshape(self._shape.sequences, tokens, -1))
-            start += self._shape.sequences * self.tokens * width
-        self._x, self._y = views
         self._row = delta.Row.of(self._x, self._shape)
-        self._results = delta.results(self._y, self._shape)
+        self._results = delta.results(y, self._shape)
+        self._count = tokens
 
     def load(self, form: Form) -> None:
         """Hold the state that *form* is; raises what `run` does."""
-        self._part.block.begin(write=True)
         if form.start.dtype == np.float32:
             delta.pack_state(form.start, self._shape, self._words)
         else:
             self._words[...] = form.start
-        self._part.block.end(write=True)
+        self._store.transport.sync_for_device(self._block)
         for rows in form.rows:
-            self._begin(rows.shape[1])
+            self._take_tokens(rows.shape[1])
             self._x[...] = rows
             self._call()
 
@@ -141,37 +147,31 @@ class Memory:
             NumericsError: There is NaN or infinity.
             DriverError: It refused.
         """
-        self._begin(net.v.shape[1])
+        self._take_tokens(net.v.shape[1])
+        assert self._row
         self._row.write(net)
         rows = self._x.copy()
         self._call(net.out)
         return rows
 
-    def _begin(self, tokens: int) -> None:
+    def _take_tokens(self, tokens: int) -> None:
         """Get ready for *tokens* rows in `_x`."""
-        if tokens != self._x.shape[1]:
+        if tokens != self._count:
             self._set_tokens(tokens)
-        self._scratch.begin(write=True)
 
     def _call(self, out: F32 | None = None) -> None:
-        self._y[-1, -1, self._last] = math.nan
-        self._scratch.end(write=True)
         self._request.next()
-        self._send()
+        self._send(*self._blocks)
         messages.check(self._request, self._reply)
-        self._scratch.begin(write=False)
-        last = self._y[-1, -1, self._last]
+        last = self._results[-1, -1, -1, -1:].view(np.uint32)
+        messages.check_results(self._reply, [last])
         if out is not None:
             out[...] = self._results
-        self._scratch.end(write=False)
-        messages.check_results([last])
 
     def copy(self) -> I32:
         """Return what it holds."""
-        self._part.block.begin(write=False)
-        words = self._words.copy()
-        self._part.block.end(write=False)
-        return words
+        self._store.transport.sync_for_cpu(self._block)
+        return self._words.copy()
 
 
 class HexagonState(DeltaState):
@@ -240,7 +240,8 @@ class HexagonState(DeltaState):
 
     def leave(self) -> None:
         """Let go of the memory: its session ends."""
-        self.keep()
+        with contextlib.suppress(NpurtError):  # a worker that is gone: then there are the rows
+            self.keep()
         self._memory = self._there = None
 
 

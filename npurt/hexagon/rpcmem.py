@@ -6,26 +6,25 @@ Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and running it.
 """
 
 import errno
-import fcntl
+import functools
 import mmap
-import struct
+import os
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import DeviceFull, LayoutError
+from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon import abi
+from npurt.hexagon.abi import SyncFlag
 from npurt.hexagon.lib import Library
 
 U8 = npt.NDArray[np.uint8]
 
 ALIGN = 128  # bytes: an HVX vector; offsets of tensors are multiples of it
 LARGEST = (1 << 31) - mmap.PAGESIZE  # the library keeps sizes in an int, and loses what is beyond
-
-_SYNC = 0x4008_6200  # DMA_BUF_IOCTL_SYNC; source: include/uapi/linux/dma-buf.h
-_READ, _WRITE, _END = 1, 2, 4  # of its flags
 
 
 class Block:
@@ -34,41 +33,39 @@ class Block:
     Attributes:
         array: The bytes.
         fd: The number by which the DSP knows it.
-
-    Args:
-        array: See above.
-        fd: See above.
-        here: Its file descriptor in this process, when that is another number.
     """
 
-    def __init__(self, array: U8, fd: int, here: int | None = None) -> None:
+    def __init__(self, array: U8, fd: int) -> None:
         self.array = array
         self.fd = fd
-        self._here = fd if here is None else here
-        self._coherent = False  # once the kernel said that there is nothing to synchronise
 
     @property
     def nbytes(self) -> int:
         """Bytes of it."""
         return int(self.array.nbytes)
 
-    def begin(self, *, write: bool) -> None:
-        """Let the CPU read what the DSP wrote, or write what it will read, until `end`."""
-        self._sync(_WRITE if write else _READ)
 
-    def end(self, *, write: bool) -> None:
-        """Let the DSP have it again."""
-        self._sync((_WRITE if write else _READ) | _END)
+def synchronise(library: Library, fd: int, flags: SyncFlag) -> None:
+    """Make DMA_BUF_IOCTL_SYNC of a block, all of it: the kernel knows no part.
 
-    def _sync(self, flags: int) -> None:
-        while not self._coherent:
-            try:
-                fcntl.ioctl(self._here, _SYNC, struct.pack("Q", flags))
-            except OSError as error:
-                if error.errno not in (errno.EINTR, errno.EAGAIN):
-                    self._coherent = True  # a memfd, as in the simulator: nothing lies between
-            else:
-                return
+    Raises:
+        DriverError: The kernel refused.
+    """
+    request = _request(flags)
+    while library.c.ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) < 0:
+        number = abi.ffi().errno
+        if number not in (errno.EINTR, errno.EAGAIN):
+            raise DriverError(
+                f"DMA_BUF_IOCTL_SYNC of shared memory failed: {os.strerror(number)}",
+                remedy="update kernel and FastRPC library: `npurt doctor` lists both",
+                call="DMA_BUF_IOCTL_SYNC",
+                code=number,
+            )
+
+
+@functools.cache
+def _request(flags: SyncFlag) -> Any:
+    return abi.ffi().new("uint64_t *", flags)
 
 
 def allocate(library: Library, nbytes: int) -> Block:

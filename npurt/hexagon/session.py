@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
 from npurt.hexagon import abi, codes, skel
-from npurt.hexagon.abi import HandleRequest, MapFlag
+from npurt.hexagon.abi import HandleRequest, MapFlag, SyncFlag
 from npurt.hexagon.caller import Caller
 from npurt.hexagon.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.handle import Handle, Invocation, State
@@ -18,8 +18,8 @@ from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import Library
 from npurt.hexagon.line import Native
 from npurt.hexagon.messages import PROTOCOL
-from npurt.hexagon.rpcmem import U8, Block, allocate
-from npurt.hexagon.transport import Info, Transport
+from npurt.hexagon.rpcmem import U8, Block, allocate, synchronise
+from npurt.hexagon.transport import Info, Send, Transport
 
 T = TypeVar("T")
 
@@ -183,12 +183,13 @@ class Session(Transport):
         """
         return self.run(partial(self._owned.call, name, *arguments), name)
 
-    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+    def prepare(self, request: U8, reply: U8) -> Send:
         """Return a function that makes the call `execute`; errors as in `call`."""
         assert self._owned.handle
         call = interface().method("execute").pack(request.data, reply.data)
         invocation = Invocation(call)
-        return partial(self._execute, invocation, self._owned.handle.native(invocation))
+        native = self._owned.handle.native(invocation)
+        return partial(self._synchronised, partial(self._execute, invocation, native))
 
     def _execute(self, invocation: Invocation, native: Native) -> None:
         """Make a call the quick way, or, when the thread is not free, in turn."""
@@ -242,7 +243,7 @@ class Session(Transport):
         return block
 
     def map(self, block: Block) -> None:
-        """Show *block* to the DSP until `unmap` or the end of the session, which keeps it alive.
+        """Show *block* to the DSP until `free` or the end of the session, which keeps it alive.
 
         Raises:
             DeviceFull: The session has no room for it.
@@ -261,9 +262,17 @@ class Session(Transport):
                 code=error.code,
             ) from error
 
-    def unmap(self, block: Block) -> None:
-        """Take *block* from the DSP."""
+    def free(self, block: Block) -> None:
+        """Take *block* from the DSP; see `Transport.free`."""
         self.run(partial(self._owned.unmap, block.fd), "unmap")
+
+    def sync_for_device(self, block: Block) -> None:
+        """Clean the CPU's caches of *block*; errors as `rpcmem.synchronise`."""
+        synchronise(self.library, block.fd, SyncFlag.END | SyncFlag.WRITE)
+
+    def sync_for_cpu(self, block: Block) -> None:
+        """Invalidate the CPU's caches of *block*; errors as `rpcmem.synchronise`."""
+        synchronise(self.library, block.fd, SyncFlag.READ)
 
     @property
     def mapped_bytes(self) -> int:

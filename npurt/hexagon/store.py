@@ -1,12 +1,13 @@
-"""The memory of one session: weights, and the scratch that activations and results pass through."""
+"""The memory of one session: weights, states of delta nets, and scratch."""
 
+from collections import deque
 from collections.abc import Callable
 
 from npurt.errors import DeviceFull
-from npurt.hexagon.rpcmem import Arena, Slice, aligned
+from npurt.hexagon.rpcmem import Arena, Block, Slice, aligned
+from npurt.hexagon.scratch import Scratch, block_bytes
 from npurt.hexagon.transport import Transport
 
-SCRATCH_BYTES = 32 << 20  # activations and results of one batch
 LEAST_BYTES = 32 << 20  # of the first block for weights; later ones double what there is,
 MOST_BYTES = 256 << 20  # up to this: boards exist that cannot give a gigabyte in one piece
 PROVEN_BYTES = 512 << 20  # no session is known to have less room: up to here nothing is measured
@@ -22,9 +23,14 @@ class Store:
 
     def __init__(self, transport: Transport, capacity: Callable[[], int]) -> None:
         self.transport = transport
-        self.scratch = transport.allocate(SCRATCH_BYTES)
+        self.scratch = Scratch(transport)
         self._capacity = capacity
         self._arenas: list[Arena] = []
+        self._own: list[Block] = []  # blocks with one owner each
+        self._returned: deque[Block] = deque()
+        self._written: list[Block] = []  # whose weights the DSP cannot see yet
+
+    # --- Weights ----------------------------------------------------------------------------------
 
     def take(self, nbytes: int) -> tuple[Arena, Slice] | None:
         """Return a place for a weight of *nbytes*, or None when the session is full."""
@@ -38,15 +44,54 @@ class Store:
 
     def _grow(self, nbytes: int) -> Arena | None:
         mapped = sum(arena.block.nbytes for arena in self._arenas)
-        size = max(aligned(nbytes), min(max(mapped, LEAST_BYTES), MOST_BYTES))
-        total = SCRATCH_BYTES + mapped + size
-        if len(self._arenas) + 2 > self.transport.info.max_maps:
+        block = self._map(max(aligned(nbytes), min(max(mapped, LEAST_BYTES), MOST_BYTES)))
+        if block is None:
+            return None
+        self._arenas.append(Arena(block))
+        return self._arenas[-1]
+
+    def wrote(self, part: Slice) -> None:
+        """Note that the host has written *part*, for `sync`."""
+        if part.block not in self._written:
+            self._written.append(part.block)
+
+    def sync(self) -> None:
+        """Show the DSP all weights that were written since the last time, each block once."""
+        while self._written:
+            self.transport.sync_for_device(self._written[-1])
+            self._written.pop()
+
+    # --- Blocks with one owner --------------------------------------------------------------------
+
+    def own(self, nbytes: int) -> Block | None:
+        """Return a block for *nbytes* and nothing else, or None when the session is full.
+
+        One that has come back is used again if it has the size; others are unmapped.
+        """
+        size = block_bytes(nbytes)
+        while self._returned:
+            block = self._returned.popleft()
+            if block.nbytes == size:
+                return block
+            self._own.remove(block)
+            self.transport.free(block)
+        made = self._map(size)
+        if made:
+            self._own.append(made)
+        return made
+
+    def give_back(self, block: Block) -> None:
+        """Let others have a block of `own`.  May be called at any moment, by a finalizer too."""
+        self._returned.append(block)
+
+    def _map(self, nbytes: int) -> Block | None:
+        blocks = [*(arena.block for arena in self._arenas), *self._own]
+        total = self.scratch.nbytes + sum(block.nbytes for block in blocks) + nbytes
+        if len(blocks) + self.scratch.maps + 1 > self.transport.info.max_maps:
             return None
         if total > PROVEN_BYTES and total > self._capacity():
             return None
         try:
-            arena = Arena(self.transport.allocate(size))
+            return self.transport.allocate(nbytes)
         except DeviceFull:
             return None
-        self._arenas.append(arena)
-        return arena

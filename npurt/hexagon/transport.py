@@ -5,7 +5,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from npurt.hexagon.rpcmem import U8, Block
 
@@ -24,6 +24,13 @@ class Info(NamedTuple):
     build: int
 
 
+class Send(Protocol):
+    """See `Transport.prepare`."""
+
+    def __call__(self, written: Block | None = None, read: Block | None = None) -> None:
+        """Send the request and wait for the reply."""
+
+
 class Transport(abc.ABC):
     """A session on the DSP, and memory shared with it.
 
@@ -39,19 +46,44 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Block:
-        """Return shared memory that the DSP has mapped; it lives until `close`.
+        """Return shared memory that the DSP has mapped; it lives until `free` or `close`.
 
         Raises:
             DeviceFull: There is not so much, here or on the DSP.
         """
 
     @abc.abstractmethod
-    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+    def free(self, block: Block) -> None:
+        """Take *block* from the DSP; its memory goes with the last array of it."""
+
+    @abc.abstractmethod
+    def sync_for_device(self, block: Block) -> None:
+        """Let the DSP see what the host has written to *block*."""
+
+    @abc.abstractmethod
+    def sync_for_cpu(self, block: Block) -> None:
+        """Let the host see what the DSP has written to *block*."""
+
+    @abc.abstractmethod
+    def prepare(self, request: U8, reply: U8) -> Send:
         """Return a function that sends *request* as it stands then, and fills *reply*.
+
+        Its arguments are the block that the host has written for this call, and the block that
+        it will read: the first is synchronised before, the second after.
 
         It raises DeviceLost when the DSP process is gone, DeviceTimeout when it does not answer in
         time, and DriverError when it refuses.
         """
+
+    def _synchronised(
+        self, call: Callable[[], None], written: Block | None = None, read: Block | None = None
+    ) -> None:
+        """Make *call* between the two; what `prepare` returns, where this process makes it."""
+        if written is not None:
+            self.sync_for_device(written)
+        call()
+        if read is not None:
+            self.sync_for_cpu(read)
 
     @abc.abstractmethod
     def settle(self) -> None:

@@ -8,7 +8,9 @@ descriptors.
 
     o a `Way`, as JSON        -> [info, simulated], as JSON
     a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
-    x batch                   -> reply, and 8 bytes: packets of instructions so far
+    m [method of `Transport`, number of a block], as JSON -> nothing
+    x numbers of the blocks written and read, -1: none, as int32, and the batch
+                              -> reply, and 8 bytes: packets of instructions so far
     n                         -> nothing: all before is done
 
 The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
@@ -19,12 +21,12 @@ import json
 import mmap
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,12 +38,13 @@ from npurt.hexagon import codes, messages
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.rpcmem import U8, Block
 from npurt.hexagon.session import OPENING_SECONDS
-from npurt.hexagon.transport import Info, Transport
+from npurt.hexagon.transport import Info, Send, Transport
 from npurt.hexagon.way import Way
 
 Answer = tuple[bytes, list[int]]  # and file descriptors
 
 NUMBER_BYTES = 4
+_BLOCKS = struct.Struct("<2i")
 MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
 _START = """
 import sys
@@ -90,17 +93,36 @@ class Worker(Transport):
         """Return memory that the worker has allocated and mapped; see `Transport.allocate`."""
         fds: list[int] = []
         number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
-        array = np.frombuffer(mmap.mmap(fds[0], size), np.uint8)
-        block = Block(array, number, here=fds[0])
-        weakref.finalize(block, os.close, fds[0])
-        return block
+        try:
+            return Block(np.frombuffer(mmap.mmap(fds[0], size), np.uint8), number)
+        finally:
+            os.close(fds[0])
 
-    def prepare(self, request: U8, reply: U8) -> Callable[[], None]:
+    def free(self, block: Block) -> None:
+        """Have the worker unmap *block*."""
+        self._on_block("free", block)
+
+    def sync_for_device(self, block: Block) -> None:
+        """Have the worker do it: caches of memory, not of one process."""
+        self._on_block("sync_for_device", block)
+
+    def sync_for_cpu(self, block: Block) -> None:
+        """Have the worker do it, as `sync_for_device`."""
+        self._on_block("sync_for_cpu", block)
+
+    def _on_block(self, method: str, block: Block) -> None:
+        self._ask(b"m" + json.dumps([method, block.fd]).encode(), self._deadline)
+
+    def prepare(self, request: U8, reply: U8) -> Send:
         """Return a function that has the worker send *request*; see `Transport.prepare`."""
         return partial(self._exchange, request, reply)
 
-    def _exchange(self, request: U8, reply: U8) -> None:
-        answer = self._ask(b"x" + request.tobytes(), self._deadline)
+    def _exchange(
+        self, request: U8, reply: U8, written: Block | None = None, read: Block | None = None
+    ) -> None:
+        numbers = (-1 if block is None else block.fd for block in (written, read))
+        packet = b"x" + _BLOCKS.pack(*numbers) + request.tobytes()
+        answer = self._ask(packet, self._deadline)
         reply[:] = np.frombuffer(answer, np.uint8, reply.nbytes)
         self._packets = int.from_bytes(answer[reply.nbytes :], "little")
 
@@ -241,7 +263,8 @@ class _Server:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._transport: Transport | None = None
-        self._exchanges: dict[int, tuple[U8, U8, Callable[[], None]]] = {}  # by size of the batch
+        self._blocks: dict[int, Block] = {}  # by number
+        self._exchanges: dict[int, tuple[U8, U8, Send]] = {}  # by size of the batch
 
     def serve(self, packet: bytes) -> None:
         """Answer one packet."""
@@ -249,6 +272,7 @@ class _Server:
         work = {
             b"o": self._open,
             b"a": self._allocate,
+            b"m": self._on_block,
             b"x": self._exchange,
             b"n": self._nothing,
         }[letter]
@@ -271,20 +295,30 @@ class _Server:
     def _allocate(self, nbytes: bytes) -> Answer:
         assert self._transport
         block = self._transport.allocate(int(nbytes))
+        self._blocks[block.fd] = block
         return json.dumps([block.fd, block.nbytes]).encode(), [block.fd]
+
+    def _on_block(self, asked: bytes) -> Answer:
+        method, number = json.loads(asked)
+        getattr(self._transport, method)(self._blocks[number])
+        if method == "free":
+            del self._blocks[number]
+        return b"", []
 
     def _nothing(self, nothing: bytes) -> Answer:
         return nothing, []
 
-    def _exchange(self, batch: bytes) -> Answer:
+    def _exchange(self, packet: bytes) -> Answer:
         assert self._transport
+        written, read = map(self._blocks.get, _BLOCKS.unpack_from(packet))
+        batch = packet[_BLOCKS.size :]
         request, reply, send = self._exchanges.get(len(batch)) or self._prepare(len(batch))
         request[:] = np.frombuffer(batch, np.uint8)
         reply[:] = 0
-        send()
+        send(written, read)
         return reply.tobytes() + self._transport.packets().to_bytes(8, "little"), []
 
-    def _prepare(self, nbytes: int) -> tuple[U8, U8, Callable[[], None]]:
+    def _prepare(self, nbytes: int) -> tuple[U8, U8, Send]:
         assert self._transport
         request, reply = np.zeros(nbytes, np.uint8), messages.reply()
         self._exchanges[nbytes] = request, reply, self._transport.prepare(request, reply)

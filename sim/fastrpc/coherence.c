@@ -14,6 +14,7 @@
 #define _GNU_SOURCE
 #include "sim.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/dma-buf.h>
 #include <stdarg.h>
 #include <string.h>
@@ -21,6 +22,8 @@
 #include <unistd.h>
 
 static uint64_t calls, bytes_asked; /* of DMA_BUF_IOCTL_SYNC; sim_lock held */
+
+/* --- copying --------------------------------------------------------------------------------- */
 
 void block_to_dsp(const block *b, size_t offset, size_t bytes)
 {
@@ -36,6 +39,43 @@ void block_to_host(const block *b, size_t offset, size_t bytes)
     }
 }
 
+/* Where the next page is that was ever written, of *bytes* bytes. */
+static off_t next_data(int fd, off_t at, off_t bytes)
+{
+    off_t data = lseek(fd, at, SEEK_DATA);
+    return data < 0 ? bytes : data;
+}
+
+/* Copy all of a memfd, without touching pages of it that nobody has written. */
+static void copy_whole(int to_fd, uint8_t *to, int from_fd, const uint8_t *from, size_t bytes)
+{
+    off_t end = (off_t) bytes;
+    for (off_t at = 0, data, hole; at < end; at = hole) {
+        data = next_data(from_fd, at, end);
+        if (data > at) {
+            fallocate(to_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, data - at);
+        }
+        hole = data < end ? lseek(from_fd, data, SEEK_HOLE) : end;
+        memcpy(to + data, from + data, (size_t) (hole - data));
+    }
+}
+
+void block_all_to_dsp(const block *b)
+{
+    if (b->memory != b->at) {
+        copy_whole(b->memory_fd, b->memory, b->fd, b->at, b->bytes);
+    }
+}
+
+void block_all_to_host(const block *b)
+{
+    if (b->memory != b->at) {
+        copy_whole(b->fd, b->at, b->memory_fd, b->memory, b->bytes);
+    }
+}
+
+/* --- the request ----------------------------------------------------------------------------- */
+
 /* Do what the request asks for, with sim_lock held; return 0 or an errno. */
 static int synchronise(const block *b, const struct dma_buf_sync *request)
 {
@@ -45,10 +85,10 @@ static int synchronise(const block *b, const struct dma_buf_sync *request)
     }
     calls++;
     bytes_asked += b->bytes;
-    if (request->flags & DMA_BUF_SYNC_END) {
-        block_to_dsp(b, 0, access & DMA_BUF_SYNC_WRITE ? b->bytes : 0);
-    } else {
-        block_to_host(b, 0, access & DMA_BUF_SYNC_READ ? b->bytes : 0);
+    if (request->flags & DMA_BUF_SYNC_END && access & DMA_BUF_SYNC_WRITE) {
+        block_all_to_dsp(b);
+    } else if (!(request->flags & DMA_BUF_SYNC_END) && access & DMA_BUF_SYNC_READ) {
+        block_all_to_host(b);
     }
     return 0;
 }

@@ -157,7 +157,7 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
         if (b) {
             m->serial = b->serial;
             memory_fd = b->memory_fd;
-            block_to_dsp(b, 0, b->bytes);
+            block_all_to_dsp(b);
         }
         session_enter(s);
     }
@@ -198,7 +198,7 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     pthread_mutex_lock(&sim_lock);
     const block *b = block_of_fd(fd);
     if (b) {
-        block_to_host(b, 0, b->bytes);
+        block_all_to_host(b);
     }
     pthread_mutex_unlock(&sim_lock);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;

@@ -81,6 +81,8 @@ block *block_next(block *last); /* all blocks in turn: NULL gives the first */
 /* --- coherence.c: show one side a part of what the other has written ---------------------------- */
 void block_to_dsp(const block *b, size_t offset, size_t bytes);
 void block_to_host(const block *b, size_t offset, size_t bytes);
+void block_all_to_dsp(const block *b);
+void block_all_to_host(const block *b);
 
 /* --- process.c ------------------------------------------------------------------------------- */
 

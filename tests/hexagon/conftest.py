@@ -29,18 +29,18 @@ def fake(compiled_fake, tmp_path, monkeypatch):
 
 @pytest.fixture
 def simulator(monkeypatch, tmp_path):
-    """The simulator, a v68 without faults, and nothing remembered of it."""
+    """The simulator, a v68 without faults, on a host with caches, and nothing remembered of it."""
     monkeypatch.setenv("NPURT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NPURT_SIM_FASTRPC", raising=False)
-    tell("reset")
+    tell("reset coherent=0")
     yield
     tell("reset")
 
 
 @pytest.fixture(scope="module")
 def dsp():
-    """A session on a v68 with four threads and VTCM, whose caches show when they are forgotten."""
-    with simulated("shadow=1") as session:
+    """A session on a v68 with four threads and VTCM, where forgotten caches of both sides show."""
+    with simulated("shadow=1 coherent=0") as session:
         yield Dsp(session, NBYTES)
 
 

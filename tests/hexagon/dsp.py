@@ -86,7 +86,8 @@ class Dsp:
     def send(self, data):
         """Execute the bytes of a batch; return the fields of the reply as a dict."""
         reply = messages.reply()
-        self.session.prepare(np.frombuffer(bytes(data), np.uint8), reply)()
+        send = self.session.prepare(np.frombuffer(bytes(data), np.uint8), reply)
+        send(self.block, self.block)
         read = reply.view(messages.REPLY)[0]
         return {name: int(read[name]) for name in messages.REPLY.names}
 
@@ -120,6 +121,15 @@ def code_of(call, *arguments):
     except DriverError as error:
         return error.code & 0xFFFF_FFFF
     return 0
+
+
+def check_of(words):
+    """Return what npurt_msg.h says of words."""
+    check = 0
+    for word in words:
+        rotated = f"{check ^ int(word):032b}"
+        check = int(rotated[13:] + rotated[:13], 2) * 0x9E3779B1 % 2**32
+    return check
 
 
 def call_of(name, *arguments):

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,7 +122,7 @@ int remote_handle64_invoke(uint64_t handle, uint32_t scalars, argument *a)
         *(uint64_t *) a[1].buf.pv = *(uint64_t *) a[0].buf.pv ^ mask;
     }
     if (scalars >> 24 == 3) {
-        uint32_t info[] = {2 + call("protocol")->code, 68, 2, 4, 0, 1, 15, 0};
+        uint32_t info[] = {3 + call("protocol")->code, 68, 2, 4, 0, 1, 15, 0};
         memcpy(a[0].buf.pv, info, sizeof info);
     }
     return 0;
@@ -242,6 +243,27 @@ int rpcmem_to_fd(void *memory)
         }
     }
     return -1;
+}
+
+/* DMA_BUF_IOCTL_SYNC; another request, and one of a block that is none, is an error. */
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list arguments;
+    va_start(arguments, request);
+    const uint64_t *flags = va_arg(arguments, const uint64_t *);
+    va_end(arguments);
+    char name[24];
+    snprintf(name, sizeof name, "sync%u", (unsigned) *flags);
+    int known = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        known |= blocks[i].memory && blocks[i].fd == fd;
+    }
+    if (!known || request != (1u << 30 | 8u << 16 | 'b' << 8)) {
+        errno = ENOTTY;
+        return -1;
+    }
+    call(name)->count++;
+    return arrive("sync") ? -1 : 0;
 }
 
 int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t nbytes, uint32_t flags)

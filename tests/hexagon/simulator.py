@@ -63,6 +63,7 @@ class Product:
         fmt = layout.format_of(tensor)
         _, part = self.store.take(layout.image_bytes(fmt, *tensor.shape))
         layout.pack(tensor, part.array)
+        self.store.wrote(part)
         return Weight(part, *tensor.shape, fmt.number)
 
     def run(self):

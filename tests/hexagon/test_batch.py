@@ -20,6 +20,7 @@ from tests.hexagon.dsp import (
     Dsp,
     assert_product,
     call_of,
+    check_of,
     code_of,
     rows,
     simulated,
@@ -123,6 +124,20 @@ def test_what_the_host_writes_is_seen_and_weights_when_they_are_said_to_be_new(d
     assert_product(dsp.run(op)[0], other_x, other)
 
 
+def test_the_reply_has_the_last_words_of_the_results(dsp):
+    x = rows(18, 3, 64)
+    ops = [dsp.product(x, weights(19, n, 64)) for n in (1, 33)]
+    net = delta_op(dsp, heads=3, k_heads=3, width=48)  # whose lanes of v are padded to 64
+
+    reply = dsp.send(dsp.request(*ops, net).data)
+
+    assert reply["done"] == 3
+    last = net["y"]["stride"] * (net["m"] * net["group"] - 1) + 4 * (2 * 64 + 48 - 1)
+    words = [dsp.y(op)[-1, -1:].view(np.uint32) for op in ops]
+    words.append(dsp.bytes(net["y"])[last : last + 4].view(np.uint32))
+    assert reply["check"] == check_of(np.concatenate(words))
+
+
 def test_packets_of_a_batch_are_the_same_every_time():
     """On one thread and on several: so figures can be compared to the packet."""
     x, tensor = rows(16, 5, 256), weights(17, 300, 256)
@@ -154,10 +169,12 @@ def test_batches_from_several_threads_do_not_mix(dsp):
         for call in calls
     ]
 
+    dsp.session.sync_for_device(dsp.block)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    dsp.session.sync_for_cpu(dsp.block)
 
     for x, tensor, op, _, reply in cases:
         assert (reply.view(messages.REPLY)["done"], reply.view(messages.REPLY)["status"]) == (1, 0)

@@ -132,7 +132,11 @@ def test_what_cannot_be_done_has_its_reason(shared):
     many = spread(net, sequences=513, heads=2, width=32)
     rows = spread(net, sequences=512, heads=64, width=128)
     states = spread(net, sequences=8, heads=4056, width=128)
-    cases = {"513 sequences": many, "33554432 bytes": rows, "largest block": states}
+    cases = {
+        "513 sequences": many,
+        f"{recurrence.BATCH_BYTES} bytes": rows,
+        "largest block": states,
+    }
     for reason, case in cases.items():
         assert reason in shared.why_not_delta(case)
 

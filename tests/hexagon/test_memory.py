@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull
-from npurt.hexagon import probe, store
+from npurt.hexagon import probe, scratch, store
 from npurt.hexagon.device import HexagonDevice
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
@@ -67,7 +67,7 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
     monkeypatch.setattr(store, "LEAST_BYTES", 1 << 17)
     monkeypatch.setattr(store, "MOST_BYTES", 1 << 17)
     monkeypatch.setattr(store, "PROVEN_BYTES", 0)
-    monkeypatch.setattr(probe, "capacity", lambda way: store.SCRATCH_BYTES + (1 << 17))
+    monkeypatch.setattr(probe, "capacity", lambda way: scratch.RESERVED_BYTES + (1 << 17))
     weights, x = [], inputs(2, 256)
 
     def fill():
@@ -115,7 +115,7 @@ def test_too_many_blocks_are_not_mapped(device, monkeypatch):
     monkeypatch.setattr(store, "LEAST_BYTES", 4096)
     monkeypatch.setattr(store, "MOST_BYTES", 4096)
     transport = device._stores[0].transport
-    monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=3))
+    monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=4))
     weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]
 
     assert [device._stores.index(w.store) for w in weights] == [0, 0, 1]

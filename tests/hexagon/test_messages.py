@@ -1,5 +1,6 @@
 """Batches and replies: the same structs in C and Python, and what a reply may say."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from npurt import build
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NumericsError
 from npurt.hexagon import messages
+from tests.hexagon.dsp import check_of
 
 HEADER = Path(__file__).parents[2] / "idl/npurt_msg.h"
 STRUCTS = {
@@ -21,6 +23,7 @@ NUMBERS = {
     "NPURT_PROTOCOL": messages.PROTOCOL,
     "NPURT_BATCH_MAGIC": messages.BATCH_MAGIC,
     "NPURT_REPLY_MAGIC": messages.REPLY_MAGIC,
+    "NPURT_CHECK_FACTOR": messages.CHECK_FACTOR,
     "NPURT_MAX_OPS": messages.MAX_OPS,
     "NPURT_MAX_M": messages.MAX_M,
     "NPURT_MAX_N": messages.MAX_N,
@@ -78,7 +81,7 @@ def test_a_request_is_its_parts_one_after_another():
     sent = request.data.tobytes()
 
     assert len(sent) == 16 + 2 * 80
-    assert sent[:16].hex() == "4e505442020000000700000002000000"
+    assert sent[:16].hex() == "4e505442030000000700000002000000"
     assert sent[96:108].hex() == "010000000000000004030201"
     assert sent[172:].hex() == "05000000"
 
@@ -120,6 +123,19 @@ def test_a_reply_to_another_batch_is_no_reply(wrong):
 def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
     with pytest.raises(DeviceLost, match="damaged"):
         messages.check(messages.Request(2), answer(**wrong))
+
+
+def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
+    """Other words are told from them, also when all change alike: results of -x, of x / 2."""
+    words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)
+    good = answer(check=check_of(words))
+
+    messages.check_results(good, words)
+    messages.check_results(answer(check=0), [])
+    for changed, bit in itertools.product((1, 2, 8, 3, 6, 12, 15), (0, 23, 31)):
+        others = [word ^ np.uint32((changed >> i & 1) << bit) for i, word in enumerate(words)]
+        with pytest.raises(DeviceLost, match="results did not"):
+            messages.check_results(good, others)
 
 
 def test_room_for_a_reply_is_no_reply():

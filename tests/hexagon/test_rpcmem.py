@@ -1,5 +1,6 @@
 """Shared memory: as large as asked for, alive while anybody can reach it, never given twice."""
 
+import errno
 import gc
 import os
 import subprocess
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.errors import DeviceFull, LayoutError
-from npurt.hexagon import rpcmem
+from npurt.errors import DeviceFull, DriverError, LayoutError
+from npurt.hexagon.abi import SyncFlag
 from npurt.hexagon.lib import load
-from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, allocate
+from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, allocate, synchronise
 from tests.hexagon.fake import compile_fake
 
 
@@ -98,27 +99,29 @@ def test_memory_can_be_freed_when_nobody_holds_the_library_any_more(compiled_fak
     assert (ended.returncode, ended.stdout) == (0, "freed\n"), ended.stderr
 
 
-def test_caches_are_synchronised_by_the_kernels_request_where_there_are_any(fake, monkeypatch):
-    """DMA_BUF_IOCTL_SYNC, _IOW('b', 0, __u64): start is 0, end 4, read 1, write 2."""
-    seen, answers = [], iter([None, None, InterruptedError(4, "EINTR"), None, OSError(25, "no")])
+def test_the_kernel_is_asked_to_synchronise_and_asked_again_when_it_is_interrupted(fake):
+    """The fake library knows DMA_BUF_IOCTL_SYNC, _IOW('b', 0, __u64), and no other request."""
+    block = allocate(fake.library, 4096)
+    fake.answer("sync", 1, errno.EINTR, times=2)
 
-    def ioctl(fd, request, flags):
-        seen.append((fd, request, int.from_bytes(flags, "little")))
-        answer = next(answers)
-        if answer:
-            raise answer
+    synchronise(fake.library, block.fd, SyncFlag.END | SyncFlag.WRITE)
+    synchronise(fake.library, block.fd, SyncFlag.READ)
 
-    monkeypatch.setattr(rpcmem.fcntl, "ioctl", ioctl)
-    block = Block(np.zeros(4096, np.uint8), 77)
-    number = 1 << 30 | 8 << 16 | ord("b") << 8
+    counts = {flags: fake.count(f"sync{flags}") for flags in range(1, 8)}
+    assert {flags: count for flags, count in counts.items() if count} == {6: 3, 1: 1}
 
-    block.begin(write=True)
-    block.end(write=True)
-    block.begin(write=False)
-    block.end(write=False)
-    block.begin(write=True)
 
-    assert seen == [(77, number, flags) for flags in (2, 6, 1, 1, 5)]
+def test_a_kernel_that_does_not_synchronise_is_an_error(fake):
+    """A caller that went on would compute with what is in memory by chance."""
+    block = allocate(fake.library, 4096)
+    fake.answer("sync", 1, errno.EPERM)
+
+    with pytest.raises(DriverError, match="not permitted") as caught:
+        synchronise(fake.library, block.fd, SyncFlag.READ)
+    assert caught.value.code == errno.EPERM
+    assert caught.value.remedy
+    with pytest.raises(DriverError, match="ioctl"):
+        synchronise(fake.library, -1, SyncFlag.READ)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))

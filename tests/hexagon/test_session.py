@@ -277,7 +277,7 @@ def test_a_library_that_answers_without_calling_is_found_out(fake, monkeypatch):
 def test_a_skel_of_another_protocol_is_refused(fake):
     fake.answer("protocol", 6, times=-1)
 
-    with pytest.raises(DriverError, match="protocol 8, npurt 2"):
+    with pytest.raises(DriverError, match="protocol 9, npurt 3"):
         Session.open(fake.library, deadline=20)
     assert fake.count("close") == 1
 
@@ -490,6 +490,6 @@ def test_what_cannot_be_mapped_is_no_room_while_the_dsp_answers_and_a_loss_when_
 def test_a_block_can_be_taken_from_the_dsp_first_by_our_code(fake, session):
     block = allocate(fake.library, 4096)
     session.map(block)
-    session.unmap(block)
+    session.free(block)
 
     assert (fake.count("invoke5"), fake.count("munmap"), session.mapped_bytes) == (1, 1, 0)

@@ -80,7 +80,7 @@ def test_info_says_what_it_is_and_what_the_dsp_grants(arch):
     with simulated(f"arch=v{arch} hvx=3 power={int(arch == 79)}") as session:
         info = session.info
 
-    assert (info.protocol, info.arch, info.threads, info.hvx_units) == (2, arch, 3, 3)
+    assert (info.protocol, info.arch, info.threads, info.hvx_units) == (3, arch, 3, 3)
     assert info.vtcm_bytes == 3 * 512 << 10
     assert info.power == int(arch == 79)
     assert f"{info.build:016x}" == MANIFEST["build"]
@@ -133,7 +133,7 @@ def test_as_many_blocks_are_mapped_as_info_says_and_again_when_some_are_free():
         with pytest.raises(Exception, match="cannot map"):
             session.allocate(4096)
 
-        session.unmap(blocks[3])
+        session.free(blocks[3])
 
         assert session.allocate(4096)
 
@@ -145,6 +145,7 @@ def test_a_checksum_is_the_sum_of_both_parts(dsp, data):
     nbytes = data.draw(st.integers(0, 5000))
     dsp.block.array[:10000] = data.draw(st.randoms(use_true_random=False)).randbytes(1)[0]
     dsp.block.array[5000] += 1
+    dsp.session.sync_for_device(dsp.block)
 
     (total,) = dsp.session.call("checksum", passed, dsp.block.fd, offset, nbytes)
 

@@ -53,17 +53,20 @@ def test_another_number_of_rows_is_patched_in(simulator):
                 np.testing.assert_array_equal(out, y[:rows])
 
 
-def test_results_that_do_not_arrive_with_the_reply_are_noticed(fields, simulator, monkeypatch):
+@pytest.mark.parametrize("before", [2, -1])  # times x: all results change alike
+def test_results_that_do_not_arrive_with_the_reply_are_noticed(
+    before, fields, simulator, monkeypatch
+):
     """As when the DSP keeps them in its cache: the memory is what it was before the call."""
     with opened(**fields) as transport:
         product = Product(transport)
-        assert product.run()
-        send, scratch = product.batch._send, product.store.scratch.array
+        product.batch.run(before * product.x, product.outs)
+        send = product.batch._send
 
-        def forgetful():
-            before = scratch.copy()
-            send()
-            scratch[:] = before
+        def forgetful(written, read):
+            old = read.array.copy()
+            send(written, read)
+            read.array[:] = old
 
         monkeypatch.setattr(product.batch, "_send", forgetful)
         with pytest.raises(DeviceLost, match="result"):
@@ -278,7 +281,7 @@ def test_a_reply_to_another_batch_is_not_taken_for_this_one(simulator):
     with opened() as transport:
         product = Product(transport)
         product.run()
-        product.batch._send = lambda: None  # a library that answers success and does nothing
+        product.batch._send = lambda *blocks: None  # success, and nothing is done
 
         with pytest.raises(DeviceLost, match="not that of batch"):
             product.run()
