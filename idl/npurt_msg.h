@@ -3,9 +3,9 @@
  * go through FastRPC invoke and through dspqueue.  npurt/hexagon/messages.py has the same structs;
  * tests/hexagon compares the two.
  *
- * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  Everything a batch reads or
- * writes by fd alone is the skel's to invalidate and to clean (facts: FastRPC maintains caches only
- * for buffers that are arguments).
+ * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  FastRPC maintains caches only
+ * for buffers that are arguments: what a batch names by fd the skel invalidates and cleans in the
+ * DSP's caches, and the host in its own.
  */
 #ifndef NPURT_MSG_H
 #define NPURT_MSG_H

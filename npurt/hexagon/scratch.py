@@ -1,7 +1,7 @@
 """Blocks that activations and results pass through, each about as large as what it holds.
 
 The kernel synchronises a dma-buf whole, so the size of a block is what each use of it costs
-(docs/decisions/015).  All batches of a session share these blocks: only one runs at a time.
+(docs/decisions/016).  All batches of a session share these blocks: only one runs at a time.
 """
 
 import mmap
@@ -13,8 +13,8 @@ from npurt.errors import DeviceFull
 from npurt.hexagon.rpcmem import Block
 from npurt.hexagon.transport import Transport
 
-BATCH_BYTES = 30 << 20  # most activations and results of one batch
-RESERVED_BYTES = 32 << 20  # that their blocks take: BATCH_BYTES, 1/16 of it, and two pages
+BATCH_BYTES = 32 << 20  # most activations and results of one batch
+RESERVED_BYTES = 35 << 20  # that their blocks take: BATCH_BYTES, 1/16 of it, and two pages
 MOST_BYTES = 128 << 20  # of all blocks: four kinds of batches of a layer, and what parts leave over
 MOST_BLOCKS = 48
 

@@ -144,7 +144,7 @@ def test_a_checksum_is_the_sum_of_both_parts(dsp, data):
     offset = data.draw(st.integers(0, 5000))
     nbytes = data.draw(st.integers(0, 5000))
     dsp.block.array[:10000] = data.draw(st.randoms(use_true_random=False)).randbytes(1)[0]
-    dsp.block.array[5000] += 1
+    dsp.block.array[5000:5001] += 1
     dsp.session.sync_for_device(dsp.block)
 
     (total,) = dsp.session.call("checksum", passed, dsp.block.fd, offset, nbytes)

@@ -1,0 +1,53 @@
+"""How much cache maintenance a model asks the kernel for: DMA_BUF_IOCTL_SYNC, counted.
+
+The simulator counts calls and the sizes of their dma-bufs, each whole, as the kernel synchronises
+them.  Beside that stand the bytes of activations and results that the same calls carry.
+
+    python bench/hexagon_sync.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--prompt 128]
+"""
+
+import argparse
+import ctypes
+import json
+
+import numpy as np
+
+import npurt
+from npurt.hexagon import batch, lib
+
+
+def synchronised():
+    """Return calls and bytes so far."""
+    library = ctypes.CDLL(str(lib.SIMULATOR))
+    library.npurt_sim_syncs.restype = ctypes.c_uint64
+    nbytes = ctypes.c_uint64()
+    return np.array([library.npurt_sim_syncs(ctypes.byref(nbytes)), nbytes.value])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens")
+    args = parser.parse_args()
+    carried = np.zeros(1, np.int64)
+    plain = batch.Batch.run
+
+    def run(self, x, outs):
+        carried[0] += x.nbytes + sum(out.nbytes for out in outs)
+        plain(self, x, outs)
+
+    batch.Batch.run = run
+    n_ctx = args.prompt + 16
+    with npurt.Llama(args.model, "hexagon:sim", n_ctx=n_ctx, progress=False) as llm:
+        ids = (np.arange(args.prompt) % 1000 + 100).tolist()
+        llm.eval_last([1, 2])
+        for name, step in ((f"prefill of {args.prompt}", ids), ("token", [7])):
+            before, carried[0] = synchronised(), 0
+            llm.eval_last(step)
+            calls, nbytes = synchronised() - before
+            row = {"step": name, "calls": int(calls), "synchronised": int(nbytes)}
+            print(json.dumps({**row, "carried": int(carried[0])}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
