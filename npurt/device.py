@@ -21,6 +21,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
+FLUSHED = 2.0**-126  # what is smaller may count as 0, or has fewer bits
+MOST_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
+MOST_SUM = 2.0**27  # more than the sum of 32 products of those with codes of weights, and 4
 ALL = slice(None)
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
@@ -64,6 +67,15 @@ class DeltaNet:
         """Return the net of what comes after *tokens* tokens."""
         names = ("q", "k", "v", "decay", "beta", "out")
         return replace(self, **{name: getattr(self, name)[:, tokens:] for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaError:
+    """How far what a device makes of a `DeltaNet` may be off."""
+
+    relative: float  # standard error: of a product with a row of the state, per unit of both norms,
+    # and of everything else per unit of itself
+    least: float  # of each element of k and q, however small they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +130,43 @@ class Packed(abc.ABC):
         Or of another measure of x; see `Device.magnitudes`.
 
         Of the rounding that comes after the rounding of operands: verification lets pass what is
-        within eight of these.  Here: float32 roundings of every group's product and sum, four a
-        group, independent of each other, of partial sums that do not exceed the norm of the row's
-        scaled codes plus offsets.
+        within eight of these, and `floor`.  Here: float32 roundings of every group's product and
+        sum, five a group, independent of each other, of partial sums that do not exceed the norm of
+        the row's scaled codes plus offsets; and what is lost of numbers below 2^-126, per unit of
+        x (`npurt.runtime.verify` derives it).
         """
         canonical = self.tensor[rows].canonical()
-        values = canonical.exact()
-        most = abs(values)
-        if canonical.offsets is not None:
-            offsets = np.repeat(canonical.offsets.astype(np.float64), canonical.group, axis=1)
-            most = abs(values - offsets) + abs(offsets)
-        group = 1 if self.tensor.format.block == 1 else canonical.group
-        roundings = self.k if group == 1 else 4 * self.k / group
-        bound: F64 = UNIT * math.sqrt(roundings + 2) * np.sqrt((most**2).sum(axis=1))
+        roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)
+        norms = np.sqrt((canonical.sizes() ** 2).sum(axis=1))
+        bound: F64 = UNIT * math.sqrt(roundings) * norms + FLUSHED * 256 * math.sqrt(self.k)
         return bound
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results ``[n]`` of *rows* may be off besides, however small x is.
+
+        Here: what float32 kernels lose of numbers below 2^-126, as in `error`.
+        """
+        canonical = self.tensor[rows].canonical()
+        sums, codes = (MOST_SUM, MOST_CODES) if canonical.group > 1 else (2.0, 1.0)
+        norms = np.sqrt((canonical.sizes() ** 2).sum(axis=1))
+        lost: F64 = FLUSHED * (sums * self.k / canonical.group + codes * math.sqrt(self.k) * norms)
+        return lost
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what nothing exceeds that comes up in computing results ``[M, n]`` of *rows*.
+
+        Args:
+            x: What `Device.multiplied` returns.
+
+        Here: the products of scales, sums of activations where there are offsets, and all terms.
+        """
+        canonical = self.tensor[rows].canonical()
+        terms = abs(x) @ canonical.sizes().T
+        largest = abs(canonical.scales.astype(np.float64)).max(axis=1)
+        if canonical.offsets is not None:
+            largest = np.maximum(largest, canonical.group)
+        peak: F64 = terms + abs(x).max(axis=1, keepdims=True) * largest
+        return peak
 
 
 def check_product(
@@ -276,12 +311,9 @@ class Device(abc.ABC):
         return f"{self.caps.name} has no kernel for the gated delta net"
 
     @property
-    def delta_error(self) -> float:
-        """Standard error of a product of a row of a delta net's state, per unit of both norms.
-
-        And of everything else in `delta_net`, per unit of itself.  Here: of float32 sums of 128.
-        """
-        return 16 * UNIT
+    def delta_error(self) -> DeltaError:
+        """How exact `delta_net` is.  Here: as float32 sums of 128 are."""
+        return DeltaError(16 * UNIT, FLUSHED)
 
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.

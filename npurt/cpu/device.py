@@ -81,6 +81,13 @@ class CpuPacked(Packed):
         """Matrices of the stack, 1 where there is none."""
         return self.tensor.shape[0] if self.tensor.ndim == 3 else 1
 
+    def matrix(self, index: int) -> "CpuPacked":
+        """Return one matrix of a stack; of a weight ``[N, K]``, itself."""
+        if self.tensor.ndim == 2:
+            return self
+        data = self.image.data.reshape(self.matrices, -1)[index]
+        return CpuPacked(self.device, self.tensor[index], replace(self.image, data=data))
+
     def spread(self, r: F64) -> tuple[F64, F64]:
         """Return ``W^T r`` ``[E, K]`` and ``sum_n (r_n a_n)^2`` ``[E]`` of every matrix.
 

@@ -25,7 +25,8 @@ MAX_CHUNKS = 256  # of one op (work.h)
 SCRATCH_FLOATS = 1 << 20  # for the results of one chunk of a matmul (work.h)
 GROUP = 32  # columns that share an activation scale
 
-BLOCK_BYTES = 32  # of an npurt_block
+BLOCK_BYTES = 32  # of an npurt_block, which begins with the scale
+FINE_STEPS = 255  # of a code: what fine codes count (kernels.h)
 
 
 def empty(rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -58,6 +59,16 @@ class Input:
         self.fine = quantised and fine
         if self.fine:
             self.fine_codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
+
+    def numbers(self, rows: slice) -> npt.NDArray[np.float64]:
+        """Return *rows* as products see them: values, or codes times their scales, exact."""
+        if not self.quantised:
+            return self.values[rows].astype(np.float64)
+        codes = self.codes[rows].astype(np.float64)
+        if self.fine:
+            codes = FINE_STEPS * codes + self.fine_codes[rows]
+        scales = self.blocks[rows].view(np.float32)[:, :: BLOCK_BYTES // 4].astype(np.float64)
+        return codes * np.repeat(scales, GROUP, axis=1)
 
     def fill(self, struct: Any) -> None:
         """Write the addresses into the npurt_input *struct*."""

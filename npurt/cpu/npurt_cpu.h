@@ -44,7 +44,8 @@ typedef struct {
     int64_t column;        /* of y where this weight's first output goes */
     const double *check_r; /* [n] secret vector, or NULL when never checked */
     const double *check_s; /* [k] W^T r */
-    double check_bound;    /* see check.c */
+    double check_bound;    /* of the error of a row, per unit of the norm of its input */
+    double check_floor;    /* that is added to it */
 } npurt_weight;
 
 /* Consecutive rows of a matmul's input that go to one matrix of a stack. */

@@ -22,12 +22,17 @@ BIAS = 157  # of exponents
 EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
 HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
 INTEGER_BITS = 30
+MOST_EXPONENT = 900  # what is as large is infinite in float32, but not in float64
 
 # Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
 # greatest element and d has 16, so a row that is all d k has 25, of which 16 are not read: 9 bits
 # below the greatest element, which is at most the norm, rounded to nearest: 2^-10 / sqrt(3); so are
 # elements of k and q.  Mostly there are 13.
 ERROR = 2.0**-10
+
+# Of an element of k or q where all are below 2^-87: half a unit, which is 2^13 of what a mantissa
+# counts there, 2^-110 (delta_prepare.h: LEAST_TOP, narrow); twice that where gains divide k.
+LEAST = 2.0**-97
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,7 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
     k = parts.k.transpose(0, 1, 3, 2).astype(np.float64).reshape(1, -1)
     values += (parts.d >> 16).T * k
     gains = (parts.gains if shape.gates else parts.gains[:, :1]) / 2.0**31
-    values *= np.ldexp(gains, (parts.exponents - BIAS).T)
+    values *= np.ldexp(gains, np.minimum(parts.exponents - BIAS, MOST_EXPONENT).T)
     return values
 
 

@@ -15,7 +15,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, Caps, DeltaNet, Device, MatMul, Packed, check_product
+from npurt.device import (
+    F32,
+    F64,
+    FLUSHED,
+    Caps,
+    DeltaError,
+    DeltaNet,
+    Device,
+    MatMul,
+    Packed,
+    check_product,
+)
 from npurt.errors import (
     DeviceFull,
     DeviceLost,
@@ -101,6 +112,15 @@ class HexagonPacked(Packed):
         """Return the standard error of what the kernels round; see `rounding`."""
         held = layout.unpack(self.part.array, self.format, self.n, self.k, rows)
         return rounding.error(held, self.format)
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results are off besides: those below 2^-126 are 0."""
+        return np.full(len(range(self.n)[rows]), FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what results do not exceed: all that comes before them is integers."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most
 
 
 class HexagonInt8(HexagonPacked):
@@ -313,9 +333,9 @@ class HexagonDevice(Device):
         return recurrence.why_not(net)
 
     @property
-    def delta_error(self) -> float:
+    def delta_error(self) -> DeltaError:
         """What is read of a row has 9 bits below its greatest element at the least."""
-        return delta.ERROR
+        return DeltaError(delta.ERROR, delta.LEAST)
 
     def delta_state(self, net: DeltaNet) -> HexagonState:
         """Return the state of *net*, which goes forward in integers (docs/decisions/011).

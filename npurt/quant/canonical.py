@@ -75,6 +75,15 @@ class Canonical:
             values += self.offsets[..., None]
         return values.reshape(self.codes.shape)
 
+    def sizes(self) -> F64:
+        """Return ``|scale * code| + |offset|``: what bounds the rounding of products."""
+        values = self.exact()
+        if self.offsets is None:
+            return abs(values)
+        offsets = np.repeat(self.offsets.astype(np.float64), self.group, axis=-1)
+        sizes: F64 = abs(values - offsets) + abs(offsets)
+        return sizes
+
 
 class _Parts(NamedTuple):
     """What an unpacker makes of blocks ``[..., B]``."""

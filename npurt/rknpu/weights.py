@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, UNIT, Device, Packed
+from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.forms import form
 from npurt.rknpu.host import round_rows
@@ -137,3 +137,12 @@ class RkPacked(Packed):
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
         roundings = 2 * len(self.parts) + (0 if self.scheme.task == "int8" else self.k)
         return UNIT * math.sqrt(roundings) * norms
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results may be off besides: the parts and their sums may be flushed."""
+        return np.full(len(range(self.n)[rows]), 3 * len(self.parts) * FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what parts and their sums do not exceed; before them are integers or float64."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most

@@ -4,20 +4,34 @@ The bound.  A row s of S is known to an error e, measured as a norm.  A token ta
 ``a s + d k`` with ``d = beta (v - a s.k)``; exactly applied to a row that is off by e, that is off
 by at most ``e max(a) max(1, |1 - beta |k|^2|)``: ``I - beta k k^T`` keeps all directions but k.
 The device rounds besides: its products of a row with k or q are off by p = eps |s| |k|, d and what
-is made of it by eps of itself, and the new row by eps of its norm; `Device.delta_error` says eps.
+is made of it by eps of itself, and the new row by eps of its norm; `Device.delta_error` says eps,
+and how far elements of k and q may be off that are too small for it: g.
+
+Small numbers.  As in `verify`, each operation may be off by h = 2^-126 of what it multiplies; a
+decay below h counts as 0.  A product of vectors of W elements x and y, and of a, is off by
+``small(x, y) = h (2 W + sqrt(W) (|x| + |y|) + |x| |y|)``; d by h (3 + |beta| + |v| + |a s| |k|);
+the new row by h (4 sqrt(W) + |s| + |d| + |k|) and by g sqrt(W) |d|.  The result is what s gives
+plus what d k gives, and those may be far more than what is left of them: g sqrt(W) of both.
+
+Large numbers.  A row whose state, or what it is made of, reaches 2^127 may overflow float32 then
+and there, and nothing is said of it from then on; nor is of a result that may overflow.
+
 A single wrong head of a layer is found with the chance that it is the one looked at.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from npurt.device import F32, F64, DeltaNet
+from npurt.device import F32, F64, FLUSHED, DeltaError, DeltaNet
 
 LAMBDA = 8.0  # standard errors, as in `verify`
+OVERFLOW = 2.0**127
 
 
-def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: float) -> bool:
+@np.errstate(all="ignore")  # what the device wrote may be any bits, and states may overflow
+def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaError) -> bool:
     """Say whether a head of *net* is right to *error*: its result and state.
 
     Args:
@@ -27,11 +41,10 @@ def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: float) ->
         after: Its state now.
         error: `Device.delta_error`.
     """
-    one = _head_of(net, head, before)
-    out, state, out_bound, state_bound = _recompute(one, LAMBDA * error)
-    with np.errstate(all="ignore"):  # what the device wrote may be any bits
-        near = abs(one.out[:, :, 0] - out) <= out_bound
-        return bool(near.all() and (_norm(after[:, 0] - state) <= state_bound).all())
+    out, state, out_bound, state_bound = recompute(net, head, before, error)
+    near = abs(net.out[:, :, head] - out) <= out_bound
+    kept = _norm(after[:, 0] - state) <= state_bound
+    return bool((near | np.isinf(out_bound)).all() and (kept | np.isinf(state_bound)).all())
 
 
 def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
@@ -51,32 +64,59 @@ def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
     )
 
 
-def _recompute(net: DeltaNet, eps: float) -> tuple[F64, F64, F64, F64]:
+@np.errstate(all="ignore")
+def recompute(
+    net: DeltaNet, head: int, before: F32, error: DeltaError
+) -> tuple[F64, F64, F64, F64]:
     """Return out ``[N, T, W]``, the state ``[N, W, W]``, and the bounds of both, of one head.
 
-    That of the state is of the norms of its rows.
+    That of the state is of the norms of its rows.  Infinite bounds say nothing.
     """
+    net, eps = _head_of(net, head, before), LAMBDA * error.relative
     fields = (net.q[:, :, 0], net.k[:, :, 0], net.v[:, :, 0], net.decay[:, :, 0])
     q, k, v, decay = (np.asarray(field, np.float64) for field in fields)
     beta = net.beta.astype(np.float64)
     s = net.state[:, 0].astype(np.float64)
-    e = eps * _norm(s)
+    root = math.sqrt(s.shape[-1])
+    g, scale = error.least * root, abs(net.scale)
+    size = _norm(s)
+    e = eps * size + FLUSHED * root
     out, bound = np.empty_like(v), np.empty_like(v)
     for t in range(v.shape[1]):
         a, kt, qt = np.exp(decay[:, t])[:, None], k[:, t], q[:, t]
-        b, k_size, q_size = beta[:, t], _norm(kt)[:, None], _norm(qt)[:, None]
+        b, k_size, q_size = abs(beta[:, t]), _norm(kt)[:, None], _norm(qt)[:, None]
         most = a.max(axis=-1)
-        p = eps * most * (_norm(s) + e)
+        row = np.maximum(most, 1) * (size + e)  # the norm of s, or of a s if that is larger
+        have = most * (size + e)
         s = s * a
-        d = b * (v[:, t] - np.einsum("nvk,nk->nv", s, kt))
-        d_off = abs(b) * p * k_size + eps * (abs(d) + abs(b * v[:, t]))
-        grown = e * most * np.maximum(1, abs(1 - b * k_size**2))
+        d = beta[:, t] * (v[:, t] - np.einsum("nvk,nk->nv", s, kt))
+        d_size, v_size = abs(d), abs(v[:, t])
+        d_off = b * (have * (eps * k_size + g) + _small(root, row, k_size))
+        parts = v_size + have * k_size  # |v| + |a s| |k|
+        d_off += eps * (d_size + b * v_size) + FLUSHED * (3 + b + parts)
         s = s + d[:, :, None] * kt[:, None]
+        size = _norm(s)
         out[:, t] = np.einsum("nvk,nk->nv", s, qt) * net.scale
-        of_d = (d_off + eps * abs(d)) * k_size
-        bound[:, t] = abs(net.scale) * (grown + p + of_d) * q_size
-        e = grown + of_d + eps * _norm(s)
+        grown = e * most * np.maximum(1, abs(1 - beta[:, t] * k_size**2))
+        of_d = (d_off + eps * d_size) * k_size + d_size * g
+        grown += of_d + FLUSHED * (4 * root + row + d_size + k_size)
+        e = grown + eps * size
+        made = np.maximum(have * np.maximum(1, k_size), b * parts)
+        made = np.maximum(made, np.maximum(d_size * k_size, most))
+        over = ~(np.maximum(made, size) + e < OVERFLOW)
+        e[over] = grown[over] = np.inf
+        both = have + b * parts * k_size
+        off = (grown + eps * have) * q_size + both * g
+        off += (1 + d_size) * _small(root, row + d_size * k_size, q_size)
+        peak = np.maximum(both, k_size) * q_size * np.maximum(1, scale)
+        off = scale * off + FLUSHED * (2 + both * q_size)
+        bound[:, t] = np.where(np.maximum(peak, abs(out[:, t])) + off < OVERFLOW, off, np.inf)
     return out, s, bound, e
+
+
+def _small(root: float, x: F64, y: F64) -> F64:
+    """Return h (2 W + sqrt(W) (x + y) + x y) for the norms of two vectors of W elements."""
+    return FLUSHED * (2 * root**2 + root * (x + y) + x * y)
 
 
 def _norm(x: F64) -> F64:

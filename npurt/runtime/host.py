@@ -1,7 +1,7 @@
 """Consecutive ops on the CPU: one program for its thread pool, verified and accounted for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from npurt.device import F32
 from npurt.errors import VerificationFailed
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
-from npurt.runtime.verify import Mode, Sampler, Secret, make_secret, secret_vector
+from npurt.runtime.verify import Mode, Sampler, Secret, is_right, make_secret, secret_vector
 
 ORACLE = "scalar"  # the kernels that recompute what others got wrong
 
@@ -32,6 +32,10 @@ class _Product:
     label: str
     weights: tuple[Placed, ...]
     packed: tuple[CpuPacked, ...]
+    x: Input
+    y: F32
+    column: int  # of y where the first weight's results begin
+    routing: Routing | None
     secrets: tuple[Secret, ...] = ()  # once it has been checked
 
     @property
@@ -85,11 +89,12 @@ class HostStep:
         op = self.program.matmul(
             x, images, y, biases=biases, head=head, routing=routing, column=column
         )
-        self._products.append(_Product(op, label, tuple(weights), packed))
+        self._products.append(_Product(op, label, tuple(weights), packed, x, y, column, routing))
         self.label(label)
 
     def redirect_last(self, array: F32) -> None:
         """Let the last product write to *array* from now on."""
+        self._products[-1].y = array
         matmul = self.program.ops[self._products[-1].op].u.matmul
         matmul.y = abi.ffi().cast("float *", array.ctypes.data)
         matmul.stride = array.shape[1]
@@ -100,18 +105,21 @@ class HostStep:
         Raises:
             VerificationFailed: It is wrong again.
         """
-        ops = self.program.ops
+        ops, end = self.program.ops, len(self.program)
         armed = self._choose(rows)
         for product in armed:
             self._arm(product)
         start = 0
         try:
-            while True:
-                count = len(self.program) - start
-                start += self.program.engine.run(ops + start, count, rows, position, head)
-                if start == len(self.program):
+            while start < end:
+                start += self.program.engine.run(ops + start, end - start, rows, position, head)
+                if start == end:
                     break
-                self._replace(next(p for p in self._products if p.op == start))
+                product = next(p for p in self._products if p.op == start)
+                if _is_overflow(product, rows - head if ops[start].head else rows):
+                    start += 1
+                else:
+                    self._replace(product)
         finally:
             for product in armed:
                 ops[product.op].u.matmul.armed = 0
@@ -137,11 +145,12 @@ class HostStep:
         matmul = self.program.ops[product.op].u.matmul
         if not product.secrets:
             pairs = zip(product.weights, product.packed, strict=True)
-            product.secrets = tuple(_secret(w.name, packed) for w, packed in pairs)
+            product.secrets = tuple(_secret(w, packed) for w, packed in pairs)
             for i, secret in enumerate(product.secrets):
                 matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
                 matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)
                 matmul.w[i].check_bound = secret.bound
+                matmul.w[i].check_floor = secret.floor
         matmul.armed = 1
 
     def _replace(self, product: _Product) -> None:
@@ -178,9 +187,40 @@ class HostStep:
             yield row
 
 
-def _secret(name: str, packed: CpuPacked) -> Secret:
-    """Return the secret of a weight; of a stack, s of all matrices and the largest bound."""
+def _is_overflow(product: _Product, tokens: int) -> bool:
+    """Say whether a product that C calls wrong is right, but for what float32 cannot hold."""
+    start = product.column
+    for packed, w, secret in zip(product.packed, product.weights, product.secrets, strict=True):
+        columns = slice(start, start + packed.n)
+        start += packed.n
+        for matrix, rows in _groups(product.routing, tokens):
+            own = replace(secret, s=secret.s.reshape(-1, packed.k)[matrix])
+            x, y = product.x.numbers(rows), product.y[rows, columns]
+            if not is_right(own, packed.matrix(matrix), x, y, bias=w.bias):
+                return False
+    return True
+
+
+def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]:
+    """Yield each matrix that is multiplied, and which rows by it."""
+    if routing is None:
+        yield 0, slice(0, tokens)
+        return
+    for group in routing.groups[: tokens * routing.used]:
+        if group["rows"]:
+            yield int(group["matrix"]), slice(group["first"], group["first"] + group["rows"])
+
+
+def _secret(w: Placed, packed: CpuPacked) -> Secret:
+    """Return the secret of a weight; of a stack, s of all matrices and the largest bounds."""
     r = secret_vector(packed.n)
     spread = zip(*packed.spread(r), strict=True)
-    each = [make_secret(name, r, s, float(squares), packed.group) for s, squares in spread]
-    return Secret(r, np.concatenate([one.s for one in each]), max(one.bound for one in each))
+    each = [
+        make_secret(w.name, r, s, float(squares), packed.group, w.bias) for s, squares in spread
+    ]
+    return Secret(
+        r,
+        np.concatenate([one.s for one in each]),
+        max(one.bound for one in each),
+        max(one.floor for one in each),
+    )

@@ -170,7 +170,8 @@ class RemoteStep:
         if product.secret is None:
             product.secret = secret_of(product.placed.name, packed)
         multiplied = packed.device.multiplied(x, packed)
-        return is_right(product.secret, multiplied, out, packed.device.magnitudes(x, packed))
+        magnitudes = packed.device.magnitudes(x, packed)
+        return is_right(product.secret, packed, multiplied, out, magnitudes=magnitudes)
 
     def _replace(self, product: _Product, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""

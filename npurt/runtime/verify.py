@@ -11,26 +11,49 @@ taken as independent and of mean zero, so by Hoeffding's inequality the error of
 
     LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
 
-with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  A wrong element is found when it is off by
-more than twice that over |r_n|, and |r_n| is at least 1.  Squares below 2^-149 are lost to float32:
-so much for each weight is added to the sum.  Products below 2^-126 round worse than this says.
-Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis).
+with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  Adding a bias rounds once more, by u of the
+result and of the bias.
+
+Small numbers.  Below h = 2^-126 float32 has fewer bits, and a thread may treat operands and results
+as 0 there (whether it does is a setting of each thread).  So every operation may be off by h times
+what it multiplies; these errors may all have one sign.  Of a group of codes c, with scales w and x
+of weights and activations and an offset o:
+
+    the product of scales        h (1 + |w| + |x|), times the sum of code products, below 2^27
+    the sum of activations       h (1 + |sum of codes of x|), times |o|
+    two fused multiply-adds      2 h each: what is added to, and the result
+
+Sums over groups: |w| times code products is at most 2^15 sqrt(K) a_n, as is |o| times sums of
+codes; |x| times code products is at most 2^7 sqrt(K) |x|.  Of a float weight, a column adds
+h (|w| + |x| + 2), which is at most h (sqrt(K) (a_n + |x|) + 2 K).  `Packed.floor` and
+`Packed.error` say this of a result; s, too, is off by h sqrt(K) |x| for each row of W.
+
+Large numbers.  A result beyond float32 is infinite, as float32 has it, and NaN where partial sums
+of both signs overflow.  Freivalds' test says nothing of a row that holds such a result, so its
+elements are compared one by one with products in float64: one that is not finite is right where
+what came up on the way (`Packed.peak`, and the bound) may have overflowed, and wrong elsewhere.
+Nothing is said of rows of x that are not finite, which float weights multiply too.
+
+A wrong element is found when it is off by more than twice the bound of r . y.
+Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); IEEE 754-2019, 7.5.
 """
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
-from npurt.device import F32, F64, UNIT, Packed
+from npurt.device import F32, F64, FLUSHED, MOST_CODES, MOST_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError
 from npurt.settings import VERIFY, read
 
 LAMBDA = 8.0
 SPREAD_ROUNDINGS = 2 * 64 + 2  # of each element of s, added up in float32 (check__vec.c)
-LEAST_SQUARE = 2.0**-149  # that float32 holds
+OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # 2^17 roundings may take it to float32's end
+SLICE = 1024  # rows of a weight that are float64 at a time
 SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
 
 
@@ -59,7 +82,8 @@ class Secret:
 
     r: F64  # [N]
     s: F64  # [K]
-    bound: float  # of |r . y - s . x| / |x|, or over another measure of x
+    bound: float  # of |r . y - s . x|, per unit of |x| or of another measure of x
+    floor: float  # that is added to it
 
 
 def secret_vector(n: int) -> F64:
@@ -69,7 +93,9 @@ def secret_vector(n: int) -> F64:
     return sizes.astype(np.float32).astype(np.float64)
 
 
-def make_secret(name: str, r: F64, s: F64, squares: float, group: int) -> Secret:
+def make_secret(
+    name: str, r: F64, s: F64, squares: float, group: int, bias: F32 | None = None
+) -> Secret:
     """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float.
 
     Raises:
@@ -77,25 +103,39 @@ def make_secret(name: str, r: F64, s: F64, squares: float, group: int) -> Secret
     """
     _require_finite(name, s)
     n, k = len(r), len(s)
+    norm = math.sqrt(squares)
     roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 5 * k / group)
-    squares += n * k * LEAST_SQUARE
-    return Secret(r, s, LAMBDA * UNIT * math.sqrt(roundings) * math.sqrt(squares))
+    sums, codes = (2.0, 1.0) if group == 1 else (MOST_SUM, MOST_CODES)
+    small = 2 * n * (sums * k / group) + codes * math.sqrt(n * k) * norm  # |r_n| < 2
+    biases = 0.0
+    if bias is not None:
+        small += 2 * n * 3
+        biases = float(np.linalg.norm(r * bias))
+    return Secret(
+        r,
+        s,
+        LAMBDA * UNIT * math.sqrt(roundings) * norm + FLUSHED * 2 * n * 256 * math.sqrt(k),
+        LAMBDA * UNIT * biases + FLUSHED * small,
+    )
 
 
 def secret_of(name: str, packed: Packed) -> Secret:
     """Make a secret from what a device multiplies by, in slices of rows; raises `make_secret`'s."""
     r = secret_vector(packed.n)
     s: F64 | None = None
-    squares = 0.0
-    for start in range(0, packed.n, 1024):
-        rows = slice(start, start + 1024)
+    squares = floor = 0.0
+    for rows in _slices(packed):
         part = r[rows] @ packed.multiplied(rows)
         s = part if s is None else s + part
         squares += float(((r[rows] * packed.error(rows)) ** 2).sum())
+        floor += float((abs(r[rows]) * packed.floor(rows)).sum())
     assert s is not None, "a packed weight has rows"
     _require_finite(name, s)
-    squares += packed.n * len(s) * LEAST_SQUARE * UNIT**2
-    return Secret(r, s, LAMBDA * math.sqrt(squares))
+    return Secret(r, s, LAMBDA * math.sqrt(squares), floor)
+
+
+def _slices(packed: Packed) -> Iterator[slice]:
+    return (slice(start, start + SLICE) for start in range(0, packed.n, SLICE))
 
 
 def _require_finite(name: str, s: F64) -> None:
@@ -106,17 +146,46 @@ def _require_finite(name: str, s: F64) -> None:
         )
 
 
-def is_right(secret: Secret, x: F64, y: F32, magnitudes: F64 | None = None) -> bool:
-    """Check ``y[M, N] = x[M, K] @ W.T`` without bias; NaN is wrong.
+def is_right(
+    secret: Secret,
+    packed: Packed,
+    x: F64,
+    y: F32,
+    *,
+    magnitudes: F64 | None = None,
+    bias: F32 | None = None,
+) -> bool:
+    """Check ``y[M, N] = x[M, K] @ W.T + bias``.
 
     Args:
+        x: What was multiplied.
         magnitudes: What the bound is per unit of, ``[M]``; by default the norms of x.
     """
     if magnitudes is None:
         magnitudes = np.sqrt((x**2).sum(axis=1))
+    added = np.zeros(packed.n) if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # y may be any bits
-        error = abs(y.astype(np.float64) @ secret.r - x @ secret.s)
-    return bool((error <= secret.bound * magnitudes).all())
+        error = abs((y - added) @ secret.r - x @ secret.s)
+        wrong = ~(error <= secret.bound * magnitudes + secret.floor)
+    wrong &= np.isfinite(x).all(axis=1)
+    return not wrong.any() or _is_overflow(packed, x[wrong], y[wrong], magnitudes[wrong], added)
+
+
+def _is_overflow(packed: Packed, x: F64, y: F32, magnitudes: F64, bias: F64) -> bool:
+    """Say whether every row of y holds what is not finite, and is right but for that."""
+    finite = np.isfinite(y)
+    if finite.all(axis=1).any():
+        return False
+    for rows in _slices(packed):
+        exact = x @ packed.multiplied(rows).T + bias[rows]
+        bound = LAMBDA * magnitudes[:, None] * packed.error(rows) + packed.floor(rows)
+        bound += LAMBDA * UNIT * abs(bias[rows]) + 3 * FLUSHED
+        with np.errstate(invalid="ignore"):
+            near = abs(y[:, rows] - exact) <= bound
+        beyond = packed.peak(rows, x) + abs(bias[rows]) + bound >= OVERFLOW
+        if not np.where(finite[:, rows], near, beyond).all():
+            return False
+    return True
 
 
 class Sampler:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.device import UNIT
+from npurt.device import FLUSHED, UNIT, DeltaError
 from npurt.errors import DeviceLost, VerificationFailed
 from npurt.runtime.delta_check import is_right
 from tests.cpu import delta_oracle
@@ -17,7 +17,7 @@ from tests.cpu.delta_nets import net_of
 from tests.llm import tiny
 from tests.runtime.test_parts_elsewhere import DeltaDevice, nothing_but
 
-ERROR = 16 * UNIT  # what the contract says of float32
+ERROR = DeltaError(16 * UNIT, FLUSHED)  # what the contract says of float32
 
 
 class Meddling(DeltaDevice):
