@@ -116,7 +116,8 @@ enum {
     MEM_IOVA_ALIGNMENT = 0x400, /* from 0.9.7 */
     MEM_FLAGS = 0x7FF,
 };
-enum { INT_DPU_0 = 0x100, INT_DPU = 0x300 }; /* interrupt bits: a task has written all */
+/* Interrupt bits: a task has written all, by the DPU or by the PPU. */
+enum { INT_DPU_0 = 0x100, INT_DPU = 0x300, INT_PPU = 0xC00 };
 enum { SYNC_TO_DEVICE = 1, SYNC_FROM_DEVICE = 2 };
 enum { JOB_PC = 1, JOB_NONBLOCK = 2, JOB_PINGPONG = 4, JOB_FENCE_IN = 8, JOB_FENCE_OUT = 0x10 };
 

@@ -32,7 +32,7 @@ struct step {
 struct walk {
     struct segment *segment;
     struct worker *worker;
-    struct matmul last; /* of this chain: what CBUF holds */
+    struct matmul last; /* of this chain or job: what CBUF holds */
     bool has_last;
 };
 
@@ -40,9 +40,10 @@ struct walk {
 static bool check_entry(struct why *why, const struct step *step, const struct program *program)
 {
     const struct rknpu_task *task = step->entry;
-    if ((settings.strict || step->is_last) && task->int_mask != INT_DPU) {
-        return refuse(why, "int_mask %#x is not 0x300: done is when the DPU has written",
-                      task->int_mask);
+    const uint32_t done = program->enable == ENABLE_POOLING ? INT_PPU : INT_DPU;
+    if ((settings.strict || step->is_last) && task->int_mask != done) {
+        return refuse(why, "int_mask %#x is not %#x: done is when the last block has written",
+                      task->int_mask, done);
     }
     if (settings.strict && task->regcmd_addr != step->address) {
         return refuse(why, "regcmd_addr %#llx, but the chain leads to %#llx",
@@ -83,13 +84,10 @@ static bool in_time(const struct run *run, const struct segment *segment)
                   run->cost.shape, JOB_TIMEOUT_MS, settings.mhz[ROCKET]);
 }
 
-static bool execute(struct run *run, struct walk *walk, const struct program *program)
+static bool product_run(struct run *run, struct walk *walk, const struct program *program)
 {
     struct matmul mm;
     const struct job *job = run->job;
-    if (program->enable == ENABLE_FLYING) {
-        return flying_run(run);
-    }
     if (!matmul_check(run, program->enable, &mm) ||
         !matmul_reuse(run, &mm, walk->has_last ? &walk->last : NULL)) {
         return false;
@@ -99,8 +97,18 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
         return false;
     }
     walk->last = mm;
-    walk->has_last = job->driver == RKNPU;
+    walk->has_last = true;
     return true;
+}
+
+static bool execute(struct run *run, struct walk *walk, const struct program *program)
+{
+    if (program->enable == ENABLE_FULL || program->enable == ENABLE_SHORT) {
+        return product_run(run, walk, program);
+    }
+    walk->has_last = false; /* what they leave of CBUF is in no public source */
+    const bool done = program->enable == ENABLE_POOLING ? pool_run(run) : flying_run(run);
+    return done && in_time(run, walk->segment);
 }
 
 static void flip_bit(const struct run *run)

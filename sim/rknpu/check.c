@@ -1,15 +1,16 @@
 /*
- * Whether the registers describe a matmul that is known to work, and which one.
+ * Whether the registers of CNA and CORE describe a product that is known to work, and which one.
  *
- * C[M, N] = A[M, K] . B[N, K]^T as a 1x1 convolution: M pixels of K channels, N kernels.  What is
- * refused here hangs the hardware, gives wrong numbers on it, or was never seen to work.  Facts:
- * mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and Mesa, as run on silicon;
- * the CBUF rule agrees with 173 published points.
+ * A product is a convolution; C[M, N] = A[M, K] . B[N, K]^T is one of M pixels of K channels with N
+ * kernels of 1x1.  What is refused here hangs the hardware, gives wrong numbers on it, or was never
+ * seen to work.  Facts: mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and Mesa,
+ * as run on silicon; the CBUF rule agrees with 173 published points.
  */
 #include "npu.h"
 
-enum { BANKS = 12, BANK_BYTES = 32768, ENTRY_BYTES = 64, ATOM = 16 };
-enum { MAX_GRAINS = 1023 };
+enum { BANKS = 12, BANK_BYTES = 32768, ENTRY_BYTES = 64 };
+enum { MAX_GRAINS = 1023, MESA_GRAINS = 51 }; /* rkt_regcmd.c: 50 + stride + 1 */
+enum { DEPTHWISE = 3 };                       /* CONV_MODE */
 
 const struct format formats[] = {
     [INT8] = {"int8", 0, 32, 32, 8},  [FP16] = {"fp16", 2, 16, 32, 16},
@@ -19,15 +20,15 @@ const struct format formats[] = {
 
 /* DPU 0x4010, and 0x4084: bit 16 rounds to a 16-bit float. */
 static const struct {
-    uint32_t format, scale, bytes;
+    uint32_t format, to_half, bytes;
     enum input in;
     enum output out;
 } CONVERSIONS[] = {
-    {0x80000000, 0x00001, 4, INT8, TO_INT32}, {0xA0000000, 0x00001, 4, INT8, TO_FP32},
-    {0x40000000, 0x10001, 2, INT8, TO_FP16},  {0xA8000002, 0x00001, 4, FP16, TO_FP32},
-    {0x48000002, 0x10001, 2, FP16, TO_FP16},  {0x6C000003, 0x10001, 2, BF16, TO_BF16},
-    {0xAC000003, 0x00001, 4, BF16, TO_FP32},  {0xB4000005, 0x00001, 4, TF32, TO_FP32},
-    {0x38000006, 0x00001, 2, INT4, TO_INT16},
+    {0x80000000, 0, 4, INT8, TO_INT32}, {0xA0000000, 0, 4, INT8, TO_FP32},
+    {0x40000000, 1, 2, INT8, TO_FP16},  {0xA8000002, 0, 4, FP16, TO_FP32},
+    {0x48000002, 1, 2, FP16, TO_FP16},  {0x6C000003, 1, 2, BF16, TO_BF16},
+    {0xAC000003, 0, 4, BF16, TO_FP32},  {0xB4000005, 0, 4, TF32, TO_FP32},
+    {0x38000006, 0, 2, INT4, TO_INT16}, {0x00000000, 0, 1, INT8, TO_INT8},
 };
 
 #define EQUAL(reg, expected, reason) CHECK(reg, VALUE(reg) == (uint32_t) (expected), reason)
@@ -40,7 +41,10 @@ static bool check_conversion(struct run *run, struct matmul *mm)
             mm->out = CONVERSIONS[i].out;
             mm->format = &formats[mm->in];
             mm->out_bytes = CONVERSIONS[i].bytes;
-            EQUAL(DPU_OUT_CVT_SCALE, CONVERSIONS[i].scale, "not the identity of this output type");
+            mm->depthwise = (VALUE(CNA_CONV_CON1) & 0xF) == DEPTHWISE;
+            mm->group = mm->format->group << mm->depthwise;
+            CHECK(DPU_OUT_CVT_SCALE, VALUE(DPU_OUT_CVT_SCALE) >> 16 == CONVERSIONS[i].to_half,
+                  "FP32TOFP16_EN is for 16-bit floats");
             return true;
         }
     }
@@ -48,45 +52,118 @@ static bool check_conversion(struct run *run, struct matmul *mm)
                            "no such pair of input and output types is known to work");
 }
 
-/* Sizes of the two operands. */
-static bool check_sizes(struct run *run, struct matmul *mm)
+/* --- sizes ------------------------------------------------------------------------------------- */
+
+/* Windows over a cube: strides, dilation, and padding on all sides, of which two follow. */
+static bool check_windows(struct run *run, struct matmul *mm)
 {
-    const struct format *f = mm->format;
-    const uint32_t size = VALUE(CNA_DATA_SIZE0);
+    const uint32_t reach_x = (mm->kernel_width - 1) * mm->dilation_x + 1;
+    const uint32_t reach_y = (mm->kernel_height - 1) * mm->dilation_y + 1;
+    CHECK(CNA_CONV_CON3, mm->stride_x && mm->stride_y, "a stride is 0");
+    CHECK(CNA_CONV_CON3, mm->kernel_width > 1 || mm->dilation_x == 1, "dilation of one column");
+    CHECK(CNA_CONV_CON3, mm->kernel_height > 1 || mm->dilation_y == 1, "dilation of one line");
+    CHECK(CNA_PAD_CON0, mm->pad_left < reach_x && mm->pad_top < reach_y,
+          "a window lies beside the cube");
+    CHECK(CORE_DATAOUT_SIZE_0, (mm->pixels_x - 1) * mm->stride_x < mm->width + mm->pad_left,
+          "a window lies beside the cube");
+    CHECK(CORE_DATAOUT_SIZE_0, (mm->pixels_y - 1) * mm->stride_y < mm->height + mm->pad_top,
+          "a window lies below the cube");
+    run->judged[CNA_CONV_CON3] = run->judged[CNA_PAD_CON0] = true;
+    return true;
+}
+
+static bool check_cubes(struct run *run, struct matmul *mm)
+{
+    const uint32_t size = VALUE(CNA_DATA_SIZE0), kernel = VALUE(CNA_WEIGHT_SIZE2);
+    const uint32_t steps = VALUE(CNA_CONV_CON3), pads = VALUE(CNA_PAD_CON0);
     mm->width = size >> 16;
     mm->height = size & 0x7FF;
-    mm->k = VALUE(CNA_DATA_SIZE1) & 0xFFFF;
-    mm->n = VALUE(CNA_WEIGHT_SIZE2) & 0x3FFF;
-    const uint32_t kernel = mm->k * f->bits / 8;
-    CHECK(CNA_DATA_SIZE1, mm->k && mm->k % f->k_tile == 0, "K is not a multiple of its tile");
-    CHECK(CNA_WEIGHT_SIZE2, mm->n % f->group == 0, "N is not a multiple of its group");
-    EQUAL(CNA_WEIGHT_SIZE2, 0x01010000 | mm->n, "kernels are 1x1");
-    EQUAL(CNA_DATA_SIZE2, mm->width, "a 1x1 convolution keeps the width");
-    EQUAL(CNA_DATA_SIZE3, mm->width * mm->height, "output pixels are input pixels");
-    EQUAL(CNA_WEIGHT_SIZE1, kernel, "bytes of a kernel");
-    EQUAL(CNA_WEIGHT_SIZE0, (uint64_t) kernel * mm->n, "bytes of all kernels");
+    mm->kernel_width = kernel >> 24;
+    mm->kernel_height = kernel >> 16 & 0x1F;
+    mm->stride_x = steps & 7;
+    mm->stride_y = steps >> 3 & 7;
+    mm->dilation_x = (steps >> 16 & 0x1F) + 1;
+    mm->dilation_y = (steps >> 21 & 0x1F) + 1;
+    mm->pad_top = pads & 0xF;
+    mm->pad_left = pads >> 4;
+    mm->pixels_x = (VALUE(CORE_DATAOUT_SIZE_0) & 0xFFFF) + 1;
+    mm->pixels_y = (VALUE(CORE_DATAOUT_SIZE_0) >> 16) + 1;
+    CHECK(CNA_DATA_SIZE0, mm->width && mm->height, "an empty cube");
+    CHECK(CNA_WEIGHT_SIZE2, mm->kernel_width && mm->kernel_height, "empty kernels");
+    EQUAL(CNA_DATA_SIZE2, mm->pixels_x, "not the width of the result");
+    EQUAL(CNA_DATA_SIZE3, (uint64_t) mm->pixels_x * mm->pixels_y, "not the pixels of the result");
     EQUAL(CNA_FC_DATA_SIZE0, size, "the DMA's size is not the cube's");
+    CHECK(CNA_CONV_CON3, !(steps & ~0x03FF003Fu), "bits besides strides and dilation");
+    mm->plain = mm->kernel_width == 1 && mm->kernel_height == 1 && mm->width == mm->pixels_x &&
+                mm->height == mm->pixels_y && !mm->depthwise; /* constants: strides 1, no padding */
+    return mm->plain || check_windows(run, mm);
+}
+
+/* K as it lies in memory, and how much of it is of use. */
+static bool check_channels(struct run *run, struct matmul *mm)
+{
+    const uint32_t real = (VALUE(CNA_DATA_SIZE1) >> 16) + 1;
+    const bool narrow = mm->out == TO_INT8; /* Mesa's: half a tile will do */
+    mm->k = VALUE(CNA_DATA_SIZE1) & 0xFFFF;
+    CHECK(CNA_DATA_SIZE1, mm->k && mm->k % (narrow ? ATOM : mm->format->k_tile) == 0,
+          "K is not a multiple of its tile");
+    CHECK(CNA_DATA_SIZE1, !narrow || (real <= mm->k && real + ATOM > mm->k),
+          "not the channels that K is rounded up from");
+    CHECK(CNA_DATA_SIZE1,
+          !narrow || real % ATOM == 0 || real < ATOM || (real > 32 && !mm->depthwise),
+          "no layout of the kernels of so many channels is known");
     EQUAL(CNA_FC_DATA_SIZE1, mm->k, "the DMA's channels are not the cube's");
-    EQUAL(CORE_DATAOUT_SIZE_0, (mm->height - 1) << 16 | (mm->width - 1), "not the cube's size");
+    return true;
+}
+
+static bool check_kernels(struct run *run, struct matmul *mm)
+{
+    const uint32_t taps = mm->kernel_width * mm->kernel_height;
+    const uint32_t kernel = mm->k * taps * mm->format->bits / 8;
+    mm->kernels = VALUE(CNA_WEIGHT_SIZE2) & 0x3FFF;
+    mm->n = mm->out == TO_INT8 || mm->depthwise ? VALUE(CORE_DATAOUT_SIZE_1) + 1 : mm->kernels;
+    mm->kernel_bytes = kernel;
+    mm->weight_bytes = VALUE(CNA_WEIGHT_SIZE0);
+    EQUAL(CNA_WEIGHT_SIZE1, kernel, "bytes of a kernel");
     EQUAL(CORE_DATAOUT_SIZE_1, mm->n - 1, "not the number of kernels");
+    CHECK(CORE_DATAOUT_SIZE_1, mm->n % mm->group == 0, "N is not a multiple of its group");
+    if (mm->depthwise) {
+        const uint64_t whole = round_up(mm->k, mm->group) * taps * mm->format->bits / 8;
+        CHECK(CNA_WEIGHT_SIZE2, mm->kernels == 1, "a depthwise convolution has one kernel");
+        CHECK(CNA_WEIGHT_SIZE0, mm->weight_bytes == kernel || mm->weight_bytes == whole,
+              "bytes of the kernel");
+        CHECK(CORE_DATAOUT_SIZE_1, mm->n == round_up(mm->k, mm->group), "not K, in whole groups");
+        mm->weight_bytes = kernel;
+        return true;
+    }
+    EQUAL(CNA_WEIGHT_SIZE0, (uint64_t) kernel * mm->kernels, "bytes of all kernels");
+    CHECK(CNA_WEIGHT_SIZE2, mm->kernels && round_up(mm->kernels, mm->group) == mm->n,
+          "N is not a multiple of its group");
+    CHECK(CNA_WEIGHT_SIZE2, mm->kernels % 2 == 0, "an odd number of kernels");
     return true;
 }
 
 static bool check_modes(struct run *run, struct matmul *mm)
 {
-    const uint32_t precision = mm->format->precision;
+    const uint32_t precision = mm->format->precision, mode = mm->depthwise ? DEPTHWISE : 0;
     const uint32_t grains = VALUE(CNA_CONV_CON2) >> 4 & 0x3FF;
+    const bool mesas =
+        (mm->out == TO_INT8 || mm->depthwise) && grains == MESA_GRAINS + mm->stride_y;
     mm->group_line_off = VALUE(CNA_CONV_CON1) >> 29 & 1;
-    EQUAL(CNA_CONV_CON1, (uint32_t) mm->group_line_off << 29 | precision << 7 | precision << 4,
+    EQUAL(CNA_CONV_CON1,
+          (uint32_t) mm->group_line_off << 29 | precision << 7 | precision << 4 | mode,
           "not a plain convolution of the type in DPU_DATA_FORMAT");
     EQUAL(CNA_CONV_CON2, grains << 4, "bits besides FEATURE_GRAINS");
-    CHECK(CNA_CONV_CON2, grains > mm->height || !settings.strict,
+    CHECK(CNA_CONV_CON2, grains > mm->height || mesas || !settings.strict,
           "FEATURE_GRAINS at or below the height gives wrong sums for some K");
     CHECK(CNA_CONV_CON2, mm->height < MAX_GRAINS, "more lines than FEATURE_GRAINS can say");
-    CHECK(CORE_MISC_CFG, (VALUE(CORE_MISC_CFG) & ~1u) == precision << 8,
-          "not the type in DPU_DATA_FORMAT");
+    CHECK(CORE_MISC_CFG,
+          (VALUE(CORE_MISC_CFG) & ~1u) == (precision << 8 | (uint32_t) mm->depthwise << 1),
+          "not the type in DPU_DATA_FORMAT, or the mode in CONV_CON1");
     return true;
 }
+
+/* --- CBUF -------------------------------------------------------------------------------------- */
 
 /* 64-byte entries that a line of pixels takes: the last atoms of its pixels share entries. */
 static uint32_t line_entries(const struct matmul *mm)
@@ -100,11 +177,13 @@ static bool check_cbuf(struct run *run, struct matmul *mm)
 {
     const uint32_t con0 = VALUE(CNA_CBUF_CON0), entries = VALUE(CNA_CBUF_CON1);
     const uint32_t data = con0 & 0xF, weight = con0 >> 4 & 0xF;
-    const uint64_t group = (uint64_t) mm->format->group * VALUE(CNA_WEIGHT_SIZE1);
+    const uint32_t kernels = mm->kernels < mm->group ? mm->kernels : mm->group;
+    const uint64_t group = (uint64_t) kernels * mm->kernel_bytes;
     mm->banks = con0 & 0xFF;
     mm->data_reuse = con0 >> 12 & 1;
     mm->weight_reuse = con0 >> 13 & 1;
-    CHECK(CNA_CBUF_CON0, !(con0 >> 8 & 7), "FC_DATA_BANK is not 0");
+    CHECK(CNA_CBUF_CON0, !(con0 >> 8 & 7),
+          "FC_DATA_BANK is not 0: seen to read features from other banks");
     CHECK(CNA_CBUF_CON0, data + weight <= BANKS, "more than 12 banks");
     CHECK(CNA_CBUF_CON1, entries >= line_entries(mm), "a line of pixels takes more entries");
     CHECK(CNA_CBUF_CON0, data >= div_up((uint64_t) mm->height * entries * ENTRY_BYTES, BANK_BYTES),
@@ -128,48 +207,6 @@ static bool check_addresses(struct run *run, struct matmul *mm)
     return true;
 }
 
-/* The output cube: as many pixels, in the same order, perhaps folded differently. */
-static bool check_output(struct run *run, struct matmul *mm)
-{
-    const uint32_t notch = VALUE(DPU_DATA_CUBE_NOTCH), size_e = VALUE(DPU_BS_OW_CFG) >> 2 & 7;
-    mm->out_width = VALUE(DPU_DATA_CUBE_WIDTH) + 1;
-    mm->out_height = (VALUE(DPU_DATA_CUBE_HEIGHT) & 0x1FFF) + 1;
-    mm->surfaces = mm->format->group * mm->out_bytes / ATOM;
-    mm->surface_pitch = VALUE(DPU_DST_SURF_STRIDE);
-    mm->group_pitch = VALUE(DPU_SURFACE_ADD);
-    mm->notch = notch & 0x1FFF;
-    EQUAL(DPU_DATA_CUBE_HEIGHT, mm->out_height - 1, "bits besides HEIGHT");
-    CHECK(DPU_DATA_CUBE_WIDTH,
-          (uint64_t) mm->out_width * mm->out_height == (uint64_t) mm->width * mm->height,
-          "not as many output pixels as input pixels");
-    EQUAL(DPU_DATA_CUBE_NOTCH, mm->notch << 16 | mm->notch, "the two notches differ");
-    EQUAL(DPU_DATA_CUBE_CHANNEL, (mm->n - 1) << 16 | (mm->n - 1), "not the number of kernels");
-    EQUAL(DPU_WDMA_SIZE_0, mm->n - 1, "not the number of kernels");
-    EQUAL(DPU_WDMA_SIZE_1, (mm->out_height - 1) << 16 | (mm->out_width - 1), "not the cube's size");
-    CHECK(DPU_BS_OW_CFG,
-          size_e == mm->surfaces - 1 &&
-              (VALUE(DPU_BS_OW_CFG) & ~2u) == (size_e << 8 | size_e << 5 | size_e << 2),
-          "SIZE_E is surfaces of 16 bytes that a group of channels makes, less one");
-    EQUAL(DPU_SURFACE_ADD, (uint64_t) mm->surfaces * mm->surface_pitch,
-          "groups of surfaces do not follow each other");
-    return true;
-}
-
-/* The block that reads operands is on, but has nothing to read. */
-static bool check_rdma(struct run *run, const struct matmul *mm)
-{
-    const uint32_t mode = VALUE(RDMA_FEATURE_MODE_CFG);
-    EQUAL(RDMA_DATA_CUBE_WIDTH, mm->out_width - 1, "not the output cube's");
-    EQUAL(RDMA_DATA_CUBE_HEIGHT, mm->out_height - 1, "not the output cube's");
-    EQUAL(RDMA_DATA_CUBE_CHANNEL, mm->n - 1, "not the output cube's");
-    CHECK(RDMA_FEATURE_MODE_CFG, mode & 0x10,
-          "MRDMA_DISABLE is clear: the DPU waits for an operand that never comes");
-    CHECK(RDMA_FEATURE_MODE_CFG,
-          mode == 0x7810 || (mode == 0x7818 && (mm->out == TO_FP16 || mm->out == TO_BF16)),
-          "another value is not known to work");
-    return true;
-}
-
 bool matmul_check(struct run *run, uint32_t enable, struct matmul *mm)
 {
     const bool full = enable == ENABLE_FULL;
@@ -179,9 +216,10 @@ bool matmul_check(struct run *run, uint32_t enable, struct matmul *mm)
         return refuse(run->why, "on rocket a list that writes no register of DPU_RDMA times out "
                                 "(strict=0 allows it)");
     }
-    return program_constants(run, false, full) && check_conversion(run, mm) &&
-           check_sizes(run, mm) && check_modes(run, mm) && check_cbuf(run, mm) &&
-           check_addresses(run, mm) && check_output(run, mm) && (!full || check_rdma(run, mm));
+    return program_complete(run, PRODUCT, full) && check_conversion(run, mm) &&
+           check_cubes(run, mm) && check_channels(run, mm) && check_kernels(run, mm) &&
+           check_modes(run, mm) && check_cbuf(run, mm) && check_addresses(run, mm) &&
+           stages_check(run, mm, full) && program_constants(run, PRODUCT, full);
 }
 
 /* Reuse is safe only after a task of the same chain that left the very same bytes in CBUF. */
@@ -189,7 +227,8 @@ bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul 
 {
     const bool same = last && last->in == mm->in && last->k == mm->k && last->banks == mm->banks;
     if (mm->weight_reuse) {
-        CHECK(CNA_CBUF_CON0, same && last->weights == mm->weights && last->n == mm->n,
+        CHECK(CNA_CBUF_CON0,
+              same && last->weights == mm->weights && last->weight_bytes == mm->weight_bytes,
               "WEIGHT_REUSE, but the task before in this chain left no such weights");
         CHECK(CNA_CBUF_CON0, VALUE(CNA_WEIGHT_SIZE0) <= (mm->banks >> 4) * (uint32_t) BANK_BYTES,
               "WEIGHT_REUSE, but the banks do not hold all weights");

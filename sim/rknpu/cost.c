@@ -42,7 +42,7 @@ static double bandwidth(enum driver driver, int cores)
 /* Whether the weight banks hold a group of kernels while the next one comes. */
 static bool holds_two_groups(const struct matmul *mm)
 {
-    const uint32_t group = mm->format->group * (mm->k * mm->format->bits / 8);
+    const uint32_t group = mm->format->group * mm->kernel_bytes;
     return (mm->banks >> 4) >= 2 * div_up(group, BANK_BYTES);
 }
 
@@ -50,12 +50,14 @@ void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool ch
                  struct cost *cost)
 {
     const struct format *f = mm->format;
-    const uint64_t m = (uint64_t) mm->width * mm->height;
+    const uint64_t m = (uint64_t) mm->pixels_x * mm->pixels_y;
+    const uint64_t taps = mm->kernel_width * mm->kernel_height;
+    const uint64_t tiles = mm->depthwise ? 1 : div_up(mm->k, f->k_tile);
     const double bytes = bandwidth(driver, cores);
-    cost->macs = m * mm->k * mm->n;
-    cost->mac_cycles = m * div_up(mm->n, f->group) * div_up(mm->k, f->k_tile);
-    cost->features = mm->data_reuse ? 0 : m * mm->k * f->bits / 8;
-    cost->weights = mm->weight_reuse ? 0 : (uint64_t) mm->k * mm->n * f->bits / 8;
+    cost->macs = m * taps * (mm->depthwise ? 1 : mm->k) * mm->n;
+    cost->mac_cycles = m * taps * div_up(mm->n, mm->group) * tiles;
+    cost->features = mm->data_reuse ? 0 : (uint64_t) mm->width * mm->height * mm->k * f->bits / 8;
+    cost->weights = mm->weight_reuse ? 0 : mm->weight_bytes;
     cost->outputs = m * mm->n * mm->out_bytes;
     const double mac = (double) cost->mac_cycles / (MAC_EFFICIENCY * settings.mhz[driver] / 1e3);
     const double features = (double) cost->features / bytes;
@@ -69,11 +71,13 @@ void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool ch
              (unsigned long long) m, mm->k, mm->n);
 }
 
-void cost_flying(uint64_t elements, enum driver driver, int cores, bool first, struct cost *cost)
+void cost_moved(const char *what, uint64_t numbers, uint64_t in, uint64_t out, struct run *run)
 {
-    cost->features = 2 * 4 * elements;
-    cost->outputs = 4 * elements;
-    cost->ns = (double) (cost->features + cost->outputs) / bandwidth(driver, cores);
-    cost->ns += first ? 0 : NEXT_NS[driver];
-    snprintf(cost->shape, sizeof(cost->shape), "int32 add of %llu", (unsigned long long) elements);
+    struct cost *cost = &run->cost;
+    const enum driver driver = run->job->driver;
+    cost->features = in;
+    cost->outputs = out;
+    cost->ns = (double) (in + out) / bandwidth(driver, run->job->cores);
+    cost->ns += run->first ? 0 : NEXT_NS[driver];
+    snprintf(cost->shape, sizeof(cost->shape), "%s of %llu", what, (unsigned long long) numbers);
 }

@@ -1,16 +1,22 @@
 /*
- * The one operation of the DPU alone: C = A + B in int32, "flying" past the MAC array (enable 0x18).
+ * The operations of the DPU alone, "flying" past the MAC array (enable 0x18).
  *
- * MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be A.  The sum saturates
- * here; what hardware does when it overflows is in no public source.  Facts: happyme531's register
- * list, shipped behind RK_NPU_I8_NPU_REDUCE; other projects doubt it, so try it on a board first.
+ * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be A.
+ * The sum saturates here; what hardware does when it overflows is in no public source.  Facts:
+ * happyme531's register list, shipped behind RK_NPU_I8_NPU_REDUCE; other projects doubt it, so try
+ * it on a board first.
+ *
+ * C = f(A) in float16, by the LUT (lut.c), one surface.  Its lists leave registers out that do
+ * nothing then.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.
  */
 #include "npu.h"
 
 #include <string.h>
 
-enum { ATOM = 16, LANES = 4, MAX_CHANNELS = 1024 };
+enum { LANES = 4, MAX_CHANNELS = 1024 };
 enum { SUM_INT32 = 0x90000004, SUM_FP32 = 0xB0000004 };
+
+/* --- C = A + B ---------------------------------------------------------------------------------- */
 
 static bool check(struct run *run)
 {
@@ -52,9 +58,10 @@ static void add(uint8_t *to, const uint8_t *a, const uint8_t *b, bool to_float)
     }
 }
 
-bool flying_run(struct run *run)
+static bool addition_run(struct run *run)
 {
-    if (!program_constants(run, true, true) || !check(run)) {
+    if (!program_complete(run, ADDITION, true) || !program_constants(run, ADDITION, true) ||
+        !check(run)) {
         return false;
     }
     const uint32_t rows = VALUE(DPU_DATA_CUBE_WIDTH) + 1;
@@ -75,9 +82,62 @@ bool flying_run(struct run *run)
         !apart(run, b, size, "second operand")) {
         return false;
     }
-    cost_flying(size / 4, run->job->driver, run->job->cores, run->first, &run->cost);
+    cost_moved("int32 add", size / 4, 2 * size, size, run);
     for (uint64_t at = 0; at < size && run->write; at += 4) {
         add(w.bytes + at, a + at, b + at, VALUE(DPU_DATA_FORMAT) == SUM_FP32);
     }
     return true;
+}
+
+/* --- C = f(A) ---------------------------------------------------------------------------------- */
+
+enum { MAX_COLUMNS = 4096 }; /* seen right; of 8,191 the last 54 numbers came out wrong */
+
+static bool check_flat(struct run *run)
+{
+    const uint32_t last = VALUE(DPU_DATA_CUBE_WIDTH), pitch = (last + 1) * ATOM;
+    CHECK(DPU_DATA_CUBE_WIDTH, last < MAX_COLUMNS, "more than 4096 columns are not known to work");
+    CHECK(DPU_WDMA_SIZE_1, VALUE(DPU_WDMA_SIZE_1) == last, "not the cube's width");
+    CHECK(RDMA_DATA_CUBE_WIDTH, VALUE(RDMA_DATA_CUBE_WIDTH) == last, "not the cube's width");
+    CHECK(DPU_DST_SURF_STRIDE, VALUE(DPU_DST_SURF_STRIDE) == pitch, "not the cube's surface");
+    CHECK(DPU_SURFACE_ADD, VALUE(DPU_SURFACE_ADD) == pitch, "not the cube's surface");
+    CHECK(DPU_DST_BASE_ADDR, VALUE(DPU_DST_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
+    CHECK(RDMA_SRC_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
+    return true;
+}
+
+static bool activation_run(struct run *run)
+{
+    struct activation activation;
+    if (!program_complete(run, ACTIVATION, true) || !check_flat(run) ||
+        !activation_check(run, &activation) || !program_constants(run, ACTIVATION, true)) {
+        return false;
+    }
+    const uint32_t columns = VALUE(DPU_DATA_CUBE_WIDTH) + 1;
+    struct writer w = {.row = (uint64_t) columns * ATOM,
+                       .rows = 1,
+                       .column = ATOM,
+                       .columns = columns,
+                       .surfaces = 1,
+                       .groups = 1};
+    const uint64_t size = (uint64_t) columns * ATOM;
+    const uint8_t *from = dma(run, VALUE(RDMA_SRC_BASE_ADDR), size, "operand");
+    if (!from || !writer_open(run, VALUE(DPU_DST_BASE_ADDR), &w) ||
+        (from != w.bytes && !apart(run, from, size, "operand"))) {
+        return false;
+    }
+    cost_moved("LUT", size / 2, size, size, run);
+    for (uint64_t at = 0; at < size && run->write; at += 2) {
+        uint16_t half;
+        memcpy(&half, from + at, sizeof(half));
+        half = activate(&activation, half_to_float(half));
+        memcpy(w.bytes + at, &half, sizeof(half));
+    }
+    return true;
+}
+
+bool flying_run(struct run *run)
+{
+    enum { EW_LUT_BYPASS = 0x80 };
+    return VALUE(DPU_EW_CFG) & EW_LUT_BYPASS ? addition_run(run) : activation_run(run);
 }

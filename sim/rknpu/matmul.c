@@ -1,266 +1,240 @@
 /*
- * One matmul task: features and weights in, the exact sums, the output cube out.
+ * One product: features and weights in, the exact sums, what the DPU makes of them, the cube out.
  *
- * Integers: the sums are exact and saturate to the output type.  int8 -> fp32 or fp16 rounds the
- * sum once.  Floats: products and sums are made in double and rounded once at the end; what
- * hardware keeps inside is of single precision, so its results differ from these by about 1e-7 of
- * the sum of the products' magnitudes.  Subnormals and NaN are not certified on hardware; here
- * they are kept.
+ * Integers: the sums are exact and saturate to the output type.  Floats: products and sums are made
+ * in double and rounded once at the end; what hardware keeps inside is of single precision, so its
+ * results differ from these by about 1e-7 of the sum of the products' magnitudes.  A stage behind
+ * the sum gets it as float32.  Subnormals and NaN are not certified on hardware; here they are kept.
  */
 #include "npu.h"
 
 #include <string.h>
 
-enum { ATOM = 16, DOT_GROUP = 32, TILE = 32, FLOAT_GROUP = 16, MAX_GROUP_BYTES = 256 };
+enum { DOT_GROUP = 32, TILE = 32, FLOAT_GROUP = 16, MAX_GROUP_BYTES = 256 };
+enum { HALVES = ATOM / 2 };
+enum { UNKNOWN = 0x5A }; /* of a channel that has no kernel */
 
-/* --- features: the address generator of CNA, into rows of K --------------------------------- */
-
-/* The atom of (line, surface); those of a line's pixels follow each other. */
-static uint32_t feature_address(const struct matmul *mm, uint32_t line, uint32_t surface)
-{
-    const int64_t width = mm->width, stride = mm->line_stride;
-    const int64_t pitch = (mm->group_line_off ? width : 4 * width) + mm->surface_stride;
-    const int64_t start = mm->group_line_off ? line * stride : line / 4 * stride + line % 4 * width;
-    return mm->features + ATOM * (uint32_t) (start + surface * pitch);
-}
-
-static void spread_atoms(uint8_t *to, const uint8_t *from, uint32_t pixels, size_t row)
-{
-    for (uint32_t w = 0; w < pixels; w++) {
-        memcpy(to + w * row, from + w * ATOM, ATOM);
-    }
-}
-
-/* Fills rows[M][bytes of K].  Neighbouring surfaces that also are neighbours in memory are one. */
-static bool gather(struct run *run, const struct matmul *mm, uint8_t *rows)
-{
-    const size_t row = (size_t) mm->k * mm->format->bits / 8;
-    const uint32_t surfaces = (uint32_t) (row / ATOM);
-    const bool plain = mm->width == 1 && mm->group_line_off && mm->surface_stride == 0;
-    for (uint32_t h = 0; h < mm->height; h++, rows += mm->width * row) {
-        for (uint32_t s = 0; s < surfaces; s += plain ? surfaces : 1) {
-            const uint64_t size = plain ? row : (uint64_t) mm->width * ATOM;
-            const uint8_t *from = dma(run, feature_address(mm, h, s), size, "features");
-            if (!from || !apart(run, from, size, "features")) {
-                return false;
-            }
-            if (plain) {
-                memcpy(rows, from, row);
-            } else {
-                spread_atoms(rows + s * ATOM, from, mm->width, row);
-            }
-        }
-    }
-    return true;
-}
-
-/* --- output: the address generator of the DPU ------------------------------------------------ */
-
-struct dimension {
-    uint64_t stride;
-    uint32_t count;
+struct product {
+    struct run *run;
+    const struct matmul *mm;
+    struct writer writer;
+    const uint8_t *weights, *biases; /* in the NPU's memory */
+    const uint8_t *operand[2];       /* its even and its odd surfaces */
+    uint8_t *packed;                 /* features as they lie in memory, [M][bytes of depth] */
+    void *rows;                      /* the same as int8 or double, [M][depth] */
+    void *room;                      /* for a group of kernels */
+    void *sums;      /* of a group, [M][its channels]; integers, thirty-two channels at a time */
+    int64_t *totals; /* of each row, times the weights' offset */
+    uint8_t *line;   /* one pixel's outputs of one group */
+    size_t pixels, depth;
 };
-
-/* Whether each stride steps over all that the smaller ones reach: then no unit is written twice. */
-static bool nests(struct dimension *d, int count)
-{
-    uint64_t extent = ATOM;
-    for (int i = 1; i < count; i++) {
-        for (int j = i; j > 0 && d[j].stride < d[j - 1].stride; j--) {
-            const struct dimension swap = d[j];
-            d[j] = d[j - 1];
-            d[j - 1] = swap;
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        if (d[i].count > 1 && d[i].stride < extent) {
-            return false;
-        }
-        extent += d[i].stride * (d[i].count - 1);
-    }
-    return true;
-}
-
-/* Whether a task of this job may write into a buffer. */
-static bool may_write(struct run *run, const struct bo *bo)
-{
-    const struct job *job = run->job;
-    bool listed = job->driver == RKNPU; /* which has no lists */
-    for (uint32_t i = job->in_count; i < job->bo_count; i++) {
-        listed |= job->bos[i] == bo;
-    }
-    if (settings.strict && bo == run->list) {
-        return refuse(run->why, "output goes into buffer %u, which holds the commands", bo->handle);
-    }
-    if (settings.strict && !listed) {
-        return refuse(run->why,
-                      "output goes into buffer %u, which the job does not list as one: "
-                      "nothing would wait for it",
-                      bo->handle);
-    }
-    return true;
-}
-
-bool apart(struct run *run, const uint8_t *bytes, uint64_t size, const char *what)
-{
-    return bytes + size <= run->out || run->out + run->out_size <= bytes ||
-           refuse(run->why, "output overlaps the %s", what);
-}
-
-bool writer_open(struct run *run, uint32_t address, struct writer *w)
-{
-    struct dimension d[] = {{w->row, w->rows},
-                            {w->column, w->columns},
-                            {w->surface, w->surfaces},
-                            {w->group, w->groups}};
-    w->size = ATOM;
-    for (int i = 0; i < 4; i++) {
-        w->size += d[i].stride * (d[i].count - 1);
-    }
-    w->bytes = dma(run, address, w->size, "output");
-    if (!w->bytes) {
-        return false;
-    }
-    if (!nests(d, 4)) {
-        return refuse(run->why, "output at %#x: surfaces overlap", address);
-    }
-    run->out = w->bytes;
-    run->out_size = w->size;
-    return may_write(run, space_find(run->space, address));
-}
-
-/* Stores the surfaces of one group of one pixel. */
-static void store(const struct writer *w, uint32_t pixel, uint32_t group, const uint8_t *from)
-{
-    uint8_t *to =
-        w->bytes + pixel / w->columns * w->row + pixel % w->columns * w->column + group * w->group;
-    for (uint32_t s = 0; s < w->surfaces; s++) {
-        memcpy(to + s * w->surface, from + s * ATOM, ATOM);
-    }
-}
-
-/* --- conversion of sums to the output type --------------------------------------------------- */
-
-static void put(uint8_t *to, enum output type, double value)
-{
-    if (type == TO_FP32) {
-        const float single = (float) value;
-        memcpy(to, &single, sizeof(single));
-    } else {
-        const uint16_t half = type == TO_FP16 ? double_to_half(value) : double_to_bfloat(value);
-        memcpy(to, &half, sizeof(half));
-    }
-}
-
-static void put_int(uint8_t *to, enum output type, int32_t value)
-{
-    const int16_t small = (int16_t) (value > INT16_MAX   ? INT16_MAX
-                                     : value < INT16_MIN ? INT16_MIN
-                                                         : value);
-    if (type == TO_INT16) {
-        memcpy(to, &small, sizeof(small));
-    } else {
-        put(to, type, value);
-    }
-}
 
 /* --- integers ---------------------------------------------------------------------------------- */
 
-static void expand_nibbles(int8_t *to, const uint8_t *from, size_t bytes)
+static int64_t bias_of(const struct product *p, uint32_t channel)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        to[2 * i] = (int8_t) ((from[i] & 0xF) ^ 8) - 8;
-        to[2 * i + 1] = (int8_t) ((from[i] >> 4) ^ 8) - 8;
-    }
+    int32_t bias;
+    memcpy(&bias, p->biases + channel * sizeof(bias), sizeof(bias));
+    return bias;
 }
 
-/* [tiles][64][32] nibbles -> two groups of [tiles][32][32] bytes. */
-static void expand_weights(int8_t *to, const uint8_t *from, size_t tiles)
+static void store_ints(struct product *p, uint32_t pixel, uint32_t group)
 {
-    const size_t half = DOT_GROUP * TILE;
-    for (size_t t = 0; t < tiles; t++, from += half) {
-        expand_nibbles(to + t * half, from, half / 2);
-        expand_nibbles(to + (tiles + t) * half, from + half / 2, half / 2);
+    const struct matmul *mm = p->mm;
+    const int32_t *sums = (const int32_t *) p->sums + (size_t) pixel * DOT_GROUP;
+    if (mm->out == TO_INT32) {
+        writer_store(&p->writer, pixel, group, (const uint8_t *) sums);
+        return;
     }
-}
-
-struct operands {
-    uint8_t *packed;        /* features as they lie in memory, [M][bytes of K] */
-    void *rows;             /* the same as int8 or double, [M][K] */
-    const uint8_t *weights; /* in the NPU's memory */
-    void *kernels;          /* one group of them, unpacked: int4 and floats */
-    void *sums;             /* of one group: int32 or double, [M][group] */
-    uint8_t *line;          /* one pixel's outputs of one group */
-    size_t pixels;
-};
-
-static void store_ints(const struct matmul *mm, const struct writer *w, const struct operands *o,
-                       uint32_t group)
-{
-    const uint32_t channels = mm->format->group;
-    const int32_t *sums = o->sums;
-    for (uint32_t m = 0; m < o->pixels; m++) {
-        if (mm->out == TO_INT32) {
-            store(w, m, group, (const uint8_t *) (sums + (size_t) m * DOT_GROUP));
-            continue;
+    for (uint32_t n = 0; n < mm->group; n++) {
+        const uint32_t channel = group * mm->group + n;
+        const int64_t sum = sums[n / DOT_GROUP * p->pixels * DOT_GROUP + n % DOT_GROUP];
+        if (channel >= mm->real_n) {
+            p->line[n] = UNKNOWN; /* int8: other outputs have no such channels */
+        } else if (mm->out == TO_INT8) {
+            convert_int(p->line + n, mm, sum + p->totals[pixel] + bias_of(p, channel));
+        } else {
+            convert_int(p->line + n * mm->out_bytes, mm, sum);
         }
-        for (uint32_t n = 0; n < channels; n++) {
-            const size_t part = n / DOT_GROUP * o->pixels + m;
-            put_int(o->line + n * mm->out_bytes, mm->out, sums[part * DOT_GROUP + n % DOT_GROUP]);
-        }
-        store(w, m, group, o->line);
+    }
+    writer_store(&p->writer, pixel, group, p->line);
+}
+
+static void store_group(struct product *p, uint32_t group)
+{
+    for (uint32_t pixel = 0; pixel < p->pixels; pixel++) {
+        store_ints(p, pixel, group);
     }
 }
 
-static void multiply_ints(const struct matmul *mm, const struct writer *w, struct operands *o)
+/* What the weights' offset adds to each sum of a pixel. */
+static void add_up_rows(struct product *p)
 {
-    const size_t tiles = mm->k / TILE, part = tiles * DOT_GROUP * TILE;
-    const uint32_t parts = mm->format->group / DOT_GROUP; /* 1, or 2 for int4 */
-    const size_t bytes = part * parts * mm->format->bits / 8;
+    const int32_t offset = p->mm->stages.requantisation.weight_offset;
+    const int8_t *row = p->rows;
+    for (size_t m = 0; m < p->pixels; m++, row += p->depth) {
+        int64_t total = 0;
+        for (size_t k = 0; k < p->depth; k++) {
+            total += row[k];
+        }
+        p->totals[m] = total * offset;
+    }
+}
+
+static void multiply_ints(struct product *p)
+{
+    const struct matmul *mm = p->mm;
+    const size_t tiles = p->depth / TILE, part = tiles * DOT_GROUP * TILE;
+    const uint32_t parts = mm->group / DOT_GROUP; /* 1, or 2 for int4 */
     if (mm->in == INT4) {
-        expand_nibbles(o->rows, o->packed, o->pixels * mm->k / 2);
+        expand_nibbles(p->rows, p->packed, p->pixels * p->depth / 2);
     }
-    for (uint32_t group = 0; group < w->groups; group++) {
-        const int8_t *kernels = (const int8_t *) o->weights + group * bytes;
-        if (mm->in == INT4) {
-            expand_weights(o->kernels, o->weights + group * bytes, tiles);
-            kernels = o->kernels;
-        }
-        for (uint32_t p = 0; p < parts; p++) {
-            dot_best(o->rows, o->pixels, mm->k, kernels + p * part, tiles,
-                     (int32_t *) o->sums + p * o->pixels * DOT_GROUP);
-        }
-        store_ints(mm, w, o, group);
+    if (mm->out == TO_INT8) {
+        add_up_rows(p);
     }
-}
-
-/* --- floats -------------------------------------------------------------------------------------- */
-
-/* [K / tile][16][tile] of a group -> double [16][K]. */
-static void expand_kernels(const struct matmul *mm, const uint8_t *from, double *to)
-{
-    const uint32_t tile = mm->format->k_tile;
-    const size_t bytes = (size_t) tile * mm->format->bits / 8;
-    for (uint32_t k = 0; k < mm->k; k += tile) {
-        for (uint32_t n = 0; n < FLOAT_GROUP; n++, from += bytes) {
-            floats_best->widen(mm->in, from, tile, to + (size_t) n * mm->k + k);
+    for (uint32_t group = 0; group < p->writer.groups; group++) {
+        const int8_t *kernels = weights_of(mm, p->weights, group, p->room);
+        for (uint32_t i = 0; i < parts; i++) {
+            dot_best(p->rows, p->pixels, p->depth, kernels + i * part, tiles,
+                     (int32_t *) p->sums + i * p->pixels * DOT_GROUP);
         }
+        store_group(p, group);
     }
 }
 
-static void multiply_floats(const struct matmul *mm, const struct writer *w, struct operands *o)
+/* --- floats ------------------------------------------------------------------------------------ */
+
+static float combine(enum combination with, float sum, float operand)
 {
-    const size_t bytes = (size_t) mm->k * FLOAT_GROUP * mm->format->bits / 8;
-    const double *sums = o->sums;
-    floats_best->widen(mm->in, o->packed, o->pixels * mm->k, o->rows);
-    for (uint32_t group = 0; group < w->groups; group++) {
-        expand_kernels(mm, o->weights + group * bytes, o->kernels);
-        floats_best->multiply(o->rows, o->pixels, mm->k, o->kernels, o->sums);
-        for (uint32_t m = 0; m < o->pixels; m++) {
-            for (uint32_t n = 0; n < FLOAT_GROUP; n++) {
-                put(o->line + n * mm->out_bytes, mm->out, sums[(size_t) m * FLOAT_GROUP + n]);
+    switch (with) {
+    case ADD:
+        return sum + operand;
+    case MULTIPLY:
+        return sum * operand;
+    case MAXIMUM:
+        return sum > operand ? sum : operand;
+    default:
+        return sum < operand ? sum : operand;
+    }
+}
+
+static float operand_at(const struct product *p, uint32_t pixel, uint32_t channel)
+{
+    const uint32_t surface = channel / HALVES;
+    const size_t at = surface / 2 * p->mm->stages.operand.pitch + (size_t) pixel * ATOM;
+    uint16_t half;
+    memcpy(&half, p->operand[surface % 2] + at + channel % HALVES * sizeof(half), sizeof(half));
+    return half_to_float(half);
+}
+
+static void store_floats(struct product *p, uint32_t pixel, uint32_t group)
+{
+    const struct matmul *mm = p->mm;
+    const struct stages *stages = &mm->stages;
+    const double *sums = (const double *) p->sums + (size_t) pixel * mm->group;
+    for (uint32_t n = 0; n < mm->group; n++) {
+        uint8_t *to = p->line + n * mm->out_bytes;
+        if (stages->activation.lut) {
+            const uint16_t half = activate(&stages->activation, (float) sums[n]);
+            memcpy(to, &half, sizeof(half));
+        } else if (stages->operand.with) {
+            const float other = operand_at(p, pixel, group * mm->group + n);
+            convert_float(to, mm->out, combine(stages->operand.with, (float) sums[n], other));
+        } else {
+            convert_float(to, mm->out, sums[n]);
+        }
+    }
+    writer_store(&p->writer, pixel, group, p->line);
+}
+
+static void multiply_floats(struct product *p)
+{
+    const struct matmul *mm = p->mm;
+    floats_best->widen(mm->in, p->packed, p->pixels * p->depth, p->rows);
+    for (uint32_t group = 0; group < p->writer.groups; group++) {
+        const double *kernels = weights_of(mm, p->weights, group, p->room);
+        floats_best->multiply(p->rows, p->pixels, p->depth, kernels, p->sums);
+        for (uint32_t pixel = 0; pixel < p->pixels; pixel++) {
+            store_floats(p, pixel, group);
+        }
+    }
+}
+
+/* --- depthwise: a filter a channel, [group of channels][y][x][channel] ------------------------- */
+
+/* Where a channel's number of a window is in a row, for tap 0; the next tap's is a tile on. */
+static size_t window_at(const struct product *p, uint32_t channel)
+{
+    return (size_t) (channel / TILE) * p->mm->kernel_height * p->mm->kernel_width * TILE +
+           channel % TILE;
+}
+
+/* Channels of a group that there are, and the first of its filters. */
+static uint32_t filters(const struct product *p, uint32_t group, size_t *first)
+{
+    const struct matmul *mm = p->mm;
+    const uint32_t start = group * mm->group, left = mm->k - start;
+    *first = (size_t) start * mm->kernel_height * mm->kernel_width;
+    return left < mm->group ? left : mm->group;
+}
+
+static void filter_ints(struct product *p, uint32_t group)
+{
+    const uint32_t taps = p->mm->kernel_height * p->mm->kernel_width;
+    const int32_t offset = p->mm->stages.requantisation.weight_offset;
+    size_t first;
+    const uint32_t channels = filters(p, group, &first);
+    const int8_t *filter = (const int8_t *) p->weights + first, *rows = p->rows;
+    int32_t *sums = p->sums;
+    for (size_t m = 0; m < p->pixels; m++) {
+        for (uint32_t n = 0; n < channels; n++) {
+            const int8_t *window = rows + m * p->depth + window_at(p, group * p->mm->group + n);
+            int32_t sum = 0;
+            for (uint32_t tap = 0; tap < taps; tap++) {
+                sum += window[tap * TILE] * (filter[tap * channels + n] + offset);
             }
-            store(w, m, group, o->line);
+            sums[(n / DOT_GROUP * p->pixels + m) * DOT_GROUP + n % DOT_GROUP] = sum;
+        }
+    }
+}
+
+static void filter_floats(struct product *p, uint32_t group)
+{
+    const uint32_t taps = p->mm->kernel_height * p->mm->kernel_width;
+    size_t first;
+    const uint32_t channels = filters(p, group, &first);
+    double *filter = p->room, *sums = p->sums;
+    const double *rows = p->rows;
+    floats_best->widen(p->mm->in, p->weights + 2 * first, (size_t) taps * channels, filter);
+    for (size_t m = 0; m < p->pixels; m++) {
+        for (uint32_t n = 0; n < channels; n++) {
+            const double *window = rows + m * p->depth + window_at(p, group * p->mm->group + n);
+            double sum = 0;
+            for (uint32_t tap = 0; tap < taps; tap++) {
+                sum += window[tap * TILE] * filter[tap * channels + n];
+            }
+            sums[m * p->mm->group + n] = sum;
+        }
+    }
+}
+
+static void filter_channels(struct product *p)
+{
+    const bool is_float = p->mm->in != INT8;
+    if (is_float) {
+        floats_best->widen(p->mm->in, p->packed, p->pixels * p->depth, p->rows);
+    } else {
+        memset(p->totals, 0, p->pixels * sizeof(*p->totals)); /* they are in the sums */
+    }
+    for (uint32_t group = 0; group < p->writer.groups; group++) {
+        if (is_float) {
+            filter_floats(p, group);
+            for (uint32_t pixel = 0; pixel < p->pixels; pixel++) {
+                store_floats(p, pixel, group);
+            }
+        } else {
+            filter_ints(p, group);
+            store_group(p, group);
         }
     }
 }
@@ -268,56 +242,89 @@ static void multiply_floats(const struct matmul *mm, const struct writer *w, str
 /* --- the task ---------------------------------------------------------------------------------- */
 
 /* Room for the operands of a task, in one piece that the core keeps. */
-static bool allocate(struct run *run, const struct matmul *mm, struct operands *o)
+static bool allocate(struct product *p)
 {
+    const struct matmul *mm = p->mm;
     const bool is_float = mm->format->group == FLOAT_GROUP;
     const size_t value = is_float ? sizeof(double) : sizeof(int8_t);
     const size_t sum = is_float ? sizeof(double) : sizeof(int32_t);
-    const size_t packed = round_up(o->pixels * mm->k * mm->format->bits / 8, 64);
-    const size_t rows = mm->in == INT8 ? 0 : round_up(o->pixels * mm->k * value, 64);
-    const size_t kernels =
-        mm->in == INT8 ? 0 : round_up((size_t) mm->k * mm->format->group * value, 64);
-    const size_t sums = round_up(o->pixels * mm->format->group * sum, 64);
-    uint8_t *bytes =
-        scratch_get(&run->worker->scratch, packed + rows + kernels + sums + MAX_GROUP_BYTES);
+    const size_t packed = round_up(p->pixels * p->depth * mm->format->bits / 8, 64);
+    const size_t rows = mm->in == INT8 ? 0 : round_up(p->pixels * p->depth * value, 64);
+    const size_t room = round_up(p->depth * mm->group * value, 64);
+    const size_t sums = round_up(p->pixels * mm->group * sum, 64);
+    const size_t totals = mm->out == TO_INT8 ? round_up(p->pixels * sizeof(*p->totals), 64) : 0;
+    uint8_t *bytes = scratch_get(&p->run->worker->scratch,
+                                 packed + rows + room + sums + totals + MAX_GROUP_BYTES);
     if (!bytes) {
-        return refuse(run->why, "the host has no memory for the simulation");
+        return refuse(p->run->why, "the host has no memory for the simulation");
     }
-    o->packed = bytes;
-    o->rows = rows ? bytes + packed : bytes;
-    o->kernels = bytes + packed + rows;
-    o->sums = bytes + packed + rows + kernels;
-    o->line = bytes + packed + rows + kernels + sums;
+    p->packed = bytes;
+    p->rows = rows ? bytes + packed : bytes;
+    p->room = bytes + packed + rows;
+    p->sums = bytes + packed + rows + room;
+    p->totals = (int64_t *) (bytes + packed + rows + room + sums);
+    p->line = bytes + packed + rows + room + sums + totals;
+    return true;
+}
+
+static const uint8_t *source(struct run *run, uint32_t address, uint64_t size, const char *what)
+{
+    const uint8_t *bytes = dma(run, address, size, what);
+    return bytes && apart(run, bytes, size, what) ? bytes : NULL;
+}
+
+/* What the DPU reads besides the sums. */
+static bool open_sources(struct product *p)
+{
+    const struct matmul *mm = p->mm;
+    const struct operand *operand = &mm->stages.operand;
+    const uint64_t surface = (uint64_t) ATOM * p->pixels, pairs = mm->n / (2 * HALVES);
+    if (mm->out == TO_INT8) {
+        p->biases = source(p->run, mm->stages.requantisation.biases, mm->real_n * sizeof(int32_t),
+                           "biases");
+        return p->biases;
+    }
+    for (int odd = 0; odd < 2 && operand->with; odd++) {
+        const uint64_t size = (pairs - 1) * operand->pitch + surface;
+        p->operand[odd] = source(p->run, operand->first[odd], size, "operand");
+        if (!p->operand[odd]) {
+            return false;
+        }
+    }
     return true;
 }
 
 bool matmul_run(struct run *run, const struct matmul *mm)
 {
-    struct operands o = {.pixels = (size_t) mm->width * mm->height};
-    struct writer w = {
-        .row = (uint64_t) ATOM * (mm->out_width + mm->notch),
-        .rows = mm->out_height,
-        .column = ATOM,
-        .columns = mm->out_width,
-        .surface = mm->surface_pitch,
-        .surfaces = mm->surfaces,
-        .group = mm->group_pitch,
-        .groups = mm->n / mm->format->group,
+    struct product p = {
+        .run = run,
+        .mm = mm,
+        .pixels = (size_t) mm->pixels_x * mm->pixels_y,
+        .depth = depth_of(mm),
+        .writer = {.row = (uint64_t) ATOM * (mm->out_width + mm->notch),
+                   .rows = mm->out_height,
+                   .column = ATOM,
+                   .columns = mm->out_width,
+                   .surface = mm->surface_pitch,
+                   .surfaces = mm->surfaces,
+                   .group = mm->group_pitch,
+                   .groups = mm->n / mm->group},
     };
-    const uint64_t weights = (uint64_t) mm->k * mm->n * mm->format->bits / 8;
-    o.weights = dma(run, mm->weights, weights, "weights");
-    if (!o.weights || !writer_open(run, mm->output, &w) ||
-        !apart(run, o.weights, weights, "weights") || !allocate(run, mm, &o) ||
-        !gather(run, mm, o.packed)) {
+    p.weights = dma(run, mm->weights, mm->weight_bytes, "weights");
+    if (!p.weights || !writer_open(run, mm->output, &p.writer) ||
+        !apart(run, p.weights, mm->weight_bytes, "weights") || !open_sources(&p) || !allocate(&p) ||
+        !features_gather(run, mm, p.packed)) {
         return false;
     }
     if (!run->write) {
         return true;
     }
-    if (mm->format->group == FLOAT_GROUP) {
-        multiply_floats(mm, &w, &o);
+    if (mm->depthwise) {
+        filter_channels(&p);
+    } else if (mm->format->group == FLOAT_GROUP) {
+        multiply_floats(&p);
     } else {
-        multiply_ints(mm, &w, &o);
+        multiply_ints(&p);
     }
     return true;
 }

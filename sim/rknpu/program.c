@@ -24,19 +24,22 @@ enum {
     TARGET_CORE = 0x0801,
     TARGET_DPU = 0x1001,
     TARGET_RDMA = 0x2001,
+    TARGET_PPU = 0x4001,
+    TARGET_PPU_RDMA = 0x8001,
 };
 enum { PC_NEXT_ADDRESS = 0x10, PC_NEXT_AMOUNT = 0x14, ENABLE_OFFSET = 0x08, S_POINTER = 0xE };
 
 #define ANY UINT64_MAX
 #define NONE (UINT64_MAX - 1)
+#define HELD (UINT64_MAX - 2)
 static const struct {
     enum block block;
     uint32_t offset, defined;
-    uint64_t matmul, flying;
+    uint64_t want[OPERATIONS];
     const char *name;
 } ROWS[REGISTERS] = {
-#define REGISTER(block, offset, name, defined, matmul, flying)                                     \
-    {block, offset, defined, matmul, flying, #name},
+#define REGISTER(block, offset, name, defined, product, addition, activation, pooling)             \
+    {block, offset, defined, {product, addition, activation, pooling}, #name},
 #include "registers.inc"
 #undef REGISTER
 };
@@ -44,7 +47,7 @@ static const struct {
 static int find(uint32_t target, uint32_t offset)
 {
     switch (target << 16 | offset) {
-#define REGISTER(block, offset, name, defined, matmul, flying)                                     \
+#define REGISTER(block, offset, name, defined, product, addition, activation, pooling)             \
     case (uint32_t) TARGET_##block << 16 | (offset):                                               \
         return name;
 #include "registers.inc"
@@ -60,17 +63,6 @@ bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *
                   reason);
 }
 
-/* Of rocket: by its lists the kernel knows what to wait for, and what a job keeps mapped. */
-static bool listed(const struct job *job, const struct bo *bo)
-{
-    for (uint32_t i = 0; i < job->bo_count; i++) {
-        if (job->bos[i] == bo) {
-            return true;
-        }
-    }
-    return false;
-}
-
 uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
 {
     const struct bo *bo = space_find(run->space, address);
@@ -83,11 +75,6 @@ uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
         refuse(run->why, "%s at %#x: %llu bytes reach past buffer %u of %llu bytes at %#llx", what,
                address, (unsigned long long) size, bo->handle, (unsigned long long) bo->size,
                (unsigned long long) bo->iova);
-        return NULL;
-    }
-    if (settings.strict && run->job->driver == ROCKET && !listed(run->job, bo)) {
-        refuse(run->why, "%s at %#x: buffer %u, which the job does not list", what, address,
-               bo->handle);
         return NULL;
     }
     return bo->device + offset;
@@ -122,6 +109,24 @@ static bool bad(const struct reader *reader, uint64_t word, const char *reason)
                   (unsigned long long) word, reason);
 }
 
+/* An entry of a table follows each write of LUT_ACCESS_DATA, from the address last set on. */
+static bool write_lut(struct reader *reader, enum reg reg, uint32_t value, uint64_t word)
+{
+    struct lut *lut = &reader->run->worker->lut;
+    if (reg == DPU_LUT_ACCESS_CFG) {
+        lut->next = value & 0x3FF;
+        lut->table = value >> 16 & 1;
+        lut->writing = value >> 17 & 1;
+    } else if (reg == DPU_LUT_ACCESS_DATA && lut->writing) {
+        if (lut->next >= LUT_ENTRIES) {
+            return bad(reader, word, "a table of the LUT has 513 entries");
+        }
+        lut->entries[lut->table][lut->next++] = (uint16_t) value;
+        lut->loaded[lut->table]++;
+    }
+    return true;
+}
+
 static bool write_register(struct reader *reader, uint64_t word)
 {
     struct registers *registers = &reader->run->worker->registers;
@@ -131,7 +136,8 @@ static bool write_register(struct reader *reader, uint64_t word)
         return bad(reader, word, "a register is written inside the tail");
     }
     if (reg < 0) {
-        return bad(reader, word, "no such register of that block, or none that a matmul writes");
+        return bad(reader, word,
+                   "no such register of that block, or none that is known to be used");
     }
     if (value & ~ROWS[reg].defined) {
         return bad(reader, word, "undefined bits are set");
@@ -139,7 +145,7 @@ static bool write_register(struct reader *reader, uint64_t word)
     registers->value[reg] = value;
     registers->written[reg] = true;
     reader->stage = BODY;
-    return true;
+    return write_lut(reader, (enum reg) reg, value, word);
 }
 
 static bool write_chain(struct reader *reader, uint32_t offset, uint32_t value, uint64_t word)
@@ -164,8 +170,9 @@ static bool enable(struct reader *reader, uint32_t value, uint64_t word)
     if (reader->stage != MARKED) {
         return bad(reader, word, "enable without the marker before it");
     }
-    if (value != ENABLE_SHORT && value != ENABLE_FULL && value != ENABLE_FLYING) {
-        return bad(reader, word, "enable is none of 0xd, 0x1d, 0x18");
+    if (value != ENABLE_SHORT && value != ENABLE_FULL && value != ENABLE_FLYING &&
+        value != ENABLE_POOLING) {
+        return bad(reader, word, "enable is none of 0xd, 0x1d, 0x18, 0x60");
     }
     reader->program->enable = value;
     reader->program->length = reader->index + 1;
@@ -200,14 +207,16 @@ static bool read_command(struct reader *reader, uint64_t word)
     return write_register(reader, word);
 }
 
-/* Nothing a task does may depend on the task before it. */
-static void forget_registers(struct worker *worker)
+/* Values stay from task to task, as on hardware; only what this list writes counts as written. */
+static void start_list(struct worker *worker)
 {
     struct registers *registers = &worker->registers;
     memset(registers->written, 0, sizeof(registers->written));
-    for (int reg = 0; reg < REGISTERS && (settings.strict || !worker->warm); reg++) {
-        const uint64_t usual = ROWS[reg].matmul;
-        registers->value[reg] = usual < NONE ? (uint32_t) usual : 0;
+    memset(worker->lut.loaded, 0, sizeof(worker->lut.loaded));
+    worker->lut.writing = false;
+    for (int reg = 0; reg < REGISTERS && !worker->warm; reg++) {
+        const uint64_t usual = ROWS[reg].want[PRODUCT];
+        registers->value[reg] = usual < HELD ? (uint32_t) usual : 0;
     }
     worker->warm = true;
 }
@@ -225,7 +234,7 @@ bool program_read(struct run *run, uint32_t address, uint32_t words, struct prog
         return false;
     }
     run->list = space_find(run->space, address);
-    forget_registers(run->worker);
+    start_list(run->worker);
     for (; reader.index < words; reader.index++) {
         memcpy(&word, list + sizeof(word) * reader.index, sizeof(word));
         if (!read_command(&reader, word)) {
@@ -237,26 +246,40 @@ bool program_read(struct run *run, uint32_t address, uint32_t words, struct prog
 
 /* --- what every task writes -------------------------------------------------------------------- */
 
-bool program_constants(const struct run *run, bool flying, bool rdma)
+static bool needed(int reg, enum operation operation, bool rdma)
 {
-    const struct registers *registers = &run->worker->registers;
-    for (int reg = 0; reg < REGISTERS; reg++) {
-        const uint64_t want = flying ? ROWS[reg].flying : ROWS[reg].matmul;
-        const uint32_t value = registers->value[reg];
-        if ((reg == CNA_S_POINTER || reg == CORE_S_POINTER) && registers->written[reg] &&
-            value != S_POINTER) {
-            return refuse_register(run->why, (enum reg) reg, value, "the kernels write 0xe");
-        }
-        if (want == NONE || (ROWS[reg].block == RDMA && !rdma)) {
-            continue;
-        }
-        if (settings.strict && !registers->written[reg]) {
+    return ROWS[reg].want[operation] != NONE && ROWS[reg].want[operation] != HELD &&
+           (ROWS[reg].block != RDMA || rdma);
+}
+
+bool program_complete(const struct run *run, enum operation operation, bool rdma)
+{
+    for (int reg = 0; reg < REGISTERS && settings.strict; reg++) {
+        if (needed(reg, operation, rdma) && !run->worker->registers.written[reg]) {
             return refuse(run->why,
                           "register %#x %s is not written: the task runs with what the last one "
                           "left (strict=0 allows it)",
                           ROWS[reg].offset, ROWS[reg].name);
         }
-        if (want != ANY && value != want) {
+    }
+    return true;
+}
+
+bool program_constants(const struct run *run, enum operation operation, bool rdma)
+{
+    const struct registers *registers = &run->worker->registers;
+    for (int reg = 0; reg < REGISTERS; reg++) {
+        const uint64_t want = ROWS[reg].want[operation];
+        const uint32_t value = registers->value[reg];
+        if ((reg == CNA_S_POINTER || reg == CORE_S_POINTER) && registers->written[reg] &&
+            value != S_POINTER) {
+            return refuse_register(run->why, (enum reg) reg, value, "the kernels write 0xe");
+        }
+        if (want == HELD && value) {
+            return refuse_register(run->why, (enum reg) reg, value,
+                                   "nobody knows that it is without effect here");
+        }
+        if (needed(reg, operation, rdma) && want != ANY && !run->judged[reg] && value != want) {
             return refuse_register(run->why, (enum reg) reg, value,
                                    "another value is not known to work");
         }

@@ -1,0 +1,88 @@
+/*
+ * Where a task writes: the address generator of the DPU and of the PPU, and who may be written.
+ */
+#include "npu.h"
+
+#include <string.h>
+
+struct dimension {
+    uint64_t stride;
+    uint32_t count;
+};
+
+/* Whether each stride steps over all that the smaller ones reach: then no unit is written twice. */
+static bool nests(struct dimension *d, int count)
+{
+    uint64_t extent = ATOM;
+    for (int i = 1; i < count; i++) {
+        for (int j = i; j > 0 && d[j].stride < d[j - 1].stride; j--) {
+            const struct dimension swap = d[j];
+            d[j] = d[j - 1];
+            d[j - 1] = swap;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        if (d[i].count > 1 && d[i].stride < extent) {
+            return false;
+        }
+        extent += d[i].stride * (d[i].count - 1);
+    }
+    return true;
+}
+
+/* Whether a task of this job may write into a buffer. */
+static bool may_write(struct run *run, const struct bo *bo)
+{
+    const struct job *job = run->job;
+    bool listed = job->driver == RKNPU; /* which has no lists */
+    for (uint32_t i = job->in_count; i < job->bo_count; i++) {
+        listed |= job->bos[i] == bo;
+    }
+    if (settings.strict && bo == run->list) {
+        return refuse(run->why, "output goes into buffer %u, which holds the commands", bo->handle);
+    }
+    if (settings.strict && !listed) {
+        return refuse(run->why,
+                      "output goes into buffer %u, which the job does not list as one: "
+                      "nothing would wait for it",
+                      bo->handle);
+    }
+    return true;
+}
+
+bool apart(struct run *run, const uint8_t *bytes, uint64_t size, const char *what)
+{
+    return bytes + size <= run->out || run->out + run->out_size <= bytes ||
+           refuse(run->why, "output overlaps the %s", what);
+}
+
+bool writer_open(struct run *run, uint32_t address, struct writer *w)
+{
+    struct dimension d[] = {{w->row, w->rows},
+                            {w->column, w->columns},
+                            {w->surface, w->surfaces},
+                            {w->group, w->groups}};
+    w->size = ATOM;
+    for (int i = 0; i < 4; i++) {
+        w->size += d[i].stride * (d[i].count - 1);
+    }
+    w->bytes = dma(run, address, w->size, "output");
+    if (!w->bytes) {
+        return false;
+    }
+    if (!nests(d, 4)) {
+        return refuse(run->why, "output at %#x: surfaces overlap", address);
+    }
+    run->out = w->bytes;
+    run->out_size = w->size;
+    return may_write(run, space_find(run->space, address));
+}
+
+void writer_store(const struct writer *w, uint32_t pixel, uint32_t group, const uint8_t *from)
+{
+    uint8_t *to =
+        w->bytes + pixel / w->columns * w->row + pixel % w->columns * w->column + group * w->group;
+    for (uint32_t s = 0; s < w->surfaces; s++) {
+        memcpy(to + s * w->surface, from + s * ATOM, ATOM);
+    }
+}
