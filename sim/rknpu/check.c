@@ -116,30 +116,35 @@ static bool check_channels(struct run *run, struct matmul *mm)
     return true;
 }
 
+/* One filter for all channels; the memory has them in whole groups or as many as there are. */
+static bool check_filters(struct run *run, struct matmul *mm, uint32_t taps)
+{
+    const uint64_t whole = round_up(mm->k, mm->group) * taps * mm->format->bits / 8;
+    CHECK(CNA_WEIGHT_SIZE2, mm->kernels == 1, "a depthwise convolution has one kernel");
+    CHECK(CNA_WEIGHT_SIZE0,
+          VALUE(CNA_WEIGHT_SIZE0) == mm->kernel_bytes || VALUE(CNA_WEIGHT_SIZE0) == whole,
+          "bytes of the kernel");
+    CHECK(CORE_DATAOUT_SIZE_1, mm->n == round_up(mm->k, mm->group), "not K, in whole groups");
+    mm->weight_bytes = mm->kernel_bytes;
+    return true;
+}
+
 static bool check_kernels(struct run *run, struct matmul *mm)
 {
     const uint32_t taps = mm->kernel_width * mm->kernel_height;
-    const uint32_t kernel = mm->k * taps * mm->format->bits / 8;
+    const bool whole = mm->out != TO_INT8; /* Mesa's: the last group may have fewer */
     mm->kernels = VALUE(CNA_WEIGHT_SIZE2) & 0x3FFF;
-    mm->n = mm->out == TO_INT8 || mm->depthwise ? VALUE(CORE_DATAOUT_SIZE_1) + 1 : mm->kernels;
-    mm->kernel_bytes = kernel;
-    mm->weight_bytes = VALUE(CNA_WEIGHT_SIZE0);
-    EQUAL(CNA_WEIGHT_SIZE1, kernel, "bytes of a kernel");
-    EQUAL(CORE_DATAOUT_SIZE_1, mm->n - 1, "not the number of kernels");
-    CHECK(CORE_DATAOUT_SIZE_1, mm->n % mm->group == 0, "N is not a multiple of its group");
+    mm->n = VALUE(CORE_DATAOUT_SIZE_1) + 1;
+    mm->kernel_bytes = mm->k * taps * mm->format->bits / 8;
+    EQUAL(CNA_WEIGHT_SIZE1, mm->kernel_bytes, "bytes of a kernel");
     if (mm->depthwise) {
-        const uint64_t whole = round_up(mm->k, mm->group) * taps * mm->format->bits / 8;
-        CHECK(CNA_WEIGHT_SIZE2, mm->kernels == 1, "a depthwise convolution has one kernel");
-        CHECK(CNA_WEIGHT_SIZE0, mm->weight_bytes == kernel || mm->weight_bytes == whole,
-              "bytes of the kernel");
-        CHECK(CORE_DATAOUT_SIZE_1, mm->n == round_up(mm->k, mm->group), "not K, in whole groups");
-        mm->weight_bytes = kernel;
-        return true;
+        return check_filters(run, mm, taps);
     }
-    EQUAL(CNA_WEIGHT_SIZE0, (uint64_t) kernel * mm->kernels, "bytes of all kernels");
-    CHECK(CNA_WEIGHT_SIZE2, mm->kernels && round_up(mm->kernels, mm->group) == mm->n,
+    CHECK(CNA_WEIGHT_SIZE2, mm->kernels && mm->kernels % (whole ? mm->group : 2) == 0,
           "N is not a multiple of its group");
-    CHECK(CNA_WEIGHT_SIZE2, mm->kernels % 2 == 0, "an odd number of kernels");
+    EQUAL(CNA_WEIGHT_SIZE0, (uint64_t) mm->kernel_bytes * mm->kernels, "bytes of all kernels");
+    EQUAL(CORE_DATAOUT_SIZE_1, round_up(mm->kernels, mm->group) - 1, "not the number of kernels");
+    mm->weight_bytes = VALUE(CNA_WEIGHT_SIZE0);
     return true;
 }
 

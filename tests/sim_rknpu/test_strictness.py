@@ -146,7 +146,7 @@ BAD_LISTS = {
     "a register that is not written": (without(0x1078), "0x1078 CNA_DMA_CON0 is not written"),
     "an unknown register": (with_word(9, lists.word(lists.CNA, 0x1018, 0)), "no such register"),
     "another block's": (with_word(9, lists.word(lists.CNA, 0x4014, 0)), "no such register"),
-    "an unknown block": (with_word(9, lists.word(0x4001, 0x6010, 0)), "no such register"),
+    "an unknown block": (with_word(9, lists.word(0x4101, 0x6010, 0)), "no such register"),
     "written after the enable": (
         lambda w: np.append(w, np.uint64(lists.word(lists.CNA, 0x1014, 9))),
         "after the enable",
@@ -154,9 +154,13 @@ BAD_LISTS = {
     "no marker": (lambda w: np.delete(w, -2), "enable without the marker"),
     "no amount": (lambda w: np.delete(w, -3), "marker"),
     "no enable": (lambda w: w[:-2], "no enable"),
-    "a pooling enable": (
-        lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, 0x60))),
+    "an enable of other blocks": (
+        lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, 0x7D))),
         "enable is none of",
+    ),
+    "a pooling without its registers": (
+        lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, 0x60))),
+        "PPU_S_POINTER is not written",
     ),
     "an addition without its registers": (
         lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, FLYING))),
