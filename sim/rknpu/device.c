@@ -444,6 +444,7 @@ static void in_child(void)
     }
     domains_forked();
     cores_forked();
+    report_reset();
     pthread_mutex_unlock(&sim_lock);
 }
 

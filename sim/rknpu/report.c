@@ -13,7 +13,7 @@
 
 static const char *const DRIVER_NAMES[DRIVERS] = {"rocket", "rknpu"};
 
-enum { LAST_TASKS = 32 };
+enum { LAST_TASKS = 32, REASONS = 8 };
 struct tally {
     uint64_t tasks, words, macs, mac_cycles, features, weights, outputs;
     double ns;
@@ -28,6 +28,10 @@ static struct {
     } last[LAST_TASKS]; /* a ring */
     uint64_t last_count;
     char why[WHY_SIZE];
+    struct {
+        char text[WHY_SIZE];
+        uint64_t times;
+    } reasons[REASONS]; /* the first few that differ */
 } counters;
 
 bool refuse(struct why *why, const char *format, ...)
@@ -92,8 +96,23 @@ void report_overhead(enum driver driver, int core, double ns)
     counters.cores[driver][core].ns += ns;
 }
 
+/* Jobs differ in which of their tasks was refused: without that, reasons are often the same. */
+static void count_reason(const char *why)
+{
+    const char *rest = strncmp(why, "task ", 5) ? NULL : strstr(why, ": ");
+    const char *reason = rest ? rest + 2 : why;
+    for (int i = 0; i < REASONS; i++) {
+        if (!counters.reasons[i].times || !strcmp(counters.reasons[i].text, reason)) {
+            snprintf(counters.reasons[i].text, WHY_SIZE, "%s", reason);
+            counters.reasons[i].times++;
+            return;
+        }
+    }
+}
+
 void report_refused(enum driver driver, int core, const char *why)
 {
+    count_reason(why);
     counters.refused++;
     snprintf(counters.why, sizeof(counters.why), "%s", why);
     sim_log(1, "%s core %d hangs: %s", DRIVER_NAMES[driver], core, why);
@@ -176,7 +195,14 @@ static size_t write_report(char *json, size_t size)
     put(&text, ", \"domain_switches\": %" PRIu64, counters.switches);
     put(&text, ", \"refused\": %" PRIu64 ", \"last_refusal\": ", counters.refused);
     put_string(&text, counters.why);
-    put(&text, ", \"cores\": [");
+    put(&text, ", \"reasons\": [");
+    for (int i = 0; i < REASONS && counters.reasons[i].times; i++) {
+        put(&text, "%s{\"times\": %" PRIu64 ", \"why\": ", i ? ", " : "",
+            counters.reasons[i].times);
+        put_string(&text, counters.reasons[i].text);
+        put(&text, "}");
+    }
+    put(&text, "], \"cores\": [");
     const char *comma = "";
     for (int i = 0; i < DRIVERS * CORES; i++) {
         if (counters.cores[i / CORES][i % CORES].ns > 0) { /* it was started */
@@ -199,14 +225,34 @@ size_t rknpu_sim_report(char *json, size_t size)
     return length;
 }
 
+/* A program that looks at its results only may not have seen that some are stale. */
+static void say_what_was_refused(void)
+{
+    uint64_t told = 0;
+    if (counters.refused) {
+        sim_log(1, "%" PRIu64 " jobs were refused, their results are stale:", counters.refused);
+    }
+    for (int i = 0; i < REASONS && counters.reasons[i].times; i++) {
+        told += counters.reasons[i].times;
+        sim_log(1, "%8" PRIu64 " x %s", counters.reasons[i].times, counters.reasons[i].text);
+    }
+    if (told < counters.refused) {
+        sim_log(1, "%8" PRIu64 " x for other reasons", counters.refused - told);
+    }
+}
+
 void report_at_exit(void)
 {
-    static char json[16384];
-    if (!*settings.report || pthread_mutex_trylock(&sim_lock)) {
+    static char json[32768];
+    if (pthread_mutex_trylock(&sim_lock)) {
         return;
     }
+    say_what_was_refused();
     write_report(json, sizeof(json));
     pthread_mutex_unlock(&sim_lock);
+    if (!*settings.report) {
+        return;
+    }
     FILE *out = strcmp(settings.report, "-") ? fopen(settings.report, "w") : stderr;
     if (out) {
         fprintf(out, "%s\n", json);

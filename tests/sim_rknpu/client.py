@@ -123,7 +123,7 @@ class Rocket(File):
 
     def buffer(self, data, _flags=0):
         made = self.create(len(data))
-        made.bytes[:] = data
+        made.bytes[:] = np.frombuffer(data, np.uint8)
         made.fini()
         return made
 
@@ -163,7 +163,7 @@ class Rknpu(File):
 
     def buffer(self, data, flags=DATA):
         made = self.create(len(data), flags)
-        made.bytes[:] = data
+        made.bytes[:] = np.frombuffer(data, np.uint8)
         made.fini()
         return made
 
