@@ -5,7 +5,7 @@ Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architectur
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Scaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounded: bool = True  # yarn's ramp begins and ends at whole frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Config:
     n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
     convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
     taps: int = 0  # tokens that the short convolution sees
-    conventions: Conventions = Conventions()
+    conventions: Conventions = field(default_factory=Conventions)
 
     def is_convolved(self, layer: int) -> bool:
         """True when *layer* has a short convolution, not attention."""

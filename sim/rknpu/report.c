@@ -19,7 +19,8 @@ struct tally {
     double ns;
 };
 static struct {
-    uint64_t submits[DRIVERS], jobs[DRIVERS], switches, refused;
+    uint64_t submits[DRIVERS], jobs[DRIVERS], switches;
+    uint64_t refused, dropped; /* by the NPU, by the driver */
     struct tally cores[DRIVERS][CORES];
     struct {
         enum driver driver;
@@ -116,6 +117,16 @@ void report_refused(enum driver driver, int core, const char *why)
     counters.refused++;
     snprintf(counters.why, sizeof(counters.why), "%s", why);
     sim_log(1, "%s core %d hangs: %s", DRIVER_NAMES[driver], core, why);
+}
+
+void report_dropped(int error)
+{
+    char why[WHY_SIZE];
+    counters.dropped++;
+    snprintf(why, sizeof(why), "SUBMIT returned 0, but the driver dropped the job (errno %d)",
+             error);
+    count_reason(why);
+    sim_log(1, "rocket: %s", why);
 }
 
 /* --- the report as JSON -------------------------------------------------------------------- */
@@ -225,19 +236,22 @@ size_t rknpu_sim_report(char *json, size_t size)
     return length;
 }
 
-/* A program that looks at its results only may not have seen that some are stale. */
+/* A program that looks at its results alone may not have seen that some are stale. */
 static void say_what_was_refused(void)
 {
+    const uint64_t refused = counters.refused + counters.dropped;
     uint64_t told = 0;
-    if (counters.refused) {
-        sim_log(1, "%" PRIu64 " jobs were refused, their results are stale:", counters.refused);
+    if (!refused) {
+        return;
     }
+    sim_log(1, "of %" PRIu64 " jobs %" PRIu64 " were refused, and their results are stale:",
+            counters.jobs[ROCKET] + counters.jobs[RKNPU], refused);
     for (int i = 0; i < REASONS && counters.reasons[i].times; i++) {
         told += counters.reasons[i].times;
         sim_log(1, "%8" PRIu64 " x %s", counters.reasons[i].times, counters.reasons[i].text);
     }
-    if (told < counters.refused) {
-        sim_log(1, "%8" PRIu64 " x for other reasons", counters.refused - told);
+    if (told < refused) {
+        sim_log(1, "%8" PRIu64 " x other reasons", refused - told);
     }
 }
 

@@ -191,7 +191,7 @@ static void submit_jobs(struct file *file, const struct rocket_job *jobs, uint32
         const struct fault fault = i ? (struct fault){NO_EFFECT, 0} : file->fault;
         const int error = submit_job(file, &jobs[i], fault);
         if (error) {
-            sim_log(1, "rocket: SUBMIT returns 0, but job %u was refused (errno %d)", i, -error);
+            report_dropped(-error);
         }
     }
 }

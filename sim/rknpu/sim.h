@@ -7,7 +7,10 @@
  *     memory.c, user.c        buffers, IOVA spaces, cache maintenance; a caller's memory
  *     core.c                  three cores a driver: queues, fences, hangs, resets
  *     chain.c, program.c      what a core is given: tasks; a list of commands -> registers
- *     check.c, matmul.c, dot*.c, floats*.c, flying.c    registers -> arithmetic -> bytes
+ *     check.c, stages.c       registers -> a product and what the DPU makes of it
+ *     features.c, weights.c, matmul.c, convert.c, dot*.c, floats*.c    -> arithmetic -> bytes
+ *     flying.c, lut.c, pool.c operations without a product
+ *     writer.c                where all of them write
  *     cost.c, report.c        the time model; counters and messages
  *     settings.c, fault.c     what a user may ask of the simulator
  *
@@ -107,7 +110,8 @@ void report_submit(enum driver driver, int jobs);
 void report_switch(void); /* of rknpu, to another IOMMU domain */
 void report_task(enum driver driver, int core, uint32_t words, const struct cost *cost);
 void report_overhead(enum driver driver, int core, double ns);
-void report_refused(enum driver driver, int core, const char *why);
+void report_refused(enum driver driver, int core, const char *why); /* by the NPU: it hangs */
+void report_dropped(int error); /* by the driver, though SUBMIT is a success */
 void report_at_exit(void);
 
 #endif

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_a_foreign_program_is_told_why_it_hangs(foreign):
     out, err = preloaded(foreign, "rknpu", 32, 11264, 32, settings="hang_ms=1 log=1", check=False)
 
     assert out == "SUBMIT: Connection timed out\n"
-    assert "register 0x1040 CNA_CBUF_CON0" in err
+    *_, total, reason = err.splitlines()
+    assert total == "rknpu-sim: of 1 jobs 1 were refused, and their results are stale:"
+    assert re.fullmatch(r"rknpu-sim: +1 x register 0x1040 CNA_CBUF_CON0 = .*: .*", reason)
 
 
 def test_the_counters_of_a_process_are_written_when_it_ends(foreign, tmp_path):
