@@ -1,11 +1,7 @@
 """What distinguishes one architecture from another, as data."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-from npurt.graph.ops import Activation, Gating
-from npurt.llm.config import Config
 
 EMBEDDING = "token_embd.weight"
 
@@ -17,42 +13,12 @@ class Rope(Enum):
     HALVES = "(i, i + rotated / 2)"
 
 
-class QKNorm(Enum):
-    """What of q and k is normed before it rotates."""
-
-    NONE = "none"
-    HEAD = "each head"
-    WHOLE = "all heads together"
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """Names of the norms around the two parts of a layer; None where there is none."""
-
-    before_mixer: str | None = "attn_norm"
-    after_mixer: str | None = None
-    before_ffn: str | None = "ffn_norm"
-    after_ffn: str | None = None
-    output: str = "output_norm"
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """The gated unit of the feed-forward part: see `npurt.graph.ops.GatedUnit`."""
-
-    activation: Activation = Activation.SILU
-    limit: float | None = None
-    alpha: float = 1.0
-    up_offset: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """How a mixture of experts is put together."""
 
     normed: bool  # the weights of a token's experts are made to add up to 1
     shared: bool  # there is an expert that every token gets, times the sigmoid of a gate
-    gating: Gating = Gating.SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,47 +29,13 @@ class DeltaLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRule:
-    """How one layer attends.
-
-    Attributes:
-        window: Positions that it sees, its own included; 0 for all.
-        rotates: q and k rotate.
-        local: The rotary frequencies are those of sliding layers.
-    """
-
-    window: int = 0
-    rotates: bool = True
-    local: bool = False
-
-
-def _same(config: Config, layer: int) -> LayerRule:
-    del config, layer
-    return LayerRule()
-
-
-def _as_is(config: Config) -> Config:
-    return config
-
-
-@dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture: a decoder, and what is special about it.
-
-    Attributes:
-        layer: The rule of each layer.
-        complete: Fills in what follows from the architecture and is not in the file.
-    """
+    """One architecture: a decoder of pre-norm layers, and what is special about it."""
 
     name: str
     rope: Rope
-    qk_norm: QKNorm = QKNorm.NONE
+    head_norms: bool = False  # heads of q and k are normed before they rotate
     gated: bool = False  # attn_q gives each head and its gate, where it has the rows for it
-    sinks: bool = False  # each head has one more logit, whose value is nothing
-    norms: Norms = field(default_factory=Norms)
-    unit: Unit = field(default_factory=Unit)
+    ffn_norm: str = "ffn_norm"  # the norm before the feed-forward part
     mixture: Mixture | None = None  # of models that have experts
     delta: DeltaLayout | None = None  # of layers without attention
-    convolution: bool = False  # layers without key heads have a short convolution
-    layer: Callable[[Config, int], LayerRule] = _same
-    complete: Callable[[Config], Config] = _as_is

@@ -6,13 +6,13 @@ converter reorders the heads of v, so that key heads repeat in turn.
 Source: llama.cpp src/models/qwen35.cpp, conversion/qwen.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Norms, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Rope
 
 ARCHITECTURE = Architecture(
     "qwen35",
     Rope.HALVES,
-    qk_norm=QKNorm.HEAD,
+    head_norms=True,
     gated=True,
-    norms=Norms(before_ffn="post_attention_norm"),
+    ffn_norm="post_attention_norm",
     delta=DeltaLayout(grouped=False),
 )

@@ -3,14 +3,14 @@
 Source: llama.cpp src/models/qwen3next.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Norms, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Rope
 
 ARCHITECTURE = Architecture(
     "qwen3next",
     Rope.HALVES,
-    qk_norm=QKNorm.HEAD,
+    head_norms=True,
     gated=True,
-    norms=Norms(before_ffn="post_attention_norm"),
+    ffn_norm="post_attention_norm",
     mixture=Mixture(normed=True, shared=True),
     delta=DeltaLayout(grouped=True),
 )
