@@ -73,7 +73,7 @@ def _print_graph(args: argparse.Namespace) -> int:
     from npurt.llm.gguf import GGUF
 
     with GGUF(args.model) as file:
-        graph = describe(file).graph(file).graph
+        graph = describe(file, to_run=False).graph(file).graph
     if args.json:
         print(json.dumps(render.as_dict(graph)))
     elif args.dot:

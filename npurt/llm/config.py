@@ -5,12 +5,13 @@ Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architectur
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from npurt.cpu.device import MAX_DELTA
 from npurt.errors import ModelFormatError
+from npurt.llm.conventions import Conventions, read_conventions
 from npurt.llm.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
 
 WIDEST_HEAD = 256  # attend__vec.c
@@ -32,6 +33,7 @@ class Scaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounded: bool = True  # yarn's ramp begins and ends at whole frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,13 @@ class Config:
     delta: DeltaHeads | None = None
     recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
     n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
+    convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
+    taps: int = 0  # tokens that the short convolution sees
+    conventions: Conventions = field(default_factory=Conventions)
+
+    def is_convolved(self, layer: int) -> bool:
+        """True when *layer* has a short convolution, not attention."""
+        return bool(self.convolved) and self.convolved[layer]
 
     def is_recurrent(self, layer: int) -> bool:
         """True when *layer* has a gated delta net, not attention."""
@@ -123,14 +132,16 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
     n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
     if n_ahead >= n_blocks:
         raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; none is a layer")
+    n_layers = n_blocks - n_ahead
+    kv_heads, convolved = _kv_heads(metadata, f"{arch}.attention.head_count_kv", heads, n_layers)
     config = Config(
         architecture=arch,
-        n_layers=n_blocks - n_ahead,
+        n_layers=n_layers,
         n_context=number("context_length"),
         width=width,
         n_ff=n_ff,
         n_heads=heads,
-        n_kv_heads=number("attention.head_count_kv", heads),
+        n_kv_heads=kv_heads,
         head_width=head_width,
         n_vocab=n_vocab,
         eps=require(metadata, f"{arch}.attention.layer_norm_rms_epsilon", float),
@@ -140,6 +151,9 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         attention_scale=optional(metadata, f"{arch}.attention.scale", float, head_width**-0.5),
         experts=_experts(metadata, arch, number, n_ff) if mixed else None,
         n_ahead=n_ahead,
+        convolved=convolved,
+        taps=number("shortconv.l_cache", 0, MOST_TAPS),
+        conventions=read_conventions(metadata, n_layers),
     )
     _check(config, number("attention.value_length", head_width))
     _refuse(metadata, arch)
@@ -150,6 +164,22 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
             recurrent=_recurrent(metadata, arch, number, config.n_layers),
         )
     return config
+
+
+def _kv_heads(
+    metadata: Metadata, key: str, heads: int, n_layers: int
+) -> tuple[int, tuple[bool, ...]]:
+    """Return the key heads of layers with attention, and which layers have none, () for none."""
+    if not isinstance(metadata.get(key), np.ndarray):
+        count = optional(metadata, key, int, heads)
+        if not 0 < count <= 1 << 24:
+            raise _bad(f"{key} = {count} is not a sensible count")
+        return count, ()
+    listed = numbers(metadata, key, "iu")[:n_layers].tolist()
+    counts = set(listed) - {0}
+    if len(listed) < n_layers or len(counts) != 1 or min(counts) < 0:
+        raise _bad(f"{key} differs by layer, which npurt does not run")
+    return counts.pop(), tuple(count == 0 for count in listed) if 0 in listed else ()
 
 
 def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:

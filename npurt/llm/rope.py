@@ -50,8 +50,10 @@ def _kept(scaling: Scaling, n: int, base: float) -> F64:
         turns = scaling.original_context / (2 * math.pi * rotations)
         return n * math.log(turns) / (2 * math.log(base))
 
-    low = max(0.0, np.floor(dimension(scaling.beta_fast)))
-    high = min(n - 1.0, np.ceil(dimension(scaling.beta_slow)))
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.rounded:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(n - 1.0, high)
     ramp = (np.arange(n // 2) - low) / max(0.001, high - low)
     return np.asarray(1 - np.clip(ramp, 0, 1))
 

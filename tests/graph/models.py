@@ -16,7 +16,7 @@ from npurt.llm.gguf import GGUF
 def read(path):
     """Return the model graph of a file and a function that loads its weights and tables."""
     file = GGUF(path)
-    model = describe(file).graph(file)
+    model = describe(file, to_run=False).graph(file)
 
     @functools.cache
     def load(name):

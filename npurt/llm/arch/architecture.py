@@ -1,7 +1,11 @@
 """What distinguishes one architecture from another, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
+
+from npurt.graph.ops import Activation, Gating
+from npurt.llm.config import Config
 
 EMBEDDING = "token_embd.weight"
 
@@ -13,12 +17,42 @@ class Rope(Enum):
     HALVES = "(i, i + rotated / 2)"
 
 
+class QKNorm(Enum):
+    """What of q and k is normed before it rotates."""
+
+    NONE = "none"
+    HEAD = "each head"
+    WHOLE = "all heads together"
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Names of the norms around the two parts of a layer; None where there is none."""
+
+    before_mixer: str | None = "attn_norm"
+    after_mixer: str | None = None
+    before_ffn: str | None = "ffn_norm"
+    after_ffn: str | None = None
+    output: str = "output_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The gated unit of the feed-forward part: see `npurt.graph.ops.GatedUnit`."""
+
+    activation: Activation = Activation.SILU
+    limit: float | None = None
+    alpha: float = 1.0
+    up_offset: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """How a mixture of experts is put together."""
 
     normed: bool  # the weights of a token's experts are made to add up to 1
     shared: bool  # there is an expert that every token gets, times the sigmoid of a gate
+    gating: Gating = Gating.SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +63,62 @@ class DeltaLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerRule:
+    """How one layer attends.
+
+    Attributes:
+        window: Positions that it sees, its own included; 0 for all.
+        rotates: q and k rotate.
+        local: The rotary frequencies are those of sliding layers.
+    """
+
+    window: int = 0
+    rotates: bool = True
+    local: bool = False
+
+
+Rule = Callable[[Config, int], LayerRule]
+
+
+def same(config: Config, layer: int) -> LayerRule:
+    """Return the rule of architectures whose layers are alike."""
+    del config, layer
+    return LayerRule()
+
+
+def sliding(period: int) -> Rule:
+    """Return the rule of layers that slide but for every *period*-th, unless the file lists them."""
+
+    def rule(config: Config, layer: int) -> LayerRule:
+        slides = config.conventions.slides
+        local = slides[layer] if slides else (layer + 1) % period != 0
+        return LayerRule(config.conventions.window if local else 0, local=local)
+
+    return rule
+
+
+def _as_is(config: Config) -> Config:
+    return config
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture: a decoder of pre-norm layers, and what is special about it."""
+    """One architecture: a decoder, and what is special about it.
+
+    Attributes:
+        layer: The rule of each layer.
+        complete: Fills in what follows from the architecture and is not in the file.
+    """
 
     name: str
     rope: Rope
-    head_norms: bool = False  # heads of q and k are normed before they rotate
+    qk_norm: QKNorm = QKNorm.NONE
     gated: bool = False  # attn_q gives each head and its gate, where it has the rows for it
-    ffn_norm: str = "ffn_norm"  # the norm before the feed-forward part
+    sinks: bool = False  # each head has one more logit, whose value is nothing
+    norms: Norms = field(default_factory=Norms)
+    unit: Unit = field(default_factory=Unit)
     mixture: Mixture | None = None  # of models that have experts
     delta: DeltaLayout | None = None  # of layers without attention
+    convolution: bool = False  # layers without key heads have a short convolution
+    layer: Rule = same
+    complete: Callable[[Config], Config] = _as_is

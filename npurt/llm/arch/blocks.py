@@ -6,12 +6,16 @@ experts.
 Source of names of tensors: llama.cpp src/llama-arch.cpp, MIT.
 """
 
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from npurt.graph.ops import Activation, Gating, Pairing, Precision
+from npurt.graph.ops import Activation, Pairing, Precision
 from npurt.graph.tensor import Dim, Tensor
-from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, QKNorm, Rope, Unit
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.config import Config, DeltaHeads
 
@@ -19,31 +23,36 @@ from npurt.llm.config import Config, DeltaHeads
 # with the largest outliers: one scale for a whole row loses most there (docs/decisions/006).
 INT16, BLOCK8, EXACT = Precision.INT16, Precision.BLOCK8, Precision.EXACT
 
+Ropes = Callable[..., tuple[Tensor, float]]  # (local=): frequencies, factor of cos and sin
+
 LENGTH_EPS = 1e-6  # of q and k of a delta net, whatever the norms have: transformers l2norm()
 
 
 def attention(
-    b: ModelBuilder,
-    arch: Architecture,
-    config: Config,
-    block: str,
-    x: Tensor,
-    rope: tuple[Tensor, float],
+    b: ModelBuilder, arch: Architecture, config: Config, layer: int, x: Tensor, ropes: Ropes
 ) -> Tensor:
     """Causal grouped-query attention."""
-    width, heads, kv_heads = config.head_width, config.n_heads, config.n_kv_heads
+    block, rule = f"blk.{layer}", arch.layer(config, layer)
+    heads, kv_heads = config.n_heads, config.n_kv_heads
     q, k, v, gate = _qkv(b, arch, config, block, x)
-    if arch.head_norms:
-        q = b.norm(f"{block}.attn_q_norm", q, config.eps, heads)
-        k = b.norm(f"{block}.attn_k_norm", k, config.eps, kv_heads)
-    table, magnitude = rope
-    pairing = Pairing.HALVES if arch.rope is Rope.HALVES else Pairing.ADJACENT
-    q = b.rope(f"{block}.q_rope", q, table, heads, pairing, magnitude)
-    k = b.rope(f"{block}.k_rope", k, table, kv_heads, pairing, magnitude)
-    out = b.attention(f"{block}.attention", q, k, v, heads, kv_heads, config.attention_scale)
+    if arch.qk_norm is not QKNorm.NONE:
+        each = arch.qk_norm is QKNorm.HEAD
+        q = b.norm(f"{block}.attn_q_norm", q, config.eps, heads if each else 1)
+        k = b.norm(f"{block}.attn_k_norm", k, config.eps, kv_heads if each else 1)
+    if rule.rotates:
+        table, magnitude = ropes(local=rule.local)
+        pairing = Pairing.HALVES if arch.rope is Rope.HALVES else Pairing.ADJACENT
+        q = b.rope(f"{block}.q_rope", q, table, heads, pairing, magnitude)
+        k = b.rope(f"{block}.k_rope", k, table, kv_heads, pairing, magnitude)
+    out = b.attention(
+        f"{block}.attention", q, k, v, heads, kv_heads, config.attention_scale,
+        sinks=b.vector(f"{block}.attn_sinks.weight", Dim("H", heads)) if arch.sinks else None,
+        window=rule.window,
+        softcap=config.conventions.attention_softcap,
+        temperature=config.conventions.temperature,
+    )  # fmt: skip
     if gate is not None:
         out = b.sigmoid_gate(f"{block}.attention_gate", out, gate)
-    assert out.columns == heads * width
     return b.linear(f"{block}.attn_output", out, Dim("D", config.width))
 
 
@@ -70,17 +79,28 @@ def _qkv(
     return query, k, v, gate
 
 
-def feed_forward(b: ModelBuilder, block: str, x: Tensor, n_ff: int, suffix: str = "") -> Tensor:
-    """Gate, up and down."""
-    gate = b.linear(f"{block}.ffn_gate{suffix}", x, Dim("F", n_ff), "ffn_gate_up")
-    up = b.linear(f"{block}.ffn_up{suffix}", x, Dim("F", n_ff), "ffn_gate_up")
-    active = b.gated_unit(f"{block}.ffn_active{suffix}", gate, up, Activation.SILU)
+def feed_forward(
+    b: ModelBuilder, unit: Unit, block: str, x: Tensor, n_ff: int, suffix: str = ""
+) -> Tensor:
+    """Gate, up and down; gate and up may be one weight, ``ffn_up``, gate first."""
+    gate_name, up_name = f"{block}.ffn_gate{suffix}", f"{block}.ffn_up{suffix}"
+    if b.shape(f"{up_name}.weight")[:1] == (2 * n_ff,) and not b.has(f"{gate_name}.weight"):
+        both = b.linear(up_name, x, Dim("2F", 2 * n_ff), "ffn_gate_up")
+        gate, up = b.split(both, {f"{up_name}.gate": n_ff, f"{up_name}.up": n_ff})
+    else:
+        gate = b.linear(gate_name, x, Dim("F", n_ff), "ffn_gate_up")
+        up = b.linear(up_name, x, Dim("F", n_ff), "ffn_gate_up")
+    active = b.gated_unit(f"{block}.ffn_active{suffix}", gate, up, **_fields(unit))
     precision = Precision.ROW8 if suffix else BLOCK8
     return b.linear(f"{block}.ffn_down{suffix}", active, x.shape[-1], "ffn_down", precision)
 
 
+def _fields(unit: Unit) -> dict[str, Any]:
+    return {field.name: getattr(unit, field.name) for field in fields(unit)}
+
+
 def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
-    """Experts chosen by a softmax, and one for all rows where the architecture has one."""
+    """Experts chosen by a router, and one for all rows where the architecture has one."""
     e = config.experts
     assert arch.mixture is not None, "experts in an architecture without"
     assert e is not None, "a mixture without experts"
@@ -89,36 +109,44 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
     gate = None
     if arch.mixture.shared:
         gate = b.linear(f"{block}.ffn_gate_inp_shexp", x, Dim("1", 1), "route", EXACT)
-        shared = feed_forward(b, block, x, e.n_ff_shared, "_shexp")
+        shared = feed_forward(b, arch.unit, block, x, e.n_ff_shared, "_shexp")
+    normed = arch.mixture.normed if e.normed is None else e.normed
     experts, weights = b.route(
-        f"{block}.route",
-        scores,
-        e.used,
-        Gating.SOFTMAX,
-        normalise=arch.mixture.normed if e.normed is None else e.normed,
-        scale=e.scale,
+        f"{block}.route", scores, e.used, arch.mixture.gating, normalise=normed, scale=e.scale
     )
+
+    def multiply(part: str, inputs: Tensor, rows: Dim, role: str) -> Tensor:
+        name = f"{block}.{part}"
+        stack = b.weight(f"{name}.weight", count, rows, inputs.shape[-1])
+        bias = b.bias(f"{name}.bias", count, rows)
+        return b.expert_matmul(name, inputs, stack, experts, bias, role)
+
     if b.has(f"{block}.ffn_gate_up_exps.weight"):
-        stack = b.weight(f"{block}.ffn_gate_up_exps.weight", count, Dim("2F", 2 * e.n_ff), d)
-        name = f"{block}.ffn_gate_up_exps"
-        both = b.expert_matmul(name, x, stack, experts, role="ffn_gate_up")
+        both = multiply("ffn_gate_up_exps", x, Dim("2F", 2 * e.n_ff), "ffn_gate_up")
         names = {f"{block}.ffn_gate_exps": e.n_ff, f"{block}.ffn_up_exps": e.n_ff}
-        pair = b.split(both, names)
+        first, second = b.split(both, names)
     else:
-        pair = tuple(
-            b.expert_matmul(
-                name, x, b.weight(f"{name}.weight", count, f, d), experts, role="ffn_gate_up"
-            )
-            for name in (f"{block}.ffn_gate_exps", f"{block}.ffn_up_exps")
-        )
-    active = b.gated_unit(f"{block}.ffn_active_exps", pair[0], pair[1], Activation.SILU)
-    down = b.weight(f"{block}.ffn_down_exps.weight", count, d, f)
-    name = f"{block}.ffn_down_exps"
-    results = b.expert_matmul(name, active, down, experts, role="ffn_down")
+        first = multiply("ffn_gate_exps", x, f, "ffn_gate_up")
+        second = multiply("ffn_up_exps", x, f, "ffn_gate_up")
+    active = b.gated_unit(f"{block}.ffn_active_exps", first, second, **_fields(arch.unit))
+    results = multiply("ffn_down_exps", active, d, "ffn_down")
     out = b.weighted_sum(f"{block}.experts", results, weights)
     if gate is None:
         return out
     return b.add(f"{block}.ffn", out, b.sigmoid_gate(f"{block}.shared", shared, gate))
+
+
+def short_convolution(b: ModelBuilder, config: Config, block: str, x: Tensor) -> Tensor:
+    """A short convolution, gated on both sides: ``out_proj(c * conv(b * x))``."""
+    d = x.shape[-1]
+    whole = b.linear(f"{block}.shortconv.in_proj", x, Dim("3D", 3 * config.width))
+    names = [f"{block}.conv_{part}" for part in ("before", "after", "input")]
+    before, after, value = b.split(whole, dict.fromkeys(names, config.width))
+    gated = b.multiply(f"{block}.conv_gated", before, value)
+    kernel = b.vector(f"{block}.shortconv.conv.weight", d, Dim("taps", config.taps))
+    mixed = b.short_conv(f"{block}.conv", gated, kernel)
+    out = b.multiply(f"{block}.conv_out", after, mixed)
+    return b.linear(f"{block}.shortconv.out_proj", out, d)
 
 
 def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:

@@ -51,9 +51,8 @@ class Model:
     @property
     def output(self) -> ops.MatMul:
         """The product that makes the logits."""
-        last = self.graph.graph.ops[-1]
-        assert isinstance(last, ops.MatMul), "a graph ends in the product of the output matrix"
-        return last
+        made = (op for op in self.graph.graph.ops if isinstance(op, ops.MatMul))
+        return next(op for op in made if op.role == "output")
 
 
 class Decoder:

@@ -1,6 +1,8 @@
 """The forward pass of a pre-norm decoder, as a graph: tokens in, logits out."""
 
+import functools
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from npurt.device import F32
 from npurt.errors import ModelFormatError
@@ -10,9 +12,12 @@ from npurt.graph.tensor import Dim, Tensor
 from npurt.llm.arch import blocks
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import FileTensor, ModelBuilder, ModelGraph
-from npurt.llm.config import Config
+from npurt.llm.config import Config, Scaling
 from npurt.llm.metadata import CONVERT_AGAIN
 from npurt.llm.rope import frequencies
+
+# Tensors that divide the rotary frequencies: of Llama 3's scaling, and of longrope.
+DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def check(arch: Architecture, config: Config) -> None:
@@ -24,6 +29,7 @@ def check(arch: Architecture, config: Config) -> None:
     for what, has, knows in (
         ("experts", config.experts, arch.mixture),
         ("delta nets", config.delta, arch.delta),
+        ("layers without heads", config.convolved, arch.convolution),
     ):
         if has and not knows:
             raise ModelFormatError(
@@ -45,7 +51,7 @@ def build(
         arch: Its conventions.
         config: Its sizes.
         tensors: The tensors of the file by name.
-        divisors: The tensor ``rope_freqs.weight``, if the file has it.
+        divisors: Of the rotary frequencies, if the file has some.
         captured: Layers whose input is an output of the graph, ``hidden.LAYER``.
 
     Raises:
@@ -53,33 +59,65 @@ def build(
     """
     b = ModelBuilder(arch.name, tensors)
     d, v = Dim("D", config.width), Dim("V", config.n_vocab)
-    b.bias("rope_freqs.weight", Dim("R", config.rotated // 2))
+    for name in DIVISORS:
+        b.bias(name, Dim("R", config.rotated // 2))
     table = b.weight(EMBEDDING, v, d)
     b.require_fit()
-    rate, magnitude = frequencies(config, divisors)
-    rope = b.values("rope", rate), magnitude
-    x = b.embedding("embedding", b.tokens(), table)
+    ropes = _ropes(b, config, divisors)
+    x = b.embedding("embedding", b.tokens(), table, config.conventions.embedding_scale)
     for i in range(config.n_layers):
-        block = f"blk.{i}"
-        h = b.norm(f"{block}.attn_norm", x, config.eps)
         if i in captured:
             b.copy(f"hidden.{i}", x)
-        if config.is_recurrent(i):
-            mixed = blocks.delta_net(b, arch, config, block, h)
-        else:
-            mixed = blocks.attention(b, arch, config, block, h, rope)
-        x = b.add(f"{block}.mixed", x, mixed)
-        h = b.norm(f"{block}.{arch.ffn_norm}", x, config.eps)
-        if config.experts is not None and not b.has(f"{block}.ffn_gate.weight"):
-            out = blocks.mixture(b, arch, config, block, h)
-        else:
-            out = blocks.feed_forward(b, block, h, config.n_ff)
-        x = b.add(block, x, out)
-    h = b.norm("output_norm", b.select_rows("selected", x), config.eps)
+        x = _layer(b, arch, config, i, x, ropes)
+    h = b.norm(arch.norms.output, b.select_rows("selected", x), config.eps)
     head = b.weight("output.weight", v, d) if b.has("output.weight") else b.part("output", table)
-    bias = b.bias("output.bias", v)
-    b.output(b.matmul("output", h, head, bias, "output", blocks.INT16), "logits")
+    logits = b.matmul("output", h, head, b.bias("output.bias", v), "output", blocks.INT16)
+    if config.conventions.logit_scale != 1:
+        logits = b.scale("scaled", logits, 1 / config.conventions.logit_scale)
+    if config.conventions.logit_softcap:
+        logits = b.softcap("capped", logits, config.conventions.logit_softcap)
+    b.output(logits, "logits")
     return b.finish(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))
+
+
+def _layer(
+    b: ModelBuilder, arch: Architecture, config: Config, i: int, x: Tensor, ropes: blocks.Ropes
+) -> Tensor:
+    """Add layer *i* over the residual stream *x*; return the stream after it."""
+    block, norms, scale = f"blk.{i}", arch.norms, config.conventions.residual_scale
+
+    def norm(name: str | None, value: Tensor) -> Tensor:
+        return b.norm(f"{block}.{name}", value, config.eps) if name else value
+
+    h = norm(norms.before_mixer, x)
+    if config.is_recurrent(i):
+        mixed = blocks.delta_net(b, arch, config, block, h)
+    elif config.is_convolved(i):
+        mixed = blocks.short_convolution(b, config, block, h)
+    else:
+        mixed = blocks.attention(b, arch, config, i, h, ropes)
+    x = b.add(f"{block}.mixed", x, norm(norms.after_mixer, mixed), scale)
+    h = norm(norms.before_ffn, x)
+    if config.experts is not None and b.has(f"{block}.ffn_gate_inp.weight"):
+        out = blocks.mixture(b, arch, config, block, h)
+    else:
+        out = blocks.feed_forward(b, arch.unit, block, h, config.n_ff)
+    return b.add(block, x, norm(norms.after_ffn, out), scale)
+
+
+def _ropes(b: ModelBuilder, config: Config, divisors: F32 | None) -> blocks.Ropes:
+    """Return what gives the frequencies of a layer; sliding layers may have a base of their own."""
+
+    @functools.cache
+    def ropes(*, local: bool) -> tuple[Tensor, float]:
+        base = config.conventions.local_rope_base
+        if not local or base is None:
+            rate, magnitude = frequencies(config, divisors)
+            return b.values("rope", rate), magnitude * config.conventions.attention_factor
+        rate, magnitude = frequencies(replace(config, rope_base=base, scaling=Scaling()))
+        return b.values("rope.local", rate), magnitude
+
+    return ropes
 
 
 def head(name: str, weight: Tensor, norm: Tensor, bias: Tensor | None, eps: float) -> Graph:

@@ -3,6 +3,6 @@
 Source: llama.cpp src/models/qwen3.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, QKNorm, Rope
 
-ARCHITECTURE = Architecture("qwen3", Rope.HALVES, head_norms=True)
+ARCHITECTURE = Architecture("qwen3", Rope.HALVES, qk_norm=QKNorm.HEAD)

@@ -6,13 +6,13 @@ converter reorders the heads of v, so that key heads repeat in turn.
 Source: llama.cpp src/models/qwen35.cpp, conversion/qwen.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Norms, QKNorm, Rope
 
 ARCHITECTURE = Architecture(
     "qwen35",
     Rope.HALVES,
-    head_norms=True,
+    qk_norm=QKNorm.HEAD,
     gated=True,
-    ffn_norm="post_attention_norm",
+    norms=Norms(before_ffn="post_attention_norm"),
     delta=DeltaLayout(grouped=False),
 )

@@ -3,8 +3,8 @@
 Source: llama.cpp src/models/qwen3moe.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Mixture, Rope
+from npurt.llm.arch.architecture import Architecture, Mixture, QKNorm, Rope
 
 ARCHITECTURE = Architecture(
-    "qwen3moe", Rope.HALVES, head_norms=True, mixture=Mixture(normed=True, shared=False)
+    "qwen3moe", Rope.HALVES, qk_norm=QKNorm.HEAD, mixture=Mixture(normed=True, shared=False)
 )

@@ -3,14 +3,14 @@
 Source: llama.cpp src/models/qwen3next.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Norms, QKNorm, Rope
 
 ARCHITECTURE = Architecture(
     "qwen3next",
     Rope.HALVES,
-    head_norms=True,
+    qk_norm=QKNorm.HEAD,
     gated=True,
-    ffn_norm="post_attention_norm",
+    norms=Norms(before_ffn="post_attention_norm"),
     mixture=Mixture(normed=True, shared=True),
     delta=DeltaLayout(grouped=True),
 )

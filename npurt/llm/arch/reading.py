@@ -25,15 +25,19 @@ class Description:
         return forward.build(self.architecture, self.config, file.tensors, self.divisors, captured)
 
 
-def describe(file: GGUF) -> Description:
+def describe(file: GGUF, *, to_run: bool = True) -> Description:
     """Read and check the configuration of *file*.
+
+    Args:
+        to_run: Refuse architectures of which only the graph is known.
 
     Raises:
         ModelFormatError: npurt does not run it, or it contradicts itself.
     """
-    architecture = arch.find(file.architecture)
+    architecture = arch.find(file.architecture, to_run=to_run)
     embedding = file.tensors.get(EMBEDDING)
-    config = read_config(file.metadata, embedding.shape[0] if embedding else 1)
+    n_vocab = embedding.shape[0] if embedding else 1
+    config = architecture.complete(read_config(file.metadata, n_vocab))
     forward.check(architecture, config)
-    name = "rope_freqs.weight"
-    return Description(architecture, config, file[name].dequantize() if name in file else None)
+    name = next((n for n in forward.DIVISORS if n in file), None)
+    return Description(architecture, config, file[name].dequantize() if name else None)

@@ -1,0 +1,31 @@
+"""EXAONE 4: norms after each part instead of before, q and k normed head by head.
+
+With a window, every fourth layer sees all positions and does not rotate.
+Sources: llama.cpp src/models/exaone4.cpp, conversion/exaone.py, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, LayerRule, Norms, QKNorm, Rope, sliding
+from npurt.llm.config import Config
+
+SLIDING = sliding(4)
+
+
+def _rule(config: Config, layer: int) -> LayerRule:
+    if not config.conventions.window:
+        return LayerRule()
+    rule = SLIDING(config, layer)
+    return LayerRule(rule.window, rotates=rule.window > 0)
+
+
+ARCHITECTURE = Architecture(
+    "exaone4",
+    Rope.HALVES,
+    qk_norm=QKNorm.HEAD,
+    norms=Norms(
+        before_mixer=None,
+        after_mixer="post_attention_norm",
+        before_ffn=None,
+        after_ffn="post_ffw_norm",
+    ),
+    layer=_rule,
+)

@@ -1,0 +1,44 @@
+"""Gemma 2 and 3: norms before and after each part, GELU, embeddings times the root of the width.
+
+Gemma 2 has soft caps and slides in every second layer; Gemma 3 norms q and k and slides in five of
+six layers, whose rotary base is 10,000.  Which layers slide, that base and the attention scale of
+the largest models are not in the file.  Norm weights are stored with their 1 added.
+Sources: llama.cpp src/models/gemma2.cpp, gemma3.cpp, conversion/gemma.py, MIT; Gemma 2 and 3
+technical reports.
+"""
+
+import math
+from dataclasses import replace
+
+from npurt.graph.ops import Activation
+from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, Unit, sliding
+from npurt.llm.config import Config
+
+LOCAL_BASE = 10_000.0
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales by width / heads
+
+
+def _complete(config: Config) -> Config:
+    scale = config.attention_scale
+    if config.n_layers == LARGEST[config.architecture]:
+        scale = (config.width / config.n_heads) ** -0.5
+    conventions = replace(config.conventions, embedding_scale=math.sqrt(config.width))
+    if config.architecture == "gemma3" and conventions.local_rope_base is None:
+        conventions = replace(conventions, local_rope_base=LOCAL_BASE)
+    return replace(config, attention_scale=scale, conventions=conventions)
+
+
+NORMS = Norms(after_mixer="post_attention_norm", after_ffn="post_ffw_norm")
+UNIT = Unit(Activation.GELU)
+GEMMA2 = Architecture(
+    "gemma2", Rope.HALVES, norms=NORMS, unit=UNIT, layer=sliding(2), complete=_complete
+)
+GEMMA3 = Architecture(
+    "gemma3",
+    Rope.HALVES,
+    qk_norm=QKNorm.HEAD,
+    norms=NORMS,
+    unit=UNIT,
+    layer=sliding(6),
+    complete=_complete,
+)

@@ -1,0 +1,12 @@
+"""GLM-4: half of each head rotates, by adjacent pairs; norms before and after; fused gate and up.
+
+Sources: llama.cpp src/models/glm4.cpp, conversion/glm.py, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Norms, Rope
+
+ARCHITECTURE = Architecture(
+    "glm4",
+    Rope.ADJACENT,
+    norms=Norms(after_mixer="post_attention_norm", after_ffn="post_ffw_norm"),
+)

@@ -1,0 +1,29 @@
+"""gpt-oss: experts with biases and a clamped gated unit, attention sinks, windows in even layers.
+
+The second norm of a layer is called ``post_attention_norm``.  A router's scores become weights by a
+softmax over the chosen experts.  YaRN's ramp is not rounded to whole frequencies: the released
+configuration says so, the file does not.
+Sources: llama.cpp src/models/openai-moe.cpp, MIT; the gpt-oss model card, 2025.
+"""
+
+from dataclasses import replace
+
+from npurt.graph.ops import Gating
+from npurt.llm.arch.architecture import Architecture, Mixture, Norms, Rope, Unit, sliding
+from npurt.llm.config import Config
+
+
+def _complete(config: Config) -> Config:
+    return replace(config, scaling=replace(config.scaling, rounded=False))
+
+
+ARCHITECTURE = Architecture(
+    "gpt-oss",
+    Rope.HALVES,
+    sinks=True,
+    norms=Norms(before_ffn="post_attention_norm"),
+    unit=Unit(limit=7.0, alpha=1.702, up_offset=1.0),
+    mixture=Mixture(normed=False, shared=False, gating=Gating.SOFTMAX_CHOSEN),
+    layer=sliding(2),
+    complete=_complete,
+)

@@ -1,0 +1,8 @@
+"""Granite 3 and 4 without experts: Llama with four multipliers, all of them in the file.
+
+Source: llama.cpp src/models/granite.cpp, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Rope
+
+ARCHITECTURE = Architecture("granite", Rope.ADJACENT)

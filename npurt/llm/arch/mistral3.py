@@ -1,0 +1,23 @@
+"""Ministral 3: Llama whose queries grow with the position.
+
+With YaRN, cos and sin are not scaled: the factor of the file's ``yarn_log_multiplier`` cancels it.
+Source: llama.cpp src/models/mistral3.cpp, conversion/mistral3.py, MIT.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.config import Config
+
+
+def _complete(config: Config) -> Config:
+    scaling = config.scaling
+    if scaling.kind != "yarn":
+        return config
+    factor = 1 / (0.1 * float(np.log(scaling.factor)) + 1)
+    return replace(config, scaling=replace(scaling, attention_factor=factor))
+
+
+ARCHITECTURE = Architecture("mistral3", Rope.ADJACENT, complete=_complete)

@@ -1,0 +1,20 @@
+"""OLMo 2 and 3: norms after each part instead of before, q and k normed over all heads.
+
+OLMo 3 has windows in three of four layers; a file without a window is an OLMo 2.
+Sources: llama.cpp src/models/olmo2.cpp, MIT; OLMo 2 and 3 reports.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, sliding
+
+ARCHITECTURE = Architecture(
+    "olmo2",
+    Rope.HALVES,
+    qk_norm=QKNorm.WHOLE,
+    norms=Norms(
+        before_mixer=None,
+        after_mixer="post_attention_norm",
+        before_ffn=None,
+        after_ffn="post_ffw_norm",
+    ),
+    layer=sliding(4),
+)

@@ -1,0 +1,16 @@
+"""Phi-3 and Phi-4: fused q, k and v, fused gate and up, long and short rotary factors.
+
+Sources: llama.cpp src/models/phi3.cpp, conversion/phi.py, MIT.  The window is applied, as in
+transformers; llama.cpp ignores it.
+"""
+
+from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
+from npurt.llm.config import Config
+
+
+def _rule(config: Config, layer: int) -> LayerRule:
+    del layer
+    return LayerRule(config.conventions.window)
+
+
+ARCHITECTURE = Architecture("phi3", Rope.HALVES, layer=_rule)

@@ -1,0 +1,15 @@
+"""SmolLM3: Llama whose every fourth layer does not rotate, which is not in the file.
+
+Source: llama.cpp src/models/smollm3.cpp, MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
+from npurt.llm.config import Config
+
+
+def _rule(config: Config, layer: int) -> LayerRule:
+    del config
+    return LayerRule(rotates=(layer + 1) % 4 != 0)
+
+
+ARCHITECTURE = Architecture("smollm3", Rope.ADJACENT, layer=_rule)
