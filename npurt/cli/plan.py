@@ -73,7 +73,8 @@ def _print_graph(args: argparse.Namespace) -> int:
     from npurt.llm.gguf import GGUF
 
     with GGUF(args.model) as file:
-        graph = describe(file, to_run=False).graph(file).graph
+        described = describe(file, to_run=False)
+        graph = described.graph(described.config.n_context).graph
     if args.json:
         print(json.dumps(render.as_dict(graph)))
     elif args.dot:

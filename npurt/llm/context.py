@@ -55,22 +55,22 @@ class Context:
     def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
         self._description = describe(self._file)
         self.config = self._description.config
-        self._graph = self._description.graph(self._file)
         usual = min(self.config.n_context, USUAL_CONTEXT)
         self.n_ctx = usual if n_ctx is None else n_ctx
         require_context(self.metadata, self.n_ctx)
+        self._graph = self._description.graph(self.n_ctx)
         self._state = State(self.config, self.n_ctx, kv_type)
 
     def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
         file, config = self._file, self.config
-        graph = self._description.graph(file, tapped) if tapped else self._graph
+        graph = self._description.graph(self.n_ctx, tapped) if tapped else self._graph
         vectors = weights.vectors(file, graph)
         total = sum(info.nbytes for info in file.tensors.values())
         with Progress("load", total, "B", shown=self._progress) as bar:
             placed = weights.load(
                 file, graph, vectors, self._device, self._cpu, strict=strict, progress=bar.add
             )
-        cos, sin = tables(config, self.n_ctx, self._description.divisors)
+        cos, sin = tables(config, self.n_ctx, self._description.divisors(self.n_ctx))
         self._model = decoder.Model(
             config=config,
             graph=graph,

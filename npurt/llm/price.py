@@ -68,7 +68,8 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
         NumericsError: A weight holds NaN or infinity.
     """
     with GGUF(path) as file:
-        for matrix in matrices(describe(file).graph(file)):
+        described = describe(file)
+        for matrix in matrices(described.graph(described.config.n_context)):
             if matrix.precision is Precision.EXACT:
                 continue
             tensor, fine = matrix.read(file), matrix.precision is not Precision.ROW8

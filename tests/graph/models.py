@@ -13,10 +13,10 @@ from npurt.llm.gguf import GGUF
 
 
 @functools.lru_cache(maxsize=4)
-def read(path):
+def read(path, n_ctx=64):
     """Return the model graph of a file and a function that loads its weights and tables."""
     file = GGUF(path)
-    model = describe(file, to_run=False).graph(file)
+    model = describe(file, to_run=False).graph(n_ctx)
 
     @functools.cache
     def load(name):

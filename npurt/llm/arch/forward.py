@@ -70,7 +70,11 @@ def build(
             b.copy(f"hidden.{i}", x)
         x = _layer(b, arch, config, i, x, ropes)
     h = b.norm(arch.norms.output, b.select_rows("selected", x), config.eps)
-    head = b.weight("output.weight", v, d) if b.has("output.weight") else b.part("output", table)
+    head = (
+        b.weight("output.weight", v, d)
+        if b.has("output.weight")
+        else b.part("output.weight", table)
+    )
     logits = b.matmul("output", h, head, b.bias("output.bias", v), "output", blocks.INT16)
     if config.conventions.logit_scale != 1:
         logits = b.scale("scaled", logits, 1 / config.conventions.logit_scale)

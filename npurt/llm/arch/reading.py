@@ -16,13 +16,26 @@ from npurt.llm.gguf import GGUF
 class Description:
     """What a file says of its model."""
 
+    file: GGUF
     architecture: Architecture
     config: Config
-    divisors: F32 | None  # of the rotary frequencies
 
-    def graph(self, file: GGUF, captured: Collection[int] = ()) -> ModelGraph:
-        """Return the graph; see `forward.build`."""
-        return forward.build(self.architecture, self.config, file.tensors, self.divisors, captured)
+    def divisors(self, n_ctx: int) -> F32 | None:
+        """Return the divisors of the rotary frequencies in a context of *n_ctx* positions.
+
+        Longrope has one set of them for the context of the first training, another for longer ones.
+        """
+        name = "rope_freqs.weight"
+        if name not in self.file:
+            long = n_ctx > self.config.scaling.original_context
+            name = f"rope_factors_{'long' if long else 'short'}.weight"
+        return self.file[name].dequantize() if name in self.file else None
+
+    def graph(self, n_ctx: int, captured: Collection[int] = ()) -> ModelGraph:
+        """Return the graph for a context of *n_ctx* positions; see `forward.build`."""
+        return forward.build(
+            self.architecture, self.config, self.file.tensors, self.divisors(n_ctx), captured
+        )
 
 
 def describe(file: GGUF, *, to_run: bool = True) -> Description:
@@ -39,5 +52,4 @@ def describe(file: GGUF, *, to_run: bool = True) -> Description:
     n_vocab = embedding.shape[0] if embedding else 1
     config = architecture.complete(read_config(file.metadata, n_vocab))
     forward.check(architecture, config)
-    name = next((n for n in forward.DIVISORS if n in file), None)
-    return Description(architecture, config, file[name].dequantize() if name else None)
+    return Description(file, architecture, config)
