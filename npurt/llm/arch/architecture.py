@@ -87,7 +87,7 @@ def same(config: Config, layer: int) -> LayerRule:
 
 
 def sliding(period: int) -> Rule:
-    """Return the rule of layers that slide but for every *period*-th, unless the file lists them."""
+    """Return the rule that all layers but every *period*-th slide; a list in the file wins."""
 
     def rule(config: Config, layer: int) -> LayerRule:
         slides = config.conventions.slides
