@@ -1,5 +1,6 @@
 """A device that is lost: it is opened again, its weights uploaded, and the work repeated."""
 
+import copy
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -54,7 +55,7 @@ class Restarts:
                 raise
             except self._lost as error:
                 self._failures += 1
-                self._failed = error
+                self._failed = copy.copy(error)  # without frames, which would keep the device
         assert self._failed
         raise DeviceLost(
             f"{self._name} was lost {self._failures} times and is given up: {self._failed.what}",

@@ -7,6 +7,7 @@ once and run once per token or batch.  Everything a program points to is kept al
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,7 +85,8 @@ class Input:
 class Engine:
     """The threads of one CPU device.  One run at a time: others wait their turn.
 
-    After a fork the child has no threads but its own: it gets new ones when it first runs.
+    They end when it is closed, or when nobody has it any more.  After a fork the child has no
+    threads but its own: it gets new ones when it first runs.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -105,6 +107,8 @@ class Engine:
             )
         self._lock = threading.RLock()
         self._process = os.getpid()
+        self._free = weakref.finalize(self, _free, self._pool, self._process)
+        self._free.atexit = False  # threads end with the process, whatever they do
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Any]:
@@ -142,6 +146,11 @@ class Engine:
     def close(self) -> None:
         """Stop the threads.  A second call does nothing."""
         if self._pool is not None:
-            with self.turn() as pool:
+            with self.turn():
                 self._pool = None
-                abi.lib().npurt_pool_free(pool)
+                self._free()
+
+
+def _free(pool: Any, process: int) -> None:
+    if os.getpid() == process:  # a fork has no such threads
+        abi.lib().npurt_pool_free(pool)

@@ -47,6 +47,19 @@ class _Job(Generic[T]):
             self.error = error
         self.done.release()
 
+    def outcome(self) -> T:
+        """Return what came of it, or raise it, once: a kept error keeps the frames it went through.
+
+        They keep this job, and all that they were called with, until a garbage collection.
+        """
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+            return self.result
+        finally:
+            del error
+
 
 def refuse_fork(process: int, what: str) -> None:
     """Raise NpurtError when this is not *process*, but a fork of it."""
@@ -58,7 +71,11 @@ def refuse_fork(process: int, what: str) -> None:
 
 
 class Caller:
-    """Runs one job after the other."""
+    """Runs one job after the other.
+
+    Raises:
+        NpurtError: The system has no thread left.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,7 +86,13 @@ class Caller:
         self._late: Callable[[], bool] | None = None  # whether what was given up last still runs
         arguments = self._jobs, self._line
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise NpurtError(
+                f"{name}: {error}",
+                remedy="close other programs, or raise the limit that `ulimit -u` shows",
+            ) from error
 
     @property
     def stuck(self) -> bool:
@@ -134,9 +157,7 @@ class Caller:
             job.given_up = True
             raise self._given_up(job.done.locked, deadline, what)
         self._abandoned = False
-        if job.error is not None:
-            raise job.error
-        return job.result
+        return job.outcome()
 
     def _put(self, job: _Job[Any] | None) -> None:
         self._jobs.put(job)

@@ -180,9 +180,10 @@ class HexagonDevice(Device):
                 self._stores.append(self._open_store())
 
     def _open_store(self) -> Store:
-        transport = self._way.connect()
+        way = self._way  # the store must not keep this device, which keeps the store
+        transport = way.connect()
         try:
-            return Store(transport, lambda: probe.capacity(self._way))
+            return Store(transport, lambda: probe.capacity(way))
         except BaseException:
             transport.close()
             raise

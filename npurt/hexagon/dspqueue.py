@@ -56,7 +56,7 @@ class Queue(Transport):
         self._session.before_closing(partial(self._library.call, "dspqueue_close", queue))
         self._library.check("dspqueue_export", queue, number)
         self._session.call("queue", int(number[0]))
-        self._session.before_closing(partial(self._session.call, "unqueue"))
+        self._session.call_before_closing("unqueue")
         return queue
 
     def allocate(self, nbytes: int) -> Block:

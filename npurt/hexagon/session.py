@@ -32,10 +32,10 @@ LATENCY_US = 100  # that the CPU may take to wake up for an answer
 class _Owned:
     """What a session holds, and how it is let go: memory, handle, thread, number."""
 
-    def __init__(self, library: Library, place: Place, caller: Caller) -> None:
+    def __init__(self, library: Library, place: Place) -> None:
         self.library = library
         self.place = place
-        self.caller = caller
+        self.caller = Caller(f"{place.domain} session {place.session}")
         self.handle: Handle | None = None
         self.blocks: dict[int, Block] = {}  # mapped, by fd
         self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
@@ -50,9 +50,9 @@ class _Owned:
 
     def _close(self) -> None:
         self.caller.hang_up()
-        for work in reversed(self.first):
+        while self.first:
             with contextlib.suppress(NpurtError):
-                work()
+                self.first.pop()()
         for fd in list(self.blocks):
             with contextlib.suppress(NpurtError):
                 self.unmap(fd)
@@ -133,16 +133,18 @@ class Session(Transport):
             DriverError: It cannot be opened; the message says why.
         """
         place = places(library).take(domain, session)
-        owned = _Owned(library, place, Caller(f"{domain} session {place.session}"))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(places(library).give_back, place)
+            owned = _Owned(library, place)
+            undo.pop_all()
+            undo.callback(owned.release)
             told = owned.caller.run(
                 partial(capabilities, library, domain), OPENING_SECONDS, "GET_DSP_INFO"
             )
             owned.caller.run(partial(_start, owned, told.arch), OPENING_SECONDS, codes.OPEN)
-            return cls(owned, told, deadline)
-        except BaseException:
-            owned.release()
-            raise
+            opened = cls(owned, told, deadline)
+            undo.pop_all()
+        return opened
 
     def _greet(self) -> Info:
         """Make sure that calls arrive, and that our code is of this version."""
@@ -233,8 +235,15 @@ class Session(Transport):
             self._owned.handle.die(why)
 
     def before_closing(self, work: Callable[[], Any]) -> None:
-        """Have *work* done first when the session closes, on its thread; errors do not matter."""
+        """Have *work* done first when the session closes, on its thread; errors do not matter.
+
+        It must not refer to the session, which would then never be forgotten.
+        """
         self._owned.first.append(work)
+
+    def call_before_closing(self, name: str) -> None:
+        """Have a method of our code called first when the session closes; see `before_closing`."""
+        self.before_closing(partial(self._owned.call, name))
 
     def allocate(self, nbytes: int) -> Block:
         """Return shared memory that is mapped; see `rpcmem.allocate` and `map`."""

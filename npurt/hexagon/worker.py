@@ -92,11 +92,11 @@ class Worker(Transport):
     def allocate(self, nbytes: int) -> Block:
         """Return memory that the worker has allocated and mapped; see `Transport.allocate`."""
         fds: list[int] = []
-        number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
         try:
+            number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
             return Block(np.frombuffer(mmap.mmap(fds[0], size), np.uint8), number)
         finally:
-            os.close(fds[0])
+            _close_all(fds)
 
     def free(self, block: Block) -> None:
         """Have the worker unmap *block*."""
@@ -166,8 +166,7 @@ class Worker(Transport):
 
     def _receive(self, fds: list[int]) -> bytes:
         """Return the next answer; *fds* then holds what came with it, and no other."""
-        while fds:
-            os.close(fds.pop())  # of an answer that nobody waited for
+        _close_all(fds)  # of an answer that nobody waited for
         answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
         fds += passed
         if not answer:
@@ -201,6 +200,11 @@ class Worker(Transport):
         if isinstance(error, DeviceLost | DeviceTimeout):
             self.close()
         return error
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:

@@ -53,6 +53,11 @@ class Cache:
         """Bytes when full."""
         return sum(a.nbytes for a in (*self.keys.values(), *self.values.values()))
 
+    def release(self) -> None:
+        """Let go of the memory, for good."""
+        self.keys.clear()
+        self.values.clear()
+
     def read(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return copies of the keys and values ``[G, length, W]`` of *layer*."""
         used = self.keys[layer][:, : -(-self.length // 16)].transpose(0, 1, 3, 2)

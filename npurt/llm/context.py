@@ -1,11 +1,13 @@
 """The inner half of `Llama`: a loaded model, the tokens it has seen, and what it remembers."""
 
+import contextlib
 import functools
 import hashlib
 import operator
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -37,6 +39,7 @@ SAMPLE = 512  # bytes of a tensor that tell models apart
 class Context:
     """A model and its context; `Llama` sets the attributes and adds text to it."""
 
+    path: Path
     metadata: Metadata
     tokenizer: Tokenizer
     n_batch: int
@@ -49,10 +52,14 @@ class Context:
     _checks: Checks
     _progress: bool
     _closed: bool
+    _opened: contextlib.ExitStack
 
     # --- Loading --------------------------------------------------------------------------------
 
-    def _open_model(self, n_ctx: int | None, kv_type: str) -> None:
+    def _open_model(self, path: str | os.PathLike[str], n_ctx: int | None, kv_type: str) -> None:
+        self._file = self._opened.enter_context(GGUF(path))
+        self.path = self._file.path
+        self.metadata = self._file.metadata
         self._description = describe(self._file)
         self.config = self._description.config
         usual = min(self.config.n_context, USUAL_CONTEXT)
@@ -109,6 +116,7 @@ class Context:
             ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
             LayoutError: An id is not one of the vocabulary; nothing is appended.
         """
+        self._require_open()
         ids = self._valid(ids)
         out = np.empty((len(ids), self.config.n_vocab), np.float32)
         self._make_room(len(ids))
@@ -134,13 +142,15 @@ class Context:
 
         No logits are computed.
         """
-        return self._decoder.stream(self._append(ids, 0) - 1)
+        last = self._append(ids, 0) - 1
+        return self._decoder.stream(last)
 
     def _append(self, ids: Sequence[int], wanted: int) -> int:
         """Append *ids* in batches, with the logits of *wanted* last rows; return the last's size.
 
         Only the last batch gives logits.
         """
+        self._require_open()
         ids = self._valid(ids)
         if not ids:
             raise LayoutError(
@@ -223,6 +233,7 @@ class Context:
     @property
     def taps(self) -> Taps | None:
         """What is kept of the residual stream, if anything is."""
+        self._require_open()
         return self._taps
 
     def account(self, op: str) -> Row:
@@ -232,21 +243,25 @@ class Context:
 
     def embed(self, ids: Sequence[int]) -> F32:
         """Return the embeddings of *ids*, ``[T, D]``."""
+        self._require_open()
         return self._embedding[np.asarray(ids)].dequantize()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all matrices, the output matrix included, the embedding not."""
+        self._require_open()
         return sum(weight.packed.nbytes for weight in self._model.weights.values())
 
     def output_matrix(self, columns: int) -> Packed:
         """Return the output matrix ``[V, D]``, cut to *columns* logits or more if it can be."""
+        self._require_open()
         return self._model.weights[self._model.output.weight.name].first(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
     ) -> decoder.Head:
         """Return what computes *columns* logits at least of a residual stream: see `Head`."""
+        self._require_open()
         plan = Plan(self._cpu, self._ledger, self._checks)
         return decoder.Head(self._model, plan, op, columns, norm, eps)
 
@@ -260,6 +275,7 @@ class Context:
     @in_turn
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
+        self._require_open()
         self._mend()
         return replace(self._state.snapshot(), model=self._identity)
 
@@ -271,6 +287,7 @@ class Context:
             LayoutError: It is of another model, does not fit the context, or is none; nothing has
                 changed.
         """
+        self._require_open()
         if not isinstance(snapshot, Snapshot):
             raise LayoutError(
                 f"{snapshot!r:.40} is no snapshot", remedy="pass what snapshot() gave"
@@ -298,6 +315,7 @@ class Context:
             StateFormatError: It is damaged, of another model or kv_type, or does not fit the
                 context; nothing has changed.
         """
+        self._require_open()
         n_vocab = self.config.n_vocab
         self._state.restore(state_file.load(self._state, self._identity, n_vocab, path))
 
@@ -357,6 +375,14 @@ class Context:
         self._state.own = min(self._state.own, keep)
         tokens[:] = rest
 
+    # --- Closing --------------------------------------------------------------------------------
+
     def _require_open(self) -> None:
         if self._closed:
             raise SettingError("this model is closed", remedy="open the file again with Llama()")
+
+    def _forget(self) -> None:
+        """Let go of all that is large; only an open model may ask for it."""
+        self._ledger.freeze()
+        self._state.release()
+        del self._model, self._decoder, self._plan, self._taps, self._embedding, self._logits

@@ -14,7 +14,7 @@ from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.chat import ChatTemplate
 from npurt.llm.context import Context
 from npurt.llm.generate import Generation, Timing, stop_texts
-from npurt.llm.gguf import GGUF, TensorInfo
+from npurt.llm.gguf import TensorInfo
 from npurt.llm.metadata import optional
 from npurt.llm.recurrent import SPACING
 from npurt.llm.sampler import Sampler, Sampling
@@ -47,7 +47,7 @@ class Llama(Context):
     Args:
         path: The file; architectures as in `npurt.llm.arch`.
         device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
-            model.  The host does the rest.
+            model, but not if that cannot be opened.  The host does the rest.
         n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
         n_batch: Tokens evaluated at once, 1 to 512.
         n_threads: CPU threads; by default what the machine's cores and limits suggest.
@@ -104,33 +104,40 @@ class Llama(Context):
         self._template = chat_template
         self._checks = Checks(mode(verify))
         self._closed = False
+        self._opened = contextlib.ExitStack()  # what is closed with the model, last first
         self.turn = Turn()
         self.speculator: Speculator | None = None
-        self._file = GGUF(path)
-        self.path = self._file.path
-        self.metadata = self._file.metadata
-        self._open_model(n_ctx, kv_type)
-        self._network = open_network(draft, self) if draft and draft != "lookup" else None
-        self._device = (
-            device if isinstance(device, Device) else open_device(device, threads=n_threads)
-        )
-        self._cpu = self._device if isinstance(self._device, CpuDevice) else CpuDevice(n_threads)
-        self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
         try:
-            with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
-                tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
-                self._build(strict, self._network.shape.layers if self._network else ())
-            self.tokenizer = tokenizer.result()
-            self._check_vocabulary()
+            self._open_model(path, n_ctx, kv_type)
+            self._network = open_network(draft, self) if draft and draft != "lookup" else None
+            self._open_devices(device, n_threads)
+            self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
+            self._load(strict)
+            if draft is not None:
+                self._speculate(draft, draft_max, draft_device or "cpu")
         except BaseException:
-            self.close()
+            self._opened.close()
             raise
-        if draft is not None:
-            self._speculate(draft, draft_max, draft_device or "cpu")
+        if self._device is device:
+            self._opened.callback(device.close)
 
     # --- Loading --------------------------------------------------------------------------------
 
-    def _check_vocabulary(self) -> None:
+    def _open_devices(self, device: str | Device | None, threads: int | None) -> None:
+        if isinstance(device, Device):
+            self._device = device
+        else:
+            self._device = self._opened.enter_context(open_device(device, threads=threads))
+        if isinstance(self._device, CpuDevice):
+            self._cpu = self._device
+        else:
+            self._cpu = self._opened.enter_context(CpuDevice(threads))
+
+    def _load(self, strict: bool) -> None:
+        with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
+            tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
+            self._build(strict, self._network.shape.layers if self._network else ())
+        self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab != self.config.n_vocab:
             raise ModelFormatError(
                 f"the vocabulary has {self.tokenizer.n_vocab} tokens, "
@@ -139,13 +146,8 @@ class Llama(Context):
             )
 
     def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
-        try:
-            most = self._most_guesses(most)
-            drafter = self._drafter(draft, device)
-        except BaseException:
-            self.close()
-            raise
-        self.speculator = Speculator(drafter, most)
+        most = self._most_guesses(most)
+        self.speculator = Speculator(self._drafter(draft, device), most)
         self._ledger.remark(self.speculator.controller.speculation.line)
 
     def _most_guesses(self, wanted: int | None) -> int:
@@ -182,11 +184,8 @@ class Llama(Context):
         small = Llama(path, device, n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
                       verify=self._checks.mode.value, strict=self._ledger.strict,
                       progress=self._progress)  # fmt: skip
-        try:
-            assistant = Assistant(small, self)
-        except BaseException:
-            small.close()
-            raise
+        self._opened.enter_context(small)
+        assistant = Assistant(small, self)
         self._ledger.include("draft_", small._ledger)
         return assistant
 
@@ -328,7 +327,9 @@ class Llama(Context):
 
     @in_turn
     def close(self) -> None:
-        """Release threads and file.  A second call does nothing.
+        """Release devices, threads, memory and file.  A second call does nothing.
+
+        Reports can still be had.
 
         Raises:
             SettingError: Another thread is using the model; nothing is released.
@@ -336,11 +337,11 @@ class Llama(Context):
         if self._closed:
             return
         self._closed = True
-        if self.speculator is not None:
-            self.speculator.drafter.close()
-        self._device.close()
-        self._cpu.close()
-        self._file.close()
+        try:
+            self._opened.close()
+        finally:
+            self._forget()
+            self.speculator = self._network = None
 
     def __enter__(self) -> Self:
         return self

@@ -112,6 +112,11 @@ class State:
         """Take note that so many tokens are their own: all that will come, if all of these are."""
         self.own = own if own < self.length else self.cache.n_ctx
 
+    def release(self) -> None:
+        """Let go of all but the tokens, for good."""
+        self.cache.release()
+        self.recurrent = None
+
     # --- Snapshots ------------------------------------------------------------------------------
 
     def layout(self, length: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:

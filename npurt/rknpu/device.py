@@ -60,7 +60,7 @@ class RkDevice(Device):
 
     def __init__(self, name: str, connect: Callable[[], Driver], *, simulated: bool) -> None:
         self._connect = connect
-        self._driver = connect()
+        self._open_driver()
         self._numbers = itertools.count()
         self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
         self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
@@ -251,12 +251,18 @@ class RkDevice(Device):
 
     # --- Life -------------------------------------------------------------------------------------
 
+    def _open_driver(self) -> None:
+        """Open the driver, which is closed with this device, or when nobody has that any more."""
+        self._driver = self._connect()
+        self._close = weakref.finalize(self, self._driver.close)
+        self._close.atexit = False  # the kernel closes it, whatever other threads still do
+
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""
         self._let_go()
-        driver = patiently(self._connect, DriverError, RESTART_SECONDS)
-        driver.repeats = self._driver.repeats
-        self._driver = driver
+        repeats = self._driver.repeats
+        patiently(self._open_driver, DriverError, RESTART_SECONDS)
+        self._driver.repeats = repeats
         for packed in list(self._packed.values()):
             packed.upload(self._driver.spaces)
 
@@ -283,7 +289,7 @@ class RkDevice(Device):
         self._gone.clear()
         self._prepared.clear()
         self._buffers.clear()
-        self._driver.close()
+        self._close()
 
 
 Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has

@@ -171,18 +171,18 @@ class Driver(abc.ABC):
                 f"work for {len(works)} cores, some perhaps without tasks, is no job",
                 remedy=f"give each of 1 to {len(self.spaces)} cores a task",
             )
+        patience = self._patience(self._expected([work.tasks for work in works]))
         parts: list[Part] = []
         try:
             for space, work in zip(self.spaces, works, strict=False):
                 parts.append(self._part(space, work))
             job = self._job(parts, inputs)
-            seconds = self._expected([work.tasks for work in works])
-            job.most_s = min(self._patience(seconds), self.deadline_s)
-            return job
         except BaseException:
             for part in parts:
                 part.program.free()
             raise
+        job.most_s = min(patience, self.deadline_s)
+        return job
 
     def _expected(self, work: Sequence[Sequence[Task]]) -> float:
         """Return the seconds that the cost model expects each core's tasks to take at most."""
@@ -204,12 +204,12 @@ class Driver(abc.ABC):
             )
             with program.cpu_access(write=True) as memory:
                 memory.view("<u8")[:] = words.ravel()
+            reads = tuple(space.at(span) for span in sorted(proof.reads))
+            writes = tuple(space.at(span) for span in sorted(proof.writes))
+            return Part(program, len(work.tasks), proof, reads, writes)
         except BaseException:
             program.free()
             raise
-        reads = tuple(space.at(span) for span in sorted(proof.reads))
-        writes = tuple(space.at(span) for span in sorted(proof.writes))
-        return Part(program, len(work.tasks), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
         """Run *job* and wait for it; then the CPU sees its results.

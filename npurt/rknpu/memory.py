@@ -118,6 +118,10 @@ class Space(abc.ABC):
         if self.fd >= 0:
             self.system.close(self.fd)
             self.fd = -1
+            for buffer in self._buffers.values():
+                buffer.alive = False
+            self._buffers.clear()
+            self.spans.clear()
 
     def at(self, span: Span) -> Buffer:
         """Return the buffer that a proof names."""

@@ -142,14 +142,18 @@ class RknpuDriver(Driver):
             )
         total = sum(part.count for part in parts)
         tasks = self._space.alloc(total * TASK_BYTES, Role.TASKS, "tasks")
-        with tasks.cpu_access(write=True) as memory:
-            table = ffi().from_buffer("struct rknpu_task[]", memory)
-            _fill(table, parts, self.profile)
-        submit = _submit(parts, tasks.cookie)
-        call = Call(self._space.fd, uapi.SUBMIT, submit)
-        ends = [sync for part in parts for sync in _syncs(part)]
-        lane = Lane([*cleaned(parts, inputs), call], ends)
-        return Job(parts, [lane], inputs, owned=[tasks], held=[submit])
+        try:
+            with tasks.cpu_access(write=True) as memory:
+                table = ffi().from_buffer("struct rknpu_task[]", memory)
+                _fill(table, parts, self.profile)
+            submit = _submit(parts, tasks.cookie)
+            call = Call(self._space.fd, uapi.SUBMIT, submit)
+            ends = [sync for part in parts for sync in _syncs(part)]
+            lane = Lane([*cleaned(parts, inputs), call], ends)
+            return Job(parts, [lane], inputs, owned=[tasks], held=[submit])
+        except BaseException:
+            tasks.free()
+            raise
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         (submit,) = job.held

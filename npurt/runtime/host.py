@@ -60,7 +60,7 @@ class HostStep:
     def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
         self.program = Program(cpu.engine)
         self._cpu = cpu
-        self._ledger = ledger
+        self._notes = ledger.notes  # not the ledger, which keeps this step: see `_rows`
         self._sampler = sampler
         self._products: list[_Product] = []
         self._labels: list[tuple[Any, ...]] = []  # what a ledger row of each op begins with
@@ -164,7 +164,7 @@ class HostStep:
             )
         op.isa = oracle
         self._wrong[product.op] = self._wrong.get(product.op, 0) + 1
-        self._ledger.notes.append(
+        self._notes.append(
             f"quarantined: cpu ({self._cpu.engine.isa_name}) computed a wrong product with "
             f"{product.names}; {ORACLE} kernels do it now"
         )

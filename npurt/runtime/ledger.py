@@ -177,6 +177,7 @@ class Ledger:
     _remarks: list[Callable[[], str]] = field(default_factory=list)
     _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
     _included: list[tuple[str, "Ledger"]] = field(default_factory=list)
+    _last: Report | None = None  # see `freeze`
 
     def row(self, row: Row) -> Row:
         """Return the row for what *row* describes: the one already there, or *row* itself."""
@@ -220,8 +221,17 @@ class Ledger:
 
     def report(self) -> Report:
         """Return the ledger as it stands."""
+        if self._last:
+            return self._last
         rows = list(self._rows.values())
         for source in self._sources:
             rows += source()
         notes = [*self.notes, *filter(None, [remark() for remark in self._remarks])]
         return Report(tuple(rows), self.device, tuple(notes))
+
+    def freeze(self) -> None:
+        """Keep the report as it stands, and let go of what it was asked of."""
+        self._last = self.report()
+        self.trace = None
+        for kept in (self._rows, self._remarks, self._sources, self._included):
+            kept.clear()

@@ -196,7 +196,7 @@ def test_guesses_beyond_a_stop_text_leave_no_trace(model):
             assert plain.timing.finish == drafted.timing.finish == "stop"
             assert drafted.history == plain.history
             np.testing.assert_array_equal(drafted.eval([5]), plain.eval([5]))
-    assert drafted.speculator.controller.speculation.accepted > 0
+        assert drafted.speculator.controller.speculation.accepted > 0
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_the_cache_kept(llm):

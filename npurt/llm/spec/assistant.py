@@ -21,7 +21,7 @@ class Assistant(Drafter):
     """Guesses what a draft model finds most likely.
 
     Args:
-        draft: The draft model, which belongs to the drafter from now on.
+        draft: The draft model.
         target: The model it drafts for.
 
     Raises:
@@ -69,10 +69,6 @@ class Assistant(Drafter):
     def forget(self) -> None:
         """Empty the draft model's cache."""
         self._draft.reset()
-
-    def close(self) -> None:
-        """Close the draft model."""
-        self._draft.close()
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.cut import CutHead
 from npurt.llm.spec.dflash import NAME, Network
 from npurt.llm.spec.drafter import Drafter, Guess, likeliest
+from npurt.runtime.ledger import Row
 
 if TYPE_CHECKING:
     from npurt.llm.context import Context
@@ -48,13 +50,14 @@ class Diffusion(Drafter):
         self.name = f"block draft {name}"
         assert target.taps is not None, "a target whose residual stream is not kept"
         self._network = network
-        self._target = target
+        self._target = weakref.proxy(target)  # which has this drafter
         self._taps = target.taps
-        self._taps.reader = self._read
         self._row = target.account("draft_layers")
-        norm, eps = network.output_norm, network.shape.config.eps
-        make = functools.partial(target.head, "draft_output", norm=norm, eps=eps)
-        self._head = CutHead(target, make)
+        self._taps.reader = functools.partial(_read, network, self._row)
+        norm, eps, owner = network.output_norm, network.shape.config.eps, self._target
+        self._head = CutHead(
+            target, lambda columns: owner.head("draft_output", columns, norm=norm, eps=eps)
+        )
         layers = network.fill_size * np.dtype(np.float32).itemsize
         self.share = (layers + self._head.nbytes) / target.weight_bytes
 
@@ -79,24 +82,26 @@ class Diffusion(Drafter):
             return
         self._taps.flush()
         x = self._target.embed([history[-1], *[shape.mask] * count])
-        with self._counted(len(x), self._network.fill_size):
+        with _counted(self._row, len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():
             return
         yield from map(likeliest, self._head.fit(history)(filled))
 
-    def _read(self, streams: F32, position: int) -> None:
-        with self._counted(len(streams), self._network.read_size):
-            self._network.inject(streams, position)
 
-    @contextlib.contextmanager
-    def _counted(self, rows: int, size: int) -> Iterator[None]:
-        """Put products of *rows* with *size* elements on account; any number may come out."""
-        began = time.perf_counter()
-        with np.errstate(all="ignore"):  # a guess may be wrong
-            yield
-        self._row.calls += 1
-        self._row.rows += rows
-        self._row.macs += rows * size
-        self._row.nbytes += size * np.dtype(np.float32).itemsize
-        self._row.seconds += time.perf_counter() - began
+def _read(network: Network, row: Row, streams: F32, position: int) -> None:
+    with _counted(row, len(streams), network.read_size):
+        network.inject(streams, position)
+
+
+@contextlib.contextmanager
+def _counted(row: Row, rows: int, size: int) -> Iterator[None]:
+    """Put products of *rows* with *size* elements on account; any number may come out."""
+    began = time.perf_counter()
+    with np.errstate(all="ignore"):  # a guess may be wrong
+        yield
+    row.calls += 1
+    row.rows += rows
+    row.macs += rows * size
+    row.nbytes += size * np.dtype(np.float32).itemsize
+    row.seconds += time.perf_counter() - began

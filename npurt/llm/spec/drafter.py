@@ -36,9 +36,6 @@ class Drafter(abc.ABC):
     def forget(self) -> None:  # noqa: B027  most read nothing
         """Forget what was read."""
 
-    def close(self) -> None:  # noqa: B027  most hold nothing
-        """Release what it holds.  A second call does nothing."""
-
 
 def likeliest(logits: F32) -> Guess:
     """Return the most likely token by *logits* ``[V]``; chance 0 where they are not finite."""

@@ -1,0 +1,269 @@
+"""A process that uses npurt in many ways, and says what of it is left: `test_leaks.py` runs it.
+
+    python -m tests.holding uses DEVICE [NAME ...]    # what is left of each way to use it, as JSON
+    python -m tests.holding steps DEVICE    # what is left when one step of a constructor fails
+
+No garbage is collected: what is not released by its last reference is left.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import npurt
+from tests.limits import eventually
+
+ROOT = str(Path(npurt.__file__).parent)
+DATA = Path(__file__).parent / "data/models"
+MODEL = DATA / "llama3/llama3-q8_0.gguf"
+HYBRID = DATA / "qwen35/qwen35-q8_0.gguf"
+EXPERTS = DATA / "qwen3moe/qwen3moe-q8_0.gguf"
+TARGET, DRAFT, BLOCKS = (
+    DATA / f"spec/spec-{name}-qwen3-q8_0.gguf" for name in ("target", "draft", "dflash")
+)
+OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
+WIDE = 2048  # of a weight of 4 MiB and more
+ROUNDS = 2
+NOISE_MIB = 12  # of what the C library keeps: stacks of threads, and pieces below MALLOC_MMAP_...
+GONE_SECONDS = 20  # in which the kernel has removed threads and processes that ended
+
+kept = []  # models that are closed and stay
+
+
+# --- What a process holds -------------------------------------------------------------------------
+
+
+def held():
+    """Return how much this process holds of the system."""
+    maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    ends = [line[0].split("-") for line in maps if "w" in line[1]]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "children": children(),
+        "mapped files": sum(len(line) > 5 and line[5].startswith("/") for line in maps),
+        "MiB": sum(int(end, 16) - int(start, 16) for start, end in ends) >> 20,
+    }
+
+
+def children():
+    """Return how many children this process has."""
+    count = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            count += len((thread / "children").read_text().split())
+    return count
+
+
+def beyond(before):
+    """Return what is held beyond *before*, noise left out."""
+    now = held()
+    noise = {"MiB": NOISE_MIB}
+    return {n: now[n] - before[n] for n in now if now[n] - before[n] > noise.get(n, 0)}
+
+
+def left(before):
+    """Return what is still held beyond *before* when all that ended has gone."""
+    eventually(lambda: not beyond(before), GONE_SECONDS)
+    return beyond(before)
+
+
+# --- Ways to use a device -------------------------------------------------------------------------
+
+
+class Uses:
+    """Each method is a way to use *device*."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def _model(self, path=MODEL, **options):
+        return npurt.Llama(path, self.device, **OPTIONS | options)
+
+    def a_model_that_is_dropped(self):
+        use(self._model())
+
+    def a_hybrid_that_is_dropped(self):
+        use(self._model(HYBRID))
+
+    def experts_that_are_dropped(self):
+        use(self._model(EXPERTS))
+
+    def a_draft_from_the_text(self):
+        use(self._model(TARGET, draft="lookup"))
+
+    def a_draft_model(self):
+        use(self._model(TARGET, draft=DRAFT))
+
+    def a_draft_model_on_the_device(self):
+        use(self._model(TARGET, draft=DRAFT, draft_device=self.device))
+
+    def a_block_draft(self):
+        use(self._model(TARGET, draft=BLOCKS))
+
+    def models_that_are_closed_and_stay(self):
+        for options in ({}, {"path": HYBRID}, {"path": TARGET, "draft": DRAFT}):
+            with self._model(**options) as llm:
+                use(llm)
+            kept.append(llm)
+
+    def models_that_are_refused(self):
+        for options in (
+            {"n_threads": 999},
+            {"kv_type": "f8"},
+            {"path": TARGET, "draft": MODEL},
+            {"path": TARGET, "draft": DRAFT, "draft_device": "x"},
+            {"path": TARGET, "draft": DRAFT, "draft_max": 999},
+        ):
+            refused(lambda options=options: self._model(**options))
+
+    def a_device_that_is_dropped(self):
+        own = npurt.open_device(self.device)
+        x, y = np.ones((2, 2, WIDE), np.float32)
+        own.matmul(x, own.pack(weight()), y)
+        refused(lambda: own.matmul(x[:, 1:], own.pack(weight()), y))
+
+    def a_device_that_is_given_to_a_model_that_is_refused(self):
+        with npurt.open_device(self.device) as own:
+            refused(lambda: npurt.Llama(MODEL, own, **OPTIONS | {"kv_type": "f8"}))
+            refused(lambda: npurt.Llama(TARGET, own, **OPTIONS, draft=MODEL))
+            own.pack(weight())
+
+    def weights_that_are_dropped(self):
+        w = npurt.pack(weight().T, device=self.device)
+        npurt.matmul(np.ones((2, WIDE), np.float32), w, device=self.device)
+
+    def a_file_that_is_dropped(self):
+        npurt.GGUF(MODEL)["token_embd.weight"].dequantize()
+        refused(lambda: npurt.GGUF(__file__))
+
+    def devices_that_are_looked_for(self):
+        npurt.devices()
+
+
+def use(llm):
+    """Evaluate, go back, and leave a generation half-way."""
+    llm.eval([1, 2, 3])
+    refused(lambda: llm.eval([10**6]))
+    llm.restore(llm.snapshot())
+    next(llm.generate([1, 2, 3, 4, 5], max_tokens=8, stream=True, temperature=0))
+    str(llm.report())
+
+
+def refused(call):
+    """Make a call that npurt refuses."""
+    try:
+        call()
+    except npurt.NpurtError:
+        return
+    raise AssertionError("it was not refused")
+
+
+def weight():
+    """Return a weight of its own each time."""
+    return npurt.QTensor.quantize(np.ones((WIDE, WIDE), np.float32), "q8_0")
+
+
+def uses(device, *names):
+    """Return what is left of a few rounds of each use; one before may keep something for good.
+
+    Args:
+        names: Of methods of `Uses`; by default all.
+    """
+    ways, told = Uses(device), {}
+    for name in names or [n for n, way in vars(Uses).items() if callable(way) and n[0] != "_"]:
+        getattr(ways, name)()
+        before = held()
+        for _ in range(ROUNDS):
+            getattr(ways, name)()
+        told[name] = left(before)
+    return told
+
+
+# --- Steps that fail ------------------------------------------------------------------------------
+
+
+class FailedError(BaseException):
+    """Nothing in npurt expects it."""
+
+
+MAKING = ("open_device", "Llama.__init__")
+# What releases: that must not fail.
+RELEASING = {"close", "free", "release", "forget", "_destroy", "_close", "__exit__", "_discard"}
+
+
+class Failing:
+    """Makes the first call of npurt's fail that has not failed before, by who calls whom.
+
+    Args:
+        depth: Of calls, from that of one of `MAKING` on.
+    """
+
+    def __init__(self, depth):
+        self._depth = depth
+        self._failed = set()
+        self.last = ""
+
+    def fails(self, make):
+        """Return whether a step failed; what *make* made is dropped if none did."""
+        sys.settrace(self._call)
+        try:
+            make()
+        except FailedError:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    def _call(self, frame, event, _):
+        names = [code.co_qualname for code in codes_of(frame)]
+        if not 2 <= len(names) <= self._depth or names[-1] not in MAKING or names[0][-1] == ">":
+            return
+        if RELEASING.isdisjoint(name.rpartition(".")[2] for name in names):
+            step = " < ".join(names[:2])
+            if step not in self._failed:
+                self._failed.add(step)
+                self.last = step
+                raise FailedError
+
+
+def codes_of(frame):
+    """Yield what runs, innermost first, as far out as it is npurt's."""
+    while frame and frame.f_code.co_filename.startswith(ROOT):
+        yield frame.f_code
+        frame = frame.f_back
+
+
+def steps(device):
+    """Return what is left of each way that a constructor can fail, step by step."""
+    told = {}
+    makes = [
+        (lambda: npurt.open_device(device), 99),
+        (lambda: npurt.Llama(TARGET, device, draft=DRAFT, **OPTIONS), 4),
+    ]
+    if device == "cpu":
+        makes.append((lambda: npurt.Llama(HYBRID, device, **OPTIONS), 4))
+        makes.append((lambda: npurt.Llama(TARGET, device, draft=BLOCKS, **OPTIONS), 4))
+    for make, depth in makes:
+        make().close()
+        before = held()
+        failing = Failing(depth)
+        while failing.fails(make):
+            told[failing.last] = left(before)
+    return told
+
+
+def main(what, device, *names):
+    """Write what is left, as JSON."""
+    gc.disable()
+    told = {"uses": uses, "steps": steps}[what](device, *names)
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

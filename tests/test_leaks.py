@@ -1,0 +1,103 @@
+"""What npurt takes of the system it gives back: when closed, dropped, refused, or at exit.
+
+Processes of their own count what they hold, without a garbage collector (`holding.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.holding import DRAFT, TARGET
+from tests.limits import HANG_SECONDS, eventually
+
+DEVICES = ("cpu", "hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
+FEW = ("a_hybrid_that_is_dropped", "a_device_that_is_dropped", "models_that_are_refused")
+OTHERWISE = [
+    ("hexagon:sim", {"NPURT_HEXAGON_TRANSPORT": "dspqueue"}),
+    ("hexagon:sim", {"NPURT_HEXAGON_WORKER": "1"}),
+    ("rknpu:sim", {"NPURT_ROCKET_THREADS": "1"}),
+]
+
+
+@pytest.fixture
+def spawn(tmp_path):
+    """Return what runs a Python to its end, with temporary files in a folder of its own."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+
+    def run(*arguments, **environ):
+        environ |= {"TMPDIR": str(folder), "NPURT_CACHE": str(tmp_path / "cache")}
+        # What is freed goes back to the system at once, for all sizes that matter.
+        environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 17)
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+            check=False,
+        )
+
+    yield run
+    assert list(folder.iterdir()) == []
+
+
+def assert_nothing_left(done, least):
+    """Make sure that *least* things or more were tried, and nothing is left of any."""
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert len(told) >= least
+    assert {name: left for name, left in told.items() if left} == {}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_dropped_closed_or_refused_is_given_back(spawn, device):
+    assert_nothing_left(spawn("-m", "tests.holding", "uses", device), 14)
+
+
+@pytest.mark.parametrize(("device", "environ"), OTHERWISE)
+def test_so_it_is_whatever_calls_the_device(spawn, device, environ):
+    assert_nothing_left(spawn("-m", "tests.holding", "uses", device, *FEW, **environ), 3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_constructor_that_fails_at_any_step_gives_everything_back(spawn, device):
+    assert_nothing_left(spawn("-m", "tests.holding", "steps", device), 60)
+
+
+# --- Exit -----------------------------------------------------------------------------------------
+
+OPEN = f"""
+import os, sys, threading
+import npurt
+llm = npurt.Llama({str(TARGET)!r}, {{device!r}}, draft={str(DRAFT)!r}, draft_device={{device!r}},
+                  n_ctx=64, progress=False)
+pieces = llm.generate([1, 2, 3], max_tokens=40, stream=True, temperature=0)
+next(pieces)
+w = npurt.pack(npurt.QTensor.quantize([[1.0] * 32] * 32, "q8_0").T, device={{device!r}})
+sys.stdout.write(open("/proc/self/task/%d/children" % os.getpid()).read() + chr(10))
+sys.stdout.flush()
+"""
+ENDS = {
+    "": 0,
+    "sys.exit(3)": 3,
+    "1 / 0": 1,
+    "circle = [llm]; circle.append(circle); del llm": 0,
+    "npurt.Llama = llm": 0,
+    "threading.Thread(target=list, args=[pieces], daemon=True).start()": 0,
+    "threading.Thread(target=list, args=[pieces]).start()": 0,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("device", DEVICES[:3])
+def test_a_process_that_ends_leaves_nothing(spawn, device, end):
+    done = spawn("-c", OPEN.format(device=device) + end)
+
+    assert done.returncode == ENDS[end]
+    assert "ZeroDivisionError" in done.stderr if end == "1 / 0" else done.stderr == ""
+    for child in done.stdout.split():
+        assert eventually(lambda child=child: not os.path.exists(f"/proc/{child}"))
