@@ -1,6 +1,7 @@
-"""Say what verification adds to a decoded token in `sample` mode, in percent.
+"""Say what verification adds to a decoded token in `sample` mode, in percent, or to a `matmul`.
 
     python bench/verification.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
+    python bench/verification.py --matmul [--device cpu]
 
 One check in a hundred products is lost in the noise of a token, so the parts are measured apart.
 What checks cost in C: each op's shortest time of all rounds where every product is checked, less
@@ -16,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import npurt
+from npurt.device import F32
 from npurt.runtime.verify import SAMPLE
 
 MODES = ("off", "sample", "always")
@@ -66,14 +70,62 @@ def row_of(model: Path, threads: int, rounds: int, repeats: int) -> dict[str, An
     return {"model": model.name, "percent": percent}
 
 
+def seconds_of(x: F32, w: npurt.PackedWeight, how: str) -> float:
+    """Return what one product takes."""
+    start = time.perf_counter()
+    npurt.matmul(x, w, verify=how)
+    return time.perf_counter() - start
+
+
+def matmul_row(m: int, k: int, n: int, kind: str, device: str, rounds: int) -> dict[str, Any]:
+    """Return ms of packing, of a first product and of others: the shortest, modes taking turns.
+
+    `sample` is what 99 products that are not checked and one that is take, a product.
+    """
+    rng = np.random.default_rng(0)
+    b, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((k, n), (m, k)))
+    start = time.perf_counter()
+    w = npurt.pack(b, kind, device=device)
+    packing = time.perf_counter() - start
+    seconds_of(x, w, "off")
+    first = seconds_of(x, w, "sample")
+    least = {how: min(seconds_of(x, w, how) for _ in range(3)) for how in ("off", "always")}
+    for _ in range(rounds):
+        for how in least:
+            least[how] = min(least[how], seconds_of(x, w, how))
+    least["sample"] = least["off"] + SAMPLE * (least["always"] - least["off"])
+    times = {"pack": packing, "first": first, **least}
+    return {"m": m, "k": k, "n": n, "type": kind} | {key: 1e3 * s for key, s in times.items()}
+
+
+def print_matmuls(device: str, rounds: int, as_json: bool) -> None:
+    """Measure products of one row and of many, small and large."""
+    shapes = [(m, k, n) for k, n in ((64, 64), (896, 4864), (1536, 8960)) for m in (1, 64)]
+    rows = [matmul_row(*shape, "q4_0", device, rounds) for shape in shapes]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    print("ms: M x K x N, pack; first product; not verified, sample, always")
+    for row in rows:
+        shape = f"{row['m']:3} x {row['k']} x {row['n']}"
+        others = " ".join(f"{row[how]:.4f}" for how in ("off", "sample", "always"))
+        print(f"{shape}: {row['pack']:.1f}; {row['first']:.2f}; {others}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What verification adds to a decoded token.")
-    parser.add_argument("--models", type=Path, nargs="+", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--models", type=Path, nargs="+")
+    what.add_argument("--matmul", action="store_true", help="of npurt.matmul, instead")
+    parser.add_argument("--device", default="cpu", help="of npurt.matmul")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60, help="tokens of each mode a repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.matmul:
+        print_matmuls(args.device, args.rounds, args.json)
+        return
     rows = [row_of(m, args.threads, args.rounds, args.repeats) for m in args.models]
     if args.json:
         print(json.dumps(rows))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from npurt.llm.model import Llama
     from npurt.quant.tensor import QTensor
     from npurt.runtime.devices import devices, open_device
-    from npurt.runtime.matmul import PackedWeight, matmul, pack
+    from npurt.runtime.matmul import PackedWeight, matmul, pack, report
 
 __version__ = "0.1.0"
 
@@ -67,6 +67,7 @@ __all__ = [
     "matmul",
     "open_device",
     "pack",
+    "report",
 ]
 
 _HOMES = {
@@ -78,6 +79,7 @@ _HOMES = {
     "matmul": "npurt.runtime.matmul",
     "open_device": "npurt.runtime.devices",
     "pack": "npurt.runtime.matmul",
+    "report": "npurt.runtime.matmul",
 }
 
 

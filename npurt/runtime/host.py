@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
@@ -14,7 +12,7 @@ from npurt.device import F32
 from npurt.errors import VerificationFailed
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
-from npurt.runtime.verify import Mode, Sampler, Secret, is_right, make_secret, secret_vector
+from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
 
 ORACLE = "scalar"  # the kernels that recompute what others got wrong
 
@@ -145,7 +143,7 @@ class HostStep:
         matmul = self.program.ops[product.op].u.matmul
         if not product.secrets:
             pairs = zip(product.weights, product.packed, strict=True)
-            product.secrets = tuple(_secret(w, packed) for w, packed in pairs)
+            product.secrets = tuple(secret_of(w.name, packed, w.bias) for w, packed in pairs)
             for i, secret in enumerate(product.secrets):
                 matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
                 matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)
@@ -209,18 +207,3 @@ def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]
     for group in routing.groups[: tokens * routing.used]:
         if group["rows"]:
             yield int(group["matrix"]), slice(group["first"], group["first"] + group["rows"])
-
-
-def _secret(w: Placed, packed: CpuPacked) -> Secret:
-    """Return the secret of a weight; of a stack, s of all matrices and the largest bounds."""
-    r = secret_vector(packed.n)
-    spread = zip(*packed.spread(r), strict=True)
-    each = [
-        make_secret(w.name, r, s, float(squares), packed.group, w.bias) for s, squares in spread
-    ]
-    return Secret(
-        r,
-        np.concatenate([one.s for one in each]),
-        max(one.bound for one in each),
-        max(one.floor for one in each),
-    )

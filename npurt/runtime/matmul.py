@@ -15,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, MAX_EXACT_K, Device, Packed
+from npurt.device import F32, MAX_EXACT_K, Packed
 from npurt.errors import LayoutError, NumericsError, UnknownDevice, UnsupportedOp
 from npurt.once import once
 from npurt.quant.tensor import QTensor
 from npurt.runtime.arguments import encodable
 from npurt.runtime.devices import open_device
+from npurt.runtime.ledger import Report
+from npurt.runtime.products import Products, Weight
+from npurt.runtime.verify import Mode, mode
 
 Array = npt.NDArray[Any]
 
@@ -33,8 +36,14 @@ class PackedWeight:
     Made by `pack`.  `tensor` is the quantised weight ``[N, K]`` it was made from.
     """
 
-    def __init__(self, packed: Packed) -> None:
-        self.packed = packed
+    def __init__(self, packed: Packed, products: Products | None = None) -> None:
+        self.products = products or Products(packed.device)
+        self.weight = Weight(packed, packed.device.caps.name)
+
+    @property
+    def packed(self) -> Packed:
+        """What its device multiplies by; the CPU, once the device has got a product wrong."""
+        return self.weight.packed
 
     @property
     def tensor(self) -> QTensor:
@@ -78,7 +87,7 @@ class PackedWeight:
 Operand = npt.ArrayLike | QTensor | PackedWeight
 
 
-def shared(name: str) -> Device:
+def shared(name: str) -> Products:
     """Return the device that products share, opened on first use and closed at exit."""
     if not isinstance(name, str):
         raise UnknownDevice(
@@ -88,10 +97,19 @@ def shared(name: str) -> Device:
 
 
 @once
-def _shared(name: str) -> Device:
-    device = open_device(name)
-    atexit.register(device.close)
-    return device
+def _shared(name: str) -> Products:
+    products = Products(open_device(name))
+    atexit.register(products.close)
+    return products
+
+
+def report(device: str = "auto") -> Report:
+    """Return what `matmul` did on *device* in this process: how often, and what was verified.
+
+    Raises:
+        DeviceNotFound: There is no such device.
+    """
+    return shared(device).report()
 
 
 def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto") -> PackedWeight:
@@ -108,7 +126,8 @@ def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto
         NumericsError: *b* holds NaN or infinity.
         UnsupportedOp: The device has no kernel for the format, or there is no such format.
     """
-    return PackedWeight(shared(device).pack(_quantised(b, dtype)))
+    products = shared(device)
+    return PackedWeight(products.device.pack(_quantised(b, dtype)), products)
 
 
 def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
@@ -131,17 +150,27 @@ def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
 
 
 def matmul(
-    a: Operand, b: Operand, *, out: Array | None = None, device: str = "auto"
+    a: Operand,
+    b: Operand,
+    *,
+    out: Array | None = None,
+    device: str = "auto",
+    verify: str | None = None,
 ) -> Array | np.generic:
     """Return ``a @ b`` as numpy defines it: ``[..., M, K] @ [..., K, N] -> [..., M, N]``.
 
-    One-dimensional operands and batch dimensions behave as in `numpy.matmul`.
+    One-dimensional operands and batch dimensions behave as in `numpy.matmul`.  Products with
+    quantised weights, and exact ones of int8, are verified: one that is wrong is computed again by
+    plain kernels of the CPU, with a RuntimeWarning, and `report` says so.
 
     Args:
         a: Array, or QTensor, whose values are used.
         b: Array; or `PackedWeight`, or a QTensor's view ``w.T``, which is packed for this call.
         out: Array of the result's shape and dtype, written and returned.
         device: Where to multiply; a packed *b* is multiplied by where it is.
+        verify: ``off``, ``sample`` (the first product of a weight, and one in a hundred after that)
+            or ``always``; by default what `NPURT_VERIFY` says, else ``sample``.  Products of two
+            float arrays are numpy's own, and not verified.
 
     Raises:
         LayoutError: Shapes or dtypes do not fit, or *b* is packed for another device; the message
@@ -149,18 +178,23 @@ def matmul(
         NumericsError: *a* holds NaN or infinity and *b* is of an integer format.
         UnsupportedOp: int8 sums of K > 131071 would not fit int32, or the device does not multiply
             arrays of these dtypes.
+        SettingError: There is no such mode of verification.
+        VerificationFailed: The product is wrong, and so is the CPU's.
     """
+    how = mode(verify)
     if isinstance(b, PackedWeight):
-        if device not in ("auto", b.device):
+        if device not in ("auto", b.device, b.weight.planned):
             raise LayoutError(
                 f"b is packed for {b.device}, not for {device!r}",
                 remedy=f"leave device away, or pack b with device={device!r}",
             )
-        result = _packed(_left(a), b.packed)
+        result = _packed(_left(a), b.products, b.weight, how)
     elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
-        result = _packed(_left(a), shared(device).pack(b.T))
+        products = shared(device)
+        weight = PackedWeight(products.device.pack(b.T), products).weight
+        result = _packed(_left(a), products, weight, how, once=True)
     else:
-        result = _arrays(_left(a), _right(b), device)
+        result = _arrays(_left(a), _right(b), device, how)
     return _deliver(result, out)
 
 
@@ -220,8 +254,10 @@ def _mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> LayoutError:
     )
 
 
-def _packed(a: Array, w: Packed) -> Array:
-    x = _as_float(a, "a")
+def _packed(
+    a: Array, products: Products, weight: Weight, how: Mode, *, once: bool = False
+) -> Array:
+    x, w = _as_float(a, "a"), weight.packed
     if x.shape[-1] != w.k:
         raise _mismatch(x.shape, (w.k, w.n))
     rows = np.ascontiguousarray(x).reshape(math.prod(x.shape[:-1]), w.k)
@@ -231,15 +267,14 @@ def _packed(a: Array, w: Packed) -> Array:
             f"a holds {rows[row, column]} in row {row}, column {column}, which int8 cannot",
             remedy="mend the input: look for what overflowed or divided by zero",
         )
-    y = np.empty((len(rows), w.n), np.float32)
-    if y.size and w.k:
-        w.device.matmul(rows, w, y)
+    if len(rows) and w.n and w.k:
+        y = products.matmul(rows, weight, how, once=once)
     else:
-        y[:] = 0
+        y = np.zeros((len(rows), w.n), np.float32)
     return y.reshape(*x.shape[:-1], w.n)
 
 
-def _arrays(a: Array, b: Array, device: str) -> Array:
+def _arrays(a: Array, b: Array, device: str, how: Mode) -> Array:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise _mismatch(a.shape, b.shape)
@@ -257,7 +292,7 @@ def _arrays(a: Array, b: Array, device: str) -> Array:
             remedy="make them equal from the last on, or 1 in one of the operands",
         ) from error
     shape = (*batch, left.shape[-2], right.shape[-1])
-    y = _exact(left, right, shape, device) if exact else _float(left, right, device)
+    y = _exact(left, right, shape, device, how) if exact else _float(left, right, device)
     if a.ndim == 1:
         y = y[..., 0, :]
     return np.asarray(y[..., 0] if b.ndim == 1 else y)
@@ -265,7 +300,7 @@ def _arrays(a: Array, b: Array, device: str) -> Array:
 
 def _float(a: F32, b: F32, device: str) -> Array:
     """Multiply float arrays: by numpy's BLAS on the CPU, the best there is for them."""
-    target = shared(device)
+    target = shared(device).device
     if not isinstance(target, CpuDevice):
         raise UnsupportedOp(
             f"{target.caps.name} multiplies packed weights only",
@@ -275,22 +310,24 @@ def _float(a: F32, b: F32, device: str) -> Array:
         return np.asarray(np.matmul(a, b))
 
 
-def _exact(a: Array, b: Array, shape: tuple[int, ...], device: str) -> npt.NDArray[np.int32]:
+def _exact(
+    a: Array, b: Array, shape: tuple[int, ...], device: str, how: Mode
+) -> npt.NDArray[np.int32]:
     if a.shape[-1] > MAX_EXACT_K:
         raise UnsupportedOp(
             f"int8 sums over K = {a.shape[-1]} may not fit int32",
             remedy=f"split K into parts of at most {MAX_EXACT_K} and add them in int64",
         )
-    target = shared(device)
+    products = shared(device)
     y = np.empty(shape, np.int32)
     if b.ndim == 2:  # one right operand: all rows at once
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-        y[...] = target.matmul_i8(rows, b).reshape(shape)
+        y[...] = products.matmul_i8(rows, b, how).reshape(shape)
         return y
     lefts = np.broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
     rights = np.broadcast_to(b, (*shape[:-2], *b.shape[-2:]))
     for index in np.ndindex(*shape[:-2]):
-        y[index] = target.matmul_i8(lefts[index], rights[index])
+        y[index] = products.matmul_i8(lefts[index], rights[index], how)
     return y
 
 

@@ -46,6 +46,7 @@ from enum import Enum
 
 import numpy as np
 
+from npurt.cpu.device import CpuPacked
 from npurt.device import F32, F64, FLUSHED, MOST_CODES, MOST_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError
 from npurt.settings import VERIFY, read
@@ -119,9 +120,25 @@ def make_secret(
     )
 
 
-def secret_of(name: str, packed: Packed) -> Secret:
-    """Make a secret from what a device multiplies by, in slices of rows; raises `make_secret`'s."""
+def secret_of(name: str, packed: Packed, bias: F32 | None = None) -> Secret:
+    """Make a secret from what a device multiplies by; of a stack, all s and the largest bounds.
+
+    Raises what `make_secret` does.
+
+    Args:
+        bias: What is added to results before they are checked, on the CPU only.
+    """
     r = secret_vector(packed.n)
+    if isinstance(packed, CpuPacked):
+        spread = zip(*packed.spread(r), strict=True)
+        each = [make_secret(name, r, s, float(sum_), packed.group, bias) for s, sum_ in spread]
+        s = np.concatenate([one.s for one in each])
+        return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
+    return _remote_secret(name, packed, r)
+
+
+def _remote_secret(name: str, packed: Packed, r: F64) -> Secret:
+    """Add up what each slice of rows says of itself."""
     s: F64 | None = None
     squares = floor = 0.0
     for rows in _slices(packed):
@@ -165,7 +182,8 @@ def is_right(
         magnitudes = np.sqrt((x**2).sum(axis=1))
     added = np.zeros(packed.n) if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # y may be any bits
-        error = abs((y - added) @ secret.r - x @ secret.s)
+        results = y.astype(np.float64) if bias is None else y - added
+        error = abs(results @ secret.r - x @ secret.s)
         wrong = ~(error <= secret.bound * magnitudes + secret.floor)
     wrong &= np.isfinite(x).all(axis=1)
     return not wrong.any() or _is_overflow(packed, x[wrong], y[wrong], magnitudes[wrong], added)
