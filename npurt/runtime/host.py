@@ -12,7 +12,7 @@ from npurt.device import F32
 from npurt.errors import VerificationFailed
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
-from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.runtime.verify import Mode, Sampler, Secret, is_right, spread_secret
 
 ORACLE = "scalar"  # the kernels that recompute what others got wrong
 
@@ -143,7 +143,7 @@ class HostStep:
         matmul = self.program.ops[product.op].u.matmul
         if not product.secrets:
             pairs = zip(product.weights, product.packed, strict=True)
-            product.secrets = tuple(secret_of(w.name, packed, w.bias) for w, packed in pairs)
+            product.secrets = tuple(spread_secret(w.name, packed, w.bias) for w, packed in pairs)
             for i, secret in enumerate(product.secrets):
                 matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
                 matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.device import CpuDevice
+from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.device import F32, Device, Packed
 from npurt.errors import VerificationFailed
 from npurt.runtime.host import ORACLE, WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Report, Row
-from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of, spread_secret
 
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
@@ -130,7 +130,8 @@ class Products:
             wrong = packed.device.caps.name
             row.failed += 1
             self._say(f"{wrong} computed a wrong product with {packed.tensor!r}")
-            weight.packed, weight.secret = self._plain().pack(packed.tensor), None
+            weight.packed = self._plain().pack(packed.tensor)
+            weight.secret = secret_of(repr(packed.tensor), weight.packed)  # not from its image
             weight.reason = f"{wrong} computed a wrong product with it"
         again = self._multiply(weight.packed, weight, x, y)
         again.verified += 1
@@ -163,7 +164,11 @@ def _count(row: Row, rows: int, nbytes: int, seconds: float) -> None:
 def _is_right(weight: Weight, x: F32, y: F32) -> bool:
     packed = weight.packed
     if weight.secret is None:
-        weight.secret = secret_of(repr(packed.tensor), packed)
+        name = repr(packed.tensor)
+        if isinstance(packed, CpuPacked):
+            weight.secret = spread_secret(name, packed)
+        else:
+            weight.secret = secret_of(name, packed)
     multiplied = packed.device.multiplied(x, packed)
     magnitudes = packed.device.magnitudes(x, packed)
     return is_right(weight.secret, packed, multiplied, y, magnitudes=magnitudes)

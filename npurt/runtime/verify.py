@@ -120,25 +120,21 @@ def make_secret(
     )
 
 
-def secret_of(name: str, packed: Packed, bias: F32 | None = None) -> Secret:
-    """Make a secret from what a device multiplies by; of a stack, all s and the largest bounds.
+def spread_secret(name: str, packed: CpuPacked, bias: F32 | None = None) -> Secret:
+    """Make a secret from an image of the CPU, in C; of a stack, all s and the largest bounds.
 
     Raises what `make_secret` does.
-
-    Args:
-        bias: What is added to results before they are checked, on the CPU only.
     """
     r = secret_vector(packed.n)
-    if isinstance(packed, CpuPacked):
-        spread = zip(*packed.spread(r), strict=True)
-        each = [make_secret(name, r, s, float(sum_), packed.group, bias) for s, sum_ in spread]
-        s = np.concatenate([one.s for one in each])
-        return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
-    return _remote_secret(name, packed, r)
+    spread = zip(*packed.spread(r), strict=True)
+    each = [make_secret(name, r, s, float(sum_), packed.group, bias) for s, sum_ in spread]
+    s = np.concatenate([one.s for one in each])
+    return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
 
 
-def _remote_secret(name: str, packed: Packed, r: F64) -> Secret:
-    """Add up what each slice of rows says of itself."""
+def secret_of(name: str, packed: Packed) -> Secret:
+    """Make a secret from what a device multiplies by, in slices of rows; raises `make_secret`'s."""
+    r = secret_vector(packed.n)
     s: F64 | None = None
     squares = floor = 0.0
     for rows in _slices(packed):
