@@ -1,6 +1,5 @@
 """The forward pass of a pre-norm decoder, as a graph: tokens in, logits out."""
 
-import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -66,9 +65,7 @@ def build(
     ropes = _ropes(b, config, divisors)
     x = b.embedding("embedding", b.tokens(), table, config.conventions.embedding_scale)
     for i in range(config.n_layers):
-        if i in captured:
-            b.copy(f"hidden.{i}", x)
-        x = _layer(b, arch, config, i, x, ropes)
+        x = _layer(b, arch, config, i, x, ropes, captured=i in captured)
     h = b.norm(arch.norms.output, b.select_rows("selected", x), config.eps)
     head = (
         b.weight("output.weight", v, d)
@@ -85,7 +82,14 @@ def build(
 
 
 def _layer(
-    b: ModelBuilder, arch: Architecture, config: Config, i: int, x: Tensor, ropes: blocks.Ropes
+    b: ModelBuilder,
+    arch: Architecture,
+    config: Config,
+    i: int,
+    x: Tensor,
+    ropes: blocks.Ropes,
+    *,
+    captured: bool,
 ) -> Tensor:
     """Add layer *i* over the residual stream *x*; return the stream after it."""
     block, norms, scale = f"blk.{i}", arch.norms, config.conventions.residual_scale
@@ -94,6 +98,8 @@ def _layer(
         return b.norm(f"{block}.{name}", value, config.eps) if name else value
 
     h = norm(norms.before_mixer, x)
+    if captured:  # after the norm, which may so be joined with the sum before it
+        b.copy(f"hidden.{i}", x)
     if config.is_recurrent(i):
         mixed = blocks.delta_net(b, arch, config, block, h)
     elif config.is_convolved(i):
@@ -111,15 +117,17 @@ def _layer(
 
 def _ropes(b: ModelBuilder, config: Config, divisors: F32 | None) -> blocks.Ropes:
     """Return what gives the frequencies of a layer; sliding layers may have a base of their own."""
+    made: dict[bool, tuple[Tensor, float]] = {}
 
-    @functools.cache
     def ropes(*, local: bool) -> tuple[Tensor, float]:
         base = config.conventions.local_rope_base
-        if not local or base is None:
-            rate, magnitude = frequencies(config, divisors)
-            return b.values("rope", rate), magnitude * config.conventions.attention_factor
-        rate, magnitude = frequencies(replace(config, rope_base=base, scaling=Scaling()))
-        return b.values("rope.local", rate), magnitude
+        if local not in made and local and base is not None:
+            rate, factor = frequencies(replace(config, rope_base=base, scaling=Scaling()))
+            made[local] = b.values("rope.local", rate), factor
+        elif local not in made:
+            rate, factor = frequencies(config, divisors)
+            made[local] = b.values("rope", rate), factor * config.conventions.attention_factor
+        return made[local]
 
     return ropes
 
