@@ -6,7 +6,6 @@ Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and running it.
 """
 
 import errno
-import functools
 import mmap
 import os
 from collections import deque
@@ -20,6 +19,7 @@ from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon import abi
 from npurt.hexagon.abi import SyncFlag
 from npurt.hexagon.lib import Library
+from npurt.once import once
 
 U8 = npt.NDArray[np.uint8]
 
@@ -63,7 +63,7 @@ def synchronise(library: Library, fd: int, flags: SyncFlag) -> None:
             )
 
 
-@functools.cache
+@once
 def _request(flags: SyncFlag) -> Any:
     return abi.ffi().new("uint64_t *", flags)
 
