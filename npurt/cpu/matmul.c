@@ -3,7 +3,7 @@
  *
  * Items are panels of 16 columns of the result: of all weights side by side, and of each group of
  * rows one after another where there are groups.  A chunk is computed into scratch and committed
- * after, so that two threads may compute the same one (pool.c).
+ * after.  Where the op is repeatable two threads may compute the same chunk (pool.c).
  */
 #include "work.h"
 
@@ -53,6 +53,66 @@ static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int 
     return grain < share ? grain : share;
 }
 
+static int format_index(int type)
+{
+    static const int types[] = {
+#define NPURT_FORMAT(name, number, ...) number,
+#include "formats.inc"
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (types[i] == type) {
+            return (int) i;
+        }
+    }
+    return -1;
+}
+
+/* Copies `size` bytes to to[*used] where there is a `to`, and counts them; returns the copy. */
+static void *keep(const void *from, int64_t size, uint8_t *to, int64_t *used)
+{
+    void *kept = to ? memcpy(to + *used, from, (size_t) size) : NULL;
+    *used += (size + 63) / 64 * 64;
+    return kept;
+}
+
+/*
+ * Moves what computing reads of a matmul besides weights, `rows` of input and the groups, to `to`;
+ * returns the bytes it takes.  With `to` NULL that is all it is for: then pointers become NULL.
+ */
+static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
+{
+    const int64_t elements = rows * m->in.k;
+    int64_t used = 0;
+    int floats = 0, integers = 0;
+    for (int i = 0; i < m->weights; i++) {
+        const int integer = format_index(m->w[i].type) >= 0;
+        floats |= !integer;
+        integers |= integer;
+    }
+    npurt_input *x = &m->in;
+    if (floats) {
+        x->values = keep(x->values, elements * (int64_t) sizeof *x->values, to, &used);
+    }
+    if (integers) {
+        x->codes = keep(x->codes, elements, to, &used);
+        x->blocks = keep(x->blocks, elements / BLOCK * (int64_t) sizeof *x->blocks, to, &used);
+    }
+    if (integers && x->fine_codes) {
+        x->fine_codes = keep(x->fine_codes, elements, to, &used);
+    }
+    if (m->groups) {
+        m->groups = keep(m->groups, most_groups(m, rows) * (int64_t) sizeof *m->groups, to, &used);
+    }
+    return used;
+}
+
+/* Bytes of the results of one panel: a row of the run is in a group once at most. */
+static int64_t panel_results(const npurt_op *op, const npurt_job *job)
+{
+    const int64_t rows = op->u.matmul.groups ? job->rows : npurt_rows(op, job);
+    return rows * ROWS * (int64_t) sizeof(float);
+}
+
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads)
 {
     const npurt_matmul *m = &op->u.matmul;
@@ -60,8 +120,15 @@ npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int
     if (rows == 0) {
         return (npurt_division){.items = 0, .grain = 1};
     }
-    const int64_t items = most_groups(m, rows) * panels_of_all(m);
-    return (npurt_division){.items = items, .grain = grain_of(m, items, rows, threads)};
+    npurt_matmul moved = *m;
+    npurt_division d = {.items = most_groups(m, rows) * panels_of_all(m)};
+    const int64_t least = ceil_div(d.items, MAX_CHUNKS);
+    const int64_t grain = grain_of(m, d.items, rows, threads);
+    d.grain = grain > least ? grain : least;
+    d.chunks = (int) ceil_div(d.items, d.grain);
+    d.repeatable = threads > 1 && d.grain * panel_results(op, job) <= RESULT_BYTES &&
+                   move_input(&moved, rows, NULL) <= COPY_BYTES;
+    return d;
 }
 
 /* A matmul without groups, and panels [first, last) of its weights. */
@@ -92,18 +159,6 @@ static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
     return view;
 }
 
-/*
- * The group at `index`, or one without rows where that makes no sense: a thread that is late reads
- * what the next layer is writing (its results go nowhere).
- */
-static npurt_group group_of(const npurt_matmul *m, int64_t index, int64_t rows)
-{
-    const npurt_group g = m->groups[index];
-    const int sound = g.matrix >= 0 && g.matrix < m->matrices && g.rows >= 0 &&
-                      g.rows <= MAX_ROWS && g.first >= 0 && g.first + g.rows <= rows;
-    return sound ? g : (npurt_group){0};
-}
-
 /* Sets *part to what the items from `from` on are, up to the end of a group; returns the next. */
 static int64_t next_part(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                          npurt_part *part)
@@ -113,9 +168,9 @@ static int64_t next_part(const npurt_op *op, const npurt_job *job, int64_t from,
     const int64_t end = base + panels < to ? base + panels : to;
     *part = (npurt_part){*m, npurt_rows(op, job), from - base, end - base};
     if (m->groups) {
-        const npurt_group g = group_of(m, from / panels, part->rows);
-        part->m = view_of(m, &g);
-        part->rows = g.rows;
+        const npurt_group *g = &m->groups[from / panels];
+        part->m = view_of(m, g);
+        part->rows = g->rows;
     }
     return end;
 }
@@ -142,20 +197,6 @@ static int pieces_of(const npurt_matmul *m, int64_t from, int64_t to, npurt_piec
         base += panels;
     }
     return count;
-}
-
-static int format_index(int type)
-{
-    static const int types[] = {
-#define NPURT_FORMAT(name, number, ...) number,
-#include "formats.inc"
-    };
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (types[i] == type) {
-            return (int) i;
-        }
-    }
-    return -1;
 }
 
 /* y [panels][rows][16] = x . piece^T for float weights */
@@ -269,8 +310,8 @@ static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t ro
     }
 }
 
-void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
-                          float *scratch)
+/* Computes the panels of items [from, to) into `y`, one after another. */
+static void compute(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to, float *y)
 {
     const npurt_isa *isa = &npurt_isas[op->isa];
     npurt_part part;
@@ -280,17 +321,18 @@ void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from
         const int count = part.rows ? pieces_of(&part.m, part.first, part.last, pieces) : 0;
         for (int i = 0; i < count; i++) {
             if (format_index(pieces[i].w->type) < 0) {
-                compute_dense(isa, &part.m.in, &pieces[i], part.rows, scratch);
+                compute_dense(isa, &part.m.in, &pieces[i], part.rows, y);
             } else {
-                compute_codes(isa, &part.m.in, &pieces[i], part.rows, scratch);
+                compute_codes(isa, &part.m.in, &pieces[i], part.rows, y);
             }
-            scratch += pieces[i].panels * part.rows * ROWS;
+            y += pieces[i].panels * part.rows * ROWS;
         }
     }
 }
 
-void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
-                         const float *scratch)
+/* Moves what `compute` made to where it belongs. */
+static void commit(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                   const float *y)
 {
     npurt_part part;
     while (from < to) {
@@ -298,10 +340,48 @@ void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from,
         from = next_part(op, job, from, to, &part);
         const int count = part.rows ? pieces_of(&part.m, part.first, part.last, pieces) : 0;
         for (int i = 0; i < count; i++) {
-            commit_piece(&part.m, &pieces[i], part.rows, scratch);
-            scratch += pieces[i].panels * part.rows * ROWS;
+            commit_piece(&part.m, &pieces[i], part.rows, y);
+            y += pieces[i].panels * part.rows * ROWS;
         }
     }
+}
+
+/* A chunk may be larger than scratch: as many panels at a time as fit. */
+void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
+                          float *scratch)
+{
+    const int64_t most = RESULT_BYTES / panel_results(op, job);
+    for (; from < to; from += most) {
+        const int64_t end = to - from < most ? to : from + most;
+        compute(op, job, from, end, scratch);
+        commit(op, job, from, end, scratch);
+    }
+}
+
+void npurt_snapshot(const npurt_op *op, const npurt_job *job, void *scratch, npurt_op *copy)
+{
+    *copy = *op;
+    move_input(&copy->u.matmul, npurt_rows(op, job), scratch);
+}
+
+static int64_t end_of(npurt_division d, int chunk)
+{
+    const int64_t end = (chunk + 1) * d.grain;
+    return end < d.items ? end : d.items;
+}
+
+void npurt_compute_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
+                        void *scratch)
+{
+    float *results = (float *) (void *) ((uint8_t *) scratch + COPY_BYTES);
+    compute(copy, job, chunk * d.grain, end_of(d, chunk), results);
+}
+
+void npurt_commit_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
+                       const void *scratch)
+{
+    const float *results = (const float *) (const void *) ((const uint8_t *) scratch + COPY_BYTES);
+    commit(copy, job, chunk * d.grain, end_of(d, chunk), results);
 }
 
 int64_t npurt_matrices(const npurt_op *op, const npurt_job *job)

@@ -8,9 +8,16 @@
  * the middle of its own, the others do not wait: they compute that chunk again, and the first to
  * finish commits it.  So a busy neighbour costs its share of the machine and no more.
  *
- * A late thread is harmless.  It computes into its own scratch; it may write results only after
- * changing the chunk's slot from the value it saw to the number of its run, which fails once
- * another has committed; and what else it could touch carries the number of the run too.
+ * A late thread is one whose chunk another thread has committed.  It does no harm, because it reads
+ * nothing that anybody writes to: a chunk that may be computed twice is computed from a copy of the
+ * op and its input, into the thread's own scratch, and what else it reads are weights, which do not
+ * change.  It makes that copy while its `reads` is set.  The thread that finishes an op waits for
+ * copies to be made, if any chunk was computed twice since the last time somebody waited for them.
+ * So once an op is over, nobody reads it or its input, and once npurt_run has returned, a late thread
+ * reads weights alone.  The result of a late thread is dropped: it may be committed only by changing
+ * the chunk's slot from the value seen before to the number of the run.
+ *
+ * tests/cpu/pool_model.py has this protocol in small, and tries every order of events.
  */
 #define _GNU_SOURCE
 #include "work.h"
@@ -29,33 +36,53 @@ enum { IDLE_NS = 100000, HELP_NS = 10000, YIELD_NS = 50000 };
 
 enum { LANES = 8 }; /* at most: more threads share them */
 
+static const uint32_t LAST_RUN = UINT32_MAX - 2; /* the next is run 1 again */
+
 /* Consecutive chunks of one op. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* next chunk to take */
 } npurt_lane;
 
-/* The shared state of one op in one run.  The high half of tickets and done is the run's number. */
+/* Of an op: everybody goes on to the next, or nobody; or its last chunk is in; or some are left. */
+enum npurt_progress { OVER, STOPPED, CLOSING, OPEN = CLOSING };
+
+/*
+ * The shared state of one op in one run.  The high half of tickets and of `left` is the number of the
+ * run.  A thread of an earlier run may look at any time, so every word is atomic.
+ */
 typedef struct {
     npurt_lane lanes[LANES];
-    _Atomic uint64_t done; /* chunks committed; chunks + 1 when the op is over */
-    npurt_division division;
+    _Atomic uint64_t left; /* OPEN and the chunks not committed, or another npurt_progress */
+    _Atomic int64_t items, grain;
+    _Atomic int32_t chunks, repeatable; /* as in npurt_division */
     _Atomic uint32_t slots[MAX_CHUNKS]; /* the run that last committed each chunk */
 } npurt_share;
 
+/* What a thread has to itself. */
+typedef struct {
+    _Alignas(64) _Atomic int reads; /* 1 while it copies an op and its input */
+    void *scratch;                  /* SCRATCH_BYTES */
+    pthread_t id;                   /* of a worker */
+} npurt_thread;
+
 struct npurt_pool {
-    int threads, pinned;
+    int count, pinned; /* of threads; kept on `cpus` */
     pid_t owner;
     cpu_set_t cpus;
-    pthread_t *workers;
-    void **scratch; /* of each thread */
+    npurt_thread *threads;
     npurt_share *shares;
-    int capacity; /* of shares */
-    npurt_job job;
+    int capacity;             /* of shares */
+    uint64_t waited;          /* what `repeats` was when somebody last waited for copies */
+    _Atomic uint64_t repeats; /* chunks computed a second time, so far */
+    struct {
+        npurt_op *_Atomic ops;
+        _Atomic int64_t rows, position, head;
+        _Atomic int count;
+    } job;
     _Atomic uint32_t run;           /* number of the current run; what sleepers wait on */
-    _Atomic uint32_t settled;       /* the last run that nobody may join any more */
+    _Atomic uint32_t settled;       /* the last run that nobody may begin or go on with */
     _Atomic int asleep, stop, next; /* next: thread ids handed out */
     _Atomic int inside;             /* workers in a run */
-    _Atomic int failed;             /* op whose result did not verify, or -1 */
     _Atomic uint64_t stamp;         /* when the last op was over */
 };
 
@@ -86,17 +113,42 @@ typedef struct {
     npurt_job job;
     uint32_t run;
     int thread;
+    int copied;    /* index of the op that `copy` is of, or -1 */
+    npurt_op copy; /* with its input in the thread's scratch */
 } npurt_walk;
 
-static int is_over(const npurt_walk *w, const npurt_share *s)
+static npurt_thread *own(const npurt_walk *w)
 {
-    const uint64_t done = atomic_load_explicit(&s->done, memory_order_acquire);
-    return done >> 32 != w->run || (uint32_t) done == (uint32_t) s->division.chunks + 1;
+    return &w->pool->threads[w->thread];
+}
+
+/* True when the run has ended, since another began or the pool has settled. */
+static int is_settled(const npurt_walk *w)
+{
+    return (int32_t) (w->run - atomic_load(&w->pool->settled)) <= 0;
+}
+
+/* `left` of the op, which is over if the run is. */
+static uint32_t left_of(const npurt_walk *w, const npurt_share *s)
+{
+    const uint64_t left = atomic_load(&s->left);
+    return left >> 32 == w->run ? (uint32_t) left : OVER;
+}
+
+/* Stored by `open_lanes` while lanes are closed: a ticket taken afterwards vouches for it. */
+static npurt_division division_of(const npurt_share *s)
+{
+    return (npurt_division){
+        .items = atomic_load_explicit(&s->items, memory_order_acquire),
+        .grain = atomic_load_explicit(&s->grain, memory_order_acquire),
+        .chunks = atomic_load_explicit(&s->chunks, memory_order_acquire),
+        .repeatable = atomic_load_explicit(&s->repeatable, memory_order_acquire),
+    };
 }
 
 static int lanes_of(const npurt_pool *pool)
 {
-    return pool->threads < LANES ? pool->threads : LANES;
+    return pool->count < LANES ? pool->count : LANES;
 }
 
 /* The first chunk of a lane; a lone chunk is in lane 0. */
@@ -121,13 +173,11 @@ static int take_from(const npurt_walk *w, npurt_share *s, npurt_division d, int 
 }
 
 /* Takes a chunk, from the thread's own lane if it can: as above. */
-static int take(const npurt_walk *w, npurt_share *s, npurt_division *d)
+static int take(const npurt_walk *w, npurt_share *s, npurt_division d)
 {
     const int lanes = lanes_of(w->pool);
-    *d = s->division;
-    atomic_thread_fence(memory_order_acquire); /* a ticket of this run vouches for the division */
     for (int i = 0; i < lanes; i++) {
-        const int chunk = take_from(w, s, *d, (w->thread + i) % lanes);
+        const int chunk = take_from(w, s, d, (w->thread + i) % lanes);
         if (chunk >= 0) {
             return chunk;
         }
@@ -135,90 +185,158 @@ static int take(const npurt_walk *w, npurt_share *s, npurt_division *d)
     return -1;
 }
 
+/* Waits until no thread reads the op of which this one has committed the last chunk. */
+static void await_copies(npurt_pool *pool)
+{
+    const uint64_t repeats = atomic_load(&pool->repeats);
+    for (int i = 0; repeats != pool->waited && i < pool->count; i++) {
+        while (atomic_load(&pool->threads[i].reads)) {
+            sched_yield();
+        }
+    }
+    pool->waited = repeats;
+}
+
 /* The last chunk of an op is in: account for it, verify it, let everybody go on. */
 static void finish(const npurt_walk *w, int index, npurt_share *s)
 {
     npurt_op *op = &w->job.ops[index];
-    npurt_pool *pool = w->pool;
+    enum npurt_progress progress = OVER;
+    await_copies(w->pool);
     if (op->kind == NPURT_MATMUL && op->u.matmul.armed) {
         op->checks++;
-        if (!npurt_is_right(op, &w->job)) {
-            atomic_store(&pool->failed, index);
-        }
+        progress = npurt_is_right(op, &w->job) ? OVER : STOPPED;
     }
     const uint64_t time = now();
-    op->nanoseconds += time - atomic_exchange(&pool->stamp, time);
+    op->nanoseconds += time - atomic_exchange(&w->pool->stamp, time);
     op->calls++;
     op->rows += (uint64_t) npurt_rows(op, &w->job);
     op->matrices += op->kind == NPURT_MATMUL ? (uint64_t) npurt_matrices(op, &w->job) : 0;
-    atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
+    atomic_store(&s->left, (uint64_t) w->run << 32 | progress);
 }
 
-static void count_done(const npurt_walk *w, int index, npurt_share *s, npurt_division d)
+static void count_done(const npurt_walk *w, int index, npurt_share *s)
 {
-    const uint64_t before = atomic_fetch_add(&s->done, 1);
-    if ((int) (uint32_t) before + 1 == d.chunks) {
+    const uint64_t before = atomic_fetch_sub(&s->left, 1);
+    if ((uint32_t) before == OPEN + 1) {
         finish(w, index, s);
     }
 }
 
-static void do_chunk(const npurt_walk *w, int index, npurt_share *s, npurt_division d, int chunk)
+/* Copies the op and its input, which cannot change while the thread's `reads` is set; ends that. */
+static void copy(npurt_walk *w, int index)
 {
-    npurt_op *op = &w->job.ops[index];
-    void *scratch = w->pool->scratch[w->thread];
-    if (op->kind != NPURT_MATMUL) {
-        npurt_compute(op, d, &w->job, chunk, scratch);
-        count_done(w, index, s, d);
-        return;
-    }
+    npurt_snapshot(&w->job.ops[index], &w->job, own(w)->scratch, &w->copy);
+    w->copied = index;
+    atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
+}
+
+/* Computes a chunk of a repeatable op, which the thread has a copy of; the first to do so commits. */
+static void do_copied(const npurt_walk *w, int index, npurt_share *s, npurt_division d, int chunk)
+{
     uint32_t seen = atomic_load(&s->slots[chunk]);
-    if (seen == w->run || atomic_load(&s->lanes[0].ticket) >> 32 != w->run) {
+    if (seen == w->run || left_of(w, s) <= CLOSING) {
         return;
     }
-    npurt_compute(op, d, &w->job, chunk, scratch);
+    npurt_compute_copy(&w->copy, d, &w->job, chunk, own(w)->scratch);
     if (atomic_compare_exchange_strong(&s->slots[chunk], &seen, w->run)) {
-        npurt_commit(op, d, &w->job, chunk, scratch);
-        count_done(w, index, s, d);
+        npurt_commit_copy(&w->copy, d, &w->job, chunk, own(w)->scratch);
+        count_done(w, index, s);
+    }
+}
+
+/*
+ * Takes and computes chunks until none is left.  A thread that takes a chunk of a repeatable op says
+ * that it reads the op before: whoever computes the same chunk knows that it was taken, and so sees
+ * that it is read.
+ */
+static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d)
+{
+    for (;;) {
+        if (d.repeatable && w->copied != index) {
+            atomic_store_explicit(&own(w)->reads, 1, memory_order_relaxed);
+        }
+        const int chunk = take(w, s, d);
+        if (chunk < 0) {
+            atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
+            return;
+        }
+        if (!d.repeatable) {
+            npurt_compute(&w->job.ops[index], d, &w->job, chunk, own(w)->scratch);
+            count_done(w, index, s);
+            continue;
+        }
+        if (w->copied != index) {
+            copy(w, index);
+        }
+        do_copied(w, index, s, d, chunk);
+    }
+}
+
+/*
+ * Computes again what others have taken and not committed.  Either the thread that commits the last
+ * chunk sees that chunks are repeated, or this one that none is left.
+ */
+static void help(npurt_walk *w, int index, npurt_share *s, npurt_division d)
+{
+    atomic_store(&own(w)->reads, w->copied != index);
+    atomic_fetch_add(&w->pool->repeats, 1);
+    if (left_of(w, s) > CLOSING && w->copied != index) {
+        copy(w, index);
+    }
+    atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
+    for (int chunk = 0; chunk < d.chunks && left_of(w, s) > CLOSING; chunk++) {
+        do_copied(w, index, s, d, chunk);
     }
 }
 
 /* Every chunk is taken: wait for the others, and past some time do their work again. */
-static void await(const npurt_walk *w, int index, npurt_share *s, npurt_division d, uint64_t own)
+static enum npurt_progress await(npurt_walk *w, int index, npurt_share *s, npurt_division d,
+                                 uint64_t spent)
 {
-    const int helpful = w->job.ops[index].kind == NPURT_MATMUL;
-    const uint64_t from = now(), patience = HELP_NS + 2 * own;
-    while (!is_over(w, s)) {
-        for (int i = 0; i < 64 && !is_over(w, s); i++) {
+    const uint64_t from = now(), patience = HELP_NS + 2 * spent;
+    uint32_t left;
+    while ((left = left_of(w, s)) >= CLOSING) {
+        for (int i = 0; i < 64 && left_of(w, s) >= CLOSING; i++) {
             pause_cpu();
         }
         const uint64_t waited = now() - from;
-        if (helpful && waited > patience) {
-            for (int chunk = 0; chunk < d.chunks && !is_over(w, s); chunk++) {
-                do_chunk(w, index, s, d, chunk);
-            }
+        if (d.repeatable && waited > patience && left_of(w, s) > CLOSING) {
+            help(w, index, s, d);
         }
         if (waited > YIELD_NS + patience) {
             sched_yield();
         }
     }
+    return left;
 }
 
-static void walk(const npurt_walk *w)
+/* Returns how many ops are done, less than all if one has stopped the run. */
+static int walk(npurt_walk *w)
 {
-    for (int index = 0; index < w->job.count; index++) {
+    int index = 0;
+    for (w->copied = -1; index < w->job.count && !is_settled(w); index++) {
         npurt_share *s = &w->pool->shares[index];
-        npurt_division d;
-        uint64_t start = 0, own = 0;
-        for (int chunk; (chunk = take(w, s, &d)) >= 0;) {
-            start = start ? start : now();
-            do_chunk(w, index, s, d, chunk);
-        }
-        own = start ? now() - start : 0;
-        await(w, index, s, d, own);
-        if (atomic_load(&w->pool->run) != w->run || atomic_load(&w->pool->failed) >= 0) {
-            return;
+        const npurt_division d = division_of(s);
+        const uint64_t start = now();
+        do_chunks(w, index, s, d);
+        if (await(w, index, s, d, now() - start) == STOPPED) {
+            break;
         }
     }
+    return index;
+}
+
+/* The job of the current run.  It is whole if that run is not settled after. */
+static npurt_job job_of(npurt_pool *pool)
+{
+    return (npurt_job){
+        .ops = atomic_load_explicit(&pool->job.ops, memory_order_acquire),
+        .count = atomic_load_explicit(&pool->job.count, memory_order_acquire),
+        .rows = atomic_load_explicit(&pool->job.rows, memory_order_acquire),
+        .position = atomic_load_explicit(&pool->job.position, memory_order_acquire),
+        .head = atomic_load_explicit(&pool->job.head, memory_order_acquire),
+    };
 }
 
 /* A worker: waits for a run it has not seen, joins it, again. */
@@ -242,15 +360,26 @@ static void *work(void *argument)
         }
         atomic_fetch_add(&pool->inside, 1);
         w.run = run;
-        w.job = pool->job;
-        atomic_thread_fence(memory_order_seq_cst); /* the job is whole if its run is not settled */
-        const int joins = (int32_t) (run - atomic_load(&pool->settled)) > 0;
-        if (joins && !atomic_load(&pool->stop)) {
+        w.job = job_of(pool);
+        if (!atomic_load(&pool->stop)) {
             walk(&w);
         }
         atomic_fetch_sub(&pool->inside, 1);
     }
     return NULL;
+}
+
+/* Memory for up to `wanted` threads; returns for how many there was some. */
+static int make_threads(npurt_pool *pool, int wanted)
+{
+    pool->threads = aligned_alloc(64, (size_t) wanted * sizeof *pool->threads);
+    for (int i = 0; pool->threads && i < wanted; i++) {
+        pool->threads[i] = (npurt_thread){.scratch = aligned_alloc(64, SCRATCH_BYTES)};
+        if (!pool->threads[i].scratch) {
+            return i;
+        }
+    }
+    return pool->threads ? wanted : 0;
 }
 
 npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count)
@@ -260,28 +389,22 @@ npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count)
         return NULL;
     }
     pool->owner = getpid();
-    pool->failed = -1;
     pool->pinned = count > 0;
     for (int i = 0; i < count; i++) {
         CPU_SET((size_t) cpus[i], &pool->cpus);
     }
-    pool->workers = calloc((size_t) threads, sizeof *pool->workers);
-    pool->scratch = calloc((size_t) threads, sizeof *pool->scratch);
-    for (int i = 0; pool->scratch && i < threads; i++) {
-        pool->scratch[i] = aligned_alloc(64, SCRATCH_BYTES);
-        if (!pool->scratch[i]) {
-            break;
-        }
-        pool->threads = i + 1;
-    }
-    if (!pool->workers || !pool->threads) {
+    const int most = make_threads(pool, threads);
+    if (!most) {
         npurt_pool_free(pool);
         return NULL;
     }
-    for (int i = 1; i < pool->threads; i++) {
-        if (pthread_create(&pool->workers[i], NULL, work, pool)) {
-            pool->threads = i; /* a system short of threads: fewer will do */
-        }
+    pool->count = 1;
+    while (pool->count < most &&
+           !pthread_create(&pool->threads[pool->count].id, NULL, work, pool)) {
+        pool->count++;
+    }
+    for (int i = pool->count; i < most; i++) { /* a system short of threads: fewer will do */
+        free(pool->threads[i].scratch);
     }
     return pool;
 }
@@ -304,34 +427,37 @@ void npurt_pool_free(npurt_pool *pool)
         atomic_store(&pool->stop, 1);
         atomic_fetch_add(&pool->run, 1);
         futex(&pool->run, FUTEX_WAKE, INT_MAX);
-        for (int i = 1; i < pool->threads; i++) {
-            pthread_join(pool->workers[i], NULL);
+        for (int i = 1; i < pool->count; i++) {
+            pthread_join(pool->threads[i].id, NULL);
         }
     }
-    for (int i = 0; pool->scratch && i < pool->threads; i++) {
-        free(pool->scratch[i]);
+    for (int i = 0; i < pool->count; i++) {
+        free(pool->threads[i].scratch);
     }
     free(pool->shares);
-    free(pool->scratch);
-    free(pool->workers);
+    free(pool->threads);
     free(pool);
 }
 
-/* Makes room for the shared state of `count` ops; nobody may be inside a run. */
+/*
+ * Makes room for the shared state of `count` ops, all zero: also when the numbers of runs begin
+ * again, since they are compared for equality.  Returns 0 when there is no memory.
+ */
 static int reserve(npurt_pool *pool, int count)
 {
-    if (count <= pool->capacity) {
+    if (count <= pool->capacity && atomic_load(&pool->run) < LAST_RUN) {
         return 1;
     }
     npurt_pool_settle(pool);
-    npurt_share *shares = aligned_alloc(64, (size_t) count * sizeof *shares);
+    const int capacity = count > pool->capacity ? count : pool->capacity;
+    npurt_share *shares = aligned_alloc(64, (size_t) capacity * sizeof *shares);
     if (!shares) {
         return 0;
     }
-    memset(shares, 0, (size_t) count * sizeof *shares);
+    memset(shares, 0, (size_t) capacity * sizeof *shares);
     free(pool->shares);
     pool->shares = shares;
-    pool->capacity = count;
+    pool->capacity = capacity;
     return 1;
 }
 
@@ -343,13 +469,24 @@ static void open_lanes(const npurt_walk *w, npurt_share *s, npurt_division d)
     for (int i = 0; i < lanes; i++) {
         atomic_store(&s->lanes[i].ticket, run | UINT32_MAX);
     }
-    atomic_thread_fence(memory_order_release); /* lanes are closed before the division changes */
-    s->division = d;
-    atomic_store(&s->done, run | (d.chunks ? 0u : 1u));
+    atomic_store_explicit(&s->items, d.items, memory_order_release);
+    atomic_store_explicit(&s->grain, d.grain, memory_order_release);
+    atomic_store_explicit(&s->chunks, d.chunks, memory_order_release);
+    atomic_store_explicit(&s->repeatable, d.repeatable, memory_order_release);
+    atomic_store(&s->left, run | (d.chunks ? OPEN + (uint32_t) d.chunks : OVER));
     for (int i = 0; i < lanes; i++) {
         const uint64_t first = (uint64_t) lane_start(w->pool, d, i);
         atomic_store_explicit(&s->lanes[i].ticket, run | first, memory_order_release);
     }
+}
+
+static void put_job(npurt_pool *pool, npurt_job job)
+{
+    atomic_store_explicit(&pool->job.ops, job.ops, memory_order_release);
+    atomic_store_explicit(&pool->job.count, job.count, memory_order_release);
+    atomic_store_explicit(&pool->job.rows, job.rows, memory_order_release);
+    atomic_store_explicit(&pool->job.position, job.position, memory_order_release);
+    atomic_store_explicit(&pool->job.head, job.head, memory_order_release);
 }
 
 int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
@@ -358,21 +495,17 @@ int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t 
     if (!reserve(pool, count)) {
         return -1;
     }
-    const uint32_t run = atomic_load(&pool->run) + 1;
-    atomic_store(&pool->settled, run - 1); /* before the job changes */
-    atomic_thread_fence(memory_order_seq_cst);
-    npurt_walk w = {pool, {ops, count, rows, position, head}, run, 0};
+    const uint32_t last = atomic_load(&pool->run), run = last < LAST_RUN ? last + 1 : 1;
+    atomic_store(&pool->settled, last); /* before the job changes */
+    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, head}, .run = run};
     for (int i = 0; i < count; i++) {
-        open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->threads));
+        open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->count));
     }
-    pool->job = w.job;
-    atomic_store(&pool->failed, -1);
+    put_job(pool, w.job);
     atomic_store(&pool->stamp, now());
     atomic_store(&pool->run, run);
-    if (pool->threads > 1 && atomic_load(&pool->asleep)) {
+    if (pool->count > 1 && atomic_load(&pool->asleep)) {
         futex(&pool->run, FUTEX_WAKE, INT_MAX);
     }
-    walk(&w);
-    const int failed = atomic_load(&pool->failed);
-    return failed < 0 ? count : failed;
+    return walk(&w);
 }

@@ -24,8 +24,7 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
     npurt_division d = {.items = rows, .grain = 1};
     switch (op->kind) {
     case NPURT_MATMUL:
-        d = npurt_divide_matmul(op, job, threads);
-        break;
+        return npurt_divide_matmul(op, job, threads);
     case NPURT_QUANT:
         d.items = rows * (op->u.quant.out.k / BLOCK);
         d.grain = 64;
@@ -198,12 +197,4 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
     } else {
         single_items(op, isa, job, from, to, scratch);
     }
-}
-
-void npurt_commit(const npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
-                  const void *scratch)
-{
-    const int64_t from = chunk * d.grain;
-    npurt_commit_matmul(op, job, from, from + d.grain < d.items ? from + d.grain : d.items,
-                        scratch);
 }

@@ -6,7 +6,14 @@
 
 #include "kernels.h"
 
-enum { MAX_CHUNKS = 256, MAX_ROWS = 512, SCRATCH_BYTES = 4 << 20 };
+enum { MAX_CHUNKS = 256 };
+
+/* Memory of a thread: the copy of an input, then results.  Most ops use it as they like. */
+enum {
+    COPY_BYTES = 256 << 10,
+    RESULT_BYTES = 512 << 10,
+    SCRATCH_BYTES = COPY_BYTES + RESULT_BYTES,
+};
 
 /* What one run of a program works on. */
 typedef struct {
@@ -19,16 +26,23 @@ typedef struct {
 typedef struct {
     int64_t items, grain;
     int chunks;
+    int repeatable; /* a matmul whose input fits COPY_BYTES and whose chunks fit RESULT_BYTES */
 } npurt_division;
 
 npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads);
 
-/* Computes one chunk: a matmul into scratch, any other op where its results belong. */
+/* Computes one chunk; its results are then where they belong. */
 void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chunk, void *scratch);
 
-/* Moves a computed matmul chunk to where it belongs. */
-void npurt_commit(const npurt_op *op, npurt_division d, const npurt_job *job, int chunk,
-                  const void *scratch);
+/*
+ * A chunk of a repeatable op in three steps: copy the op with its input, compute into scratch, move
+ * the results to where they belong.  The second reads the copy and weights, and nothing else.
+ */
+void npurt_snapshot(const npurt_op *op, const npurt_job *job, void *scratch, npurt_op *copy);
+void npurt_compute_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
+                        void *scratch);
+void npurt_commit_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
+                       const void *scratch);
 
 /* Rows that an op works on in a run. */
 int64_t npurt_rows(const npurt_op *op, const npurt_job *job);
@@ -36,12 +50,10 @@ int64_t npurt_rows(const npurt_op *op, const npurt_job *job);
 /* How often a finished matmul read a whole weight: once, or once for each of its groups. */
 int64_t npurt_matrices(const npurt_op *op, const npurt_job *job);
 
-/* As above, for a matmul and its items [from, to). */
+/* As npurt_divide and npurt_compute, for a matmul and its items [from, to). */
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads);
 void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                           float *scratch);
-void npurt_commit_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
-                         const float *scratch);
 
 /* Freivalds: whether a finished matmul's result agrees with its input. */
 int npurt_is_right(const npurt_op *op, const npurt_job *job);

@@ -140,6 +140,12 @@ def compiled(target, folder, *sources):
     )
 
 
+def with_pool(source, *, late=False):
+    """Return *source* and those of the kernels; *late*: with threads that sleep at times."""
+    sources = [s for s in build.library_sources() if not late or s.name != "pool.c"]
+    return [*sources, source, *([HERE / "late_pool.c"] if late else [])]
+
+
 def emulated(program, cpu):
     """Return the machine that is qemu-aarch64's *cpu*."""
     qemu = shutil.which("qemu-aarch64")

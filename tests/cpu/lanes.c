@@ -16,8 +16,7 @@ static npurt_share share;
 static int take_one(npurt_pool *pool, uint32_t run, int thread)
 {
     const npurt_walk w = {.pool = pool, .run = run, .thread = thread};
-    npurt_division d;
-    const int chunk = take(&w, &share, &d);
+    const int chunk = take(&w, &share, division_of(&share));
     if (chunk >= 0) {
         printf("%d:%d ", thread, chunk);
     }
@@ -29,23 +28,23 @@ int main(int argc, char **argv)
     if (argc != 3) {
         return 2;
     }
-    npurt_pool pool = {.threads = atoi(argv[1])};
+    npurt_pool pool = {.count = atoi(argv[1])};
     const int chunks = atoi(argv[2]);
     npurt_walk w = {.pool = &pool};
-    for (int thread = 0; thread < pool.threads; thread++) {
+    for (int thread = 0; thread < pool.count; thread++) {
         w.run++;
-        open_lanes(&w, &share, (npurt_division){chunks, 1, chunks});
+        open_lanes(&w, &share, (npurt_division){chunks, 1, chunks, 0});
         while (take_one(&pool, w.run, thread)) {
         }
         printf("\n");
     }
     w.run++;
-    open_lanes(&w, &share, (npurt_division){chunks, 1, chunks});
+    open_lanes(&w, &share, (npurt_division){chunks, 1, chunks, 0});
     if (take_one(&pool, w.run - 1, 0) || take_one(&pool, w.run + 1, 0)) {
         return 1;
     }
-    for (int i = 0; i < chunks + pool.threads; i++) {
-        take_one(&pool, w.run, i % pool.threads);
+    for (int i = 0; i < chunks + pool.count; i++) {
+        take_one(&pool, w.run, i % pool.count);
     }
     printf("\n");
     return 0;

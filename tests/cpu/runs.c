@@ -1,9 +1,10 @@
 /*
- * Many runs of a pool, in memory that is new for each and freed as soon as npurt_pool_settle() says
- * that it may: a thread that looks at it later ends this program with SIGSEGV.
+ * Many runs of a pool, in memory that is new for each: a thread that looks at it once it may be freed
+ * ends this program with SIGSEGV.
  *
  *   runs THREADS RUNS
  *
+ * Everything but weights is freed as soon as npurt_run returns, weights once npurt_pool_settle has.
  * A run is two products, y = W (W x), of integers small enough to be exact: an op that starts before
  * the last is over, or a chunk committed twice or not at all, makes a wrong result: status 1.
  */
@@ -16,13 +17,13 @@
 
 enum { N = 192, PANEL = 16 };
 
+typedef float weights[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
+
 /* What a run works on, but for W. */
 typedef struct {
     npurt_op ops[2];
     float x[N], once[N], twice[N];
 } memory;
-
-static float image[N / PANEL][N][PANEL]; /* of float32 weights: [panel][column][row] */
 
 static int weight(int row, int column)
 {
@@ -39,7 +40,16 @@ static void multiply(const float *x, float *y)
     }
 }
 
-static void add(npurt_op *op, float *x, float *y)
+static void *map(size_t size)
+{
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        exit(2);
+    }
+    return p;
+}
+
+static void add(npurt_op *op, weights *image, float *x, float *y)
 {
     op->kind = NPURT_MATMUL;
     op->isa = npurt_isa_count() - 1;
@@ -52,27 +62,24 @@ static void add(npurt_op *op, float *x, float *y)
     op->u.matmul.stride = N;
 }
 
-static void run_once(npurt_pool *pool, const float *x, const float *wanted)
+static void run_once(npurt_pool *pool, weights *image, const float *x, const float *wanted)
 {
-    memory *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (m == MAP_FAILED) {
-        exit(2);
-    }
+    memory *m = map(sizeof *m);
     memcpy(m->x, x, sizeof m->x);
     for (int i = 0; i < N; i++) {
         m->once[i] = m->twice[i] = NAN;
     }
-    add(&m->ops[0], m->x, m->once);
-    add(&m->ops[1], m->once, m->twice);
+    add(&m->ops[0], image, m->x, m->once);
+    add(&m->ops[1], image, m->once, m->twice);
     if (npurt_run(pool, m->ops, 2, 1, 0, 0) != 2 || memcmp(m->twice, wanted, sizeof m->twice)) {
         exit(1);
     }
-    npurt_pool_settle(pool);
     munmap(m, sizeof *m);
 }
 
 int main(int argc, char **argv)
 {
+    static weights image;
     static float x[N], once[N], wanted[N];
     npurt_pool *pool = argc == 3 ? npurt_pool_new(atoi(argv[1]), NULL, 0) : NULL;
     if (!pool) {
@@ -85,7 +92,12 @@ int main(int argc, char **argv)
     multiply(x, once);
     multiply(once, wanted);
     for (int i = 0; i < atoi(argv[2]); i++) {
-        run_once(pool, x, wanted);
+        weights *w = map(sizeof *w);
+        memcpy(w, &image, sizeof *w);
+        run_once(pool, w, x, wanted);
+        run_once(pool, w, x, wanted);
+        npurt_pool_settle(pool);
+        munmap(w, sizeof *w);
     }
     npurt_pool_free(pool);
     return 0;

@@ -4,10 +4,13 @@ qemu-aarch64 runs driver.c with the kernels compiled in; what it left in memory 
 bit with the portable kernels of this process.
 """
 
+import subprocess
+
 import pytest
 
+from npurt import build
 from tests.cpu import cases, delta_cases
-from tests.cpu.foreign import Foreign, Recorded, compiled, emulated, same
+from tests.cpu.foreign import HERE, Foreign, Recorded, compiled, emulated, same, with_pool
 
 # A CPU that has int8 matrix products, one that stops at dot products, one with neither.
 SETS = {
@@ -73,3 +76,13 @@ def test_threads_share_the_work_of_an_emulated_cpu(program, scalar, tmp_path):
     for run in arrays:
         for have, want in zip(run, scalar(case), strict=True):
             same(have, want)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
+@pytest.mark.parametrize("name", ["runs.c", "stopped.c"])
+def test_the_pool_keeps_its_promises_on_an_emulated_cpu(name, late, tmp_path):
+    """Those that test_pool.py has programs for."""
+    sources = with_pool(HERE / name, late=late)
+    machine = emulated(build.compile_executable(sources, "aarch64", tmp_path / "program"), "max")
+
+    assert subprocess.run([*machine.command, "3", "200"], timeout=60).returncode == 0

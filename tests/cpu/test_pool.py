@@ -1,5 +1,6 @@
 """The thread pool: equal results for any number of threads, neighbours, closing, forking."""
 
+import functools
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from npurt.cpu.engine import Engine, Input, empty
 from npurt.errors import NpurtError, SettingError
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
-from tests.cpu.foreign import HERE, Recorded, same
+from tests.cpu.foreign import HERE, Recorded, same, with_pool
 
 THREADS = (1, 2, 3, 4)  # more than some machines have CPUs
 
@@ -144,27 +145,51 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
 
 
 @pytest.fixture(scope="module", params=["in time", "late"])
-def runs(request, tmp_path_factory):
-    """The program of many runs, with the pool as it is and with threads that sleep at times."""
-    sources = [*build.library_sources(), HERE / "runs.c"]
-    if request.param == "late":
-        sources = [s for s in sources if s.name != "pool.c"] + [HERE / "late_pool.c"]
-    return build.compile_executable(sources, build.host(), tmp_path_factory.mktemp("c") / "runs")
+def program(request, tmp_path_factory):
+    """Compile a program of this folder: with the pool as it is, or with threads that are late."""
+    folder = tmp_path_factory.mktemp("c")
+
+    @functools.cache
+    def compiled(name):
+        sources = with_pool(HERE / name, late=request.param == "late")
+        return build.compile_executable(sources, build.host(), folder / name.removesuffix(".c"))
+
+    return compiled
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8, 11])
-def test_memory_may_be_freed_once_a_run_has_settled(runs, threads):
+def test_memory_may_be_freed_once_a_run_has_returned_and_weights_once_it_has_settled(
+    program, threads
+):
     """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
-    assert subprocess.run([runs, str(threads), "4000"], timeout=60).returncode == 0
+    assert subprocess.run([program("runs.c"), str(threads), "1000"], timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_what_comes_after_a_stopped_run_is_done_once(program, threads):
+    """Not by a thread of that run too, which has not noticed that it was stopped."""
+    assert subprocess.run([program("stopped.c"), str(threads), "1000"], timeout=300).returncode == 0
 
 
 @pytest.fixture(scope="module")
-def lanes(tmp_path_factory):
-    """Return the orders in which lanes.c says that threads take chunks: pairs (thread, chunk)."""
-    sources = [s for s in build.library_sources() if s.name != "pool.c"] + [HERE / "lanes.c"]
-    program = build.compile_executable(
-        sources, build.host(), tmp_path_factory.mktemp("c") / "lanes"
+def pool_program(tmp_path_factory):
+    """Compile a program that has pool.c in it."""
+    others = [s for s in build.library_sources() if s.name != "pool.c"]
+    folder = tmp_path_factory.mktemp("c")
+    return lambda name: build.compile_executable(
+        [*others, HERE / name], build.host(), folder / name.removesuffix(".c")
     )
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_numbers_of_runs_may_begin_again(pool_program, threads):
+    assert subprocess.run([pool_program("wrap.c"), str(threads)], timeout=300).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def lanes(pool_program):
+    """Return the orders in which lanes.c says that threads take chunks: pairs (thread, chunk)."""
+    program = pool_program("lanes.c")
 
     def orders(threads, chunks):
         command = [program, str(threads), str(chunks)]

@@ -1,0 +1,77 @@
+/*
+ * Runs that stop at an op whose result does not verify, and are then gone on with from that op: what
+ * comes after it is done once.
+ *
+ *   stopped THREADS RUNS
+ *
+ * Three products, the last of which is said to be wrong, and x += 1.  Status 1: x is not 1 after a
+ * run was stopped and the rest of it run again, as when a thread of the stopped run goes on too.
+ */
+#include "npurt_cpu.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 64, PANEL = 16, PRODUCTS = 3, OPS = PRODUCTS + 1 };
+
+static float image[N / PANEL][N][PANEL]; /* of float32 weights */
+static float in[N], y[N], x[N], one[N], out[N];
+static double r[N], s[N];
+static npurt_op ops[OPS];
+
+/* Every weight and every input is 1, and W^T r is said to be what it is not. */
+static void build(void)
+{
+    for (int i = 0; i < N; i++) {
+        in[i] = one[i] = 1;
+        r[i] = 1;
+        s[i] = 1e6;
+        for (int k = 0; k < N; k++) {
+            image[i / PANEL][k][i % PANEL] = 1;
+        }
+    }
+    for (int i = 0; i < PRODUCTS; i++) {
+        npurt_matmul *m = &ops[i].u.matmul;
+        ops[i].kind = NPURT_MATMUL;
+        m->in = (npurt_input){.values = in, .k = N};
+        m->weights = 1;
+        m->w[0] = (npurt_weight){.image = (uint8_t *) image, .n = N, .k = N};
+        m->y = y;
+        m->stride = N;
+    }
+    npurt_weight *w = &ops[PRODUCTS - 1].u.matmul.w[0];
+    w->check_r = r;
+    w->check_s = s;
+    w->check_bound = 1e-6;
+    ops[PRODUCTS].kind = NPURT_NORM;
+    ops[PRODUCTS].u.norm = (npurt_norm){x, one, one, {.values = out, .k = N}, 1e-6f, 0};
+    for (int i = 0; i < OPS; i++) {
+        ops[i].isa = npurt_isa_count() - 1;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    npurt_pool *pool = argc == 3 ? npurt_pool_new(atoi(argv[1]), NULL, 0) : NULL;
+    if (!pool) {
+        return 2;
+    }
+    build();
+    for (int run = 0; run < atoi(argv[2]); run++) {
+        memset(x, 0, sizeof x);
+        npurt_op *wrong = &ops[PRODUCTS - 1];
+        wrong->u.matmul.armed = 1;
+        if (npurt_run(pool, ops, OPS, 1, 0, 0) != PRODUCTS - 1) {
+            return 2;
+        }
+        wrong->u.matmul.armed = 0;
+        if (npurt_run(pool, wrong, 2, 1, 0, 0) != 2) {
+            return 2;
+        }
+        npurt_pool_settle(pool);
+        if (x[0] != 1) {
+            return 1;
+        }
+    }
+    npurt_pool_free(pool);
+    return 0;
+}
