@@ -53,8 +53,7 @@ enum npurt_progress { OVER, STOPPED, CLOSING, OPEN = CLOSING };
 typedef struct {
     npurt_lane lanes[LANES];
     _Atomic uint64_t left; /* OPEN and the chunks not committed, or another npurt_progress */
-    _Atomic int64_t items, grain;
-    _Atomic int32_t chunks, repeatable; /* as in npurt_division */
+    _Atomic uint64_t division[sizeof(npurt_division) / 8];
     _Atomic uint32_t slots[MAX_CHUNKS]; /* the run that last committed each chunk */
 } npurt_share;
 
@@ -74,11 +73,7 @@ struct npurt_pool {
     int capacity;             /* of shares */
     uint64_t waited;          /* what `repeats` was when somebody last waited for copies */
     _Atomic uint64_t repeats; /* chunks computed a second time, so far */
-    struct {
-        npurt_op *_Atomic ops;
-        _Atomic int64_t rows, position, head;
-        _Atomic int count;
-    } job;
+    _Atomic uint64_t job[sizeof(npurt_job) / 8];
     _Atomic uint32_t run;           /* number of the current run; what sleepers wait on */
     _Atomic uint32_t settled;       /* the last run that nobody may begin or go on with */
     _Atomic int asleep, stop, next; /* next: thread ids handed out */
@@ -135,15 +130,22 @@ static uint32_t left_of(const npurt_walk *w, const npurt_share *s)
     return left >> 32 == w->run ? (uint32_t) left : OVER;
 }
 
-/* Stored by `open_lanes` while lanes are closed: a ticket taken afterwards vouches for it. */
-static npurt_division division_of(const npurt_share *s)
+/* What may be read while it is written: whoever reads finds out afterwards whether it is whole. */
+static void put_words(_Atomic uint64_t *words, const void *from, size_t bytes)
 {
-    return (npurt_division){
-        .items = atomic_load_explicit(&s->items, memory_order_acquire),
-        .grain = atomic_load_explicit(&s->grain, memory_order_acquire),
-        .chunks = atomic_load_explicit(&s->chunks, memory_order_acquire),
-        .repeatable = atomic_load_explicit(&s->repeatable, memory_order_acquire),
-    };
+    for (size_t i = 0; i < bytes / sizeof *words; i++) {
+        uint64_t word;
+        memcpy(&word, (const uint8_t *) from + i * sizeof word, sizeof word);
+        atomic_store_explicit(&words[i], word, memory_order_release);
+    }
+}
+
+static void get_words(void *to, const _Atomic uint64_t *words, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *words; i++) {
+        const uint64_t word = atomic_load_explicit(&words[i], memory_order_acquire);
+        memcpy((uint8_t *) to + i * sizeof word, &word, sizeof word);
+    }
 }
 
 static int lanes_of(const npurt_pool *pool)
@@ -279,12 +281,16 @@ static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d
  */
 static void help(npurt_walk *w, int index, npurt_share *s, npurt_division d)
 {
-    atomic_store(&own(w)->reads, w->copied != index);
+    const int copies = w->copied != index;
+    atomic_store(&own(w)->reads, copies);
     atomic_fetch_add(&w->pool->repeats, 1);
-    if (left_of(w, s) > CLOSING && w->copied != index) {
+    if (left_of(w, s) <= CLOSING) {
+        atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
+        return;
+    }
+    if (copies) {
         copy(w, index);
     }
-    atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
     for (int chunk = 0; chunk < d.chunks && left_of(w, s) > CLOSING; chunk++) {
         do_copied(w, index, s, d, chunk);
     }
@@ -317,7 +323,8 @@ static int walk(npurt_walk *w)
     int index = 0;
     for (w->copied = -1; index < w->job.count && !is_settled(w); index++) {
         npurt_share *s = &w->pool->shares[index];
-        const npurt_division d = division_of(s);
+        npurt_division d; /* whole if a chunk can be taken: lanes are closed while it changes */
+        get_words(&d, s->division, sizeof d);
         const uint64_t start = now();
         do_chunks(w, index, s, d);
         if (await(w, index, s, d, now() - start) == STOPPED) {
@@ -325,18 +332,6 @@ static int walk(npurt_walk *w)
         }
     }
     return index;
-}
-
-/* The job of the current run.  It is whole if that run is not settled after. */
-static npurt_job job_of(npurt_pool *pool)
-{
-    return (npurt_job){
-        .ops = atomic_load_explicit(&pool->job.ops, memory_order_acquire),
-        .count = atomic_load_explicit(&pool->job.count, memory_order_acquire),
-        .rows = atomic_load_explicit(&pool->job.rows, memory_order_acquire),
-        .position = atomic_load_explicit(&pool->job.position, memory_order_acquire),
-        .head = atomic_load_explicit(&pool->job.head, memory_order_acquire),
-    };
 }
 
 /* A worker: waits for a run it has not seen, joins it, again. */
@@ -360,7 +355,7 @@ static void *work(void *argument)
         }
         atomic_fetch_add(&pool->inside, 1);
         w.run = run;
-        w.job = job_of(pool);
+        get_words(&w.job, pool->job, sizeof w.job); /* whole if the run is not settled then */
         if (!atomic_load(&pool->stop)) {
             walk(&w);
         }
@@ -469,24 +464,12 @@ static void open_lanes(const npurt_walk *w, npurt_share *s, npurt_division d)
     for (int i = 0; i < lanes; i++) {
         atomic_store(&s->lanes[i].ticket, run | UINT32_MAX);
     }
-    atomic_store_explicit(&s->items, d.items, memory_order_release);
-    atomic_store_explicit(&s->grain, d.grain, memory_order_release);
-    atomic_store_explicit(&s->chunks, d.chunks, memory_order_release);
-    atomic_store_explicit(&s->repeatable, d.repeatable, memory_order_release);
+    put_words(s->division, &d, sizeof d);
     atomic_store(&s->left, run | (d.chunks ? OPEN + (uint32_t) d.chunks : OVER));
     for (int i = 0; i < lanes; i++) {
         const uint64_t first = (uint64_t) lane_start(w->pool, d, i);
         atomic_store_explicit(&s->lanes[i].ticket, run | first, memory_order_release);
     }
-}
-
-static void put_job(npurt_pool *pool, npurt_job job)
-{
-    atomic_store_explicit(&pool->job.ops, job.ops, memory_order_release);
-    atomic_store_explicit(&pool->job.count, job.count, memory_order_release);
-    atomic_store_explicit(&pool->job.rows, job.rows, memory_order_release);
-    atomic_store_explicit(&pool->job.position, job.position, memory_order_release);
-    atomic_store_explicit(&pool->job.head, job.head, memory_order_release);
 }
 
 int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
@@ -501,7 +484,7 @@ int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t 
     for (int i = 0; i < count; i++) {
         open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->count));
     }
-    put_job(pool, w.job);
+    put_words(pool->job, &w.job, sizeof w.job);
     atomic_store(&pool->stamp, now());
     atomic_store(&pool->run, run);
     if (pool->count > 1 && atomic_load(&pool->asleep)) {

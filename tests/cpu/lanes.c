@@ -16,7 +16,9 @@ static npurt_share share;
 static int take_one(npurt_pool *pool, uint32_t run, int thread)
 {
     const npurt_walk w = {.pool = pool, .run = run, .thread = thread};
-    const int chunk = take(&w, &share, division_of(&share));
+    npurt_division d;
+    get_words(&d, share.division, sizeof d);
+    const int chunk = take(&w, &share, d);
     if (chunk >= 0) {
         printf("%d:%d ", thread, chunk);
     }
