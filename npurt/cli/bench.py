@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("-d", "--n-depth", type=int, default=0, help="tokens in the cache before")
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int)
-    parser.add_argument("-b", "--batch-size", type=int, default=512)
+    parser.add_argument("-b", "--batch-size", type=int)
     parser.add_argument("-dev", "--device", metavar="NAME")
     parser.add_argument("--verify", choices=("off", "sample", "always"))
     parser.add_argument("--report", action="store_true", help="print the ledger too")

@@ -18,7 +18,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
                        help="cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto")  # fmt: skip
     group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
     group.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of the context")
-    group.add_argument("-b", "--batch-size", type=int, default=512, metavar="N",
+    group.add_argument("-b", "--batch-size", type=int, metavar="N",
                        help="tokens evaluated at once, at most 512")  # fmt: skip
     group.add_argument("--kv-type", default="f16", choices=("f16", "f32"), help="of the KV cache")
     group.add_argument("--verify", choices=("off", "sample", "always"), help="check results")

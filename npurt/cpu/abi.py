@@ -5,6 +5,7 @@ Python and C cannot disagree about a struct.  The library still says the size of
 and a library built from another header is refused.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,31 @@ HEADER = Path(__file__).with_name("npurt_cpu.h")
 LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the kernels can do at most: `npurt_limit` in the header."""
+
+    rows: int  # of one run
+    columns: int  # of anything
+    head: int  # width of a head of attention
+    delta: int  # width of a head of a delta net
+    head_step: int  # that both are multiples of
+    taps: int  # of a convolution
+    experts: int
+
+
 @once
 def ffi() -> Any:
     """Parse the header once, on first use."""
     return library.declare(HEADER)
+
+
+@once
+def limits() -> Limits:
+    """Return what the kernels can do at most; they refuse more."""
+    found = ffi().typeof("enum npurt_limit").relements
+    names = {name: name.removeprefix("NPURT_").removeprefix("MOST_").lower() for name in found}
+    return Limits(**{names[name]: value for name, value in found.items()})
 
 
 def load(path: Path) -> Any:

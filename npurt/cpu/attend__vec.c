@@ -13,16 +13,18 @@
 #include "kernels.h"
 #include <math.h>
 
-enum { SPAN = 64, TILE = 8, WIDEST = 256 };
+enum { SPAN = 64, TILE = 8 };
 
 typedef struct {
     const npurt_attention *op;
     int kv_head;
     int64_t position; /* of row 0 of the run */
-    float q[TILE][WIDEST], out[TILE][WIDEST], p[TILE][SPAN];
+    float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
     int64_t seen[TILE]; /* positions each row may see */
 } npurt_tile_state;
+
+_Static_assert(sizeof(npurt_tile_state) <= SCRATCH_BYTES, "a tile does not fit");
 
 INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
 {

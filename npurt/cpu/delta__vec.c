@@ -20,7 +20,7 @@ enum { SPAN = 16, LANES = 16 };
 
 /* --- conv --------------------------------------------------------------------------------------- */
 
-static const float nothing[DELTA_WIDEST];
+static const float nothing[NPURT_MOST_DELTA];
 
 /* Where the values of the token at `back` tokens before row `row` lie, from column `column` on. */
 static const float *token_at(const npurt_conv *op, int64_t row, int64_t back, int64_t position,
@@ -38,7 +38,7 @@ static void convolve(const npurt_conv *op, int64_t row, int64_t position, int64_
 {
     const int64_t channels = (2 * op->k_heads + op->heads) * op->width;
     float *out = op->out + row * channels + column;
-    const float *from[CONV_TAPS];
+    const float *from[NPURT_MOST_TAPS];
     for (int j = 0; j < op->taps; j++) {
         from[j] = token_at(op, row, op->taps - 1 - j, position, column);
     }
@@ -107,9 +107,11 @@ void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int6
 
 /* What a span of tokens needs of one head besides v: with a = e^decay, a is one or `width` floats. */
 typedef struct {
-    float a[DELTA_WIDEST], k[DELTA_WIDEST], ak[DELTA_WIDEST], aq[DELTA_WIDEST];
+    float a[NPURT_MOST_DELTA], k[NPURT_MOST_DELTA], ak[NPURT_MOST_DELTA], aq[NPURT_MOST_DELTA];
     float kq, beta;
 } npurt_token;
+
+_Static_assert(SPAN * sizeof(npurt_token) <= SCRATCH_BYTES, "a span of tokens does not fit");
 
 /* One head of one sequence. */
 typedef struct {

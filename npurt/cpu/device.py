@@ -8,20 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu import abi, layout
-from npurt.cpu.engine import GROUP, MAX_ROWS, Engine, Input, pointer
+from npurt.cpu.engine import Engine, Input, pointer
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
 from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
-from npurt.quant.activations import quantize_activations
+from npurt.quant.activations import GROUP, quantize_activations
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 
 F64 = npt.NDArray[np.float64]
 
 KEPT = 4  # programs of a packed weight, by number of rows
-MAX_COLUMNS = 1 << 19  # N of one product: its chunks must fit the scratch memory of work.h
-MAX_DELTA = 128  # width of a delta net's heads (delta__vec.c)
 
 
 class CpuPacked(Packed):
@@ -39,7 +37,7 @@ class CpuPacked(Packed):
         self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
 
     def multiply(self, x: F32, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*, at most `MAX_ROWS` rows; keep the program for next time."""
+        """Write ``x @ w.T`` to *out*, the rows of one run; keep the program for next time."""
         with self.device.engine.turn():
             if len(x) not in self._ready:
                 if len(self._ready) == KEPT:
@@ -49,7 +47,6 @@ class CpuPacked(Packed):
             source.values[:] = x
             program.ops[len(program) - 1].u.matmul.y = pointer("float *", out)
             program.run(len(x))
-            self.device.engine.settle()
 
     def _program(self, rows: int, out: F32) -> tuple[Input, Program]:
         source = Input(rows, self.k, quantised=self.image.integer)
@@ -100,7 +97,6 @@ class CpuPacked(Packed):
         for i, data in enumerate(images):
             program.spread(replace(self.image, data=data), r, s[i], squares[i])
         program.run()
-        self.device.engine.settle()
         return s, squares.sum(axis=1)
 
 
@@ -128,8 +124,9 @@ class CpuDevice(Device):
             return f"there is no kernel for {op.format}"
         if op.k % fmt.block:
             return f"{op.format} needs K % {fmt.block} == 0"
-        if op.n > MAX_COLUMNS:
-            return f"N is more than {MAX_COLUMNS}"
+        most = abi.limits().columns
+        if max(op.n, op.k) > most:
+            return f"N or K is more than {most}"
         return None
 
     def pack(self, tensor: QTensor, *, fine: bool = False) -> CpuPacked:
@@ -155,7 +152,6 @@ class CpuDevice(Device):
             blocks = np.ascontiguousarray(tensor.blocks)
             program.pack(blocks, replace(image, n=n * math.prod(experts)))
             program.run()
-            self.engine.settle()
             packed.append(CpuPacked(self, tensor, image))
             done(i)
         return packed
@@ -178,11 +174,12 @@ class CpuDevice(Device):
         return math.prod(experts) * int(abi.lib().npurt_image_bytes(tensor.format.number, n, k))
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*, in slices of `MAX_ROWS` rows."""
+        """Write ``x @ w.T`` to *out*, as many rows at a time as a run takes."""
         check_product(self, x, [w], [out])
         assert isinstance(w, CpuPacked)
-        for start in range(0, len(x), MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
+        most = abi.limits().rows
+        for start in range(0, len(x), most):
+            rows = slice(start, start + most)
             w.multiply(x[rows], out[rows])
 
     def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
@@ -200,12 +197,12 @@ class CpuDevice(Device):
         program = Program(self.engine)
         program.pack_i8(b, quads, image)
         program.run()
-        for start in range(0, m, MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
+        most = abi.limits().rows
+        for start in range(0, m, most):
+            rows = slice(start, start + most)
             program = Program(self.engine)
             program.multiply_i8(x[rows], minus[rows], image, n, y[rows])
             program.run(len(x[rows]))
-        self.engine.settle()
         return y[:, :n]
 
     def multiplied(self, x: F32, w: Packed) -> F64:
@@ -220,8 +217,9 @@ class CpuDevice(Device):
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""
         heads, width = net.v.shape[2:]
-        if width % 16 or not 0 < width <= MAX_DELTA:
-            return f"heads are {width} wide, not a multiple of 16 up to {MAX_DELTA}"
+        step, most = abi.limits().head_step, abi.limits().delta
+        if width % step or not 0 < width <= most:
+            return f"heads are {width} wide, not a multiple of {step} up to {most}"
         if heads % net.k.shape[2]:
             return f"{heads} heads do not share {net.k.shape[2]} key heads evenly"
         if net.decay.shape[3] not in (1, width):
@@ -229,15 +227,15 @@ class CpuDevice(Device):
         return None
 
     def delta_net(self, net: DeltaNet) -> None:
-        """Run *net* on the pool, in slices of `MAX_ROWS` tokens."""
+        """Run *net* on the pool, as many tokens at a time as a run takes."""
         if self.why_not_delta(net):
             super().delta_net(net)
-        for start in range(0, net.v.shape[1], MAX_ROWS):
-            part = net.after(start).first(MAX_ROWS)
+        most = abi.limits().rows
+        for start in range(0, net.v.shape[1], most):
+            part = net.after(start).first(most)
             program = Program(self.engine)
             program.delta(part)
             program.run(part.v.shape[1])
-        self.engine.settle()
 
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""

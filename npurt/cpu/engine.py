@@ -4,6 +4,7 @@ An op is a C struct that says what to do with which memory; a `Program` is an ar
 once and run once per token or batch.  Everything a program points to is kept alive by it.
 """
 
+import atexit
 import contextlib
 import os
 import threading
@@ -17,17 +18,10 @@ import numpy.typing as npt
 from npurt.cpu import abi
 from npurt.cpu.memory import allocate
 from npurt.cpu.topology import threads_to_use, topology
-from npurt.errors import DriverError, NpurtError
+from npurt.errors import DriverError, NpurtError, UnsupportedOp
+from npurt.quant.activations import GROUP
 
 F32 = npt.NDArray[np.float32]
-
-MAX_ROWS = 512  # of one run (work.h)
-MAX_CHUNKS = 256  # of one op (work.h)
-SCRATCH_FLOATS = 1 << 20  # for the results of one chunk of a matmul (work.h)
-GROUP = 32  # columns that share an activation scale
-
-BLOCK_BYTES = 32  # of an npurt_block, which begins with the scale
-FINE_STEPS = 255  # of a code: what fine codes count (kernels.h)
 
 
 def empty(rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -56,7 +50,8 @@ class Input:
         self.quantised = quantised
         if quantised:
             self.codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
-            self.blocks: npt.NDArray[np.uint8] = empty(rows, k // GROUP * BLOCK_BYTES, np.uint8)
+            block = abi.ffi().sizeof("npurt_block")
+            self.blocks: npt.NDArray[np.uint8] = empty(rows, k // GROUP * block, np.uint8)
         self.fine = quantised and fine
         if self.fine:
             self.fine_codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
@@ -67,8 +62,9 @@ class Input:
             return self.values[rows].astype(np.float64)
         codes = self.codes[rows].astype(np.float64)
         if self.fine:
-            codes = FINE_STEPS * codes + self.fine_codes[rows]
-        scales = self.blocks[rows].view(np.float32)[:, :: BLOCK_BYTES // 4].astype(np.float64)
+            codes = abi.lib().NPURT_FINE_STEPS * codes + self.fine_codes[rows]
+        step = abi.ffi().sizeof("npurt_block") // 4  # a block begins with its scale
+        scales = self.blocks[rows].view(np.float32)[:, ::step].astype(np.float64)
         return codes * np.repeat(scales, GROUP, axis=1)
 
     def fill(self, struct: Any) -> None:
@@ -87,6 +83,10 @@ class Engine:
 
     They end when it is closed, or when nobody has it any more.  After a fork the child has no
     threads but its own: it gets new ones when it first runs.
+
+    When a run has returned, nobody touches what it worked on any more, but a thread that was late
+    may still read weights.  So what a dropped program kept is let go of once no thread is inside a
+    run: see `retire`.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -94,7 +94,9 @@ class Engine:
         self.isa = abi.isa(isa)
         self.isa_name = next(name for name, i in abi.isas().items() if i == self.isa)
         self.threads = threads_to_use(threads, self._here)
+        self._retired: list[object] = []  # what dropped programs kept
         self._start()
+        _ENGINES.add(self)
 
     def _start(self) -> None:
         cpus = self._here.cpus if self._here.pinned else ()
@@ -119,15 +121,25 @@ class Engine:
         """
         if self._process != os.getpid() and self._pool is not None:
             self._start()
-        with self._lock:
-            if self._pool is None:
-                raise NpurtError("the CPU device is closed", remedy="open it again")
-            yield self._pool
+        try:
+            with self._lock:
+                if self._pool is None:
+                    raise NpurtError("the CPU device is closed", remedy="open it again")
+                yield self._pool
+        finally:
+            if self._retired:
+                self._release()
 
     def run(self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
         with self.turn() as pool:
             done = int(abi.lib().npurt_run(pool, ops, count, rows, position, head))
+            if done == abi.lib().NPURT_REFUSED:
+                why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
+                raise UnsupportedOp(
+                    f"the CPU kernels cannot run {count} ops on {rows} rows: {why}",
+                    remedy="use a model or arrays of sizes that the kernels take",
+                )
         if done < 0:
             raise DriverError(
                 f"no memory to run {count} ops",
@@ -138,10 +150,28 @@ class Engine:
         return done
 
     def settle(self) -> None:
-        """Wait until no thread can touch the memory of a finished run any more."""
+        """Wait until no thread can read the weights of a finished run any more."""
         if self._pool is not None:
             with self.turn() as pool:
                 abi.lib().npurt_pool_settle(pool)
+
+    def retire(self, kept: object) -> None:
+        """Keep what a dropped program kept until no thread can read it any more.
+
+        Never waits for a run of another thread: that one lets go of it in the end.
+        """
+        self._retired.append(kept)
+        self._release()
+
+    def _release(self) -> None:
+        """Let go of what was retired, unless another thread has its turn and will do so."""
+        while self._retired and self._lock.acquire(blocking=False):
+            try:
+                if self._pool is not None:
+                    abi.lib().npurt_pool_settle(self._pool)
+                self._retired.clear()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Stop the threads.  A second call does nothing."""
@@ -149,6 +179,16 @@ class Engine:
             with self.turn():
                 self._pool = None
                 self._free()
+
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _settle() -> None:
+    """Have late threads out of all weights, which the interpreter frees when it ends."""
+    for engine in tuple(_ENGINES):
+        engine.retire(None)
 
 
 def _free(pool: Any, process: int) -> None:

@@ -13,6 +13,10 @@
 
 enum { LANES = 16 };
 
+_Static_assert(NPURT_MOST_EXPERTS % LANES == 0 &&
+                   NPURT_MOST_EXPERTS * (sizeof(int64_t) + sizeof(float)) <= SCRATCH_BYTES,
+               "what is known of experts does not fit");
+
 /* The `used` likeliest experts of one row, and their shares. */
 static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *shares)
 {
@@ -76,7 +80,7 @@ void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
 void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch)
 {
     int64_t *next = (int64_t *) (void *) scratch;
-    float *e = (float *) (void *) (next + EXPERTS_MOST);
+    float *e = (float *) (void *) (next + NPURT_MOST_EXPERTS);
     const int64_t copies = rows * op->used;
     memset(next, 0, (size_t) op->experts * sizeof *next);
     for (int64_t row = 0; row < rows; row++) {

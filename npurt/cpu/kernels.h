@@ -13,7 +13,7 @@
  * -127 to 127, so that none is left out.  The sums of a group join as integers; to multiply by 255 is
  * a shift and a subtraction, which run beside the products.
  */
-enum { FINE_STEPS = 255 };
+enum { FINE_STEPS = NPURT_FINE_STEPS };
 
 /* One quantised row of a matmul input. */
 typedef struct {
@@ -49,7 +49,14 @@ typedef struct {
 } npurt_tile;
 
 enum { GEMV_ROWS = 32, FEW_ROWS = 16 };
-enum { DELTA_WIDEST = 128, DELTA_ROWS = 64, CONV_TAPS = 8, EXPERTS_MOST = 4096 };
+enum { DELTA_ROWS = 64 };
+
+/* Memory of a thread: the copy of an input, then results.  Most ops use it as they like. */
+enum {
+    COPY_BYTES = 256 << 10,
+    RESULT_BYTES = 512 << 10,
+    SCRATCH_BYTES = COPY_BYTES + RESULT_BYTES,
+};
 
 /* y[panels][rows][16] = rows of x, at most GEMV_ROWS, times the panels of an image. */
 typedef void npurt_gemv_fn(const uint8_t *image, int panels, const npurt_row *x, int rows,

@@ -106,6 +106,8 @@ static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
     return used;
 }
 
+_Static_assert(NPURT_MOST_ROWS * ROWS * sizeof(float) <= RESULT_BYTES, "a panel does not fit");
+
 /* Bytes of the results of one panel: a row of the run is in a group once at most. */
 static int64_t panel_results(const npurt_op *op, const npurt_job *job)
 {

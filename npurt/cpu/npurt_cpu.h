@@ -12,6 +12,22 @@
 
 #define NPURT_API __attribute__((visibility("default")))
 
+/* Sizes that the kernels rely on.  npurt_run refuses what goes beyond them; Python reads them here. */
+enum npurt_limit {
+    NPURT_MOST_ROWS = 512,        /* of a run */
+    NPURT_MOST_COLUMNS = 1 << 24, /* of anything: what is computed of two such fits 64 bits */
+    NPURT_MOST_HEAD = 256,        /* width of a head of attention */
+    NPURT_MOST_DELTA = 128,       /* width of a head of a delta net */
+    NPURT_HEAD_STEP = 16,         /* that both are multiples of */
+    NPURT_MOST_TAPS = 8,          /* of a convolution */
+    NPURT_MOST_EXPERTS = 4096,
+};
+
+enum { NPURT_FINE_STEPS = 255 }; /* of fine codes in one of a code */
+
+/* What npurt_run returns besides how many ops were done. */
+enum npurt_error { NPURT_NO_MEMORY = -1, NPURT_REFUSED = -2 };
+
 /*
  * What the kernels need of 32 quantised activations besides their codes.  Where there are fine
  * codes, a code is 255 * code + fine code here.
@@ -246,6 +262,7 @@ typedef struct {
     uint64_t nanoseconds;
     uint64_t checks;   /* results verified so far */
     uint64_t matrices; /* multiplied so far, of each weight */
+    int64_t checked;   /* runs of fewer rows than this need no check; 0 at first */
 } npurt_op;
 
 typedef struct npurt_pool npurt_pool;
@@ -258,12 +275,15 @@ NPURT_API void npurt_pool_free(npurt_pool *pool);
 NPURT_API void npurt_pool_settle(npurt_pool *pool);
 
 /*
- * Runs ops[0..count) on `rows` tokens (at most 512) whose first has position `position`; ops marked
- * head see only rows from `head` on.  Returns count; or the index of the first op whose result did
- * not verify, nothing after it having run; or -1 when out of memory.  One run at a time.
+ * Runs ops[0..count) on `rows` tokens whose first has position `position`; ops marked head see only
+ * rows from `head` on.  Returns count; or the index of the first op whose result did not verify,
+ * nothing after it having run; or an npurt_error, nothing having run.  One run at a time.
  */
 NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
                         int64_t head);
+
+/* Why the last run was refused. */
+NPURT_API const char *npurt_pool_why(const npurt_pool *pool);
 
 /* Names of the instruction sets compiled in, best first, and whether this machine runs them. */
 NPURT_API int npurt_isa_count(void);

@@ -8,14 +8,12 @@
  * the middle of its own, the others do not wait: they compute that chunk again, and the first to
  * finish commits it.  So a busy neighbour costs its share of the machine and no more.
  *
- * A late thread is one whose chunk another thread has committed.  It does no harm, because it reads
- * nothing that anybody writes to: a chunk that may be computed twice is computed from a copy of the
- * op and its input, into the thread's own scratch, and what else it reads are weights, which do not
- * change.  It makes that copy while its `reads` is set.  The thread that finishes an op waits for
- * copies to be made, if any chunk was computed twice since the last time somebody waited for them.
- * So once an op is over, nobody reads it or its input, and once npurt_run has returned, a late thread
- * reads weights alone.  The result of a late thread is dropped: it may be committed only by changing
- * the chunk's slot from the value seen before to the number of the run.
+ * A late thread is one whose chunk another thread has committed.  It reads nothing that anybody
+ * writes to: a chunk that may be computed twice is computed from weights and a copy of the op and its
+ * input, into the thread's own scratch.  It makes that copy while its `reads` is set, and the thread
+ * that finishes the op waits for copies, if any chunk was repeated since somebody last did.  So once
+ * an op is over, nobody reads it or its input.  What a late thread computes is dropped: to commit a
+ * chunk is to change its slot from the value seen before to the number of the run.
  *
  * tests/cpu/pool_model.py has this protocol in small, and tries every order of events.
  */
@@ -34,8 +32,7 @@
 /* How long a thread looks busily: for a new run before it sleeps, for others before it helps. */
 enum { IDLE_NS = 100000, HELP_NS = 10000, YIELD_NS = 50000 };
 
-enum { LANES = 8 }; /* at most: more threads share them */
-
+enum { LANES = 8 };                              /* at most: more threads share them */
 static const uint32_t LAST_RUN = UINT32_MAX - 2; /* the next is run 1 again */
 
 /* Consecutive chunks of one op. */
@@ -79,6 +76,7 @@ struct npurt_pool {
     _Atomic int asleep, stop, next; /* next: thread ids handed out */
     _Atomic int inside;             /* workers in a run */
     _Atomic uint64_t stamp;         /* when the last op was over */
+    char why[WHY_BYTES];            /* the last run was refused */
 };
 
 static uint64_t now(void)
@@ -434,10 +432,7 @@ void npurt_pool_free(npurt_pool *pool)
     free(pool);
 }
 
-/*
- * Makes room for the shared state of `count` ops, all zero: also when the numbers of runs begin
- * again, since they are compared for equality.  Returns 0 when there is no memory.
- */
+/* Makes room for the state of `count` ops, all zero where numbers of runs begin again; 0: no memory. */
 static int reserve(npurt_pool *pool, int count)
 {
     if (count <= pool->capacity && atomic_load(&pool->run) < LAST_RUN) {
@@ -472,21 +467,30 @@ static void open_lanes(const npurt_walk *w, npurt_share *s, npurt_division d)
     }
 }
 
+const char *npurt_pool_why(const npurt_pool *pool)
+{
+    return pool->why;
+}
+
 int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
               int64_t head)
 {
-    if (!reserve(pool, count)) {
-        return -1;
+    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, head}};
+    if (!npurt_job_fits(&w.job, pool->why)) {
+        return NPURT_REFUSED;
     }
-    const uint32_t last = atomic_load(&pool->run), run = last < LAST_RUN ? last + 1 : 1;
+    if (!reserve(pool, count)) {
+        return NPURT_NO_MEMORY;
+    }
+    const uint32_t last = atomic_load(&pool->run);
+    w.run = last < LAST_RUN ? last + 1 : 1;
     atomic_store(&pool->settled, last); /* before the job changes */
-    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, head}, .run = run};
     for (int i = 0; i < count; i++) {
         open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->count));
     }
     put_words(pool->job, &w.job, sizeof w.job);
     atomic_store(&pool->stamp, now());
-    atomic_store(&pool->run, run);
+    atomic_store(&pool->run, w.run);
     if (pool->count > 1 && atomic_load(&pool->asleep)) {
         futex(&pool->run, FUTEX_WAKE, INT_MAX);
     }

@@ -4,6 +4,7 @@ Buffers are float32 arrays ``[rows, columns]``; a run says how many of the rows 
 method adds one op and returns its index.  Everything an op points to is kept alive here.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,13 +98,17 @@ GROUP = np.dtype([("matrix", "<i4"), ("rows", "<i4"), ("first", "<i8")])  # npur
 
 
 class Program:
-    """A list of ops for one engine."""
+    """A list of ops for one engine.
+
+    It may be dropped at any time after a run: see `Engine.retire`.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._structs: list[Any] = []
         self._keep: list[Any] = []
         self._ops: Any = None
+        self._ran = False
 
     def __len__(self) -> int:
         return len(self._structs)
@@ -122,9 +127,13 @@ class Program:
                 self._ops[i] = struct[0]
         return self._ops
 
-    def run(self, rows: int = 1, position: int = 0, head: int = 0) -> int:
-        """Run all ops on *rows* rows; return the index of one that did not verify, or ``len``."""
-        return self.engine.run(self.ops, len(self), rows, position, head)
+    def run(self, rows: int = 1, position: int = 0, head: int = 0, start: int = 0) -> int:
+        """Run the ops from *start* on; return the index of one that did not verify, or ``len``."""
+        if not self._ran:
+            weakref.finalize(self, self.engine.retire, self._keep).atexit = False
+            self._ran = True
+        ops, count = self.ops + start, len(self) - start
+        return start + self.engine.run(ops, count, rows, position, head)
 
     def _add(self, kind: str, *, head: bool = False, fan: int = 1) -> Any:
         op: Any = abi.ffi().new("npurt_op *")

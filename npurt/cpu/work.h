@@ -8,13 +8,6 @@
 
 enum { MAX_CHUNKS = 256 };
 
-/* Memory of a thread: the copy of an input, then results.  Most ops use it as they like. */
-enum {
-    COPY_BYTES = 256 << 10,
-    RESULT_BYTES = 512 << 10,
-    SCRATCH_BYTES = COPY_BYTES + RESULT_BYTES,
-};
-
 /* What one run of a program works on. */
 typedef struct {
     npurt_op *ops;
@@ -29,6 +22,12 @@ typedef struct {
     int repeatable; /* a matmul whose input fits COPY_BYTES and whose chunks fit RESULT_BYTES */
 } npurt_division;
 
+enum { WHY_BYTES = 128 };
+
+/* Whether the kernels can run this; where not, `why` says why not. */
+int npurt_job_fits(const npurt_job *job, char *why);
+
+/* How an op that fits divides among threads. */
 npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads);
 
 /* Computes one chunk; its results are then where they belong. */

@@ -9,16 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from npurt.cpu.device import MAX_DELTA
+from npurt.cpu.abi import limits
 from npurt.errors import ModelFormatError
 from npurt.llm.conventions import Conventions, read_conventions
 from npurt.llm.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
 
-WIDEST_HEAD = 256  # attend__vec.c
-WIDEST_PRODUCT = 1 << 18  # columns; two such share the scratch memory of work.h
 MOST_LAYERS = 1024  # the deepest models have some 130
-MOST_EXPERTS = 4096  # experts__vec.c
-MOST_TAPS = 8  # of its convolution
 
 SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
@@ -112,7 +108,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
     """
     arch = require(metadata, "general.architecture", str)
 
-    def number(name: str, default: int | None = None, most: int = 1 << 24) -> int:
+    def number(name: str, default: int | None = None, most: int = limits().columns) -> int:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), np.ndarray):
             raise _bad(f"{key} differs by layer, which npurt does not run")
@@ -127,7 +123,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
 
     width, heads = number("embedding_length"), number("attention.head_count")
     head_width = number("attention.key_length", max(width // heads, 1))
-    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, MOST_EXPERTS) > 0
+    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
     n_ff = number("feed_forward_length", 0 if mixed else None)
     n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
     if n_ahead >= n_blocks:
@@ -152,7 +148,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         experts=_experts(metadata, arch, number, n_ff) if mixed else None,
         n_ahead=n_ahead,
         convolved=convolved,
-        taps=number("shortconv.l_cache", 0, MOST_TAPS),
+        taps=number("shortconv.l_cache", 0, limits().taps),
         conventions=read_conventions(metadata, n_layers),
     )
     _check(config, number("attention.value_length", head_width))
@@ -172,7 +168,7 @@ def _kv_heads(
     """Return the key heads of layers with attention, and which layers have none, () for none."""
     if not isinstance(metadata.get(key), np.ndarray):
         count = optional(metadata, key, int, heads)
-        if not 0 < count <= 1 << 24:
+        if not 0 < count <= limits().columns:
             raise _bad(f"{key} = {count} is not a sensible count")
         return count, ()
     listed = numbers(metadata, key, "iu")[:n_layers].tolist()
@@ -183,21 +179,22 @@ def _kv_heads(
 
 
 def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
-    count, used = number("expert_count", None, MOST_EXPERTS), number("expert_used_count")
+    count, used = number("expert_count", None, limits().experts), number("expert_used_count")
     if used > count:
         raise _bad(f"a token goes to {used} of {count} experts")
     width = number("expert_feed_forward_length", n_ff // used)
-    if not 0 < width <= WIDEST_PRODUCT // 2:
-        raise _bad(f"an expert's feed-forward width is {width}")
+    _check_columns("the feed-forward part of an expert", 2 * width)
     scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
     if not (math.isfinite(scale) and scale > 0):
         raise _bad(f"the experts' shares are scaled by {scale}")
     norm = f"{arch}.expert_weights_norm"
+    shared = number("expert_shared_feed_forward_length", n_ff)
+    _check_columns("the feed-forward part of the shared expert", 2 * shared, least=0)
     return Experts(
         count=count,
         used=used,
         n_ff=width,
-        n_ff_shared=number("expert_shared_feed_forward_length", n_ff),
+        n_ff_shared=shared,
         normed=require(metadata, norm, bool) if norm in metadata else None,
         scale=scale,
     )
@@ -213,14 +210,9 @@ def _delta(number: Number) -> DeltaHeads:
         )
     if heads % k_heads:
         raise _bad(f"{heads} heads of a delta net do not share {k_heads} key heads evenly")
-    if width % 16 or width > MAX_DELTA:
-        raise _bad(
-            f"heads of a delta net are {width} wide; npurt needs a multiple of 16, "
-            f"at most {MAX_DELTA}"
-        )
-    if (2 * k_heads + heads) * width + inner > WIDEST_PRODUCT:
-        raise _bad(f"a delta net of {heads} heads has more than {WIDEST_PRODUCT} columns")
-    return DeltaHeads(heads, k_heads, width, taps=number("ssm.conv_kernel", None, MOST_TAPS))
+    _check_head("heads of a delta net", width, limits().delta)
+    _check_columns("a delta net", (2 * k_heads + heads) * width + inner + 2 * heads)
+    return DeltaHeads(heads, k_heads, width, taps=number("ssm.conv_kernel", None, limits().taps))
 
 
 def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:
@@ -281,20 +273,30 @@ def _check(config: Config, value_width: int) -> None:
         raise _bad(f"{config.n_heads} heads do not share {config.n_kv_heads} kv heads evenly")
     if value_width != width:
         raise _bad(f"keys are {width} wide and values {value_width}; npurt needs them equal")
-    if width % 16 or width > WIDEST_HEAD:
-        raise _bad(f"heads are {width} wide; npurt needs a multiple of 16, at most {WIDEST_HEAD}")
+    _check_head("heads", width, limits().head)
     if config.rotated > width or config.rotated % 2:
         raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
     if not 0 < config.eps < 1:
         raise _bad(f"the norm's epsilon is {config.eps}")
-    heads = 2 * (config.n_heads + config.n_kv_heads)  # gates and all
-    widest = max(config.n_vocab, config.n_ff, heads * width)
-    if widest > WIDEST_PRODUCT:
-        raise _bad(f"a product would have {widest} columns, more than {WIDEST_PRODUCT}")
+    _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)  # gates and all
+    _check_columns("the feed-forward part", 2 * config.n_ff, least=0)
+    _check_columns("the vocabulary", config.n_vocab)
     if not (math.isfinite(config.rope_base) and config.rope_base > 1):
         raise _bad(f"the rotary base is {config.rope_base}")
     if not (math.isfinite(config.attention_scale) and config.attention_scale > 0):
         raise _bad(f"the attention scale is {config.attention_scale}")
+
+
+def _check_columns(what: str, columns: int, least: int = 1) -> None:
+    most = limits().columns
+    if not least <= columns <= most:
+        raise _bad(f"{what} has {columns} columns; npurt runs products of up to {most}")
+
+
+def _check_head(what: str, width: int, most: int) -> None:
+    step = limits().head_step
+    if width % step or width > most:
+        raise _bad(f"{what} are {width} wide; npurt needs a multiple of {step}, at most {most}")
 
 
 def require_context(metadata: Metadata, n_ctx: int) -> None:

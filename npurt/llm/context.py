@@ -15,7 +15,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, Packed
 from npurt.errors import LayoutError, SettingError
 from npurt.llm import state_file, weights
-from npurt.llm.arch import decoder, limits
+from npurt.llm.arch import decoder
 from npurt.llm.arch.architecture import EMBEDDING, Rope
 from npurt.llm.arch.reading import describe
 from npurt.llm.config import require_context
@@ -86,7 +86,7 @@ class Context:
             cos=cos,
             sin=sin,
             state=self._state,
-            rows=min(self.n_batch, self.n_ctx, limits.most_rows(config)),
+            rows=min(self.n_batch, self.n_ctx),
             device=self._device,
         )
         self._logits = np.empty((1, config.n_vocab), np.float32)
@@ -369,7 +369,6 @@ class Context:
             self.rewind(keep)
             self.eval_last(rest[keep:])
             return
-        self._cpu.engine.settle()
         halves = self._description.architecture.rope is Rope.HALVES
         cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
         self._state.own = min(self._state.own, keep)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import MAX_ROWS
 from npurt.device import Device
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.chat import ChatTemplate
@@ -49,7 +49,7 @@ class Llama(Context):
         device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
             model, but not if that cannot be opened.  The host does the rest.
         n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
-        n_batch: Tokens evaluated at once, 1 to 512.
+        n_batch: Tokens evaluated at once, 1 to 512, which is the default.
         n_threads: CPU threads; by default what the machine's cores and limits suggest.
         seed: Of sampling; by default different each time.
         kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
@@ -79,7 +79,7 @@ class Llama(Context):
         device: str | Device | None = "auto",
         *,
         n_ctx: int | None = None,
-        n_batch: int = MAX_ROWS,
+        n_batch: int | None = None,
         n_threads: int | None = None,
         seed: int | None = None,
         kv_type: str = "f16",
@@ -96,7 +96,8 @@ class Llama(Context):
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
         _require_draft(draft, draft_max=draft_max, draft_device=draft_device)
-        self.n_batch = integer("n_batch", n_batch, 1, MAX_ROWS)
+        most = limits().rows
+        self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
         self.seed = optional_integer("seed", seed, 0)
         self.context_shift = context_shift
         self.timing = Timing()

@@ -110,7 +110,7 @@ class HostStep:
         start = 0
         try:
             while start < end:
-                start += self.program.engine.run(ops + start, end - start, rows, position, head)
+                start = self.program.run(rows, position, head, start)
                 if start == end:
                     break
                 product = next(p for p in self._products if p.op == start)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from npurt.cpu.device import MAX_DELTA
+from npurt.cpu.abi import limits
 from npurt.device import DeltaNet
 from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases
@@ -42,7 +42,7 @@ def shapes(*, tokens, heads=3, sequences=2, repeat=3):
     return st.fixed_dictionaries(
         {
             "heads": st.integers(1, heads),
-            "width": st.sampled_from(range(16, MAX_DELTA + 1, 16)),
+            "width": st.sampled_from(range(16, limits().delta + 1, 16)),
             "tokens": st.sampled_from(tokens),
             "sequences": st.integers(1, sequences),
             "repeat": st.integers(1, repeat),

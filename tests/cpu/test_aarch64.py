@@ -11,6 +11,7 @@ import pytest
 from npurt import build
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import HERE, Foreign, Recorded, compiled, emulated, same, with_pool
+from tests.limits import HANG_SECONDS
 
 # A CPU that has int8 matrix products, one that stops at dot products, one with neither.
 SETS = {
@@ -85,4 +86,4 @@ def test_the_pool_keeps_its_promises_on_an_emulated_cpu(name, late, tmp_path):
     sources = with_pool(HERE / name, late=late)
     machine = emulated(build.compile_executable(sources, "aarch64", tmp_path / "program"), "max")
 
-    assert subprocess.run([*machine.command, "3", "200"], timeout=60).returncode == 0
+    assert subprocess.run([*machine.command, "3", "200"], timeout=HANG_SECONDS).returncode == 0

@@ -1,6 +1,5 @@
 """The gated delta net and the ops around it, against float64 and other people's numbers."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.device import MAX_DELTA, CpuDevice
+from npurt.cpu.device import CpuDevice
 from npurt.errors import UnsupportedOp
 from tests import oracle
-from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases, delta_oracle
 from tests.cpu.delta_nets import (
     CONFIGURATIONS,
@@ -178,18 +176,6 @@ def test_a_net_that_the_kernels_cannot_run_is_refused(match, shape, change):
     with CpuDevice(threads=1) as device, pytest.raises(UnsupportedOp, match=match) as caught:
         device.delta_net(net)
     assert caught.value.remedy
-
-
-def test_python_and_c_agree_on_limits():
-    from npurt.llm import config
-
-    text = (PROJECT / "npurt/cpu/kernels.h").read_text()
-    limits = {name: int(number) for name, number in re.findall(r"([A-Z_]+) = (\d+)", text)}
-    assert (limits["DELTA_WIDEST"], limits["CONV_TAPS"], limits["EXPERTS_MOST"]) == (
-        MAX_DELTA,
-        config.MOST_TAPS,
-        config.MOST_EXPERTS,
-    )
 
 
 # --- The convolution ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from npurt.errors import NpurtError, SettingError
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
 from tests.cpu.foreign import HERE, Recorded, same, with_pool
+from tests.limits import HANG_SECONDS
 
 THREADS = (1, 2, 3, 4)  # more than some machines have CPUs
 
@@ -162,13 +164,21 @@ def test_memory_may_be_freed_once_a_run_has_returned_and_weights_once_it_has_set
     program, threads
 ):
     """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
-    assert subprocess.run([program("runs.c"), str(threads), "1000"], timeout=300).returncode == 0
+    assert (
+        subprocess.run([program("runs.c"), str(threads), "1000"], timeout=HANG_SECONDS).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_what_comes_after_a_stopped_run_is_done_once(program, threads):
     """Not by a thread of that run too, which has not noticed that it was stopped."""
-    assert subprocess.run([program("stopped.c"), str(threads), "1000"], timeout=300).returncode == 0
+    assert (
+        subprocess.run(
+            [program("stopped.c"), str(threads), "1000"], timeout=HANG_SECONDS
+        ).returncode
+        == 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +193,9 @@ def pool_program(tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_numbers_of_runs_may_begin_again(pool_program, threads):
-    assert subprocess.run([pool_program("wrap.c"), str(threads)], timeout=300).returncode == 0
+    assert (
+        subprocess.run([pool_program("wrap.c"), str(threads)], timeout=HANG_SECONDS).returncode == 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +227,86 @@ def test_a_thread_takes_neighbouring_chunks_and_then_those_of_others(lanes, thre
     for thread in range(count if threads == count else 0):
         own = [chunk for taker, chunk in together if taker == thread][: chunks // count]
         assert own == list(range(starts[thread], starts[thread] + chunks // count))
+
+
+DROPPED = """
+import numpy as np
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input, empty
+from npurt.cpu.program import Program
+from npurt.device import DeltaNet
+from npurt.quant.tensor import QTensor
+
+device = CpuDevice(threads=8)
+rng = np.random.default_rng(1)
+w = QTensor.quantize(np.ones((2048, 512), np.float32), "q8_0")
+a, b = rng.integers(-9, 9, (600, 64), np.int8), rng.integers(-9, 9, (64, 48), np.int8)
+wide = a.astype(np.int32) @ b
+
+def product():
+    packed, program = device.pack(w), Program(device.engine)
+    x, y = Input(1, 512, quantised=True), empty(1, 2048)
+    x.values[:] = 1
+    program.quant(x)
+    program.matmul(x, [packed.image], y)
+    assert program.run(1) == 2
+    assert abs(y - 512).max() < 1
+
+def net():
+    t, width = 600, 16
+    values = [np.full((1, t, 1, width), 0.1, np.float32) for _ in range(4)]
+    gates = [np.full((1, t, 1, 1), -0.1, np.float32), np.full((1, t, 1), 0.5, np.float32)]
+    state = np.zeros((1, 1, width, width), np.float32)
+    device.delta_net(DeltaNet(*values[:3], *gates, values[3], state, 1.0, False))
+    return state
+
+first = net()
+for i in range(300):
+    product()
+    if i % 10 == 0:
+        assert (device.matmul_i8(a, b) == wide).all()
+        assert (net() == first).all()
+"""
+
+
+def test_programs_and_weights_may_be_dropped_as_soon_as_a_run_has_returned():
+    """Also those that a device makes for one call, several for many rows."""
+    subprocess.run([sys.executable, "-c", DROPPED], check=True, timeout=HANG_SECONDS)
+
+
+def dropped_after_a_run(engine):
+    """Run a product, drop everything, and return a weak reference to the weight's image."""
+    rng = cases.rng_of("dropped")
+    program = Recorded(engine)
+    image, *_ = cases.matmul(
+        program, cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
+    )
+    program.run(1)
+    return weakref.ref(image)
+
+
+def test_the_memory_of_a_dropped_program_is_free_at_once(engine):
+    assert dropped_after_a_run(engine)() is None
+
+
+def test_what_is_dropped_during_another_threads_turn_is_free_after_it(engine):
+    """Whoever drops it does not wait for the run."""
+    rng = cases.rng_of("meanwhile")
+    program = Recorded(engine)
+    image, *_ = cases.matmul(
+        program, cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
+    )
+    program.run(1)
+    held = [program]
+    kept = weakref.ref(image)
+    del program, image, _
+    with engine.turn():
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+        assert kept() is not None
+
+    assert kept() is None
 
 
 def test_an_engine_settles_and_closes_as_often_as_asked():

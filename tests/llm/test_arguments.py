@@ -15,7 +15,6 @@ from tests.llm.conftest import PROMPT
         {"n_ctx": 1.5},
         {"n_ctx": "64"},
         {"n_batch": 8.0},
-        {"n_batch": None},
         {"n_threads": "2"},
         {"n_threads": 1.0},
         {"seed": "x"},

@@ -90,4 +90,3 @@ def quantise(cpu, target, x):
         program = Program(cpu.engine)
         program.quant(target)
         program.run(len(x))
-        cpu.engine.settle()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npurt.cpu.engine import MAX_ROWS
+from npurt.cpu.abi import limits
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.graph.tensor import Dim
@@ -69,7 +69,7 @@ def read_shape(file: GGUF, target: Config) -> Shape:
             f"{target.n_layers}",
             remedy=ANOTHER,
         )
-    if not (2 <= shape.block <= MAX_ROWS and 0 <= shape.mask < target.n_vocab):
+    if not (2 <= shape.block <= limits().rows and 0 <= shape.mask < target.n_vocab):
         raise ModelFormatError(
             f"{file.path.name} has blocks of {shape.block} tokens, and token {shape.mask} for "
             "those to fill in",

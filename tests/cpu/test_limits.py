@@ -1,0 +1,267 @@
+"""Sizes that the kernels rely on: npurt_run refuses others, and what is at a limit works."""
+
+import re
+
+import numpy as np
+import pytest
+
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Engine, Input, empty
+from npurt.cpu.program import GROUP, Program, Routing
+from npurt.errors import UnsupportedOp
+from npurt.quant.tensor import QTensor
+from tests.cpu import cases, delta_cases
+from tests.cpu.foreign import Recorded, same
+
+MOST = abi.limits()
+CASES = cases.every_case() | delta_cases.every_case()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    opened = Engine(2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def names():
+    """Return a case for each kind of op: the first that has one."""
+    found = {}
+    for name, case in CASES.items():
+        program = Recorded(Engine(1))
+        case(program)
+        for i in range(len(program)):
+            found.setdefault(program.ops[i].kind, name)
+    return found
+
+
+def field_of(op, path):
+    """Return the struct with the field *path* of *op*, such as ``matmul.w[0].n``, and its name."""
+    *before, last = re.findall(r"\w+", path)
+    struct = op.u
+    for part in before:
+        struct = struct[int(part)] if part.isdigit() else getattr(struct, part)
+    return struct, last
+
+
+# Kind, field, a value that the kernels could not take, and what is said about it.
+REFUSED = [
+    ("NORM", "norm.out.k", 0, "columns of an input: 0, where 1 to 16777216"),
+    ("NORM", "norm.out.k", MOST.columns + 1, "columns of an input: 16777217"),
+    ("QUANT", "quant.out.k", 33, "not whole blocks"),
+    ("QUANT", "quant.out.codes", None, "codes"),
+    ("SILU", "silu.out.k", -32, "columns of an input: -32"),
+    ("MATMUL", "matmul.weights", 4, "weights of a product: 4, where 1 to 3"),
+    ("MATMUL", "matmul.weights", 0, "weights of a product: 0"),
+    ("MATMUL", "matmul.w[0].n", 0, "rows of a weight: 0"),
+    ("MATMUL", "matmul.w[0].n", 1 << 40, "rows of a weight"),
+    ("MATMUL", "matmul.w[0].k", 64, "not those of its input"),
+    ("MATMUL", "matmul.w[0].type", 99, "type has no such rows"),
+    ("MATMUL", "matmul.w[0].column", 1, "first column of a result: 1, where 0 to 0"),
+    ("MATMUL", "matmul.w[0].column", -1, "first column of a result: -1"),
+    ("MATMUL", "matmul.in.codes", None, "has fine codes alone|no codes"),
+    ("MATMUL", "matmul.matrices", MOST.experts + 1, "matrices: 4097"),
+    ("ROPE", "attention.width", MOST.head + 16, "width of a head: 272, where 1 to 256"),
+    ("ROPE", "attention.width", 40, "whole vectors"),
+    ("ROPE", "attention.rotated", 65, "rotate: 65, where 0 to 64"),
+    ("ROPE", "attention.rotated", 63, "in pairs"),
+    ("ATTEND", "attention.width", MOST.head + 16, "width of a head: 272"),
+    ("ATTEND", "attention.heads", 7, "evenly"),
+    ("ATTEND", "attention.heads", 1 << 20, "columns of q, k and v"),
+    ("ATTEND", "attention.kv_heads", 0, "key heads: 0"),
+    ("ATTEND", "attention.stride", 1, "columns of q, k and v"),
+    ("ATTEND", "attention.cache_bytes", 3, "type of a cache"),
+    ("ATTEND", "attention.positions", 17, "whole panels"),
+    ("ATTEND", "attention.positions", 0, "positions of a cache: 1, where 0 to 0"),
+    ("CONV", "conv.width", MOST.delta + 16, "width of a head: 144, where 1 to 128"),
+    ("CONV", "conv.taps", MOST.taps + 1, "taps of a convolution: 9, where 1 to 8"),
+    ("CONV", "conv.taps", 0, "taps of a convolution: 0"),
+    ("CONV", "conv.capacity", 1, "tokens that a convolution keeps: 1"),
+    ("CONV", "conv.heads", 1 << 20, "channels"),
+    ("DELTA", "delta.width", MOST.delta + 16, "width of a head: 144"),
+    ("DELTA", "delta.k_heads", 0, "key heads: 0"),
+    ("DELTA", "delta.heads", 1 << 24, "values of a token"),
+    ("DELTA", "delta.gates", 2, "decays of a head"),
+    ("DELTA", "delta.sequences", 0, "sequences: 0"),
+    ("GATE", "gate.width", 24, "whole vectors"),
+    ("GATE", "gate.width", 1 << 10, "whole heads"),
+    ("ROUTE", "route.experts", MOST.experts + 1, "experts: 4097, where 1 to 4096"),
+    ("ROUTE", "route.used", 0, "experts of a row: 0"),
+    ("ROUTE", "route.used", 1 << 10, "experts of a row: 1024"),
+    ("ROUTE", "route.stride", 1, "columns of scores: 1"),
+    ("GATHER", "gather.out.k", 32, "columns of their input"),
+    ("GATHER", "gather.in.codes", None, "fine codes alone|no codes to copy"),
+    ("COMBINE", "combine.k", 0, "columns of a sum: 0"),
+    ("COMBINE", "combine.used", 0, "experts of a row: 0"),
+    ("SPREAD", "spreading.w.type", 99, "type has no such rows"),
+    ("SPREAD", "spreading.w.k", 0, "columns of a weight: 0"),
+    ("PACK_I8", "integers.k", 6, "whole fours"),
+    ("I8", "integers.n", 0, "results of an exact product: 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "match"), REFUSED)
+def test_an_op_that_the_kernels_cannot_take_is_refused_before_anything_runs(
+    engine, names, kind, path, value, match
+):
+    number = getattr(abi.lib(), f"NPURT_{kind}")
+    program = Recorded(engine)
+    CASES[names[number]](program)
+    index = next(i for i in range(len(program)) if program.ops[i].kind == number)
+    struct, name = field_of(program.ops[index], path)
+    setattr(struct, name, abi.ffi().NULL if value is None else value)
+    before = [array.copy() for array in program.arrays]
+
+    with pytest.raises(UnsupportedOp, match=match) as caught:
+        program.run(program.rows, program.position, program.head)
+
+    assert f"op {index}, " in str(caught.value)
+    assert caught.value.remedy
+    for array, was in zip(program.arrays, before, strict=True):
+        same(array, was)
+    assert [program.ops[i].calls for i in range(len(program))] == [0] * len(program)
+
+
+@pytest.mark.parametrize("kind", ["NORM", "MATMUL", "ATTEND", "DELTA", "ROUTE"])
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("kind", 99, "no such op"),
+        ("kind", 0, "no such op"),
+        ("isa", 99, "instruction set: 99"),
+        ("isa", -1, "instruction set: -1"),
+        ("fan", 5000, "copies of a row: 5000"),
+    ],
+)
+def test_an_op_of_no_kind_or_instruction_set_is_refused(engine, names, kind, field, value, match):
+    number = getattr(abi.lib(), f"NPURT_{kind}")
+    program = Recorded(engine)
+    CASES[names[number]](program)
+    setattr(program.ops[0], field, value)
+
+    with pytest.raises(UnsupportedOp, match=match):
+        program.run(program.rows, program.position, program.head)
+
+
+def quant_of(engine, rows):
+    """Return a program that quantises, and its input of *rows* rows."""
+    program, x = Program(engine), Input(rows, 32, quantised=True)
+    x.values[:] = 1
+    program.quant(x)
+    return program, x
+
+
+@pytest.mark.parametrize(
+    ("rows", "position", "head", "match"),
+    [
+        (MOST.rows + 1, 0, 0, "rows of a run: 513, where 0 to 512"),
+        (-1, 0, 0, "rows of a run: -1"),
+        (2, 0, 3, "rows without logits: 3, where 0 to 2"),
+        (2, 0, -1, "rows without logits: -1"),
+        (2, -1, 0, "position: -1"),
+    ],
+)
+def test_a_run_of_a_size_that_cannot_be_is_refused(engine, rows, position, head, match):
+    program, _ = quant_of(engine, MOST.rows + 1)
+
+    with pytest.raises(UnsupportedOp, match=match):
+        program.run(rows, position, head)
+
+
+def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engine):
+    x = np.ones((MOST.rows, 32), np.float32)
+    w = QTensor.quantize(np.ones((4, 32)), "q8_0")
+    program = Recorded(engine)
+    cases.matmul(program, w, x)
+    assert program.run(MOST.rows) == len(program)
+    assert [program.ops[i].checked for i in range(len(program))] == [MOST.rows + 1] * len(program)
+    program.ops[len(program) - 1].fan = 2
+
+    assert program.run(1) == len(program)  # what was found to fit is not looked at again
+    with pytest.raises(UnsupportedOp, match="rows of a run"):
+        program.run(MOST.rows + 1)
+
+    rng = cases.rng_of("positions")
+    layer = cases.heads(
+        rng, 2, 30, n_heads=2, kv_heads=1, width=32, rotated=32, halves=True, dtype=np.float16
+    )
+    attends = Recorded(engine)
+    cases.rope(attends, layer, 30)
+    last = layer.v_cache.shape[1]
+    assert attends.run(2, last - 2) == len(attends)
+    with pytest.raises(UnsupportedOp, match=f"positions of a cache: {last + 1}, where 0 to {last}"):
+        attends.run(2, last - 1)
+
+
+# --- At the limits --------------------------------------------------------------------------------
+
+
+def test_the_widest_heads_and_the_most_rows_work(engine):
+    """The numbers are tested elsewhere; here, against heads of half the width beside zeros."""
+    rng, rows = cases.rng_of("widest"), MOST.rows
+    shape = {"n_heads": 2, "kv_heads": 1, "rotated": 32, "halves": False, "dtype": np.float32}
+    narrow = cases.heads(rng, rows, 0, width=MOST.head // 2, **shape)
+    wide = cases.heads(rng, rows, 0, width=MOST.head, **shape)
+    wide.qkv[:] = 0
+    wide.qkv.reshape(rows, 4, -1)[:, :, : MOST.head // 2] = narrow.qkv.reshape(rows, 4, -1)
+    wide.cos[:], wide.sin[:] = narrow.cos, narrow.sin
+    results = []
+    for layer in (narrow, wide):
+        program = Recorded(engine)
+        cases.rope(program, layer, 0)
+        (out,) = cases.attend(program, layer, 0)
+        program.ops[1].u.attention.scale = 0.1
+        assert program.run(rows) == len(program)
+        results.append(out.reshape(rows, 2, -1)[:, :, : MOST.head // 2])
+
+    same(results[1], results[0])
+
+
+def test_the_most_experts_work(engine):
+    rng = cases.rng_of("experts")
+    scores = rng.standard_normal((2, MOST.experts), dtype=np.float32)
+    program = Recorded(engine)
+    shares, places, sources, groups = delta_cases.route(program, scores, MOST.experts, 3)
+    assert program.run(2) == len(program)
+
+    assert shares.shape == (2, 3)
+    chosen = {int(e) for row in scores for e in np.argsort(-row)[:3]}
+    assert {int(matrix) for matrix, rows, _ in groups.view(GROUP).tolist() if rows} == chosen
+    assert sorted(sources.tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sorted(places.ravel().tolist()) == list(range(6))
+
+
+def test_a_product_wider_than_a_threads_memory_goes_through_it_in_pieces():
+    """70000 columns for 512 rows: a 256th of them, a chunk, takes 560 KB of 512."""
+    x = np.arange(MOST.rows, dtype=np.float32)[:, None]
+    w = np.arange(70000, dtype=np.float32)[:, None]
+    with CpuDevice(threads=2) as device:
+        packed = device.pack(QTensor.quantize(w, "f32"))
+        y = np.empty((len(x), len(w)), np.float32)
+        device.matmul(x, packed, y)
+
+    assert (y == x * w.T).all()
+
+
+def test_experts_wider_than_a_threads_memory_go_through_it_in_pieces(engine):
+    """All rows go to one of many experts: panels of all of them share the chunks."""
+    experts, n, k, rows = 100, 2656, 32, 505
+    rng = cases.rng_of("wide experts")
+    w = rng.integers(-9, 10, (n, k)).astype(np.float32)
+    stack = np.zeros((experts, n, k), np.float32)
+    stack[7] = w
+    x = rng.integers(-9, 10, (rows, k)).astype(np.float32)
+    groups = np.zeros(experts, GROUP)
+    groups[0] = 7, rows, 0
+    routing = Routing(empty(rows, 1), empty(rows, 1, np.int64), empty(rows, 1, np.int64).ravel(),
+                      groups, experts)  # fmt: skip
+    program, source, y = Recorded(engine), Input(rows, k, quantised=False), empty(rows, n)
+    source.values[:] = x
+    image = cases.packed_stack(Recorded(engine), QTensor.quantize(stack, "f16"))
+    program.matmul(source, [image], y, routing=routing)
+
+    assert program.run(rows) == len(program)
+
+    assert (y == x @ w.T).all()
