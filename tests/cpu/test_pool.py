@@ -159,26 +159,23 @@ def program(request, tmp_path_factory):
     return compiled
 
 
+def run(*command):
+    """Run a program that ends with status 0 if all is well."""
+    subprocess.run([str(part) for part in command], check=True, timeout=HANG_SECONDS)
+
+
 @pytest.mark.parametrize("threads", [2, 3, 8, 11])
 def test_memory_may_be_freed_once_a_run_has_returned_and_weights_once_it_has_settled(
     program, threads
 ):
     """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
-    assert (
-        subprocess.run([program("runs.c"), str(threads), "1000"], timeout=HANG_SECONDS).returncode
-        == 0
-    )
+    run(program("runs.c"), threads, 1000)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_what_comes_after_a_stopped_run_is_done_once(program, threads):
     """Not by a thread of that run too, which has not noticed that it was stopped."""
-    assert (
-        subprocess.run(
-            [program("stopped.c"), str(threads), "1000"], timeout=HANG_SECONDS
-        ).returncode
-        == 0
-    )
+    run(program("stopped.c"), threads, 1000)
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +190,7 @@ def pool_program(tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_numbers_of_runs_may_begin_again(pool_program, threads):
-    assert (
-        subprocess.run([pool_program("wrap.c"), str(threads)], timeout=HANG_SECONDS).returncode == 0
-    )
+    run(pool_program("wrap.c"), threads)
 
 
 @pytest.fixture(scope="module")
@@ -274,39 +269,86 @@ def test_programs_and_weights_may_be_dropped_as_soon_as_a_run_has_returned():
     subprocess.run([sys.executable, "-c", DROPPED], check=True, timeout=HANG_SECONDS)
 
 
-def dropped_after_a_run(engine):
-    """Run a product, drop everything, and return a weak reference to the weight's image."""
-    rng = cases.rng_of("dropped")
-    program = Recorded(engine)
-    image, *_ = cases.matmul(
-        program, cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
-    )
+def product_that_ran(engine):
+    """Return a list with nothing but a program, and a weak reference to its weight's image."""
+    rng, program = cases.rng_of("dropped"), Recorded(engine)
+    w, x = cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
+    image = weakref.ref(cases.matmul(program, w, x)[0])
     program.run(1)
-    return weakref.ref(image)
+    return [program], image
 
 
 def test_the_memory_of_a_dropped_program_is_free_at_once(engine):
-    assert dropped_after_a_run(engine)() is None
+    held, image = product_that_ran(engine)
+    assert image() is not None
+
+    held.clear()
+
+    assert image() is None
 
 
-def test_what_is_dropped_during_another_threads_turn_is_free_after_it(engine):
-    """Whoever drops it does not wait for the run."""
-    rng = cases.rng_of("meanwhile")
-    program = Recorded(engine)
-    image, *_ = cases.matmul(
-        program, cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
-    )
-    program.run(1)
-    held = [program]
-    kept = weakref.ref(image)
-    del program, image, _
+def test_what_is_dropped_while_another_thread_has_its_turn_is_free_after_it(engine):
+    """And whoever drops it does not wait."""
+    held, image = product_that_ran(engine)
     with engine.turn():
         other = threading.Thread(target=held.clear)
         other.start()
         other.join()
-        assert kept() is not None
+        assert image() is not None
 
-    assert kept() is None
+    assert image() is None
+
+
+SLOW = """
+import sys, time
+import numpy as np
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input, empty
+from npurt.cpu.program import Program
+from npurt.quant.tensor import QTensor
+
+device = CpuDevice(threads=3)
+packed = device.pack(QTensor.quantize(np.ones((2048, 512), np.float32), "q8_0"))
+program, x, y = Program(device.engine), Input(1, 512, quantised=True), empty(1, 2048)
+x.values[:] = 1
+program.quant(x)
+program.matmul(x, [packed.image], y)
+program.run(1)
+assert abs(y - 512).max() < 1
+if sys.argv[1] == "drop":
+    packed = program = None
+    time.sleep(0.5)
+"""
+
+LAST = """
+import atexit, ctypes, mmap, time
+
+def forbid():
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = image.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    assert libc.mprotect(ctypes.c_void_p(first), ctypes.c_size_t(image.nbytes), 0) == 0
+    time.sleep(0.5)
+
+atexit.register(forbid)  # first: it is called last
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_library(tmp_path_factory):
+    """The kernels, with workers that are late with every chunk that may be computed twice."""
+    sources = [s for s in build.library_sources() if s.name != "pool.c"] + [HERE / "slow_pool.c"]
+    return build.build_library(
+        build.host(), tmp_path_factory.mktemp("c") / "libnpurt_cpu.so", sources=sources
+    )
+
+
+@pytest.mark.parametrize("end", ["drop", "exit"])
+def test_a_late_thread_is_out_of_weights_before_they_are_freed(slow_library, monkeypatch, end):
+    """Which happens when a program is dropped, or when the interpreter ends."""
+    monkeypatch.setenv("NPURT_CPU_LIBRARY", str(slow_library))
+    code = SLOW if end == "drop" else LAST + SLOW + "image = packed.image.data\n"
+
+    run(sys.executable, "-c", code, end)
 
 
 def test_an_engine_settles_and_closes_as_often_as_asked():
