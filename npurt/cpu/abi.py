@@ -29,6 +29,7 @@ class Limits:
     head_step: int  # that both are multiples of
     taps: int  # of a convolution
     experts: int
+    exact: int  # columns of an exact product of integers
 
 
 @once

@@ -126,7 +126,7 @@ static int gate_fits(const npurt_gate *g, char *why)
 
 static int integers_fit(const npurt_integers *i, char *why)
 {
-    return columns_fit(i->k, why, "columns of an exact product") &&
+    return fits(i->k, 1, NPURT_MOST_EXACT, why, "columns of an exact product") &&
            holds(i->k % 4 == 0, why, "columns of an exact product are not whole fours") &&
            columns_fit(i->n, why, "results of an exact product");
 }

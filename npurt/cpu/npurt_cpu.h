@@ -21,6 +21,7 @@ enum npurt_limit {
     NPURT_HEAD_STEP = 16,         /* that both are multiples of */
     NPURT_MOST_TAPS = 8,          /* of a convolution */
     NPURT_MOST_EXPERTS = 4096,
+    NPURT_MOST_EXACT = 1 << 17, /* columns of an exact product: its sums fit 32 bits */
 };
 
 enum { NPURT_FINE_STEPS = 255 }; /* of fine codes in one of a code */

@@ -98,6 +98,7 @@ REFUSED = [
     ("SPREAD", "spreading.w.type", 99, "type has no such rows"),
     ("SPREAD", "spreading.w.k", 0, "columns of a weight: 0"),
     ("PACK_I8", "integers.k", 6, "whole fours"),
+    ("I8", "integers.k", MOST.exact + 4, "columns of an exact product: 131076, where 1 to 131072"),
     ("I8", "integers.n", 0, "results of an exact product: 0"),
 ]
 
