@@ -260,7 +260,7 @@ def test_experts_wider_than_a_threads_memory_go_through_it_in_pieces(engine):
                       groups, experts)  # fmt: skip
     program, source, y = Recorded(engine), Input(rows, k, quantised=False), empty(rows, n)
     source.values[:] = x
-    image = cases.packed_stack(Recorded(engine), QTensor.quantize(stack, "f16"))
+    image = cases.packed_stack(program, QTensor.quantize(stack, "f16"))
     program.matmul(source, [image], y, routing=routing)
 
     assert program.run(rows) == len(program)

@@ -55,7 +55,7 @@ SSM = {"model": "qwen35", "sound": {name.replace("__", "."): n for name, n in DE
 SIZES = [
     size("block_count", 1024, "memory of a plan"),
     size("context_length", COLUMNS, "positions are 32 bits wide in C"),
-    size("embedding_length", COLUMNS, "limits.c: columns of an input"),
+    size("embedding_length", COLUMNS, "limits.c: columns of an input", sound=heads(32)),
     size("feed_forward_length", COLUMNS // 2, "limits.c: columns of a weight", "feed-forward"),
     Size("attend__vec.c: a tile of heads on a thread's scratch",
          heads(limits().head), heads(limits().head + 16), "at most 256"),
