@@ -20,6 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 if __package__ != "npurt":  # run by hand, or by hatchling, which knows the path of this file alone
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from npurt import build_sanitize as sanitize
 from npurt.build_hexagon import (
     ARCHS,
     IDL_COMPILER,
@@ -55,7 +56,7 @@ __all__ = [
     "make",
 ]
 
-PACKAGE = ROOT / "npurt"
+PACKAGE = sanitize.package()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,8 @@ def _make(product: Product, package: Path, target: str) -> list[Path]:
     inputs = product.inputs()
     if not inputs:
         return []
-    stamp = Stamp(f"{product.name}-{target}", [*inputs, *_files("idl"), *rtlib()], str(package))
+    name = "-".join([product.name, target, *filter(None, [sanitize.chosen()])])
+    stamp = Stamp(name, [*inputs, *_files("idl"), *rtlib()], str(package))
     made = stamp.made()
     if made is None:
         made = list(product.make(package, target))

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
+from npurt import build_sanitize as sanitize
+from npurt.build_zig import ROOT, STRICT, BuildError, Compiler, Job, objects, whole, zig_cc
 
 CPU = ROOT / "npurt/cpu"
 
@@ -44,11 +45,11 @@ TARGETS = tuple(BASELINE)
 
 COMPILE = (
     *STRICT,
-    "-O3", "-Xclang", "-O3",  # zig turns -O3 into -O2 and -DNDEBUG
     "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer",
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity stay
 )  # fmt: skip
-LINK = ("-s", "-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
+OPTIMISE = ("-O3", "-Xclang", "-O3")  # zig turns -O3 into -O2 and -DNDEBUG
+LINK = ("-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +142,32 @@ def compile_executable(
     so it runs under `qemu-aarch64` on a machine without any aarch64 library.  One that is not can
     open shared libraries.  Other arguments and errors as in `build_library`.
     """
+    if _sanitizer(target):
+        sources, static = [*sources, *sanitize.beside(_sanitizer(target))], False
     triple = f"{target}-linux-musl" if static else f"{target}-linux-gnu.{GLIBC}"
     return _build(sources, target, triple, ("-static",) * static, out, defines, includes)
 
 
-def job(unit: Unit, triple: str, defines: Sequence[str], includes: Sequence[Path]) -> Job:
+def _sanitizer(target: str) -> str:
+    """Return the sanitizer to compile for *target* with; "": none."""
+    return sanitize.chosen() if target == host() else ""
+
+
+def job(
+    unit: Unit,
+    triple: str,
+    defines: Sequence[str],
+    includes: Sequence[Path],
+    sanitizer: str = "",
+) -> Job:
     """Return the run of the compiler that makes the object of *unit*."""
     level = (f"NPURT_LEVEL={unit.level}",) if unit.level else ()
+    if sanitizer:
+        how = (*sanitize.machine(unit.mcpu), *COMPILE, *sanitize.compiling(sanitizer))
+    else:
+        how = ("-target", triple, f"-mcpu={unit.mcpu}", *COMPILE, *OPTIMISE)
     flags = (
-        *("-target", triple, f"-mcpu={unit.mcpu}", *COMPILE),
+        *how,
         *(f"-D{define}" for define in (*level, *defines)),
         *(f"-I{folder}" for folder in includes),
     )
@@ -165,8 +183,11 @@ def _build(
     defines: Sequence[str],
     includes: Sequence[Path],
 ) -> Path:
-    jobs = [job(unit, triple, defines, includes) for unit in units(sources, target)]
+    sanitizer = _sanitizer(target)
+    cc: Compiler = sanitize.clang if sanitizer else zig_cc
+    how = sanitize.linking(sanitizer) if sanitizer else ("-target", triple, "-s")
+    jobs = [job(unit, triple, defines, includes, sanitizer) for unit in units(sources, target)]
     with tempfile.TemporaryDirectory() as folder, whole(out) as partial:
-        made = objects(jobs, Path(folder))
-        zig("cc", "-target", triple, *link, "-o", partial, *made, *LINK)
+        made = objects(jobs, Path(folder), cc)
+        cc(*how, *link, "-o", partial, *made, *LINK)
     return out

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STRICT = ("-std=c11", "-g0", "-fno-sanitize=undefined", "-Wall", "-Wextra", "-Werror")
 
 Arg = str | Path
+Compiler = Callable[..., None]  # takes the arguments of cc
 
 
 class BuildError(Exception):
@@ -36,6 +37,23 @@ class Job:
     flags: tuple[Arg, ...]
 
 
+def run(command: Sequence[Arg], **variables: str) -> None:
+    """Run *command* with *variables* added to the environment, quiet unless it fails.
+
+    Raises:
+        BuildError: It refuses; its words are in the message.
+    """
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        raise BuildError(f"{' '.join(map(str, command))}\n{done.stdout}")
+
+
 def zig(tool: str, *args: Arg) -> None:
     """Run one of zig's tools ("cc", "ld.lld"), quiet unless it fails.
 
@@ -46,24 +64,24 @@ def zig(tool: str, *args: Arg) -> None:
     if spec is None or spec.origin is None:
         raise BuildError("there is no compiler\n  remedy: pip install 'npurt[dev]', for ziglang")
     command = [Path(spec.origin).with_name("zig"), tool, *args]
-    env = {**os.environ, "ZIG_LOCAL_CACHE_DIR": str(ROOT / "build/zig")}
-    done = subprocess.run(
-        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if done.returncode:
-        raise BuildError(f"{' '.join(map(str, command))}\n{done.stdout}")
+    run(command, ZIG_LOCAL_CACHE_DIR=str(ROOT / "build/zig"))
 
 
-def compile_c(job: Job, out: Path) -> None:
+def zig_cc(*args: Arg) -> None:
+    """Run zig's C compiler; errors as `zig`."""
+    zig("cc", *args)
+
+
+def compile_c(job: Job, out: Path, cc: Compiler = zig_cc) -> None:
     """Compile one source.  No path of this machine gets into the object."""
-    zig("cc", *job.flags, f"-ffile-prefix-map={ROOT}/=", "-c", job.source.resolve(), "-o", out)
+    cc(*job.flags, f"-ffile-prefix-map={ROOT}/=", "-c", job.source.resolve(), "-o", out)
 
 
-def objects(jobs: Sequence[Job], folder: Path) -> list[Path]:
+def objects(jobs: Sequence[Job], folder: Path, cc: Compiler = zig_cc) -> list[Path]:
     """Compile *jobs* into *folder*, as many at a time as there are CPUs; in their order."""
     made = [folder / f"{i}-{job.source.stem}.o" for i, job in enumerate(jobs)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_c, jobs, made))  # waits, and raises the first error
+        list(pool.map(lambda job, out: compile_c(job, out, cc), jobs, made))  # raises errors
     return made
 
 
