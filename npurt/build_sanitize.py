@@ -18,9 +18,12 @@ VARIABLE = "NPURT_SANITIZE"
 CHECKS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
 _RUNTIMES = {"address": "asan", "thread": "tsan"}
 
-# At -O1 little is left out before it is checked, and a report has every caller.  Vectors that the
-# instruction set has no register for are passed among static functions only.
-_COMPILE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-Wno-psabi", "-Wno-pass-failed")
+_COMPILE = (
+    *("-O1", "-g", "-fno-omit-frame-pointer"),  # little is left out before it is checked
+    "-fno-sanitize-recover=all",
+    "-Wno-psabi",  # vectors wider than the registers are passed among static functions only
+    "-Wno-pass-failed",  # a loop with checks in it may be too long to unroll
+)
 
 # A program looks for leaks when it ends.  Python does not: it frees little of its own then.
 _LEAKS = """\

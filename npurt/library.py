@@ -7,6 +7,9 @@ from typing import Any
 from cffi import FFI
 
 from npurt.errors import DeviceNotFound
+from npurt.settings import LIBRARIES, read
+
+PACKAGE = Path(__file__).parent
 
 
 def declare(header: Path) -> Any:
@@ -15,6 +18,14 @@ def declare(header: Path) -> Any:
     parser = FFI()
     parser.cdef(text)
     return parser
+
+
+def path_of(name: str) -> Path:
+    """Return where a C library is: *name*, such as "cpu/libnpurt_cpu.so", below the package.
+
+    Or below the folder that `NPURT_LIBRARIES` names.
+    """
+    return Path(read(LIBRARIES, str) or PACKAGE) / name
 
 
 def load(parser: Any, path: Path, what: str) -> Any:
@@ -31,7 +42,7 @@ def load(parser: Any, path: Path, what: str) -> Any:
     try:
         return parser.dlopen(str(path))
     except OSError as error:
-        raise DeviceNotFound(
-            f"cannot load {what}: {error}",
-            remedy="reinstall npurt; in a checkout run `pip install -e .`, which compiles them",
-        ) from error
+        remedy = "reinstall npurt; in a checkout run `pip install -e .`, which compiles them"
+        if read(LIBRARIES, str):
+            remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
+        raise DeviceNotFound(f"cannot load {what}: {error}", remedy=remedy) from error

@@ -96,7 +96,9 @@ DEBUG = Setting("NPURT_DEBUG", 0, "1: errors of the command line with their trac
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
 CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the best, e.g. avx2")
-CPU_LIBRARY = Setting("NPURT_CPU_LIBRARY", "", "path of another build of the CPU kernel library")
+LIBRARIES = Setting(
+    "NPURT_LIBRARIES", "", "folder of another build of npurt's C libraries, laid out as npurt/ is"
+)
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
 MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
@@ -120,7 +122,7 @@ SETTINGS = (
     DEVICE,
     THREADS,
     CPU_ISA,
-    CPU_LIBRARY,
+    LIBRARIES,
     VERIFY,
     MODELS,
     FASTRPC_LIBRARY,

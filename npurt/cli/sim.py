@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from npurt.errors import DeviceNotFound, NpurtError
+from npurt.library import path_of
 from npurt.settings import preloading
-
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Simulator:
     """A library that stands for a driver: what it is called, where it lies, what it is."""
 
     name: str
-    library: Path
+    library: str  # below the package
     settings: str  # environment variable
     about: str
 
@@ -27,13 +26,13 @@ class Simulator:
 SIMULATORS = (
     Simulator(
         "fastrpc",
-        PACKAGE / "hexagon/sim/libcdsprpc_sim.so",
+        "hexagon/sim/libcdsprpc_sim.so",
         "NPURT_SIM_FASTRPC",
         "Qualcomm CDSP: libcdsprpc's interface; skels run under qemu-hexagon",
     ),
     Simulator(
         "rknpu",
-        PACKAGE / "rknpu/sim/librknpu_sim.so",
+        "rknpu/sim/librknpu_sim.so",
         "NPURT_SIM_RKNPU",
         "RK3588 NPU: the ioctls of the rocket and rknpu drivers, preloaded",
     ),
@@ -63,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
     if args.command:
         run_program(args.command)
     if args.path:
-        print(path_of(args.path))
+        print(built(args.path))
         return 0
     rows = [
         {
             "name": simulator.name,
-            "built": simulator.library.exists(),
-            "path": str(simulator.library),
+            "built": path_of(simulator.library).exists(),
+            "path": str(path_of(simulator.library)),
             "settings": simulator.settings,
             "about": simulator.about,
         }
@@ -90,7 +89,7 @@ def run_program(command: Sequence[str]) -> NoReturn:
         DeviceNotFound: The simulator was not built.
         NpurtError: The program cannot be run.
     """
-    environment = preloading(str(path_of(PRELOADED)))
+    environment = preloading(str(built(PRELOADED)))
     try:
         os.execvpe(command[0], list(command), environment)
     except OSError as error:
@@ -100,13 +99,14 @@ def run_program(command: Sequence[str]) -> NoReturn:
         ) from error
 
 
-def path_of(name: str) -> Path:
+def built(name: str) -> Path:
     """Return the library of the simulator called *name*.
 
     Raises:
         DeviceNotFound: It was not built.
     """
-    library = {simulator.name: simulator.library for simulator in SIMULATORS}[name]
+    libraries = {simulator.name: simulator.library for simulator in SIMULATORS}
+    library = path_of(libraries[name])
     if not library.exists():
         raise DeviceNotFound(
             f"{library} does not exist",

@@ -12,10 +12,10 @@ from typing import Any
 from npurt import library
 from npurt.errors import DeviceNotFound, SettingError
 from npurt.once import once
-from npurt.settings import CPU_ISA, CPU_LIBRARY, read
+from npurt.settings import CPU_ISA, LIBRARIES, read
 
 HEADER = Path(__file__).with_name("npurt_cpu.h")
-LIBRARY = Path(__file__).with_name("libnpurt_cpu.so")
+LIBRARY = "cpu/libnpurt_cpu.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def load(path: Path) -> Any:
     except AttributeError as error:
         raise DeviceNotFound(
             f"{path} is not npurt's library of CPU kernels: {error}",
-            remedy=f"unset {CPU_LIBRARY.name}, or name a build of npurt_cpu.h there",
+            remedy=f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries",
         ) from error
     if have != want:
         raise DeviceNotFound(
@@ -71,8 +71,8 @@ def load(path: Path) -> Any:
 
 @once
 def lib() -> Any:
-    """The kernel library, opened on first use (`NPURT_CPU_LIBRARY` names another build)."""
-    return load(Path(read(CPU_LIBRARY, str) or LIBRARY))
+    """The kernel library, opened on first use."""
+    return load(library.path_of(LIBRARY))
 
 
 def isas() -> dict[str, int]:

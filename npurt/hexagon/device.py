@@ -40,7 +40,7 @@ from npurt.hexagon import delta, layout, probe, quantise, recurrence, rounding
 from npurt.hexagon.batch import Batch, Weight
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.formats import BY_NAME
-from npurt.hexagon.lib import SIMULATOR
+from npurt.hexagon.lib import simulator
 from npurt.hexagon.messages import MAX_N
 from npurt.hexagon.names import parse
 from npurt.hexagon.recurrence import HexagonState
@@ -433,7 +433,7 @@ def open_hexagon(text: str) -> HexagonDevice:
     """
     name = parse(text)
     way = Way(
-        library=str(SIMULATOR) if name.simulated else "",
+        library=simulator() if name.simulated else "",
         domain=name.domain,
         session=name.session,
         transport=read(HEXAGON_TRANSPORT, str),

@@ -15,6 +15,7 @@ from typing import Any
 from npurt.errors import DeviceNotFound, NpurtError
 from npurt.hexagon import abi, codes
 from npurt.hexagon.caller import refuse_fork
+from npurt.library import path_of
 from npurt.once import once
 from npurt.settings import FASTRPC_LIBRARY, read
 
@@ -24,7 +25,6 @@ CANDIDATES = (
     "/vendor/lib64/libcdsprpc.so",  # Android
 )
 SAID_BYTES = 1024  # that the simulator says of itself
-SIMULATOR = Path(__file__).with_name("sim") / "libcdsprpc_sim.so"
 INSTALL = (
     "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
     f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
@@ -97,6 +97,11 @@ def find(path: str | os.PathLike[str] | None = None) -> Library:
     """
     path = path or read(FASTRPC_LIBRARY, str)
     return load((os.fspath(path),) if path else CANDIDATES)
+
+
+def simulator() -> str:
+    """Return the path of npurt's simulator."""
+    return str(path_of("hexagon/sim/libcdsprpc_sim.so"))
 
 
 def load(candidates: Sequence[str]) -> Library:

@@ -14,7 +14,7 @@ from npurt import library
 from npurt.once import once
 
 HEADER = Path(__file__).with_name("npurt_line.h")
-LIBRARY = Path(__file__).with_name("libnpurt_line.so")
+LIBRARY = "hexagon/libnpurt_line.so"
 
 
 @once
@@ -30,7 +30,7 @@ def lib() -> Any:
     Raises:
         DeviceNotFound: It is missing, or cannot be loaded.
     """
-    return library.load(ffi(), LIBRARY, "the Hexagon backend's functions")
+    return library.load(ffi(), library.path_of(LIBRARY), "the Hexagon backend's functions")
 
 
 class Native(NamedTuple):

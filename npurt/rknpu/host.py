@@ -12,7 +12,7 @@ from npurt.errors import NumericsError
 from npurt.once import once
 
 HEADER = Path(__file__).with_name("npurt_rk.h")
-LIBRARY = Path(__file__).with_name("libnpurt_rk.so")
+LIBRARY = "rknpu/libnpurt_rk.so"
 
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
@@ -31,7 +31,7 @@ def lib() -> Any:
     Raises:
         DeviceNotFound: It is missing, or cannot be loaded.
     """
-    return library.load(ffi(), LIBRARY, "the RK3588 backend's functions")
+    return library.load(ffi(), library.path_of(LIBRARY), "the RK3588 backend's functions")
 
 
 def at(kind: str, array: npt.NDArray[Any]) -> Any:

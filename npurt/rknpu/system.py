@@ -23,6 +23,7 @@ from npurt.errors import (
     DriverError,
     SettingError,
 )
+from npurt.library import path_of
 from npurt.once import once
 from npurt.rknpu import host, uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.run import INTERRUPTIONS, U8, Run
@@ -44,8 +45,6 @@ size_t rknpu_sim_report(char *json, size_t size);
 # tells whether they are there: `RknpuDriver.refuses_all_cores`.
 CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
-
-SIMULATOR = Path(__file__).with_name("sim") / "librknpu_sim.so"
 
 _REMEDIES: dict[int, tuple[type[DriverError], str]] = {
     errno.ENOMEM: (DeviceFull, "close other users of the NPU, or run a smaller model"),
@@ -231,7 +230,7 @@ class Simulator(System):
     def __init__(self) -> None:
         super().__init__()
         try:
-            self._use(ffi().dlopen(str(SIMULATOR)))
+            self._use(ffi().dlopen(str(path_of("rknpu/sim/librknpu_sim.so"))))
         except OSError as error:
             raise DeviceNotFound(
                 f"cannot load the RK3588 simulator: {error}",

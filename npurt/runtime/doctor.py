@@ -91,12 +91,12 @@ def kinds(device: str | None = None) -> list[Kind]:
 
 def _hexagon(device: str) -> Kind:
     from npurt.hexagon import doctor, doctor_trial, names
-    from npurt.hexagon.lib import SIMULATOR
+    from npurt.hexagon.lib import simulator
     from npurt.hexagon.way import Way
 
     name = names.parse(device)
     simulated = f"arch=v{name.arch}" if name.arch else ""
-    way = Way(library=str(SIMULATOR) if name.simulated else "", domain=name.domain,
+    way = Way(library=simulator() if name.simulated else "", domain=name.domain,
               simulate=simulated)  # fmt: skip
     probes: dict[str, Probe] = {"hexagon": lambda: doctor_trial.trial(way)}
     if name.simulated:

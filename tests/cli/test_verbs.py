@@ -371,12 +371,17 @@ def test_debugging_lets_errors_through(npurt, monkeypatch):
         npurt("run", "-m", "/nowhere", "-p", "x")
 
 
-def test_a_library_without_cpu_kernels_is_refused():
+def test_a_library_without_cpu_kernels_is_refused(tmp_path):
     command = ("run", "-m", MODEL, "-p", "x")
+    other = tmp_path / "cpu/libnpurt_cpu.so"
 
-    result = spawn(*command, NPURT_CPU_LIBRARY=_cffi_backend.__file__)
+    absent = spawn(*command, NPURT_LIBRARIES=str(tmp_path))
+    other.parent.mkdir()
+    other.symlink_to(_cffi_backend.__file__)
+    wrong = spawn(*command, NPURT_LIBRARIES=str(tmp_path))
 
-    assert_failed(result, _cffi_backend.__file__, "unset NPURT_CPU_LIBRARY")
+    assert_failed(absent, str(other), "unset NPURT_LIBRARIES")
+    assert_failed(wrong, str(other), "unset NPURT_LIBRARIES")
 
 
 def test_control_c_is_status_130(npurt, monkeypatch):

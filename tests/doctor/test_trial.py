@@ -24,8 +24,8 @@ STEPS = [
 ]
 
 
-def tried(simulate="", seconds=60, library=str(lib.SIMULATOR)):
-    return trial(Way(library=library, simulate=simulate), seconds)
+def tried(simulate="", seconds=60, library=""):
+    return trial(Way(library=library or lib.simulator(), simulate=simulate), seconds)
 
 
 def judged(seen):

@@ -105,7 +105,7 @@ class Dsp:
 @contextlib.contextmanager
 def simulated(settings=""):
     """Open a session on a DSP of these settings."""
-    library = lib.load([str(lib.SIMULATOR)])
+    library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", f"reset {settings}".encode())
     try:
         with contextlib.closing(Session.open(library, deadline=SECONDS)) as session:

@@ -24,18 +24,18 @@ WAYS = {
 
 
 def way(**fields):
-    return Way(str(lib.SIMULATOR), **{"deadline": SECONDS, **fields})
+    return Way(lib.simulator(), **{"deadline": SECONDS, **fields})
 
 
 def tell(settings):
     """Have the simulator in this process behave so from now on."""
-    library = lib.load([str(lib.SIMULATOR)])
+    library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", settings.encode(), about=settings)
 
 
 def process(domain=3):
     """Return the id of the process that is the DSP of a session in this process, or 0."""
-    return max(0, int(lib.load([str(lib.SIMULATOR)]).c.npurt_sim_process(domain)))
+    return max(0, int(lib.load([lib.simulator()]).c.npurt_sim_process(domain)))
 
 
 def kill(domain=3):

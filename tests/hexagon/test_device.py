@@ -19,8 +19,8 @@ from npurt.errors import (
     SettingError,
     UnsupportedOp,
 )
+from npurt.hexagon import lib
 from npurt.hexagon.device import HexagonDevice, open_hexagon
-from npurt.hexagon.lib import SIMULATOR
 from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
@@ -305,7 +305,7 @@ with npurt.open_device("hexagon:0") as device:
     if transport.name == "worker":
         os.kill(transport.process, signal.SIGKILL)
     else:
-        os.kill(load([{str(SIMULATOR)!r}]).c.npurt_sim_process(3), signal.SIGKILL)
+        os.kill(load([{lib.simulator()!r}]).c.npurt_sim_process(3), signal.SIGKILL)
     device.matmul(x, packed, after)
     print((before == after).all(), device.news())
 """
@@ -318,7 +318,7 @@ def test_the_simulator_in_the_place_of_the_library_says_so_and_is_opened_again(
 ):
     """Whatever it is called: asked for by name, or found by the linker as the system's would be."""
     link = tmp_path / "libcdsprpc.so.1"
-    link.symlink_to(SIMULATOR)
+    link.symlink_to(lib.simulator())
     place = link if named == "NPURT_FASTRPC_LIBRARY" else tmp_path
     settings = {named: str(place), "NPURT_HEXAGON_WORKER": worker, "NPURT_CACHE": str(tmp_path)}
     done = subprocess.run(

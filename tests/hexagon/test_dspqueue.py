@@ -2,8 +2,8 @@
 
 import pytest
 
-from npurt.hexagon import cache, messages, probe
-from npurt.hexagon.lib import SIMULATOR, load
+from npurt.hexagon import cache, lib, messages, probe
+from npurt.hexagon.lib import load
 from npurt.hexagon.way import Way
 from tests.hexagon.simulator import opened, way
 
@@ -11,7 +11,7 @@ DEAD = ["queue_stuck=1", "queue_create=1+", "queue_read=1+", "start=1+"]
 
 
 def known(what):
-    return cache.recall(cache.identity(load([str(SIMULATOR)]), "cdsp"), what)
+    return cache.recall(cache.identity(load([lib.simulator()]), "cdsp"), what)
 
 
 def test_a_queue_that_answers_is_found_to_work_and_remembered(simulator, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_library_without_queues_is_not_even_tried(fake, simulator, monkeypatch
 def calls(monkeypatch):
     """Every call into the library from now on: (name, arguments)."""
     seen = []
-    library = load([str(SIMULATOR)])
+    library = load([lib.simulator()])
     original = library.call
 
     def call(name, *arguments):

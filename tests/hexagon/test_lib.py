@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from npurt.errors import DeviceNotFound, DriverError
 from npurt.hexagon import abi, codes, control, lib, skel
 from npurt.hexagon.control import SESSIONS, Place, capabilities, places
 from npurt.hexagon.lib import CANDIDATES, find, load
+from npurt.library import path_of
 from tests.hexagon.fake import compile_fake
 from tests.limits import HANG_SECONDS
 
@@ -71,7 +73,7 @@ def abi_less_library():
     """Some library that is here anyway and is not FastRPC's."""
     from npurt.cpu.abi import LIBRARY
 
-    return LIBRARY
+    return path_of(LIBRARY)
 
 
 def test_candidates_are_the_runtime_name_then_the_developers_then_androids():
@@ -412,4 +414,4 @@ def test_what_a_killed_process_left_goes_a_day_later_and_what_others_use_stays(s
 
 def test_names_of_calls_are_those_of_the_library():
     assert {codes.OPEN, codes.INVOKE} <= set(abi.SYMBOLS)
-    assert lib.SIMULATOR.name == "libcdsprpc_sim.so"
+    assert Path(lib.simulator()).name == "libcdsprpc_sim.so"

@@ -11,9 +11,9 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceFull, DeviceLost
-from npurt.hexagon import cache, device, messages, probe, store
+from npurt.hexagon import cache, device, lib, messages, probe, store
 from npurt.hexagon.device import HexagonDevice
-from npurt.hexagon.lib import SIMULATOR, load
+from npurt.hexagon.lib import load
 from npurt.quant.tensor import QTensor
 from tests.hexagon.simulator import WAYS, kill, process, tell, wait_until, way
 from tests.hexagon.test_session import interrupt
@@ -222,7 +222,7 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
         tell(fault)
         assert work.is_right()
         assert hexagon._stores[0].transport.name == "invoke"
-    library = load([str(SIMULATOR)])
+    library = load([lib.simulator()])
     assert cache.recall(cache.identity(library, "cdsp"), "dspqueue") is False
     assert not probe.queue_works(way())
 
