@@ -19,8 +19,8 @@ CHECKS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=threa
 _RUNTIMES = {"address": "asan", "thread": "tsan"}
 
 _COMPILE = (
-    *("-O1", "-g", "-fno-omit-frame-pointer"),  # little is left out before it is checked
-    "-fno-sanitize-recover=all",
+    *("-O0", "-g", "-fno-omit-frame-pointer"),  # little is left out before it is checked
+    "-fsanitize-recover=all",
     "-Wno-psabi",  # vectors wider than the registers are passed among static functions only
     "-Wno-pass-failed",  # a loop with checks in it may be too long to unroll
 )

@@ -34,8 +34,10 @@ INLINE void codes_of(npurt_format f, const uint8_t *c, uint8_t (*out)[64])
         memcpy(out[q], &v, sizeof v);
     }
     if (f.book) {
-        for (int i = 0; i < 512; i++) {
-            out[0][i] = (uint8_t) (npurt_books[f.book][out[0][i]] + 128);
+        for (int q = 0; q < 8; q++) {
+            for (int i = 0; i < 64; i++) {
+                out[q][i] = (uint8_t) (npurt_books[f.book][out[q][i]] + 128);
+            }
         }
     }
 }

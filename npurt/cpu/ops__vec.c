@@ -32,7 +32,8 @@ INLINE npurt_block block_of(f32x32 whole, float scale)
  * Codes, scales and sums of blocks [first, first + count) of one row.
  *
  * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
- * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it.
+ * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it, and
+ * codes of zero: what NaN is as an integer, C does not say.
  * Fine codes hold the rest in 255ths, which are the block's scale then: half of the first scale is
  * 127.5 of them, and kernels rely on codes from -127 to 127.  They are zero where 255 times the
  * factor overflows.
@@ -53,7 +54,7 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
             inverse = 0;
             scale = finite;
         }
-        f32x32 whole = __builtin_elementwise_rint(v * inverse);
+        f32x32 whole = finite == 0 ? __builtin_elementwise_rint(v * inverse) : (f32x32) (0.0f);
         put_codes(whole, x->codes + at * BLOCK);
         if (x->fine_codes) {
             const float finer = inverse * steps < INFINITY ? inverse * steps : 0;

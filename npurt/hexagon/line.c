@@ -22,7 +22,9 @@
 
 enum { IDLE, ASKED, RUNNING, DONE, CLOSED };
 
-typedef int npurt_invoke(uint64_t handle, uint32_t scalars, void *arguments);
+/* FastRPC's remote_handle64_invoke: a function is called as the type that it has. */
+typedef union remote_arg remote_arg;
+typedef int npurt_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments);
 
 struct npurt_line {
     _Atomic uint32_t state;

@@ -95,7 +95,7 @@ typedef struct {
  * a mark is still there. */
 enum { NPURT_RK_BAD_ROW = 1, NPURT_RK_REFUSED = 2, NPURT_RK_UNWRITTEN = 3 };
 
-typedef int npurt_rk_ioctl(int fd, unsigned long number, void *argument);
+typedef int npurt_rk_ioctl(int fd, unsigned long number, ...); /* as ioctl of the C library */
 
 /*
  * Run a job: round x, put the marks, make the requests of each lane until one fails, look for the
