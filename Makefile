@@ -1,23 +1,34 @@
 # The commands of this project.  Everything they install goes into .venv, but for the emulators that
-# `make test` needs (.ci/qemu).
+# `make test` needs (.ci/qemu) and the compiler of `make sanitize` (.ci/clang).
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time, a very small computer
+SECONDS ?= 3600
 
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests) -name '*.[ch]')
 BUILT_FROM = $(shell find npurt/cpu npurt/build*.py $(wildcard dsp idl sim npurt/hexagon/idl) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
-.PHONY: help demo test models wheels lint clean
+# What tests C of the host: kernels, pool, simulators, drivers' clients.  ThreadSanitizer sees what
+# threads share.
+UNDER_ADDRESS = $(filter-out tests/cpu/test_aarch64.py tests/cpu/test_amx.py, \
+	$(wildcard $(patsubst %,tests/%/test_*.py, cpu rknpu sim_fastrpc sim_rknpu))) \
+	$(patsubst %,tests/hexagon/test_%.py, device line memory reference rpcmem session transport)
+UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/test_transport \
+	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
+
+.PHONY: help demo test sanitize soak models wheels lint clean
 
 help:
-	@echo 'make demo    install npurt into .venv, fetch a small model and let it write'
-	@echo 'make test    run the linters and every test'
-	@echo 'make models  fetch the three models that the tests and benchmarks run'
-	@echo 'make wheels  build the wheels of x86_64 and aarch64 into dist/'
-	@echo 'make lint    run the linters'
-	@echo 'make clean   remove what was built, but not .venv and models'
+	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
+	@echo 'make test      run the linters and every test'
+	@echo 'make sanitize  run the tests of C under sanitizers'
+	@echo 'make soak      look for more for SECONDS=3600'
+	@echo 'make models    fetch the three models that the tests and benchmarks run'
+	@echo 'make wheels    build the wheels of x86_64 and aarch64 into dist/'
+	@echo 'make lint      run the linters'
+	@echo 'make clean     remove what was built, but not .venv and models'
 
 demo: .venv/installed
 	$(BIN)/npurt models fetch smollm2-135m --folder models
@@ -29,6 +40,17 @@ test: .venv/dev lint
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(MAKE) --no-print-directory models
 	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
+
+sanitize: .venv/installed .venv/dev
+	.ci/qemu
+	.ci/clang
+	.ci/sanitized address $(BIN)/python -m pytest -n 2 --dist loadfile $(UNDER_ADDRESS)
+	.ci/sanitized thread $(BIN)/python -m pytest $(UNDER_THREAD)
+
+soak: .venv/installed .venv/dev
+	.ci/qemu
+	.ci/clang
+	$(BIN)/python tests/soak.py --seconds $(SECONDS)
 
 models: .venv/installed
 	$(BIN)/npurt models fetch

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npurt import build_sanitize as sanitize
-from npurt.build_zig import ROOT, STRICT, BuildError, Compiler, Job, objects, whole, zig_cc
+from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
 
 CPU = ROOT / "npurt/cpu"
 
@@ -184,10 +184,12 @@ def _build(
     includes: Sequence[Path],
 ) -> Path:
     sanitizer = _sanitizer(target)
-    cc: Compiler = sanitize.clang if sanitizer else zig_cc
-    how = sanitize.linking(sanitizer) if sanitizer else ("-target", triple, "-s")
     jobs = [job(unit, triple, defines, includes, sanitizer) for unit in units(sources, target)]
     with tempfile.TemporaryDirectory() as folder, whole(out) as partial:
-        made = objects(jobs, Path(folder), cc)
-        cc(*how, *link, "-o", partial, *made, *LINK)
+        if sanitizer:
+            made = objects(jobs, Path(folder), sanitize.compile_c)
+            sanitize.link(sanitizer, *link, "-o", partial, *made, *LINK)
+        else:
+            made = objects(jobs, Path(folder))
+            zig("cc", "-target", triple, "-s", *link, "-o", partial, *made, *LINK)
     return out

@@ -7,23 +7,27 @@ build/thread/npurt.  What is for another machine is compiled as always.  `.ci/sa
 options of the runtimes: it runs a command on what is made here.
 """
 
+import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
-from npurt.build_zig import ROOT, Arg, BuildError, run, write
+from npurt.build_zig import ROOT, Arg, BuildError, Job, run, whole, write
 
 CLANG = "clang-19"  # in Debian 12 and 13; from 17 on it checks the types of functions in C
 VARIABLE = "NPURT_SANITIZE"
 CHECKS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
-_RUNTIMES = {"address": "asan", "thread": "tsan"}
 
-_COMPILE = (
-    *("-O0", "-g", "-fno-omit-frame-pointer"),  # little is left out before it is checked
-    "-fsanitize-recover=all",
+_COMPILE = {  # unrolled loops with checks in them take clang minutes to optimise
+    "address": ("-O0", "-fsanitize-recover=all"),  # the runtime's options say what ends a process
+    "thread": ("-O1", "-Wno-pass-failed"),  # some of those loops are not unrolled
+}
+_ALWAYS = (
+    *("-g", "-fno-omit-frame-pointer"),
     "-Wno-psabi",  # vectors wider than the registers are passed among static functions only
-    "-Wno-pass-failed",  # a loop with checks in it may be too long to unroll
 )
+_RUNTIMES = {"address": "asan", "thread": "tsan"}
 
 # A program looks for leaks when it ends.  Python does not: it frees little of its own then.
 _LEAKS = """\
@@ -40,7 +44,7 @@ def chosen() -> str:
     """Return the sanitizer that NPURT_SANITIZE asks for, or "".
 
     Raises:
-        BuildError: It asks for another, or this is no x86_64.
+        BuildError: It asks for another, this is no x86_64, or the compiler is missing.
     """
     name = os.environ.get(VARIABLE, "")
     if name and name not in CHECKS:
@@ -50,6 +54,8 @@ def chosen() -> str:
             f"{VARIABLE}: the flags of {os.uname().machine} are not known here\n"
             "  remedy: unset it, or teach npurt/build_sanitize.py `machine`"
         )
+    if name and not shutil.which(CLANG):
+        raise BuildError(f"{VARIABLE}: there is no {CLANG}\n  remedy: run .ci/clang")
     return name
 
 
@@ -67,14 +73,7 @@ def machine(mcpu: str) -> tuple[Arg, ...]:
 
 def compiling(sanitizer: str) -> tuple[Arg, ...]:
     """Return the flags that stand in place of those of optimisation."""
-    return (*_COMPILE, CHECKS[sanitizer])
-
-
-def linking(sanitizer: str) -> tuple[Arg, ...]:
-    """Return the flags of a library or a program; those of a process share one runtime."""
-    runtime = f"libclang_rt.{_RUNTIMES[sanitizer]}-x86_64.so"
-    found = subprocess.check_output([CLANG, f"-print-file-name={runtime}"], text=True)
-    return (CHECKS[sanitizer], "-shared-libsan", f"-Wl,-rpath,{Path(found).parent}")
+    return (*_ALWAYS, *_COMPILE[sanitizer], CHECKS[sanitizer])
 
 
 def beside(sanitizer: str) -> list[Path]:
@@ -86,10 +85,29 @@ def beside(sanitizer: str) -> list[Path]:
     return []
 
 
-def clang(*args: Arg) -> None:
-    """Run the compiler.
+def compile_c(job: Job, out: Path) -> None:
+    """Compile one source, or copy what became of it last time.
 
     Raises:
-        BuildError: It is missing, or refuses; its words are in the message.
+        BuildError: The compiler refuses; its words are in the message.
     """
-    run([CLANG, *args])
+    command = [CLANG, *map(str, job.flags), str(job.source.resolve())]
+    _run(*command, "-E", "-o", out)
+    key = hashlib.sha256(out.read_bytes() + "\0".join(command).encode()).hexdigest()
+    cached = ROOT / "build/clang" / f"{key}.o"
+    if not cached.exists():
+        with whole(cached) as partial:
+            _run(*command, "-c", "-o", partial)
+    shutil.copyfile(cached, out)
+
+
+def link(sanitizer: str, *args: Arg) -> None:
+    """Link a library or a program; those of a process share one runtime.  Errors as `compile_c`."""
+    name = f"libclang_rt.{_RUNTIMES[sanitizer]}-x86_64.so"
+    runtime = subprocess.check_output([CLANG, f"-print-file-name={name}"], text=True)
+    rpath = f"-Wl,-rpath,{Path(runtime).parent}"
+    _run(CLANG, CHECKS[sanitizer], "-shared-libsan", rpath, *args)
+
+
+def _run(*command: Arg) -> None:
+    run(command, LD_PRELOAD="")  # a test that compiles has the runtime preloaded

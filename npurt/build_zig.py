@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 STRICT = ("-std=c11", "-g0", "-fno-sanitize=undefined", "-Wall", "-Wextra", "-Werror")
 
 Arg = str | Path
-Compiler = Callable[..., None]  # takes the arguments of cc
 
 
 class BuildError(Exception):
@@ -67,21 +66,18 @@ def zig(tool: str, *args: Arg) -> None:
     run(command, ZIG_LOCAL_CACHE_DIR=str(ROOT / "build/zig"))
 
 
-def zig_cc(*args: Arg) -> None:
-    """Run zig's C compiler; errors as `zig`."""
-    zig("cc", *args)
-
-
-def compile_c(job: Job, out: Path, cc: Compiler = zig_cc) -> None:
+def compile_c(job: Job, out: Path) -> None:
     """Compile one source.  No path of this machine gets into the object."""
-    cc(*job.flags, f"-ffile-prefix-map={ROOT}/=", "-c", job.source.resolve(), "-o", out)
+    zig("cc", *job.flags, f"-ffile-prefix-map={ROOT}/=", "-c", job.source.resolve(), "-o", out)
 
 
-def objects(jobs: Sequence[Job], folder: Path, cc: Compiler = zig_cc) -> list[Path]:
+def objects(
+    jobs: Sequence[Job], folder: Path, compiler: Callable[[Job, Path], None] = compile_c
+) -> list[Path]:
     """Compile *jobs* into *folder*, as many at a time as there are CPUs; in their order."""
     made = [folder / f"{i}-{job.source.stem}.o" for i, job in enumerate(jobs)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda job, out: compile_c(job, out, cc), jobs, made))  # raises errors
+        list(pool.map(compiler, jobs, made))  # waits, and raises the first error
     return made
 
 

@@ -1,0 +1,59 @@
+"""Look for defects for as long as there is time: `make soak SECONDS=3600`, or `--only NAME`.
+
+Each search gets an equal share of the seconds.  One that ends by itself begins again, with other
+random numbers where it has any; one that fails is not repeated, and the exit status is then 1.
+What is under way when its time is up is ended, which is no failure.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+EXPLORE = "--hypothesis-profile=explore"
+
+# "{seconds}" becomes the share, for a command that keeps to it by itself.
+SEARCHES = {
+    "properties": (*PYTEST, EXPLORE, "tests"),
+    "kernels": (".ci/sanitized", "address", *PYTEST, EXPLORE, "tests/cpu", "tests/rknpu"),
+    "simulators": (".ci/sanitized", "address", *PYTEST, "tests/sim_fastrpc", "tests/sim_rknpu"),
+    "pool": (".ci/sanitized", "thread", *PYTEST, "tests/cpu/test_pool.py"),
+}
+
+
+def search(command, seconds):
+    """Run *command* for *seconds*; return how often it ended, and the last exit status."""
+    command = [word.format(seconds=seconds) for word in command]
+    until, ended, status = time.monotonic() + seconds, 0, 0
+    while status == 0 and (left := until - time.monotonic()) > 0:
+        process = subprocess.Popen(command, cwd=PROJECT, start_new_session=True)
+        try:
+            status = process.wait(left)
+            ended += 1
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+    return ended, status
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=3600, help="for all of them together")
+    parser.add_argument("--only", nargs="+", default=list(SEARCHES), choices=SEARCHES)
+    args = parser.parse_args()
+    results = {}
+    for name in args.only:
+        results[name] = search(SEARCHES[name], args.seconds / len(args.only))
+    for name, (ended, status) in results.items():
+        said = f"failed with status {status}" if status else "found nothing"
+        print(f"{name:12} {said}, {ended} whole runs")
+    return int(any(status for _, status in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
