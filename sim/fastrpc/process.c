@@ -127,6 +127,8 @@ static const char *cpu_of(uint32_t arch)
     }
 }
 
+_Thread_local bool process_starting;
+
 pid_t process_start(const link_machine *machine, int log, int memory, int socket)
 {
     char qemu[PATH_MAX], shell[PATH_MAX], search[PATH_MAX + 32] = "LD_LIBRARY_PATH=";
@@ -142,10 +144,12 @@ pid_t process_start(const link_machine *machine, int log, int memory, int socket
     char *arguments[] = {qemu, option, cpu, shell, NULL};
     char *environment[] = {libraries ? search : NULL, NULL};
     start how = {arguments, environment, {log, memory, socket}, getpid()};
+    process_starting = true;
     pid_t child = vfork();
     if (child == 0) {
         become(&how);
     }
+    process_starting = false;
     if (child < 0) {
         report("cannot start %s: %s", qemu, strerror(errno));
     }

@@ -366,9 +366,13 @@ static void after_fork(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* The child has neither keepers nor processes; handles it knows of mean nothing here. */
+/* The child has neither keepers nor processes; handles it knows of mean nothing here.  ThreadSanitizer
+ * and valgrind make a fork of vfork: such a child becomes qemu, which needs the descriptors. */
 static void in_child(void)
 {
+    if (process_starting) {
+        return;
+    }
     for (int i = 0; i < SESSIONS; i++) {
         session *s = &sessions[i];
         if (s->state != IDLE) {

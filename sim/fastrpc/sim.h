@@ -89,6 +89,9 @@ void block_all_to_host(const block *b);
 /* Start qemu-hexagon on the shell, with these descriptors as its 2, 3 and 4; return its process, or
  * -1 after `report`. */
 pid_t process_start(const link_machine *machine, int log, int memory, int socket);
+
+/* This thread is in process_start(): a fork now is not the program's. */
+extern _Thread_local bool process_starting;
 /* Say why a process that never served did not. */
 void process_explain(void);
 

@@ -133,7 +133,7 @@ def test_the_text_of_a_model_is_the_same(model, transport, simulator, monkeypatc
 
 def synchronised(work):
     """Return how often DMA_BUF_IOCTL_SYNC is called over *work*, and for how many bytes."""
-    library = ctypes.CDLL(str(lib.SIMULATOR))
+    library = ctypes.CDLL(lib.simulator())
     library.npurt_sim_syncs.restype = ctypes.c_uint64
     before, after = ctypes.c_uint64(), ctypes.c_uint64()
     calls = library.npurt_sim_syncs(ctypes.byref(before))
