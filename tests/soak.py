@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 EXPLORE = "--hypothesis-profile=explore"
 
-# "{seconds}" becomes the share, for a command that keeps to it by itself.
+# A command with "{seconds}" keeps to its share by itself.
 SEARCHES = {
     "properties": (*PYTEST, EXPLORE, "tests"),
     "kernels": (".ci/sanitized", "address", *PYTEST, EXPLORE, "tests/cpu", "tests/rknpu"),
@@ -28,12 +28,13 @@ SEARCHES = {
 
 def search(command, seconds):
     """Run *command* for *seconds*; return how often it ended, and the last exit status."""
+    keeps_to_it = "{seconds}" in command
     command = [word.format(seconds=seconds) for word in command]
     until, ended, status = time.monotonic() + seconds, 0, 0
     while status == 0 and (left := until - time.monotonic()) > 0:
         process = subprocess.Popen(command, cwd=PROJECT, start_new_session=True)
         try:
-            status = process.wait(left)
+            status = process.wait(None if keeps_to_it else left)
             ended += 1
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)

@@ -4,8 +4,11 @@
  * Such a machine raises SIGILL at each of them.  The handler decodes the instruction, does to tiles
  * in memory and to the interrupted program what the manual says, and goes on behind it.  What the
  * manual forbids ends the program with status 70 and a message: no tile used before it is
- * configured, no shapes that do not fit together, no reserved field set.  On a machine with AMX
- * nothing is ever caught.  At the end the number of instructions executed goes to stderr.
+ * configured, no shapes that do not fit together, no reserved field set.  At the end the number of
+ * instructions executed goes to stderr.
+ *
+ * On a machine with AMX nothing is caught once the program has asked the kernel for tiles.  Before,
+ * the instructions that only configure run all the same: with ud2 in front they are caught, too.
  *
  * Source: Intel SDM vol. 2: 2.3 (VEX), LDTILECFG, TILELOADD, TILESTORED, TDPBSSD/SUD/USD/UUD,
  * TILEZERO, TILERELEASE; their exception classes AMX-E1 to E6.
@@ -57,9 +60,9 @@ static void demand(int holds, const char *why)
 /* One VEX instruction, decoded. */
 typedef struct {
     int pp, opcode, mod, reg, rm, vvvv;
-    uint8_t *base; /* of a memory operand, displacement added */
-    int64_t index; /* index register times scale */
-    int length;
+    uint8_t *base;    /* of a memory operand, displacement added */
+    int64_t index;    /* index register times scale */
+    int length, trap; /* bytes: of it, of ud2 in front of it */
 } instruction;
 
 /* Register `number` of the interrupted program. */
@@ -74,6 +77,8 @@ static int64_t reg(const ucontext_t *c, int number)
 static instruction decode(const ucontext_t *c)
 {
     const uint8_t *p = (const uint8_t *) c->uc_mcontext.gregs[REG_RIP];
+    const int trap = p[0] == 0x0F && p[1] == 0x0B ? 2 : 0;
+    p += trap;
     demand(p[0] == 0xC4 && (p[1] & 31) == 2 && !(p[2] & 0x84), "not a tile instruction");
     const int x = p[1] & 0x40 ? 0 : 8, b = p[1] & 0x20 ? 0 : 8;
     instruction i = {.pp = p[2] & 3,
@@ -82,7 +87,8 @@ static instruction decode(const ucontext_t *c)
                      .reg = p[4] >> 3 & 7,
                      .rm = p[4] & 7,
                      .vvvv = ~(p[2] >> 3) & 15,
-                     .length = 5};
+                     .length = 5,
+                     .trap = trap};
     demand(p[1] & 0x80, "there are eight tiles");
     if (i.mod == 3) {
         demand(!x && !b, "there are eight tiles");
@@ -231,7 +237,7 @@ static void on_sigill(int number, siginfo_t *info, void *context)
     (void) info;
     const instruction i = decode(c);
     execute(&i);
-    c->uc_mcontext.gregs[REG_RIP] += i.length;
+    c->uc_mcontext.gregs[REG_RIP] += i.length + i.trap;
     executed++;
 }
 

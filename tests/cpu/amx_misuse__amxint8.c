@@ -46,6 +46,17 @@ static int product_is_right(void)
     return c[5][0] == 5000 && c[0][7] == 7; /* the rest is as it was */
 }
 
+/* With ud2 in front, for the emulator to see them on every machine. */
+static void load_config(void)
+{
+    __asm__ volatile("ud2\n\tldtilecfg %0" : : "m"(config));
+}
+
+static void release(void)
+{
+    __asm__ volatile("ud2\n\ttilerelease");
+}
+
 static int multiply(void)
 {
     for (int i = 0; i < 16 * 64; i++) {
@@ -53,13 +64,13 @@ static int multiply(void)
         b[i / 64][i % 64] = (uint8_t) (91 * i);
         c[i / 64][i % 16] = 1000 * (i / 64) + i % 16;
     }
-    _tile_loadconfig(config);
+    load_config();
     _tile_loadd(0, c, 64);
     _tile_loadd(1, a, 64);
     _tile_loadd(2, b, 64);
     _tile_dpbsud(0, 1, 2);
     _tile_stored(0, c, 64);
-    _tile_release();
+    release();
     return product_is_right() ? 0 : 1;
 }
 
@@ -71,7 +82,7 @@ int main(int argc, char **argv)
         _tile_zero(0);
         break;
     case 2:
-        _tile_loadconfig(config);
+        load_config();
         _tile_zero(3);
         break;
     case 3:
@@ -103,12 +114,12 @@ int main(int argc, char **argv)
         shape(2, 3, 27);
         break;
     case 12:
-        _tile_loadconfig(config);
-        _tile_release();
+        load_config();
+        release();
         _tile_zero(0);
         break;
     case 13:
-        _tile_loadconfig(config);
+        load_config();
         __asm__ volatile(".byte 0xC4, 0xE2, 0x72, 0x5E, 0xC1"); /* tdpbsud 0, 1, 1 */
         break;
     case 14:

@@ -89,7 +89,7 @@ def test_the_emulator_multiplies_tiles(misuse):
 @WITHOUT_AMX
 @pytest.mark.parametrize(("number", "why"), list(enumerate(MISUSES, start=1)))
 def test_the_emulator_refuses_what_the_manual_forbids(misuse, number, why):
-    """The program asks for no permission to use tiles, so every CPU raises SIGILL at them."""
+    """The program asks for no permission: every CPU raises SIGILL at what uses a tile."""
     done = subprocess.run([misuse, str(number)], text=True, capture_output=True)
 
     assert (done.returncode, done.stderr) == (70, f"amx_emulator: {why}\n")

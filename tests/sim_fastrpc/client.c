@@ -31,7 +31,8 @@ struct dspqueue_buffer {
     };
 };
 
-typedef void (*queue_callback)(void *, int, void *);
+typedef struct dspqueue *dspqueue_t;
+typedef void (*queue_callback)(dspqueue_t, int, void *);
 
 static int (*session_control)(uint32_t, void *, uint32_t);
 static int (*handle_control)(uint32_t, void *, uint32_t);
@@ -44,13 +45,13 @@ static int (*mem_to_fd)(void *);
 static int (*rpc_mmap)(int, int, void *, int, size_t, uint32_t);
 static int (*rpc_munmap)(int, int, void *, size_t);
 static int (*queue_create)(int, uint32_t, uint32_t, uint32_t, queue_callback, queue_callback,
-                           void *, void **);
-static int (*queue_export)(void *, uint64_t *);
-static int (*queue_write)(void *, uint32_t, uint32_t, struct dspqueue_buffer *, uint32_t,
+                           void *, dspqueue_t *);
+static int (*queue_export)(dspqueue_t, uint64_t *);
+static int (*queue_write)(dspqueue_t, uint32_t, uint32_t, struct dspqueue_buffer *, uint32_t,
                           const uint8_t *, uint32_t);
-static int (*queue_read)(void *, uint32_t *, uint32_t, uint32_t *, struct dspqueue_buffer *,
+static int (*queue_read)(dspqueue_t, uint32_t *, uint32_t, uint32_t *, struct dspqueue_buffer *,
                          uint32_t, uint32_t *, uint8_t *, uint32_t);
-static int (*queue_close)(void *);
+static int (*queue_close)(dspqueue_t);
 
 static const struct {
     const char *name;
@@ -131,7 +132,7 @@ static void use_memory(uint64_t handle)
 
 static void use_queue(uint64_t handle)
 {
-    void *queue = NULL;
+    dspqueue_t queue = NULL;
     uint64_t id = 0;
     printf("queue %d\n", queue_create(CDSP, 0, 0, 0, NULL, NULL, NULL, &queue));
     queue_export(queue, &id);
