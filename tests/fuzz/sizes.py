@@ -1,0 +1,46 @@
+"""Numbers at which programs go wrong: at limits of types and blocks, and products that overflow."""
+
+STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FAR = (
+    *((1 << bits) + off for bits in (31, 32, 63, 64) for off in (-1, 0, 1, 32)),
+    (1 << 64) - 32, (1 << 32) - 32, 0xFFFF_FFFF_0000_0000, (1 << 61) + 1, (1 << 62),
+)  # fmt: skip
+
+
+def near(rng, value):
+    """Return a number at *value*, or about."""
+    step = rng.choice(STEPS)
+    return max(0, rng.choice((value - step, value - 1, value, value, value + 1, value + step)))
+
+
+def limit(rng, most_bits=20):
+    """Return a number near a power of two, or three times one, of at most *most_bits* bits."""
+    bits = rng.randrange(most_bits + 1)
+    return near(rng, rng.choice((1, 1, 1, 3)) << bits >> rng.choice((0, 0, 1)))
+
+
+def multiple(rng, most_bits=20):
+    """Return a multiple of a block's size."""
+    step = rng.choice(STEPS)
+    return step * max(1, limit(rng, max(1, most_bits - step.bit_length())))
+
+
+def anything(rng, now=0):
+    """Return an unsigned number of 64 bits: a limit, a huge one, or about what is there *now*."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.choice(FAR) % (1 << 64)
+    if kind == 1:
+        return near(rng, now) % (1 << 64)
+    if kind == 2:
+        return rng.getrandbits(rng.randrange(1, 65))
+    return limit(rng, 24)
+
+
+def factors(rng, most_bits=22):
+    """Return two numbers whose product is about a power of two."""
+    product = near(rng, 1 << rng.randrange(8, most_bits + 1)) + rng.randrange(1 << 6)
+    first = 1 << rng.randrange(1, 12)
+    if rng.random() < 0.5:
+        first = max(1, first + rng.randrange(-first // 2, first // 2 + 1))
+    return first, max(1, product // first)

@@ -1,0 +1,460 @@
+"""GGUF files: sizes at every limit with tensors to match, then damage; loaded and evaluated.
+
+Inputs are recipes: which architecture, which of its sizes are others than usual, which edits come
+after, and what is done with the model.
+"""
+
+import contextlib
+import copy
+import math
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import npurt
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.errors import NumericsError, VerificationFailed
+from tests.fuzz import frame, models, sizes
+from tests.llm import gguf_files as raw
+
+RUNS = 700
+SECONDS = 60
+MOST_BYTES = 40 << 20  # of a file
+MOST_MACS = 3e10  # of a run, by the best kernels; a hundredth by others
+ROWS = 512  # that a run takes at most
+
+# Keys that mean something and are no size of `models`, with a value that is good.
+OTHER_KEYS = {
+    "general.alignment": (raw.U32, 32), "split.count": (raw.U16, 1),
+    "{}.rope.freq_base": (raw.F32, 1e4), "{}.attention.layer_norm_rms_epsilon": (raw.F32, 1e-5),
+    "{}.attention.scale": (raw.F32, 0.25), "{}.rope.scaling.type": (raw.STRING, "yarn"),
+    "{}.rope.scaling.factor": (raw.F32, 4.0), "{}.rope.scale_linear": (raw.F32, 2.0),
+    "{}.rope.scaling.original_context_length": (raw.U32, 64),
+    "{}.rope.scaling.attn_factor": (raw.F32, 1.0), "{}.rope.scaling.yarn_beta_fast": (raw.F32, 32),
+    "{}.rope.scaling.yarn_beta_slow": (raw.F32, 1.0), "{}.nextn_predict_layers": (raw.U32, 1),
+    "{}.attention.sliding_window": (raw.U32, 64), "{}.attention.causal": (raw.BOOL, 1),
+    "{}.expert_weights_scale": (raw.F32, 2.0), "{}.expert_weights_norm": (raw.BOOL, 1),
+    "{}.expert_gating_func": (raw.U32, 1), "{}.expert_group_count": (raw.U32, 1),
+    "{}.attention.recurrent_layers": (raw.ARRAY, (raw.BOOL, [1, 0])),
+    "{}.rope.dimension_sections": (raw.ARRAY, (raw.I32, [4, 2, 2, 0])),
+    "tokenizer.ggml.bos_token_id": (raw.U32, 1), "tokenizer.ggml.eos_token_id": (raw.U32, 2),
+    "tokenizer.ggml.add_bos_token": (raw.BOOL, 1), "tokenizer.ggml.unknown_token_id": (raw.U32, 0),
+    "tokenizer.ggml.suppress_tokens": (raw.ARRAY, (raw.I32, [3, 4])),
+    "tokenizer.chat_template": (raw.STRING, "{{ messages[0].content }}"),
+}  # fmt: skip
+FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1e-45,
+    1e-38,
+    1e-3,
+    1e6,
+    3.4e38,
+    1e300,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
+# Sizes that follow from others, unless they are fuzzed themselves.
+DERIVED = {
+    "attention.value_length": lambda s: s["attention.key_length"],
+    "rope.dimension_count": lambda s: s["attention.key_length"],
+    "ssm.inner_size": lambda s: s["ssm.time_step_rank"] * s["ssm.state_size"],
+}
+# What sizes become, one after another, when a file is too large.
+SMALLER = {
+    "block_count": 1, "embedding_length": 32, "vocabulary": 32, "feed_forward_length": 32,
+    "expert_count": 1, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
+    "attention.head_count": 1, "attention.head_count_kv": 1, "attention.key_length": 16,
+    "ssm.time_step_rank": 1, "ssm.group_count": 1, "ssm.state_size": 16,
+}  # fmt: skip
+VARIANTS = ("output", "freqs", "bias", "fused_qkv", "gated", "fused_experts")
+
+
+# --- Making recipes -----------------------------------------------------------------------------
+
+
+def mutate(rng):
+    known = frame.corpus("gguf")
+    if known and rng.random() < 0.1:
+        recipe = frame.read(rng.choice(known))
+    else:
+        recipe = fresh(rng)
+    if rng.random() < 0.9:
+        resize(rng, recipe)
+    if rng.random() < 0.9:
+        mend(recipe)
+    if rng.random() < 0.4:
+        recipe["edits"] += [edit(rng, recipe) for _ in range(rng.choice((1, 1, 2, 5)))]
+    afford(recipe)
+    return recipe
+
+
+def fresh(rng):
+    """Return a recipe of a good file."""
+    kind = rng.choice(list(models.ARCHITECTURES))
+    return {
+        "kind": kind,
+        "sizes": {},
+        "have": [v for v in VARIANTS if rng.random() < 0.3],
+        "type": rng.choice((2, 2, 8, rng.choice(models.TYPES), rng.choice(models.TYPES))),
+        "float": rng.choice((0, 0, 0, 1, 30)),
+        "edits": [],
+        "seed": rng.randrange(1 << 30),
+        "n_ctx": rng.choice((1, 16, 64, ROWS, ROWS + 1, max(1, sizes.limit(rng, 12)))),
+        "n_batch": rng.choice((1, 16, 33, ROWS, ROWS, ROWS)),
+        "tokens": rng.choice((1, 2, 3, 17, 33, ROWS, ROWS, ROWS)),
+        "alike": rng.random() < 0.5,  # all tokens are the same one
+        "threads": rng.choice((1, 2, 2, 3)),
+        "isa": rng.choice((None, None, None, *range(8))),
+        "kv_type": rng.choice(("f16", "f32")),
+        "verify": rng.choice(("off", "sample", "always")),
+        "steps": [step for step in STEPS if rng.random() < 0.25],
+    }
+
+
+def resize(rng, recipe):
+    """Give some sizes other values, alone or so that their product is at a limit."""
+    known = models.ARCHITECTURES[recipe["kind"]]
+    names = [name for name in known if name not in DERIVED or rng.random() < 0.1]
+    changed = recipe["sizes"]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.randrange(4)
+        if kind == 0:
+            first, second = rng.sample(names, 2)
+            few, many = sizes.factors(rng)
+            changed[first], changed[second] = few, -(-many // 32) * 32
+        elif kind == 1:
+            name = rng.choice(names)
+            changed[name] = sizes.anything(rng, known[name])
+        elif kind == 2:
+            changed[rng.choice(names)] = sizes.limit(rng)
+        else:
+            changed[rng.choice(names)] = sizes.multiple(rng)
+    derive(recipe, keep=[name for name in changed if name in DERIVED])
+
+
+def derive(recipe, keep=()):
+    """Make sizes follow from the others that do."""
+    for name, rule in DERIVED.items():
+        if name in models.ARCHITECTURES[recipe["kind"]] and name not in keep:
+            recipe["sizes"][name] = rule(all_sizes(recipe))
+
+
+def mend(recipe):
+    """Make sizes fit each other as in a file that somebody would have made, and can be had."""
+    fit(recipe)
+    values, changed = all_sizes(recipe), recipe["sizes"]
+    heads, experts = values["attention.head_count"], values.get("expert_count", 0)
+    changed["attention.head_count_kv"] = math.gcd(heads, values["attention.head_count_kv"])
+    changed["attention.key_length"] = -(-values["attention.key_length"] // 16) * 16
+    if experts:
+        changed["expert_used_count"] = min(experts, values["expert_used_count"])
+    if "ssm.group_count" in values:
+        shared = math.gcd(values["ssm.time_step_rank"], values["ssm.group_count"])
+        changed["ssm.group_count"] = shared
+        changed["ssm.state_size"] = -(-values["ssm.state_size"] // 16) * 16
+    for name in "embedding_length", "feed_forward_length", *models.SHARED:
+        if values.get(name, 0) > 32 and "length" in name:
+            changed[name] = values[name] // 32 * 32
+    derive(recipe)
+
+
+def all_sizes(recipe):
+    return models.ARCHITECTURES[recipe["kind"]] | recipe["sizes"]
+
+
+def shapes(recipe):
+    """Return {name: (shape, type)} of the tensors; of the first ones when there are very many."""
+    found = {}
+    for name, shape in models.tensors(recipe["kind"], all_sizes(recipe), recipe["have"]):
+        wanted = recipe["type"] if len(shape) > 1 else recipe["float"]
+        found[name] = shape, models.type_for(name, shape, wanted)
+        if len(found) > 1 << 15:
+            break
+    return found
+
+
+def file_bytes(recipe):
+    tokens = 24 * min(all_sizes(recipe)["vocabulary"], 1 << 19)
+    return tokens + sum(models.nbytes(shape, kind) for shape, kind in shapes(recipe).values())
+
+
+def macs(recipe):
+    """Return about how many multiply-adds a token takes."""
+    values, used = all_sizes(recipe), all_sizes(recipe).get("expert_used_count", 1)
+    total = 0
+    for name, (shape, _) in shapes(recipe).items():
+        experts = len(shape) == 3
+        total += math.prod(shape) // (max(1, shape[0]) if experts else 1) * (used if experts else 1)
+    width = values["attention.head_count"] * values["attention.key_length"]
+    return total + values["block_count"] * width * min(recipe["n_ctx"], recipe["tokens"])
+
+
+def fit(recipe):
+    """Make sizes smaller until a file can be had, first those that are as usual."""
+    usual, changed = models.ARCHITECTURES[recipe["kind"]], recipe["sizes"]
+    for name, small in SMALLER.items():
+        as_usual = name in usual and changed.get(name, usual[name]) == usual[name]
+        if as_usual and file_bytes(recipe) > MOST_BYTES:
+            changed[name] = small
+            derive(recipe)
+    if file_bytes(recipe) > MOST_BYTES and recipe["type"] in models.FLOATS:
+        recipe["type"] = 2
+    while file_bytes(recipe) > MOST_BYTES:
+        largest = max((name for name in usual if name not in DERIVED), key=all_sizes(recipe).get)
+        changed[largest] = all_sizes(recipe)[largest] // 32 * 16
+        derive(recipe)
+
+
+def afford(recipe):
+    """Evaluate no more tokens than there is time for."""
+    most = MOST_MACS * (1 if recipe["isa"] is None else 0.01)
+    recipe["tokens"] = int(max(1, min(recipe["tokens"], most // max(1, macs(recipe)))))
+
+
+def edit(rng, recipe):
+    """Return one change of the file: a word for what it is, and what it needs."""
+    kind = rng.randrange(10)
+    arch = models.keys(recipe["kind"], {"vocabulary": 1})[0][2]
+    if kind < 3:
+        name, (number, value) = rng.choice(list(OTHER_KEYS.items()))
+        return ["key", name.format(arch), *another_value(rng, number, value)]
+    if kind < 5:
+        name = rng.choice([n for n in models.ARCHITECTURES[recipe["kind"]] if n != "vocabulary"])
+        return ["key", f"{arch}.{name}", *another_value(rng, raw.U32, all_sizes(recipe)[name])]
+    if kind == 5:
+        return ["drop key", rng.random()]
+    if kind == 6:
+        what = rng.choice(("dims", "kind", "offset", "name", "n_dims", "drop", "twice", "swap"))
+        return ["tensor", rng.random(), what, rng.randrange(4), sizes.anything(rng, 32)]
+    if kind == 7:
+        return ["count", rng.choice(("n_keys", "n_tensors", "version")), sizes.anything(rng, 3)]
+    if kind == 8:
+        return ["word", rng.random(), rng.choice("<I <Q <B".split()), sizes.anything(rng, 8)]
+    return ["cut", rng.random()] if rng.random() < 0.3 else ["data", rng.random(), rng.random()]
+
+
+def another_value(rng, number, value):
+    """Return a kind of GGUF value and a value, often as good as the ones given."""
+    if rng.random() < 0.2:
+        number = rng.choice((*raw.PACK, raw.STRING, raw.ARRAY))
+    if number == raw.ARRAY:
+        element = rng.choice((raw.I32, raw.U8, raw.BOOL, raw.STRING, raw.F32, raw.U64))
+        count = rng.choice((0, 1, 2, 3, 4, 100))
+        return [number, [element, [a_value(rng, element) for _ in range(count)]]]
+    return [number, a_value(rng, number, value)]
+
+
+def a_value(rng, number, now=1):
+    """Return a number, flag or text, often about *now*."""
+    if number == raw.STRING:
+        return rng.choice(("", "linear", "yarn", "none", "llama", "\x00", "\u00fc" * 300))
+    if number in (raw.F32, raw.F64):
+        chosen = rng.choice((*FLOATS, now if isinstance(now, float) else 2.0))
+        return math.inf if number == raw.F32 and 3.5e38 < chosen else chosen
+    if number == raw.BOOL:
+        return rng.choice((0, 1, 1))
+    bits = 8 * struct.calcsize(raw.PACK[number])
+    made = sizes.anything(rng, now if isinstance(now, int) else 1) % (1 << bits)
+    signed = raw.PACK[number].islower()
+    return made - (1 << bits) if signed and made >> (bits - 1) else made
+
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+def build(recipe):
+    """Return the header, and the tensors, (offset, name, shape, type), of what lies after it."""
+    file = raw.File(keys=models.keys(recipe["kind"], all_sizes(recipe)), tensors=[], data=b"")
+    placed, at = [], 0
+    for name, (shape, kind) in shapes(recipe).items():
+        dims = tuple(size % (1 << 64) for size in shape[::-1])
+        file.tensors.append(raw.Tensor(name, dims, kind, at % (1 << 64)))
+        placed.append((at, name, shape, kind))
+        at += -(-models.nbytes(shape, kind) // models.ALIGNMENT) * models.ALIGNMENT
+    for change in recipe["edits"]:
+        if change[0] in EDITS:
+            EDITS[change[0]](file, *change[1:])
+    return file, placed
+
+
+def _key(file, name, kind, value):
+    place = [i for i, key in enumerate(file.keys) if key[0] == name]
+    if kind == raw.STRING:
+        value = str(value)
+    entry = (name, kind, tuple(value) if kind == raw.ARRAY else value)
+    if place:
+        file.keys[place[0]] = entry
+    else:
+        file.keys.append(entry)
+
+
+def _drop_key(file, where):
+    if file.keys:
+        del file.keys[int(where * len(file.keys))]
+
+
+def _tensor(file, where, what, which, value):
+    if not file.tensors:
+        return
+    i = int(where * len(file.tensors))
+    tensor = copy.copy(file.tensors[i])
+    if what == "drop":
+        del file.tensors[i]
+    elif what == "twice":
+        file.tensors.append(tensor)
+    elif what == "swap":
+        j = value % len(file.tensors)
+        file.tensors[i], file.tensors[j] = file.tensors[j], file.tensors[i]
+    else:
+        changes = {
+            "dims": lambda: {"dims": (*tensor.dims[:which], value, *tensor.dims[which + 1 :])},
+            "kind": lambda: {"kind": (value if value > 99 else value % 42) % (1 << 32)},
+            "offset": lambda: {"offset": value},
+            "name": lambda: {"name": ("x" * (value % 300)) if which else file.tensors[0].name},
+            "n_dims": lambda: {"n_dims": value % (1 << 32)},
+        }
+        file.tensors[i] = raw.Tensor(**(vars(tensor) | changes[what]()))
+
+
+def _count(file, what, value):
+    setattr(file, what, value % (1 << (32 if what == "version" else 64)))
+
+
+EDITS = {"key": _key, "drop key": _drop_key, "tensor": _tensor, "count": _count}
+
+
+def write(recipe, path):
+    """Write the file, at most `MOST_BYTES` of data."""
+    file, placed = build(recipe)
+    rng, header = np.random.default_rng(recipe["seed"]), bytearray(file.header())
+    for kind, *change in recipe["edits"]:
+        if kind == "word":
+            where, form, value = change
+            size = struct.calcsize(form)
+            at = int(where * (len(header) - size))
+            struct.pack_into(form, header, at, value % (1 << 8 * size))
+    header += bytes(-len(header) % models.ALIGNMENT)
+    with path.open("wb") as out:
+        out.write(header)
+        for at, name, shape, kind in placed:
+            if at + models.nbytes(shape, kind) > 2 * MOST_BYTES:
+                break
+            out.seek(len(header) + at)
+            out.write(models.content(rng, name, shape, kind))
+        end = out.seek(0, 2)
+        end += -end % models.ALIGNMENT
+        out.truncate(end)
+        for kind, *change in recipe["edits"]:
+            if kind == "cut":
+                out.truncate(int(change[0] * end))
+            elif kind == "data":
+                out.seek(int(len(header) + change[0] * (end - len(header))))
+                out.write(rng.integers(0, 256, int(64 * change[1]), np.uint8))
+
+
+# --- Running ------------------------------------------------------------------------------------
+
+
+def memory(recipe):
+    """Weights twice, what the vocabulary makes, the cache, and activations of all rows."""
+    values = all_sizes(recipe)
+    held = min(file_bytes(recipe), 2 * MOST_BYTES)
+    wide = sum(min(value, 1 << 20) for value in values.values())
+    experts = values.get("expert_used_count", 1) * values.get("expert_feed_forward_length", 0)
+    activations = 4 * ROWS * (8 * wide + 4 * min(experts, 1 << 20))
+    return (256 << 20) + 8 * held + activations
+
+
+def run(recipe):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path = Path(folder) / "model.gguf"
+        write(recipe, path)
+        names = list(abi.isas())
+        isa = "" if recipe["isa"] is None else names[recipe["isa"] % len(names)]
+        device = CpuDevice(recipe["threads"], isa)
+        stack.callback(device.close)
+        options = {name: recipe[name] for name in ("n_ctx", "n_batch", "kv_type", "verify")}
+        llm = stack.enter_context(
+            npurt.Llama(path, device, progress=False, context_shift=True, seed=1, **options)
+        )
+        return evaluate(llm, recipe)
+
+
+def evaluate(llm, recipe):
+    """Evaluate tokens, and try what else one does with a model."""
+    rng = np.random.default_rng(recipe["seed"])
+    count = min(recipe["tokens"], llm.n_ctx)
+    ids = rng.integers(0, llm.config.n_vocab, count).tolist()
+    if recipe["alike"]:
+        ids = ids[:1] * count
+    try:
+        logits = llm.eval_last(ids).copy()
+        for step in recipe["steps"]:
+            STEPS[step](llm, ids, logits)
+    except NumericsError:  # damaged data, or an odd key, may hold any number
+        return "not finite"
+    except VerificationFailed:
+        if odd(recipe):
+            return "not finite"
+        raise AssertionError("a false alarm") from None
+    failed = [row for row in llm.report().rows if row.failed]
+    assert odd(recipe) or not failed, f"a false alarm: {failed}"
+    return "evaluated" if not recipe["edits"] else "edited and evaluated"
+
+
+def odd(recipe):
+    """Say whether numbers of the file may be beyond those of any trained model."""
+    return any(kind in ("data", "word", "key") for kind, *_ in recipe["edits"])
+
+
+def one_by_one(llm, ids, logits):
+    """A token does not depend on the batch that it came in."""
+    if len(ids) <= 40:
+        llm.reset()
+        for token in ids:
+            last = llm.eval_last([token])
+        assert np.array_equal(last, logits, equal_nan=True), "a batch differs from its tokens"
+
+
+def generate(llm, ids, logits):
+    llm.generate(ids[:3], max_tokens=4, temperature=1.0)
+
+
+def rollback(llm, ids, logits):
+    llm.rewind(0)
+    llm.eval_last(ids)
+    taken = min(len(ids), 7)
+    llm.rollback(taken)
+    again = llm.eval_last(ids[len(ids) - taken :])
+    assert np.array_equal(again, logits, equal_nan=True), "taking tokens back is not exact"
+
+
+def snapshot(llm, ids, logits):
+    kept = llm.snapshot()
+    llm.reset()
+    llm.restore(kept)
+    assert llm.history == kept.tokens
+    llm.eval_last(ids[:1])  # may shift
+
+
+def full(llm, ids, logits):
+    """Fill the context, so that it shifts."""
+    if llm.n_ctx <= 64:
+        for token in range(llm.n_ctx + 2):
+            llm.eval_last([token % llm.config.n_vocab])
+
+
+STEPS = {
+    "one by one": one_by_one,
+    "generate": generate,
+    "rollback": rollback,
+    "snapshot": snapshot,
+    "full": full,
+}

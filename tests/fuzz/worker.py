@@ -1,0 +1,58 @@
+"""The process that tries inputs: `python -m tests.fuzz.worker TARGET [PLANTED]`.
+
+It reads lines of JSON, {"seed": ...} or {"input": ...}, and answers each with a line
+["how far it got", "why it failed"].
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from npurt.errors import NpurtError
+from tests.fuzz import frame
+
+
+def peak(*, reset=False):
+    """Return the most memory that this process had at once since the last *reset*, bytes."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def attempt(target, value):
+    """Try one input; return how far it got and why it failed."""
+    before = peak(reset=True)
+    try:
+        word, why = target.run(value) or "ran", ""
+    except NpurtError as error:
+        word, why = "refused", error.what
+    except Exception:  # noqa: BLE001  # whatever it is, it is the finding
+        word, why = "failed", traceback.format_exc()
+    taken, allowed = peak() - before, getattr(target, "memory", lambda _: frame.MEMORY)(value)
+    if word != "failed" and taken > allowed:
+        return "failed", f"it took {taken >> 20} MiB, more than {allowed >> 20} MiB ({word})"
+    return word, why
+
+
+def main(name, plant=""):
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed goes to the errors
+    faulthandler.enable()
+    warnings.simplefilter("error")
+    target = frame.load(name)
+    if plant:
+        target.PLANTED[plant]()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answers.write(json.dumps(attempt(target, frame.input_of(name, asked))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
