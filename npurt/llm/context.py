@@ -185,7 +185,7 @@ class Context:
             raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
         self._require_open()
         kept = self._state.tokens[:n_tokens]
-        ahead = kept[self._state.rewind(len(kept), self._plan.replay) :]
+        ahead = kept[self._state.rewind(len(kept), self._plan.replay, self._model.rows) :]
         for start in range(0, len(ahead), self._model.rows):
             part = ahead[start : start + self._model.rows]
             self._forward(part, len(part) - 1, self._logits)

@@ -111,8 +111,8 @@ class Recurrent:
         ]
         return max(usable)[1] if usable else None
 
-    def rewind(self, length: int, replay: Replay) -> None:
-        """Go back to *length* tokens, which `reach` has returned."""
+    def rewind(self, length: int, replay: Replay, most: int) -> None:
+        """Go back to *length* tokens, which `reach` has returned, by replays of *most* tokens."""
         if length == self.at:
             return
         slot = self._copy_for(length)
@@ -122,8 +122,9 @@ class Recurrent:
         position = self._copies[slot - 1]
         assert position is not None, "a copy without its position"
         self.at = None
-        self.control[:] = slot, -1, 0
-        replay(length - position, position)
+        for start in range(position, max(length, position + 1), most):
+            self.control[:] = slot if start == position else 0, -1, 0
+            replay(min(most, length - start), start)
         self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 

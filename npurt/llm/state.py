@@ -93,15 +93,16 @@ class State:
         length = min(length, self.length)
         return self.recurrent.reach(length) if self.recurrent else length
 
-    def rewind(self, length: int, replay: Replay) -> int:
+    def rewind(self, length: int, replay: Replay, most: int) -> int:
         """Keep the first *length* tokens, or as many as can be; return how many those are.
 
         Args:
             replay: Runs the delta nets alone over tokens that they have kept.
+            most: Tokens that *replay* takes at once.
         """
         length = self.reach(length)
         if self.recurrent:
-            self.recurrent.rewind(length, replay)
+            self.recurrent.rewind(length, replay, most)
         self.changes += length < len(self.tokens)
         del self.tokens[length:]
         self.cache.truncate(length)

@@ -167,13 +167,32 @@ def test_a_full_context_forgets_its_older_half(tmp_path):
     assert kept == tuple(ids[20:42])
 
 
+@pytest.mark.parametrize("n_batch", [1, 5])
+def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch):
+    """A replay of 21 tokens with a batch of one wrote behind buffers of one row."""
+    ids, options = tiny.ids("qwen35"), {"n_ctx": 64, "n_threads": 1, "n_batch": n_batch}
+    with npurt.Llama(tiny.path("qwen35", "f32"), **options) as llm:
+        llm.eval(ids[:21])
+        expected = llm.eval_last(ids[21:22]).copy()
+        runs, replay = [], llm._plan.replay
+        monkeypatch.setattr(llm._plan, "replay", lambda *run: runs.append(run) or replay(*run))
+
+        llm.rollback(1)
+
+        assert sum(rows for rows, _ in runs) > n_batch >= max(rows for rows, _ in runs)
+        np.testing.assert_array_equal(llm.eval_last(ids[21:22]), expected)
+
+
 # --- Copies of states -----------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 60)), min_size=1, max_size=30))
-@example([(30, 0), (60, 30), (1, 10)])  # a copy whose inputs others have overwritten since
-@example([(2, 0), (20, 15), *[(1, 0)] * 20, (1, 5)])  # a copy of tokens that were taken back
-def test_copies_reach_back_as_far_as_they_should(sequence):
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 60)), min_size=1, max_size=30),
+    st.integers(1, 40),
+)
+@example([(30, 0), (60, 30), (1, 10)], 40)  # a copy whose inputs others have overwritten since
+@example([(2, 0), (20, 15), *[(1, 0)] * 20, (1, 5)], 40)  # a copy of tokens that were taken back
+def test_copies_reach_back_as_far_as_they_should(sequence, most):
     """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
 
     Each token has a number of its own, also where another was taken back; a state is the number of
@@ -185,7 +204,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence):
 
     def replay(count, first):
         start, saved, _ = states.control.tolist()
-        assert saved == -1
+        assert (saved, count <= most) == (-1, True)
         assert slots[start, 0] == history[first], "the copy is of other tokens"
         needed = np.arange(max(0, first - 3), first + count)
         np.testing.assert_array_equal(kept[needed % len(kept), 0], np.array(history)[needed + 1])
@@ -209,7 +228,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence):
         sure = max(min(rows, SPACING), min(singles, SPACING))
         assert states.reach(position - sure) == position - sure
         target = states.reach(max(0, position - back))
-        states.rewind(target, replay)
+        states.rewind(target, replay, most)
         assert slots[0, 0] == history[target]
         singles = singles if target == position else 0
         del history[target + 1 :]
