@@ -325,12 +325,16 @@ class _Program:
         same = notch == self.field("DPU_DATA_CUBE_NOTCH_ADDR", "notch_addr_1")
         self.require("DPU_DATA_CUBE_NOTCH_ADDR", same, "has two values")
         stride_name, add_name = "DPU_DST_SURF_STRIDE", "DPU_SURFACE_ADD"
+        surf_stride = self.field(stride_name, "dst_surf_stride")
+        surf_add = self.field(add_name, "surf_add")
+        follows = surf_add == self.form.surfaces * surf_stride
+        self.require(add_name, follows, "is not where the next group of surfaces begins")
         return self._walk(
             "DPU_DST_BASE_ADDR",
             ("DPU_DATA_CUBE_WIDTH", of.out_width, 1),
             ("DPU_DATA_CUBE_NOTCH_ADDR", of.out_height, of.out_width + notch),
-            (stride_name, self.form.surfaces, self.field(stride_name, "dst_surf_stride")),
-            (add_name, of.n // self.form.group, self.field(add_name, "surf_add")),
+            (stride_name, self.form.surfaces, surf_stride),
+            (add_name, of.n // self.form.group, surf_add),
         )
 
     def _walk(self, address: str, *steps: tuple[str, I64 | int, I64 | int]) -> I64:

@@ -25,6 +25,12 @@ def multiple(rng, most_bits=20):
     return step * max(1, limit(rng, max(1, most_bits - step.bit_length())))
 
 
+def large(rng):
+    """Return a large multiple of 16 that a matrix may still have as a side."""
+    top = 1 << rng.randrange(15, 21)
+    return (top + rng.choice((0, 16, -16, rng.randrange(top)))) // 16 * 16
+
+
 def anything(rng, now=0):
     """Return an unsigned number of 64 bits: a limit, a huge one, or about what is there *now*."""
     kind = rng.randrange(5)
@@ -37,10 +43,10 @@ def anything(rng, now=0):
     return limit(rng, 24)
 
 
-def factors(rng, most_bits=22):
-    """Return two numbers whose product is about a power of two."""
-    product = near(rng, 1 << rng.randrange(8, most_bits + 1)) + rng.randrange(1 << 6)
+def factors(rng):
+    """Return two numbers whose product is large: a power of two, or about, or more."""
+    top = 1 << rng.randrange(15, 21)
+    product = top + rng.choice((0, 1, -1, rng.randrange(top)))
     first = 1 << rng.randrange(1, 12)
-    if rng.random() < 0.5:
-        first = max(1, first + rng.randrange(-first // 2, first // 2 + 1))
+    first += rng.choice((0, rng.randrange(first)))
     return first, max(1, product // first)

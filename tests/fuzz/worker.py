@@ -7,6 +7,7 @@ It reads lines of JSON, {"seed": ...} or {"input": ...}, and answers each with a
 import faulthandler
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -32,7 +33,7 @@ def attempt(target, value):
     except NpurtError as error:
         word, why = "refused", error.what
     except Exception:  # noqa: BLE001  # whatever it is, it is the finding
-        word, why = "failed", traceback.format_exc()
+        word, why = "failed", re.sub(r"(?m)^(.{400}).*", r"\1...", traceback.format_exc())
     taken, allowed = peak() - before, getattr(target, "memory", lambda _: frame.MEMORY)(value)
     if word != "failed" and taken > allowed:
         return "failed", f"it took {taken >> 20} MiB, more than {allowed >> 20} MiB ({word})"
