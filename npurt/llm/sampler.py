@@ -21,6 +21,7 @@ F64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 BLOCK = 128  # logits; see `top_k`
+FINITE = np.finfo(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,18 @@ def greedy(logits: F32) -> int:
 
 
 def penalise(logits: F32, recent: Sequence[int], penalty: float) -> F32:
-    """Return *logits* with those of the tokens in *recent* made less likely by *penalty*."""
+    """Return *logits* with those of the tokens in *recent* made less likely by *penalty*.
+
+    What is finite stays so.
+    """
     ids = np.unique(np.asarray(recent, np.int64))
     _check_ids("the history", ids, len(logits))
     penalised = logits.copy()
-    old = logits[ids]
-    penalised[ids] = np.where(old > 0, old / np.float32(penalty), old * np.float32(penalty))
+    old, least, most = logits[ids], float(FINITE.tiny), float(FINITE.max)
+    factor = np.float32(min(max(penalty, least), most))
+    with np.errstate(over="ignore"):
+        new = np.clip(np.where(old > 0, old / factor, old * factor), -most, most)
+    penalised[ids] = np.where(np.isfinite(old), new, old)
     return penalised
 
 

@@ -60,6 +60,15 @@ def by_hand(logits, history, s):
 # --- Which, and how often -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("penalty", "chosen"), [(5e-324, 0), (1e-30, 0), (1e30, 0), (1e308, 2)])
+def test_a_penalty_leaves_finite_logits_finite(penalty, chosen):
+    """It is beyond float32's range, or takes logits beyond: they end at the largest number."""
+    logits = np.array([3e38, 0.0, 1.0, -3e38, -np.inf], np.float32)
+    sampler = Sampler(Sampling(temperature=0, repeat_penalty=penalty))
+
+    assert sampler.sample(logits, [0, 1, 3, 4]) == chosen
+
+
 @pytest.mark.parametrize("case", LLAMA_CPP)
 def test_candidates_and_probabilities_are_llama_cpps(case):
     sampling = Sampling(**case["sampling"])

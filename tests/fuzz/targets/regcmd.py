@@ -113,7 +113,9 @@ def run(value):
 def read_file(value):
     words = value["words"]
     if value["form"] == "raw":
-        numbers = [int(w, 16) for w in words if isinstance(w, str) and w[2:].isalnum() and len(w) == 18]
+        numbers = [
+            int(w, 16) for w in words if isinstance(w, str) and w[2:].isalnum() and len(w) == 18
+        ]
         data = np.array(numbers, np.uint64).tobytes()
     else:
         data = json.dumps(words if value["form"] == "list" else {"words": words}).encode()

@@ -1,0 +1,135 @@
+"""Settings of the sampler and logits, both at their limits, against the definitions in plain Python."""
+
+import math
+
+import numpy as np
+
+from npurt.errors import NumericsError
+from npurt.llm.sampler import Sampler, Sampling
+from tests.fuzz import sizes
+
+RUNS = 3000
+
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    40,
+    64,
+    1 << 31,
+    (1 << 63) - 1,
+    1 << 64,
+    True,
+    None,
+    "1",
+    "nan",
+    [],
+    10**400,
+)
+FLOATS = (0.0, -0.0, 1.0, 0.05, 0.95, 1e-45, 5e-324, 1e-300, 1 + 2**-52, 2.0, -1e-9, 1e30, 1e308,
+          math.inf, -math.inf, math.nan)  # fmt: skip
+LOGITS = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 88.0, -88.0, 1e30, -1e30, 3.4e38, -3.4e38, -math.inf)
+BAD = (math.inf, math.nan)
+
+
+def mutate(rng):
+    settings, odd = {}, rng.random() < 0.2
+    for name in ("temperature", "top_p", "min_p", "repeat_penalty"):
+        good = (rng.random(), rng.random(), 0.0, 1.0, 5e-324, 1e-45, 1 - 2**-53)
+        if rng.random() < 0.7:
+            settings[name] = rng.choice((*FLOATS, *NUMBERS[:4]) if odd else good)
+    if rng.random() < 0.4:
+        settings["repeat_penalty"] = rng.choice((1e-300, 1e-40, 1e-3, 2.0, 1e30, 1e308))
+        settings["temperature"] = rng.choice((0, 1e-300, 1e-3, 2.0, 1e30, 1e308))
+    for name in ("top_k", "repeat_last_n", "seed"):
+        if rng.random() < 0.7:
+            good = (0, 1, 2, 40, 1 << 31, 10**400, rng.randrange(50))
+            settings[name] = rng.choice(NUMBERS if odd else good)
+    count = rng.choice((1, 2, 3, 127, 128, 129, 1000, sizes.limit(rng, 12) or 1))
+    return {
+        "settings": settings,
+        "count": count,
+        "logits": [[rng.randrange(count), rng.choice(LOGITS + BAD * (rng.random() < 0.05))]
+                   for _ in range(rng.choice((0, 1, 5, count)))],
+        "spread": rng.choice((0, 1e-3, 1, 10, 1e30)),
+        "history": [rng.randrange(count) for _ in range(rng.choice((0, 1, 5, 100)))]
+        + [rng.choice((-1, count, 1 << 40))] * (rng.random() < 0.05),
+        "never": [rng.randrange(count) for _ in range(rng.choice((0, 0, 1, count)))],
+        "noise": rng.randrange(1 << 30),
+    }  # fmt: skip
+
+
+def run(value):
+    sampling = Sampling(**value["settings"])
+    rng = np.random.default_rng(value["noise"])
+    logits = (rng.standard_normal(value["count"]) * value["spread"]).astype(np.float32)
+    for place, logit in value["logits"]:
+        logits[place] = logit
+    kept = logits.copy()
+    sampler = Sampler(sampling, value["never"])
+    ids, shares = sampler.distribution(logits, value["history"])
+    chosen = [sampler.sample(logits, value["history"]) for _ in range(3)]
+    assert np.array_equal(kept, logits, equal_nan=True), "the logits were changed"
+    check(sampling, logits, value, ids.tolist(), shares)
+    assert set(chosen) <= set(ids[shares > 0].tolist()) | set(ids[:1].tolist())
+    return "sampled"
+
+
+def check(sampling, logits, value, ids, shares):
+    """Compare with the steps of llama.cpp's chain, one after another, in double precision."""
+    assert len(ids) == len(set(ids)) == len(shares) > 0
+    assert np.isfinite(shares).all()
+    assert (shares >= 0).all()
+    assert math.isclose(shares.sum(), 1, rel_tol=1e-9)
+    assert not set(ids) & set(value["never"]), "what must not be sampled was"
+    scores = penalised(sampling, logits, value)
+    alive = [i for i in np.argsort(-scores, kind="stable").tolist() if scores[i] > -math.inf]
+    if sampling.temperature == 0:
+        assert ids == alive[:1]
+        return
+    if sampling.top_k:
+        alive = alive[: sampling.top_k]
+    assert ids == alive[: len(ids)], "those kept are not the best, in order"
+    weights = np.exp(scores[alive].astype(np.float64) - float(scores[alive[0]]))
+    before = np.concatenate([[0], np.cumsum(weights / weights.sum())[:-1]])  # of better ones
+    # A candidate stays while those before it have less than top_p, and it has min_p of the best's.
+    # Within rounding of a limit either is right.
+    sure = [(b < sampling.top_p * (1 - 1e-9) or i == 0) and w > sampling.min_p * (1 + 1e-9)
+            for i, (b, w) in enumerate(zip(before, weights, strict=True))]  # fmt: skip
+    may = [(b < sampling.top_p * (1 + 1e-9) or i == 0) and w >= sampling.min_p * (1 - 1e-9)
+           for i, (b, w) in enumerate(zip(before, weights, strict=True))]  # fmt: skip
+    least, most = leading(sure), leading(may)
+    assert least <= len(ids) <= max(1, most), f"{len(ids)} are kept, not {least} to {most}"
+
+
+def leading(flags):
+    """Return how many of *flags* hold before the first that does not."""
+    return flags.index(False) if False in flags else len(flags)
+
+
+def penalised(sampling, logits, value):
+    scores = logits.copy()
+    scores[list(value["never"])] = -np.inf
+    n = sampling.repeat_last_n
+    recent = value["history"] if n < 0 else value["history"][-n:] if n else []
+    largest = float(np.finfo(np.float32).max)
+    penalty = np.float32(min(max(sampling.repeat_penalty, 2.0**-126), largest))
+    with np.errstate(all="ignore"):
+        for token in set(recent) if sampling.repeat_penalty != 1 else ():
+            old = scores[token]
+            new = old / penalty if old > 0 else old * penalty
+            scores[token] = min(max(new, -largest), largest) if np.isfinite(old) else old
+    if not np.isfinite(scores.max()):
+        raise NumericsError("nothing can be sampled", remedy="none: the test's own reading")
+    return scores
+
+
+def unsorted():
+    """Candidates of a large vocabulary that are left unsorted."""
+    from npurt.llm import sampler
+
+    sampler.top_k = lambda logits, k: np.argpartition(-logits, min(k, len(logits)) - 1)[:k]
+
+
+PLANTED = {"unsorted": unsorted}
