@@ -42,14 +42,15 @@ def attempt(target, value):
 
 def main(name, plant=""):
     """Answer until the input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what is printed goes to the errors
+    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a target's own input is empty,
+    os.dup2(2, 1)  # and what it prints goes to the errors
     faulthandler.enable()
     warnings.simplefilter("error")
     target = frame.load(name)
     if plant:
         target.PLANTED[plant]()
-    for line in sys.stdin:
+    for line in questions:
         asked = json.loads(line)
         answers.write(json.dumps(attempt(target, frame.input_of(name, asked))) + "\n")
         answers.flush()

@@ -139,20 +139,38 @@ def resize(rng, recipe):
     changed, known = recipe["sizes"], models.ARCHITECTURES[recipe["kind"]]
     shapes = parts(recipe["kind"])
     for _ in range(rng.choice((1, 1, 1, 2))):
-        kind = rng.randrange(5)
-        sides = rng.choice(shapes)
+        kind = rng.randrange(6)
+        sides = rng.choices(shapes, list(map(len, shapes)))[0]
         if kind < 2:
-            changed[rng.choice(sides)] = sizes.large(rng)
+            fill(rng, recipe, sides)
         elif kind == 2:
+            changed[rng.choice(sides)] = sizes.large(rng)
+        elif kind == 3:
             few, many = sizes.factors(rng)
             first, second = rng.sample(sides, 2)
             changed[first], changed[second] = few, -(-many // 32) * 32
-        elif kind == 3:
+        elif kind == 4:
             name = rng.choice(list(known))
             changed[name] = sizes.anything(rng, known[name])
         else:
             changed[rng.choice(list(known))] = sizes.multiple(rng)
     derive(recipe, keep=[name for name in changed if name in DERIVED and rng.random() < 0.1])
+
+
+def fill(rng, recipe, sides):
+    """Make one or two sides of a matrix so large that it fills the file, and the rest small."""
+    changed, usual = recipe["sizes"], models.ARCHITECTURES[recipe["kind"]]
+    changed |= {name: small for name, small in SMALLER.items() if name in usual}
+    chosen = [name for name in sides if name != "embedding_length" or rng.random() < 0.2]
+    chosen = rng.sample(chosen, min(len(chosen), rng.choice((1, 2))))
+    recipe["type"] = 2 if recipe["type"] in models.FLOATS else recipe["type"]
+    for name in chosen[1:]:
+        changed[name] = SMALLER.get(name, 1) * int(2 ** rng.uniform(0, 10))
+    for name in chosen[:1]:
+        room, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
+        for bit in reversed(range(16)):  # the largest number for which there is room
+            changed[name] = changed.get(name, 0) + (step << bit)
+            changed[name] -= (step << bit) if file_bytes(recipe) > room else 0
 
 
 def derive(recipe, keep=()):
