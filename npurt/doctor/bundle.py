@@ -56,7 +56,7 @@ def write(path: Path, evidence: Evidence, report: str, names: dict[str, str]) ->
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, text in zip(MEMBERS, texts, strict=True):
-            data = text.encode()
+            data = text.encode(errors="replace")
             member = tarfile.TarInfo(f"npurt-doctor/{name}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))

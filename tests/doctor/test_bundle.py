@@ -52,6 +52,17 @@ def test_a_bundle_is_text_that_any_tar_can_show(tmp_path):
     assert owners == {(0, "", 0)}  # of nobody, at no time
 
 
+def test_what_is_no_text_does_not_keep_a_bundle_from_being_written(tmp_path):
+    """Names of files that are not UTF-8 have lone surrogates in Python."""
+    evidence = {"names /dev": ["caf\udce9"]}
+
+    path = write(tmp_path / "a.tar.gz", evidence, report="caf\udce9")
+
+    assert bundle.read(path) == evidence
+    with tarfile.open(path) as tar:
+        assert tar.extractfile("npurt-doctor/report.txt").read() == b"caf?"
+
+
 def test_a_bundle_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = write(tmp_path / "a.tar.gz")
     before = path.read_bytes()

@@ -228,7 +228,7 @@ def campaign(name, asked, *, jobs=1, plant="", most_failures=3):
                 word, why = worker.ask(one)
                 with lock:
                     result.words[word] += 1
-                    result.refusals[re.sub(r"[\d.]+", "#", why)] += word == "refused"
+                    result.refusals[re.sub(r"/\S+/|[\d.]+", "#", why)] += word == "refused"
                     if word == "failed":
                         worker = None
                         result.failures.append(Failure(name, one, why))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from npurt.cli import main
 from npurt.doctor import bundle
-from npurt.doctor.system import Recorder
+from npurt.doctor.system import KINDS, Recorder
 from npurt.runtime import doctor
 from tests.doctor import boards, rockchip
 from tests.fuzz import jsons, sizes
@@ -38,11 +38,14 @@ def evidence():
 
 
 def mutate(rng):
-    told = {"format": 1, "evidence": rng.choice(evidence())}
+    known = dict(rng.choice(evidence()))
+    for _ in range(rng.choice((1, 2, 5, 20))):
+        key = rng.choice(list(known))
+        known[key] = answer(rng, key, known[key])
+    told = {"format": 1, "evidence": known}
     text = json.dumps(told)
-    if rng.random() < 0.85:
-        part = jsons.changed(rng, told["evidence"], rng.choice((1, 2, 5, 20)))
-        text = json.dumps(told | {"evidence": part})
+    if rng.random() < 0.8:
+        pass
     elif rng.random() < 0.5:
         text = json.dumps(jsons.changed(rng, told, 2))
     else:
@@ -67,6 +70,25 @@ def mutate(rng):
         "gzip": edits(rng) if rng.random() < 0.1 else [],
         "as": rng.choice(("json", "text", "bundle")),
     }  # fmt: skip
+
+
+def answer(rng, key, now):
+    """Return another answer to a question, of a kind that it may be of."""
+    kind = key.partition(" ")[0]
+    if now is None or rng.random() < 0.1:
+        return KINDS[kind][0]
+    if kind in ("machine", "environment", "text"):
+        return str(jsons.junk(rng, now))
+    if kind in ("names", "matches", "log"):
+        return list(map(str, made)) if isinstance(made := jsons.changed(rng, now), list) else []
+    if kind == "node":
+        name = rng.choice(list(now))
+        text = isinstance(now[name], str)
+        return now | {name: str(jsons.junk(rng, now[name])) if text else not now[name]}
+    if kind == "runs":
+        return not now
+    made = jsons.changed(rng, now, rng.choice((1, 2, 5)))
+    return made if isinstance(made, dict) else now
 
 
 def edits(rng):
