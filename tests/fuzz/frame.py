@@ -79,7 +79,7 @@ class Worker:
     def __init__(self, name, plant=""):
         target = load(name)
         self._seconds = getattr(target, "SECONDS", SECONDS)
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker", name, plant],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words,
@@ -129,7 +129,7 @@ class Worker:
             return ""  # it has just ended
 
     def _end(self, why):
-        """Close the worker, with a traceback of where it is if it still is; return what is known."""
+        """Close the worker, with a traceback if it still runs; return what is known."""
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:

@@ -188,7 +188,7 @@ def test_the_distance_of_groups_is_right_even_where_there_is_one():
     words = program(one)
     set_word(words, "DPU_SURFACE_ADD", 0xFFFF_FFF0)
 
-    with pytest.raises(LayoutError, match="DPU_SURFACE_ADD = 0xfffffff0 .* the next group"):
+    with pytest.raises(LayoutError, match=r"DPU_SURFACE_ADD = 0xfffffff0 .* the next group"):
         prove(words, tight(one), at=AT, chained=False)
 
 

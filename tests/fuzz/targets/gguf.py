@@ -83,10 +83,8 @@ VARIANTS = ("output", "freqs", "bias", "fused_qkv", "gated", "fused_experts")
 
 def mutate(rng):
     known = frame.corpus("gguf")
-    if known and rng.random() < 0.1:
-        recipe = frame.read(rng.choice(known))
-    else:
-        recipe = fresh(rng)
+    again = known and rng.random() < 0.1
+    recipe = frame.read(rng.choice(known)) if again else fresh(rng)
     if rng.random() < 0.9:
         resize(rng, recipe)
     if rng.random() < 0.9:
@@ -276,7 +274,7 @@ def edit(rng, recipe):
     if kind == 7:
         return ["count", rng.choice(("n_keys", "n_tensors", "version")), sizes.anything(rng, 3)]
     if kind == 8:
-        return ["word", rng.random(), rng.choice("<I <Q <B".split()), sizes.anything(rng, 8)]
+        return ["word", rng.random(), rng.choice(("<I", "<Q", "<B")), sizes.anything(rng, 8)]
     return ["cut", rng.random()] if rng.random() < 0.3 else ["data", rng.random(), rng.random()]
 
 
@@ -297,7 +295,7 @@ def a_value(rng, number, now=1):
         return rng.choice(("", "linear", "yarn", "none", "llama", "\x00", "\u00fc" * 300))
     if number in (raw.F32, raw.F64):
         chosen = rng.choice((*FLOATS, now if isinstance(now, float) else 2.0))
-        return math.inf if number == raw.F32 and 3.5e38 < chosen else chosen
+        return math.inf if number == raw.F32 and chosen > 3.5e38 else chosen
     if number == raw.BOOL:
         return rng.choice((0, 1, 1))
     bits = 8 * struct.calcsize(raw.PACK[number])

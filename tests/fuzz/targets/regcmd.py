@@ -1,7 +1,7 @@
 """Programs of the RK3588: any words are listed; what the proof lets pass runs on the simulator.
 
-An input is either words to read as a file, or tasks with changes to their words: a field at a limit,
-a bit, another word.  Changed programs are proven and then run all the same.
+An input is either words to read as a file, or tasks with changes to their words: a field at a
+limit, a bit, other bits.  Changed programs are proven and then run all the same.
 """
 
 import json
@@ -66,40 +66,31 @@ def task(rng):
 
 
 def change(rng, count):
-    """Return (task, which word, from which bit, bits, their value)."""
+    """Return (task, which word, which part, what becomes of it, a number)."""
     place = rng.randrange(count), rng.randrange(1 << 16)
-    kind = rng.randrange(4)
-    if kind == 0:
-        return [*place, rng.randrange(64), 1, "flip"]
-    if kind == 1:
-        return [*place, rng.choice((0, 16, 48)), rng.choice((16, 32)), sizes.anything(rng)]
-    return [*place, "field", rng.randrange(16), near_or_far(rng)]
-
-
-def near_or_far(rng):
     if rng.random() < 0.5:
-        return ["add", rng.choice((-1, 1, -2, 2, 16, -16, 32, 64, 256, -256))]
-    return ["set", sizes.anything(rng, 16)]
+        part = rng.choice(([rng.randrange(64), 1], [0, 16], [16, 32], [48, 16]))
+        return [*place, part, rng.choice(("set", "flip")), sizes.anything(rng)]
+    field = rng.randrange(16)
+    if rng.random() < 0.5:
+        return [*place, field, "add", rng.choice((-1, 1, -2, 2, 16, -16, 32, 64, 256, -256))]
+    return [*place, field, "set", sizes.anything(rng, 16)]
 
 
 def changed(words, changes, profile):
     """Return *words* ``[T, stride]`` with the changes."""
     words = words.copy()
-    for which, place, first, bits, value in changes:
-        row, column = words[which % len(words)], place % words.shape[1]
-        word = int(row[column])
-        if first == "field":
-            column = place % len(profile.order)
-            word = int(row[column])
-            fields = list(profile.order[column].fields.values())
-            if not fields:
-                continue
-            field = fields[bits % len(fields)]
-            first, bits = field.lo + 16, field.width
-            how, value = value
-            value += (word >> first) if how == "add" else 0
-        mask = ((1 << bits) - 1) << first & (1 << 64) - 1
-        made = ~word if value == "flip" else value << first
+    for task, which, part, how, value in changes:
+        row = words[task % len(words)]
+        if isinstance(part, list):  # first bit, bits
+            (first, bits), column = part, which % len(row)
+        else:  # number of a field
+            column = which % len(profile.order)
+            fields = list(profile.order[column].fields.values()) or [None]
+            field = fields[part % len(fields)]
+            first, bits = (field.lo + 16, field.width) if field else (0, 0)
+        word, mask = int(row[column]), (1 << bits) - 1 << first
+        made = {"set": value << first, "add": word + (value << first), "flip": ~word}[how]
         row[column] = word & ~mask | made & mask
     return words
 

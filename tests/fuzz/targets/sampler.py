@@ -1,4 +1,4 @@
-"""Settings of the sampler and logits, both at their limits, against the definitions in plain Python."""
+"""Settings of the sampler and logits at their limits, against the definitions in plain Python."""
 
 import math
 
