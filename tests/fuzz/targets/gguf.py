@@ -27,6 +27,7 @@ SECONDS = 60
 MOST_BYTES = 40 << 20  # of a file
 MOST_MACS = 4e10  # of a run, by the best kernels; a twentieth by others
 ROWS = 512  # that a run takes at most
+MOST_EXPERTS = 4096  # that a token may go to
 
 # Keys that mean something and are no size of `models`, with a value that is good.
 OTHER_KEYS = {
@@ -401,13 +402,14 @@ def write(recipe, path):
 
 
 def memory(recipe):
-    """Weights twice, what the vocabulary makes, the cache, and activations of all rows."""
+    """Weights several times over, activations of all rows, and the cache."""
     values = all_sizes(recipe)
-    held = min(file_bytes(recipe), 2 * MOST_BYTES)
-    wide = sum(min(value, 1 << 20) for value in values.values())
-    experts = values.get("expert_used_count", 1) * values.get("expert_feed_forward_length", 0)
-    activations = 4 * ROWS * (8 * wide + 4 * min(experts, 1 << 20))
-    return (256 << 20) + 8 * held + activations
+    columns = 0
+    for _, shape, _ in shapes(recipe, 2):
+        experts = len(shape) == 3
+        used = min(values.get("expert_used_count", 1), MOST_EXPERTS) if experts else 1
+        columns += used * min(sum(shape[-2:]), 1 << 20)
+    return (256 << 20) + 8 * min(file_bytes(recipe), 2 * MOST_BYTES) + 3 * 4 * ROWS * columns
 
 
 def run(recipe):
