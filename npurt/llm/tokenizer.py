@@ -19,7 +19,7 @@ from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.detokenize import SPACE, Pieces, Stream, join
 from npurt.llm.metadata import CONVERT_AGAIN, Metadata, optional, require, strings
 from npurt.llm.pretokenize import Rule, rule
-from npurt.llm.vocabulary import SENTENCEPIECE, Kind, Vocabulary, per_token
+from npurt.llm.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_token
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -52,6 +52,7 @@ class Tokenizer:
         self.eog = vocabulary.ends
         self.never_sampled = vocabulary.never
         self.control = vocabulary.control
+        self._letters = _letters(vocabulary)
         self._pieces = Pieces(vocabulary)
         self._strip = strip
         self._encoder = encoder
@@ -119,7 +120,10 @@ class Tokenizer:
             )
         with self._lock:
             self._encoder.encode_special_tokens = not special
-            return head + self._encoder.encode(text, add_special_tokens=False).ids
+            ids = self._encoder.encode(text, add_special_tokens=False).ids
+        if not special and not self._letters.keys().isdisjoint(ids):
+            ids = [letter for i in ids for letter in self._letters.get(i, (i,))]
+        return head + ids
 
     def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
         """Return the text of *tokens*, U+FFFD for bytes that are not UTF-8.
@@ -220,6 +224,17 @@ def _merges(
                 merges.append((scores[token], cut, len(right), left, right))
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     return [(left, right) for *_, left, right in merges]
+
+
+def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
+    """Return the letters of each token of markup, as ids that are text.
+
+    A file may have merges that make markup of text: it is then spelt out again.
+    """
+    tokens = enumerate(vocabulary.tokens)
+    ids = {text: i for i, text in tokens if len(text) == 1 and i not in vocabulary.control}
+    markup = {i: vocabulary.tokens[i] for i in vocabulary.control if vocabulary.model == BPE}
+    return {i: [ids[c] for c in text if c in ids] for i, text in markup.items() if len(text) > 1}
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:

@@ -126,6 +126,23 @@ CROSSING_QWEN = with_rule("qwen2")
 metadata_kinds = {name: metadata(name)["tokenizer.ggml.token_type"] for name in (*TINY, "crossing")}
 
 
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe"])  # one merges, one looks words up whole
+def test_plain_text_does_not_become_markup_that_merges_would_make(pre):
+    tokens = ["a", "b", "ab", "abb"]
+    keys = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([1, 1, 1, 3], np.int32),
+        "tokenizer.ggml.merges": ["a b", "ab b"],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    ours = Tokenizer.from_gguf(keys)
+
+    assert ours.encode("abb", special=True) == [3]
+    assert ours.encode("abb", special=False) == [0, 1, 1]
+
+
 def test_markup_that_a_converter_called_user_defined_is_markup():
     tokens = metadata("crossing")["tokenizer.ggml.tokens"]
     assert CROSSING_QWEN.encode("<|fim_prefix|>", add_bos=False) == [tokens.index("<|fim_prefix|>")]

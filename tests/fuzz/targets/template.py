@@ -33,8 +33,10 @@ ATTRIBUTES = """
     __globals__ __init__ __subclasses__ __dict__ _TemplateReference__context gi_frame func_code mro
     format_map __add__ current reset next environment meter
 """
-REFUSED = ("{% break %}", "{% continue %}", "{% include 'x' %}", "{% import 'x' as y %}",
-           "{% extends x %}", "{% autoescape true %}x{% endautoescape %}", "{%- do x -%}")  # fmt: skip
+REFUSED = (
+    "{% break %}", "{% continue %}", "{% include 'x' %}", "{% import 'x' as y %}",
+    "{% extends x %}", "{% autoescape true %}x{% endautoescape %}", "{%- do x -%}",
+)  # fmt: skip
 PRELUDE = (
     "{% set ns = namespace(a=1) %}{% set x = messages %}{% set y = 'ab ' * 9 %}"
     "{% macro f(x, y=1) %}{{ x }}{{ caller() if caller }}{% endmacro %}"
