@@ -1,7 +1,6 @@
 /* Blocks of memory that the host shares: a table, searched from its start. */
 #include "maps.h"
 #include "hap.h"
-#include "qurt.h"
 
 static int find(const maps *maps, int32_t fd)
 {

@@ -130,7 +130,7 @@ def read(data: bytes) -> SharedObject:
         needed=tuple(image.text(entries, v) for t, v in entries if t == Tag.NEEDED),
         exports=tuple(sorted(s.name for s in symbols if s.exported)),
         imports={s.name: s.weak for s in symbols if s.section == 0 and s.name},
-        relocations=image.relocations(entries),
+        relocations=image.relocations(entries, symbols),
         has_hash=any(t == Tag.HASH for t, _ in entries),
         text_relocations=any(t == Tag.TEXTREL for t, _ in entries),
     )
@@ -142,6 +142,11 @@ class _Symbol:
     weak: bool
     section: int
     exported: bool
+
+    @property
+    def refers(self) -> bool:
+        """Whether it is defined here, or has a name by which to find it."""
+        return self.section != 0 or self.name != ""
 
 
 def _refuse(what: str) -> NoReturn:
@@ -245,14 +250,24 @@ class _Image:
             found.append(_Symbol(text, binding == _WEAK, section, exported))
         return found
 
-    def relocations(self, entries: list[tuple[int, int]]) -> dict[str, int]:
-        """Count the relocations by kind."""
+    def relocations(self, entries: list[tuple[int, int]], symbols: list[_Symbol]) -> dict[str, int]:
+        """Check the relocations, and count them by kind."""
         values = dict(entries)
         kinds: Counter[str] = Counter()
         for at, size in ((Tag.RELA, Tag.RELASZ), (Tag.JMPREL, Tag.PLTRELSZ)):
             if at in values:
                 nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
                 table = self._bytes(values[at], nbytes, "a table of relocations")
-                numbers = [info & 0xFF for _, info, _ in _RELOCATION.iter_unpack(table)]
-                kinds.update(_RELOCATIONS.get(n, str(n)) for n in numbers)
+                for place, info, _ in _RELOCATION.iter_unpack(table):
+                    self._check_relocation(place, info >> 8, symbols)
+                    kinds[_RELOCATIONS.get(info & 0xFF, str(info & 0xFF))] += 1
         return dict(sorted(kinds.items()))
+
+    def _check_relocation(self, place: int, symbol: int, symbols: list[_Symbol]) -> None:
+        """Refuse one that changes what is not loaded, or refers to no symbol."""
+        loads = (s for s in self._segments if s.kind == Kind.LOAD)
+        inside = (s.address <= place <= s.address + s.memory_bytes - 4 for s in loads)
+        if place % 4 or not any(inside):
+            _refuse(f"a relocation changes {place:#x}, which is in no segment, or no whole word")
+        if symbol and symbols and (symbol >= len(symbols) or not symbols[symbol].refers):
+            _refuse(f"a relocation refers to symbol {symbol}, which is none")

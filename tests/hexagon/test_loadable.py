@@ -65,6 +65,17 @@ def patched(data, tag, value, new_tag=None):
     raise AssertionError(f"there is no entry {tag}")
 
 
+def with_relocation(data, *, offset=None, symbol=None):
+    """Return *data* with its first relocation of another place or symbol."""
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    entries = data[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
+    at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.RELA]  # headers lie at address 0
+    place, info, _ = struct.unpack_from("<IIi", data, at)
+    info = info if symbol is None else symbol << 8 | info & 0xFF
+    word = struct.pack("<II", place if offset is None else offset, info)
+    return data[:at] + word + data[at + 8 :]
+
+
 # --- reading -------------------------------------------------------------------------------------
 
 
@@ -256,3 +267,12 @@ def test_a_version_that_is_none_is_a_usage_error(capsys, version):
 
     assert caught.value.code == 2
     assert f"{version!r} is no version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("offset", [0x7FFF_FFFC, 0xFFFF_FFFE, 0x10_0000])
+def test_a_relocation_of_what_is_not_loaded_is_damage(plain, offset):
+    assert f"a relocation changes {offset:#x}" in errors(with_relocation(plain, offset=offset))
+
+
+def test_a_relocation_by_a_symbol_that_is_none_is_damage(plain):
+    assert "a relocation refers to symbol 65535" in errors(with_relocation(plain, symbol=0xFFFF))

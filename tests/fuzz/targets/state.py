@@ -82,6 +82,7 @@ def run(value):
             assert np.array_equal(again, before), "a state that was refused changed the model"
             raise
         assert len(llm.history) <= llm.n_ctx
+        assert all(0 <= token < llm.config.n_vocab for token in llm.history)
         try:
             for step in value["then"]:
                 go_on(llm, step)
@@ -100,7 +101,7 @@ def spoil(path, value):
     fields, n = dict(zip(FIELDS, HEADER.unpack_from(data), strict=True)), value["tokens"]
     body, end = HEADER.size + 4 * n, len(data) - DIGEST
     for kind, *change in value["changes"]:
-        if kind == "field":
+        if kind == "field" and len(data) >= HEADER.size:
             name, number = change
             limits = {"version": 1 << 32, "length": 1 << 64, "own": 1 << 64}
             fields[name] = number % limits[name] if name in limits else b"other" * 9
