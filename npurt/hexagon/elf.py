@@ -17,6 +17,8 @@ MACHINE = 164  # EM_HEXAGON
 SHARED_OBJECT = 3  # ET_DYN
 ARCH_MASK = 0x3FF  # of e_flags; bit 15 marks the small cores (v67t, v71t)
 
+MOST_BYTES = 1 << 30  # of a library in memory, far more than any has
+
 _HEADER = struct.Struct("<16sHHIIIIIHHHHHH")
 _SEGMENT = struct.Struct("<8I")
 _DYNAMIC = struct.Struct("<iI")
@@ -191,6 +193,8 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
         )
         if offset + file_bytes > len(data):
             _refuse(f"the file ends at byte {len(data)}, segment {i} at {offset + file_bytes}")
+        if address + memory_bytes > MOST_BYTES:
+            _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MOST_BYTES:#x}")
         if kind == Kind.LOAD and file_bytes > memory_bytes:
             _refuse(f"segment {i} has {file_bytes} bytes in the file, {memory_bytes} in memory")
         found.append(segment)
@@ -211,6 +215,11 @@ class _Image:
                 start = s.offset + address - s.address
                 return self._data[start : start + nbytes]
         _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
+
+    def _loaded(self, address: int, nbytes: int = 0) -> bool:
+        """Say whether these bytes are in memory; none may also be at the end of a segment."""
+        loads = (s for s in self._segments if s.kind == Kind.LOAD)
+        return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
         """Return the dynamic entries as (tag, value), up to the end mark."""
@@ -243,7 +252,9 @@ class _Image:
         what = f"the table of {count} symbols"
         table = self._bytes(values[Tag.SYMTAB], count * _SYMBOL.size, what)
         found = []
-        for name, _, _, info, other, section in _SYMBOL.iter_unpack(table):
+        for name, value, _, info, other, section in _SYMBOL.iter_unpack(table):
+            if 0 < section < _RESERVED_SECTIONS and not self._loaded(value):
+                _refuse(f"a symbol is at {value:#x}, which is in no segment")
             binding, visible = info >> 4, other & 3 in _VISIBLE
             exported = section != 0 and binding != _LOCAL and visible
             text = self.text(entries, name)
@@ -255,19 +266,18 @@ class _Image:
         values = dict(entries)
         kinds: Counter[str] = Counter()
         for at, size in ((Tag.RELA, Tag.RELASZ), (Tag.JMPREL, Tag.PLTRELSZ)):
-            if at in values:
-                nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
-                table = self._bytes(values[at], nbytes, "a table of relocations")
-                for place, info, _ in _RELOCATION.iter_unpack(table):
-                    self._check_relocation(place, info >> 8, symbols)
-                    kinds[_RELOCATIONS.get(info & 0xFF, str(info & 0xFF))] += 1
+            nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
+            if nbytes and at not in values:
+                _refuse(f"it has {nbytes} bytes of relocations, and does not say where")
+            table = self._bytes(values[at], nbytes, "a table of relocations") if nbytes else b""
+            for place, info, _ in _RELOCATION.iter_unpack(table):
+                self._check_relocation(place, info >> 8, symbols)
+                kinds[_RELOCATIONS.get(info & 0xFF, str(info & 0xFF))] += 1
         return dict(sorted(kinds.items()))
 
     def _check_relocation(self, place: int, symbol: int, symbols: list[_Symbol]) -> None:
         """Refuse one that changes what is not loaded, or refers to no symbol."""
-        loads = (s for s in self._segments if s.kind == Kind.LOAD)
-        inside = (s.address <= place <= s.address + s.memory_bytes - 4 for s in loads)
-        if place % 4 or not any(inside):
+        if place % 4 or not self._loaded(place, 4):
             _refuse(f"a relocation changes {place:#x}, which is in no segment, or no whole word")
         if symbol and symbols and (symbol >= len(symbols) or not symbols[symbol].refers):
             _refuse(f"a relocation refers to symbol {symbol}, which is none")

@@ -276,3 +276,37 @@ def test_a_relocation_of_what_is_not_loaded_is_damage(plain, offset):
 
 def test_a_relocation_by_a_symbol_that_is_none_is_damage(plain):
     assert "a relocation refers to symbol 65535" in errors(with_relocation(plain, symbol=0xFFFF))
+
+
+def test_relocations_of_no_known_place_are_damage(plain):
+    data = patched(plain, elf.Tag.RELA, lambda value: value, new_tag=0x6FFF_FFF9)
+
+    assert "of relocations, and does not say where" in errors(data)
+
+
+def test_a_symbol_that_is_not_loaded_is_damage(plain):
+    segment = next(s for s in elf.read(plain).segments if s.kind == elf.Kind.DYNAMIC)
+    entries = plain[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
+    at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.SYMTAB] + 16 * symbol_here(plain) + 4
+    data = plain[:at] + struct.pack("<I", 0x10_0000) + plain[at + 4 :]
+
+    assert "a symbol is at 0x100000" in errors(data)
+
+
+def symbol_here(data):
+    """Return the index of a symbol that *data* defines."""
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    entries = data[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
+    values = dict(struct.iter_unpack("<iI", entries))
+    (count,) = struct.unpack_from("<I", data, values[elf.Tag.HASH] + 4)
+    places = (
+        struct.unpack_from("<H", data, values[elf.Tag.SYMTAB] + 16 * i + 14) for i in range(count)
+    )
+    return next(i for i, (section,) in enumerate(places) if section)
+
+
+def test_a_segment_beyond_all_memory_is_damage(plain):
+    (table,) = struct.unpack_from("<I", plain, 28)
+    data = plain[: table + 20] + struct.pack("<I", 0x7000_0000) + plain[table + 24 :]
+
+    assert "segment 0 ends at 0x70000000" in errors(data)
