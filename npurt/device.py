@@ -343,11 +343,45 @@ class Device(abc.ABC):
         self.close()
 
 
+# The integers of a state as an array, [N, H, W (of v), W (of k) + 2]: what a device that computes
+# in integers keeps, in snapshots and files too.  In a row of v come integers along k, then the
+# exponent of the row, then the gain of the column of k with the same number:
+#
+#     S[v, k] = integer[v, k] * gain[k] / 2^31 * 2^exponent[v]
+STATE_INTEGERS = range(-(1 << 30) - (1 << 16), (1 << 30) + (1 << 16) + 1)
+STATE_EXPONENTS = range(-(1 << 24), 1 << 24)
+STATE_GAINS = range(1 << 30, 1 << 31)
+
+
+def state_values(exact: npt.NDArray[Any]) -> F32:
+    """Return a state ``[N, H, W, W]`` as float32, from float32 or from integers; both are exact."""
+    if exact.dtype == np.float32:
+        return exact
+    integers, exponents, gains = exact[..., :-2], exact[..., -2:-1], exact[..., None, :, -1]
+    with np.errstate(over="ignore", under="ignore"):
+        values: F64 = np.ldexp(integers * (gains / 2.0**31), np.minimum(exponents, 900))
+        return values.astype(np.float32)
+
+
+def is_state(exact: npt.NDArray[Any]) -> bool:
+    """Say whether a device can go on from that, float32 or integers."""
+    if exact.dtype == np.float32:
+        return bool(np.isfinite(exact).all())
+    parts = (exact[..., :-2], exact[..., -2], exact[..., -1])
+    ranges = (STATE_INTEGERS, STATE_EXPONENTS, STATE_GAINS)
+    return all(
+        not part.size or (part.min() >= values[0] and part.max() <= values[-1])
+        for part, values in zip(parts, ranges, strict=True)
+    )
+
+
 class DeltaState:
     """The state of a delta net from call to call, in the form that its device has it in.
 
     Nobody but this object knows what it is.  Here it is float32, in the array that *net* has it in.
     """
+
+    integers = False  # whether `exact` returns integers, or float32
 
     def __init__(self, device: Device, net: DeltaNet) -> None:
         self._device, self._values = device, net.state
@@ -382,3 +416,15 @@ class DeltaState:
     def read(self, heads: slice = ALL) -> F32:
         """Return what `values` would of what it is now."""
         return self.values(self.keep(), heads)
+
+    def exact(self) -> npt.NDArray[Any]:
+        """Return a copy of what it is now that says all of it: float32, or integers.
+
+        Raises:
+            DriverError: It is on a device that cannot be asked any more.
+        """
+        return self.read().copy()
+
+    def restore(self, exact: npt.NDArray[Any]) -> None:
+        """Become what `exact` returned; what another kind of device did is converted to float32."""
+        self.write(state_values(exact))

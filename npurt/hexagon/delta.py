@@ -196,6 +196,43 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
     return values
 
 
+def exact_state(words: I32, shape: Shape) -> I32:
+    """Return the integers of *words*: `npurt.device.STATE_INTEGERS` says what they are.
+
+    The update that is still to be made is made, as the next token would.
+    """
+    parts, w = _parts(words, shape), shape.width
+    # from [pair, 32, block, 2, 32] to [of v: block, 32][of k: pair, 2, 32]
+    lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2).astype(np.int64)
+    integers = lanes.reshape(len(words), shape.along_v, shape.along_k)
+    shifts = parts.shifts[..., None]
+    integers = integers << np.maximum(-shifts, 0) >> np.maximum(shifts, 0)
+    k = parts.k.transpose(0, 1, 3, 2).reshape(len(words), 1, shape.along_k).astype(np.int64)
+    integers += (parts.d >> 16).astype(np.int64)[..., None] * k
+    exact = np.empty((len(words), w, w + 2), np.int32)
+    exact[..., :w] = integers[:, :w, :w]
+    exact[..., w] = parts.exponents[:, :w] - BIAS
+    exact[..., w + 1] = parts.gains[:, :w] if shape.gates else parts.gains[:, :1]
+    return exact.reshape(shape.sequences, shape.heads, w, w + 2)
+
+
+def words_of(exact: I32, shape: Shape) -> I32:
+    """Return words ``[N * H, shape.words]`` that hold *exact*; the inverse of `exact_state`."""
+    w = shape.width
+    heads = exact.reshape(-1, w, w + 2)
+    words = np.zeros((len(heads), shape.words), np.int32)
+    parts = _parts(words, shape)
+    integers = np.zeros((len(heads), shape.along_k, shape.along_v), np.int32)
+    integers[:, :w, :w] = heads[..., :w].transpose(0, 2, 1)
+    parts.integers[...] = _in_pairs(integers, shape)
+    parts.exponents[:] = EMPTY
+    parts.exponents[:, :w] = heads[..., w] + BIAS
+    parts.gains[:] = heads[:, -1:, w + 1]  # what pads k has the decay of its last element
+    if shape.gates:
+        parts.gains[:, :w] = heads[..., w + 1]
+    return words
+
+
 class _Parts(NamedTuple):
     """Views of the words of states; the update of the last token, k d, is still to be made."""
 
@@ -216,7 +253,7 @@ def _parts(words: I32, shape: Shape) -> _Parts:
     return _Parts(integers, rows, d, shifts, exponents, gains)
 
 
-def _in_pairs(values: F32, shape: Shape) -> Any:
+def _in_pairs(values: npt.NDArray[Any], shape: Shape) -> Any:
     """View ``[states, Wk, Wv]`` as the integers lie: pairs of rows, blocks, rows, lanes."""
     split = values.reshape(len(values), shape.along_k // 64, 2, 32, shape.along_v // 32, 32)
     return split.transpose(0, 1, 3, 4, 2, 5)

@@ -281,7 +281,11 @@ class Context:
 
     @in_turn
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from *snapshot*, whatever came since.
+        """Go on from *snapshot*, whatever came since, as if nothing had.
+
+        Where a device computes delta nets in integers, as a Hexagon does, and another kind of
+        device had their states, or the other way round, they are rounded to float32 precision, and
+        the report says so: results then differ as those of the two devices do.
 
         Raises:
             LayoutError: It is of another model, does not fit the context, or is none; nothing has
@@ -297,7 +301,13 @@ class Context:
                 f"a snapshot of {len(snapshot.tokens)} tokens does not fit: it is of another model",
                 remedy="restore snapshots of the same file, opened with the same kv_type",
             )
-        self._state.restore(snapshot)
+        self._take(snapshot)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """Let the state be *snapshot*."""
+        note = "states of delta nets came from another kind of device, and were rounded"
+        if not self._state.restore(snapshot) and note not in self._ledger.notes:
+            self._ledger.notes.append(note)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write the state to the file *path*, whole or not at all.
@@ -309,7 +319,7 @@ class Context:
 
     @in_turn
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Go on from the state in the file *path*.
+        """Go on from the state in the file *path*: exact, or as `restore` says.
 
         Raises:
             StateFormatError: It is damaged, of another model or kv_type, or does not fit the
@@ -317,7 +327,7 @@ class Context:
         """
         self._require_open()
         n_vocab = self.config.n_vocab
-        self._state.restore(state_file.load(self._state, self._identity, n_vocab, path))
+        self._take(state_file.load(self._state, self._identity, n_vocab, path))
 
     @functools.cached_property
     def _identity(self) -> bytes:

@@ -6,6 +6,7 @@ is the same arithmetic on the same numbers, and a small part of a forward pass.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class Recurrent:
     def clear(self) -> None:
         """Forget everything."""
         for states in self.states.values():
-            states.write(0)
+            states.clear()
         self.at: int | None = 0
         self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
         self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
@@ -130,25 +131,40 @@ class Recurrent:
 
     # --- Snapshots ------------------------------------------------------------------------------
 
-    def layout(self, layer: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
-        """Yield shape and dtype of what `read` returns."""
+    @property
+    def integers(self) -> bool:
+        """Whether states are integers on a device, and read as such, or float32."""
+        return any(states.integers for states in self.states.values())
+
+    def layout(
+        self, layer: int, *, integers: bool
+    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Yield shape and dtype of what `read` returns where states are integers, or float32."""
+        heads, width, _ = self._shape
         kept = self.kept[layer]
-        yield self._shape, np.dtype(np.float32)
+        if integers:
+            yield (heads, width, width + 2), np.dtype(np.int32)
+        else:
+            yield self._shape, np.dtype(np.float32)
         yield (self.context, kept.shape[1]), kept.dtype
 
-    def read(self, layer: int) -> tuple[F32, F32]:
-        """Return copies of the state ``[H, W, W]`` and of what the convolution will see."""
+    def read(self, layer: int) -> tuple[npt.NDArray[Any], F32]:
+        """Return copies of the state, all of it, and of what the convolution will see."""
         assert self.at is not None, "a run was broken off"
         rows = np.arange(self.at - self.context, self.at)
         kept = self.kept[layer][rows % len(self.kept[layer])]
         kept[rows < 0] = 0
-        return self.states[layer].read()[0].copy(), kept
+        return self.states[layer].exact()[0], kept
 
-    def write(self, layer: int, state: F32, kept: F32, position: int) -> None:
-        """Put what `read` returned at *position* back; `restored` says that all layers have it."""
+    def write(self, layer: int, state: npt.NDArray[Any], kept: F32, position: int) -> bool:
+        """Put what `read` returned at *position* back; `restored` says that all layers have it.
+
+        Returns:
+            False when the state had to be rounded: another kind of device had it.
+        """
         rows = np.arange(position - self.context, position)
-        self.states[layer].write(state[None])
         self.kept[layer][rows % len(self.kept[layer])] = kept
+        return self.states[layer].restore(state[None])
 
     def restored(self, position: int) -> None:
         """Begin anew with what was written."""

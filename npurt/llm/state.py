@@ -24,15 +24,18 @@ class Snapshot:
 
     Attributes:
         tokens: What the model had seen.
-        arrays: Two of each layer: keys and values ``[G, length, W]``, or the state ``[H, W, W]``
-            and the inputs of the convolution ``[taps - 1, C + 2 H]``.
+        arrays: Two of each layer: keys and values ``[G, length, W]``, or the state and the inputs
+            of the convolution ``[taps - 1, C + 2 H]``.  A state is float32 ``[H, W, W]``; or, where
+            a device computes in integers, all of those: int32 ``[H, W, W + 2]``.
         own: As in `State`.
+        integers: Whether states are integers.
         model: 32 bytes that are others for other models; set by who knows that.
     """
 
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...]
     own: int
+    integers: bool = False
     model: bytes = bytes(32)
 
     @property
@@ -120,45 +123,54 @@ class State:
 
     # --- Snapshots ------------------------------------------------------------------------------
 
-    def layout(self, length: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+    def layout(
+        self, length: int, *, integers: bool = False
+    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
         """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
-                yield from self.recurrent.layout(layer)
+                yield from self.recurrent.layout(layer, integers=integers)
             else:
                 values = self.cache.values[layer]
                 for _ in "kv":
                     yield (values.shape[0], length, values.shape[2]), values.dtype
 
     def snapshot(self) -> Snapshot:
-        """Return a copy."""
+        """Return a copy; raises `DeltaState.exact`'s."""
         arrays: list[Array] = []
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
                 arrays += self.recurrent.read(layer)
             else:
                 arrays += self.cache.read(layer)
-        return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length))
+        integers = self.recurrent is not None and self.recurrent.integers
+        own = min(self.own, self.length)
+        return Snapshot(tuple(self.tokens), tuple(arrays), own, integers)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot) -> bool:
         """Become what *snapshot* is.
+
+        Returns:
+            False when states had to be rounded: another kind of device had them.
 
         Raises:
             LayoutError: It is of another model, or of a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
         have = [(array.shape, array.dtype) for array in snapshot.arrays]
-        if length > self.cache.n_ctx or have != list(self.layout(length)):
+        wanted = list(self.layout(length, integers=snapshot.integers))
+        if length > self.cache.n_ctx or have != wanted:
             raise LayoutError(
                 f"a snapshot of {length} tokens does not fit this model and its context of "
                 f"{self.cache.n_ctx}",
                 remedy="restore snapshots of the same model, opened with at least that n_ctx and "
                 "the same kv_type",
             )
+        exact = True
         for layer in range(self._config.n_layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
             if self.recurrent and self._config.is_recurrent(layer):
-                self.recurrent.write(layer, first, second, length)
+                exact &= self.recurrent.write(layer, first, second, length)
             else:
                 self.cache.write(layer, first, second)
         self.changes += 1
@@ -167,3 +179,4 @@ class State:
         if self.recurrent:
             self.recurrent.restored(length)
         self._claim(snapshot.own)
+        return exact

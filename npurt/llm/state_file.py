@@ -1,9 +1,10 @@
 """A snapshot in a file: written whole or not at all, believed only as far as it can be checked.
 
-Little endian: magic, version, number of tokens n, how many of them are their own, identity of the
-model (32 bytes); the tokens, int32; the arrays of the snapshot in order, whose shapes follow from
-the model and n; SHA-256 of all that.  So there is no length in the file that could lie: its size is
-known before it is read.
+Little endian: magic, version, form of the states of delta nets (0 float32, 1 the integers that
+`npurt.device.STATE_INTEGERS` describes), number of tokens n, how many of them are their own,
+identity of the model (32 bytes); the tokens, int32; the arrays of the snapshot in order, whose
+shapes follow from the model, the form and n; SHA-256 of all that.  So there is no length in the
+file that could lie: its size is known before it is read.
 """
 
 import contextlib
@@ -18,12 +19,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from npurt.device import is_state
 from npurt.errors import StateFormatError
 from npurt.llm.state import Snapshot, State
 
 MAGIC = b"npurtsta"
-VERSION = 2
-HEADER = struct.Struct("<8sIQQ32s")
+VERSION = 3
+HEADER = struct.Struct("<8sIIQQ32s")
+FORMS = {0: False, 1: True}  # whether states are integers
 DIGEST = 32  # bytes of a SHA-256
 
 Array = npt.NDArray[Any]
@@ -35,7 +38,8 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     Raises:
         StateFormatError: The file cannot be written.
     """
-    parts = [HEADER.pack(MAGIC, VERSION, len(snapshot.tokens), snapshot.own, snapshot.model)]
+    counts = len(snapshot.tokens), snapshot.own
+    parts = [HEADER.pack(MAGIC, VERSION, snapshot.integers, *counts, snapshot.model)]
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
     target = _path(path)
@@ -87,7 +91,7 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         raise _wrong(path, "is not a saved state", "pass a file that save_state() made")
-    _, version, length, own, whose = HEADER.unpack(head)
+    _, version, form, length, own, whose = HEADER.unpack(head)
     if version != VERSION:
         raise _wrong(path, f"has version {version}, not {VERSION}", "save it again with this npurt")
     if whose != identity:
@@ -100,7 +104,10 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
             f"holds {length} tokens, and the context {state.cache.n_ctx}",
             f"open the model with n_ctx={length} or more",
         )
-    layout = [((length,), "<i4"), *state.layout(length)]
+    if form not in FORMS:
+        raise _wrong(path, f"has states of a form {form}", "it is damaged: save again")
+    integers = FORMS[form]
+    layout = [((length,), "<i4"), *state.layout(length, integers=integers)]
     size = HEADER.size + DIGEST + sum(_nbytes(*entry) for entry in layout)
     if os.fstat(file.fileno()).st_size != size:
         raise _wrong(path, f"does not have the {size} bytes it should", "it is damaged: save again")
@@ -108,11 +115,16 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
     tokens, *arrays = (_array(file, digest, *entry) for entry in layout)
     if file.read(DIGEST) != digest.digest():
         raise _wrong(path, "has a wrong checksum", "it is damaged: save again")
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(_is_sound(array) for array in arrays):
         raise _wrong(path, "holds NaN or infinity", "it is no state to go on from: save again")
     if length and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         raise _wrong(path, "has tokens outside the vocabulary", "it is damaged: save again")
-    return Snapshot(tuple(tokens.tolist()), tuple(arrays), own, identity)
+    return Snapshot(tuple(tokens.tolist()), tuple(arrays), own, integers, identity)
+
+
+def _is_sound(array: Array) -> bool:
+    """Say whether a model can go on from *array*: integers are states."""
+    return is_state(array) if array.dtype == np.int32 else bool(np.isfinite(array).all())
 
 
 def _path(path: str | os.PathLike[str]) -> Path:

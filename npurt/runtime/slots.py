@@ -6,7 +6,10 @@ form of its own: the array is then out of date, and float32 is made when somebod
 
 from typing import Any
 
-from npurt.device import F32, DeltaState
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, DeltaState, state_values
 
 
 class Slots:
@@ -31,11 +34,31 @@ class Slots:
         """Return the state, until the next run; not to be written to."""
         return self._array[0] if self._state is None else self._state.read()
 
-    def write(self, values: F32 | float) -> None:
-        """Let the state be *values*."""
-        self._array[0] = values
+    def clear(self) -> None:
+        """Let the state be zero."""
+        self._array[0] = 0
         if self._state is not None:
             self._state.write(self._array[0])
+
+    @property
+    def integers(self) -> bool:
+        """Whether `exact` returns integers (`npurt.device.STATE_INTEGERS`), or float32."""
+        return self._state is not None and self._state.integers
+
+    def exact(self) -> npt.NDArray[Any]:
+        """Return a copy of the state that says all of it; raises `DeltaState.exact`'s."""
+        return self._array[0].copy() if self._state is None else self._state.exact()
+
+    def restore(self, exact: npt.NDArray[Any]) -> bool:
+        """Let the state be *exact*; return False when it had to be rounded.
+
+        It is where one of float32 and integers becomes the other.
+        """
+        if self._state is None:
+            self._array[0] = state_values(exact)
+        else:
+            self._state.restore(exact)
+        return (exact.dtype == np.int32) == self.integers
 
     # --- On a device ----------------------------------------------------------------------------
 

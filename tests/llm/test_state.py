@@ -341,7 +341,7 @@ def refused(llm, path, match):
 
 def header(data, **changes):
     """Return *data* with fields of its header changed."""
-    fields = dict(zip(("magic", "version", "length", "own", "identity"),
+    fields = dict(zip(("magic", "version", "form", "length", "own", "identity"),
                       state_file.HEADER.unpack_from(data), strict=True))  # fmt: skip
     return state_file.HEADER.pack(*(fields | changes).values()) + data[state_file.HEADER.size :]
 
@@ -359,6 +359,8 @@ def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
     ("changes", "match"),
     [
         ({"version": 1}, "has version 1"),
+        ({"form": 2}, "states of a form 2"),
+        ({"form": 1}, "bytes it should"),
         ({"identity": bytes(32)}, "another model"),
         ({"length": 29}, "bytes it should"),
         ({"length": 161}, "holds 161 tokens, and the context 160"),
