@@ -289,7 +289,7 @@ def on_device(rng, device) -> Tally:
     m, n, k = shape_of(rng, fmt if BY_NAME[fmt].block > 1 else "q8_0", 128)
     x, y = rows(rng, m, k), np.empty((m, n), np.float32)
     try:
-        packed = device.pack(weight(rng, fmt, n, k), fine=bool(rng.random() < 0.5))
+        packed = device.pack(weight(rng, fmt, n, k), fine=(False, True, None)[rng.integers(3)])
         device.matmul(x, packed, y)
         multiplied = device.multiplied(x, packed)
     except (UnsupportedOp, NumericsError):  # scales too far apart, or rows too large to rotate

@@ -232,12 +232,13 @@ class Device(abc.ABC):
         """Return None when the device can run *op*, else a sentence saying what rules it out."""
 
     @abc.abstractmethod
-    def pack(self, tensor: QTensor, *, fine: bool = False) -> Packed:
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> Packed:
         """Lay out a 2-D *tensor* ``[N, K]`` for this device.
 
         Args:
-            fine: Its products want activations of 16 bits (docs/decisions/006).  A device that
-                has one precision for all ignores it.
+            fine: Its products want activations of 16 bits (docs/decisions/006); None: those rows of
+                activations do that would lose too much by 8.  A device that has one precision for
+                all ignores it.
 
         Raises:
             UnsupportedOp: `why_not` has a reason against its format.

@@ -129,7 +129,7 @@ class CpuDevice(Device):
             return f"N or K is more than {most}"
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool = False) -> CpuPacked:
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> CpuPacked:
         """Lay out one weight ``[N, K]``."""
         return self.pack_all([tensor])[0]
 

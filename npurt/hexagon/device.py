@@ -207,7 +207,7 @@ class HexagonDevice(Device):
             return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool = False) -> HexagonPacked:
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> HexagonPacked:
         """Lay out a weight and upload it; activations have one precision, whatever *fine* says.
 
         Raises:

@@ -143,7 +143,7 @@ class Exact(Device):
         """Return None: it can do everything."""
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool = False) -> ExactPacked:
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> ExactPacked:
         """Keep *tensor*."""
         return ExactPacked(self, tensor)
 

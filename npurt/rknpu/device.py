@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from npurt.device import F32, F64, Caps, Device, MatMul, Packed, check_product
-from npurt.errors import DriverError, UnknownDevice, UnsupportedOp
+from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
@@ -21,11 +21,12 @@ from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.host import I8, I32
 from npurt.rknpu.memory import Buffer
-from npurt.rknpu.numerics import Rounded, Scheme, best, given
+from npurt.rknpu.numerics import BY_NAME as SCHEMES
+from npurt.rknpu.numerics import Rounded, Scheme, best, given, round_weight
 from npurt.rknpu.product import FEW_ROWS, Product, rows_within
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import Simulator, System
-from npurt.rknpu.weights import PartOnNpu, RkPacked
+from npurt.rknpu.weights import AdaptivePacked, PartOnNpu, RkPacked
 
 RESTART_SECONDS = 5.0  # that a driver may take to be back
 KEPT = 1024  # prepared calls
@@ -78,8 +79,10 @@ class RkDevice(Device):
             return f"there is no format {op.format}"
         return "a weight without elements is none" if 0 in (op.n, op.k) else None
 
-    def pack(self, tensor: QTensor, *, fine: bool = False) -> RkPacked:
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> RkPacked | AdaptivePacked:
         """Round a weight by the cheapest scheme within its budget, and upload it.
+
+        With *fine* None, rows of activations that lose too much by it are multiplied in float16.
 
         Raises:
             UnsupportedOp: It is not a matrix.
@@ -98,7 +101,9 @@ class RkDevice(Device):
                 f"the RK3588 backend cannot pack {tensor!r}: {reason}",
                 remedy="use device 'cpu' for it",
             )
-        return self.upload(tensor, best(tensor, fine=fine))
+        packed = self.upload(tensor, best(tensor, fine=bool(fine)))
+        adaptive = fine is None and packed.scheme.task == "int8"
+        return AdaptivePacked(packed) if adaptive else packed
 
     def pack_i8(self, codes: I8, scales: F32) -> RkPacked:
         """Upload int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, as they are.
@@ -153,9 +158,37 @@ class RkDevice(Device):
             DeviceLost: The NPU failed too often.
         """
         check_product(self, x, weights, outs)
-        mine = [w for w in weights if isinstance(w, RkPacked)]  # all of them: it was checked
+        mine = [w for w in weights if isinstance(w, RkPacked)]
+        if len(mine) < len(weights):
+            for w, out in zip(weights, outs, strict=True):
+                self._adapt(x, w, out)
+            return
         with self._lock:
             self._restarts.surviving(functools.partial(self._run, x, mine, outs), self._reopen)
+
+    def _adapt(self, x: F32, w: Packed, out: F32) -> None:
+        """Multiply by one weight, each row of x in the precision that it wants."""
+        if isinstance(w, AdaptivePacked):
+            fine = w.fine_rows(x)
+            for rows, packed in ((~fine, w.coarse), (fine, self._fine(w) if fine.any() else None)):
+                if packed and rows.any():
+                    part = np.empty((int(rows.sum()), w.n), np.float32)
+                    self.matmuls(np.ascontiguousarray(x[rows]), [packed], [part])
+                    out[rows] = part
+        else:
+            self.matmuls(x, [w], [out])
+
+    def _fine(self, w: AdaptivePacked) -> RkPacked:
+        """Return a weight in float16, uploaded when that is first asked for.
+
+        It is the coarse one where float16 cannot hold it, or the NPU's memory.
+        """
+        if w.fine is None:
+            try:
+                w.fine = self.upload(w.tensor, round_weight(w.tensor, SCHEMES["fp16"]))
+            except (NumericsError, DeviceFull):
+                w.fine = w.coarse
+        return w.fine
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
         """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
@@ -246,7 +279,7 @@ class RkDevice(Device):
 
     def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
-        assert isinstance(w, RkPacked)
+        assert isinstance(w, RkPacked | AdaptivePacked)
         return w.rounded(x)
 
     # --- Life -------------------------------------------------------------------------------------

@@ -216,6 +216,28 @@ def best(tensor: QTensor, *, fine: bool) -> Rounded:
     return min(tried, key=lambda rounded: rounded.error)
 
 
+def loses(
+    x: F32, x_error: float, *, kp: int, signs: I8 | None, block: int
+) -> npt.NDArray[np.bool_]:
+    """Say which rows of x ``[M, K]`` one pass of int8 rounds more coarsely than *x_error*.
+
+    The step of a row is a 127th of its largest number once rotated, and rounding is off by a
+    twelfth of its square.  That is compared with the median of the mean squares of every eight
+    columns: with what most of the weight sees, where a few columns are far larger than the others.
+
+    Raises:
+        NumericsError: x holds NaN or infinity.
+    """
+    codes, scales = np.empty((len(x), kp), np.int8), np.empty(len(x), np.float32)
+    round_rows(x, codes, scales, signs=signs, block=block, passes=1)
+    padded = np.zeros((len(x), kp))
+    padded[:, : x.shape[1]] = x
+    squares = (padded.reshape(len(x), -1, 8) ** 2).mean(axis=2)  # rotated: block times that
+    lost = scales.astype(np.float64) ** 2 / 12
+    result: npt.NDArray[np.bool_] = lost > x_error * block * np.median(squares, axis=1)
+    return result
+
+
 HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
 LEAST_EXPONENT = -126  # of a normal float32: smaller rows are scaled by that, to 2^-23 at least
 

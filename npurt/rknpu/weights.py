@@ -13,7 +13,7 @@ from npurt.rknpu.forms import form
 from npurt.rknpu.host import round_rows
 from npurt.rknpu.images import weights_image, weights_rows
 from npurt.rknpu.memory import Buffer, Space
-from npurt.rknpu.numerics import PLAIN, Part, Rounded, Scheme, halve, round_weight
+from npurt.rknpu.numerics import BY_NAME, PLAIN, Part, Rounded, Scheme, halve, loses, round_weight
 from npurt.rknpu.plan import WeightPlan, plan_weights
 from npurt.rknpu.proof import Role
 
@@ -144,5 +144,75 @@ class RkPacked(Packed):
 
     def peak(self, rows: slice, x: F64) -> F64:
         """Return what parts and their sums do not exceed; before them are integers or float64."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most
+
+
+class AdaptivePacked(Packed):
+    """A weight of int8 whose products with some rows of x are of float16.
+
+    Those are rows that have much larger numbers in some columns than in most.  They have an image
+    of their own.  What is multiplied lies side by side, columns of int8, rotated, and then columns
+    of float16; of each row of x, one of the two are zeros.
+
+    Attributes:
+        coarse: Of int8.
+        fine: Of float16; None until a row wants it.
+    """
+
+    def __init__(self, coarse: RkPacked) -> None:
+        self.coarse = coarse
+        self.fine: RkPacked | None = None
+        self.tensor = coarse.tensor
+        self.device = coarse.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the images."""
+        fine = self.fine.nbytes if self.fine and self.fine is not self.coarse else 0
+        return self.coarse.nbytes + fine
+
+    def fine_rows(self, x: F32) -> npt.NDArray[np.bool_]:
+        """Return which rows of x int8 rounds more coarsely than weights are chosen for.
+
+        Two passes would mend that for x, but not what their largest numbers make of the rounding of
+        the weight.
+
+        Raises:
+            NumericsError: x holds NaN or infinity.
+        """
+        error = BY_NAME["int8"].x_error
+        fine = np.zeros(len(x), np.bool_)
+        for part in self.coarse.parts:
+            mine = x[:, part.columns]
+            fine |= loses(mine, error, kp=part.kp, signs=part.signs, block=part.block)
+        return fine
+
+    def multiplied(self, rows: slice) -> F64:
+        """Return *rows* of what is multiplied; see the class."""
+        with np.errstate(over="ignore"):  # then there is no `fine`, and no x to multiply it
+            halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
+        halves[~np.isfinite(halves)] = 0
+        return np.concatenate([self.coarse.multiplied(rows), halves], axis=1)
+
+    def rounded(self, x: F32) -> F64:
+        """Return x ``[M, K]`` as it multiplies these values."""
+        fine = np.zeros(len(x), np.bool_) if self.fine is self.coarse else self.fine_rows(x)
+        values, halves = self.coarse.rounded(x), np.zeros(x.shape)
+        values[fine] = 0
+        halves[fine] = halve(x[fine])
+        return np.concatenate([values, halves], axis=1)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error: that of float16 products, which round the most."""
+        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
+        return UNIT * math.sqrt(2 + self.k) * norms
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results may be off besides: they may be flushed."""
+        return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what sums do not exceed; before them are integers, or smaller numbers."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

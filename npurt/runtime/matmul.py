@@ -127,7 +127,7 @@ def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto
         UnsupportedOp: The device has no kernel for the format, or there is no such format.
     """
     products = shared(device)
-    return PackedWeight(products.device.pack(_quantised(b, dtype)), products)
+    return PackedWeight(products.device.pack(_quantised(b, dtype), fine=None), products)
 
 
 def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
@@ -191,7 +191,7 @@ def matmul(
         result = _packed(_left(a), b.products, b.weight, how)
     elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
         products = shared(device)
-        weight = PackedWeight(products.device.pack(b.T), products).weight
+        weight = PackedWeight(products.device.pack(b.T, fine=None), products).weight
         result = _packed(_left(a), products, weight, how, once=True)
     else:
         result = _arrays(_left(a), _right(b), device, how)
