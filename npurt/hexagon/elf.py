@@ -28,6 +28,7 @@ _HASH = struct.Struct("<II")
 
 _RELOCATIONS = {6: "32", 32: "COPY", 33: "GLOB_DAT", 34: "JMP_SLOT", 35: "RELATIVE"}
 _WEAK, _LOCAL = 2, 0  # bindings
+_RESERVED_SECTIONS = 0xFF00  # SHN_LORESERVE: from here on indices of no section, as SHN_ABS
 _VISIBLE = (0, 3)  # visibilities: default, protected
 _MOST_SYMBOLS = 1 << 16
 
