@@ -24,12 +24,13 @@ NOT_UNDER_ADDRESS = tests/cpu/test_aarch64.py tests/cpu/test_amx.py tests/rknpu/
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 
-.PHONY: help demo test sanitize soak models wheels lint clean
+.PHONY: help demo test sanitize foreign soak models wheels lint clean
 
 help:
 	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
 	@echo 'make test      run the linters and every test'
 	@echo 'make sanitize  run the tests of C under sanitizers'
+	@echo 'make foreign   run programs that others wrote on the simulators'
 	@echo 'make soak      look for more for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
 	@echo 'make wheels    build the wheels of x86_64 and aarch64 into dist/'
@@ -57,6 +58,13 @@ soak: .venv/installed .venv/dev
 	.ci/qemu
 	.ci/clang
 	$(BIN)/python tests/soak.py --seconds $(SECONDS)
+
+# Built from sources that are not in this repository: tests/foreign/sources.py says where they are
+# looked for.  Where they cannot be had, one line says so.
+foreign: .venv/dev
+	.ci/qemu
+	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(BIN)/python -m pytest -m foreign -n 2 --dist loadgroup tests/foreign
 
 models: .venv/installed
 	$(BIN)/npurt models fetch

@@ -1,7 +1,8 @@
 /*
  * The tasks of a segment, one after the other, as each driver has the hardware run them.
  *
- * rocket: the interrupt handler programs the PC unit for each task, so lists are not chained.
+ * rocket: the interrupt handler programs the PC unit for each task, of which it is told to run one.
+ * So a list need not be chained; Mesa's are, each to the job's next.
  * rknpu: the driver starts the first of up to 4095 tasks, and the tail of each list leads to the
  * next; of the other tasks' entries the kernel uses only the last one's int_mask.
  */
@@ -25,7 +26,7 @@ static uint32_t commands_of(uint32_t amount)
 /* Where the PC unit is: a task's list, and what leads on from it. */
 struct step {
     const struct rknpu_task *entry; /* NULL on rocket */
-    uint64_t address;
+    uint64_t address, following;    /* on rocket: the address of the job's next task, or 0 */
     uint32_t amount;
     bool is_last, chained;
 };
@@ -59,8 +60,9 @@ static bool check_entry(struct why *why, const struct step *step, const struct p
 static bool check_step(struct why *why, const struct step *step, const struct program *program)
 {
     if (!step->entry) {
-        return !program->next ||
-               refuse(why, "the list is chained: the mainline driver starts each task");
+        return !program->next || program->next == step->following ||
+               refuse(why, "the tail leads to %#x, but the job's next task is at %#llx",
+                      program->next, (unsigned long long) step->following);
     }
     if (!check_entry(why, step, program)) {
         return false;
@@ -155,7 +157,9 @@ static bool rocket_segment(struct walk *walk)
     const struct segment *segment = walk->segment;
     for (uint32_t i = 0; i < segment->count; i++) {
         const struct rocket_task *task = &segment->job->rocket_tasks[i];
-        const struct step step = {.address = task->regcmd, .amount = amount_of(task->regcmd_count)};
+        const struct step step = {.address = task->regcmd,
+                                  .following = i + 1 < segment->count ? task[1].regcmd : 0,
+                                  .amount = amount_of(task->regcmd_count)};
         if (step.amount > MAX_AMOUNT) {
             return refuse(&walk->worker->why, "task %u: regcmd_count %u does not fit PC 0x14", i,
                           task->regcmd_count);

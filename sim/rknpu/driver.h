@@ -20,6 +20,7 @@ struct bo {
     uint64_t size;  /* bytes asked for */
     uint64_t limit; /* bytes a DMA may touch */
     uint64_t iova, offset, cookie;
+    int file;        /* its pages are of, or -1 */
     uint8_t *cpu;    /* what the program maps */
     uint8_t *device; /* what the NPU sees: the same, or a copy that maintenance updates */
 };

@@ -19,11 +19,38 @@
 enum { CPU_PATTERN = 0xA5, DEVICE_PATTERN = 0x5A };
 
 /* mmap is also a function of this library: this is the kernel's. */
-static uint8_t *pages(uint64_t size)
+static void *map(void *at, uint64_t size, int access, int flags, int file)
 {
-    const int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
-    const long at = syscall(SYS_mmap, NULL, round_up(size, PAGE), access, flags, -1, 0L);
-    return at == -1 ? NULL : (uint8_t *) at;
+    return (void *) syscall(SYS_mmap, at, size, access, flags, file, 0L);
+}
+
+static uint8_t *pages(uint64_t size, int file)
+{
+    const int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_NORESERVE;
+    void *at =
+        map(NULL, round_up(size, PAGE), access, flags | (file < 0 ? MAP_ANONYMOUS : 0), file);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* mremap() of length 0 maps pages a second time: no buffer needs a file. */
+static void *map_again(void *old, void *at, size_t size, bool fixed)
+{
+    return mremap(old, 0, size, MREMAP_MAYMOVE | (fixed ? MREMAP_FIXED : 0), at);
+}
+
+/* Return a file for the pages of a buffer where they cannot be mapped again without: qemu-aarch64,
+ * which runs programs of another machine, refuses that mremap().  Else -1. */
+static int file_of(uint64_t size)
+{
+    uint8_t *probe = pages(PAGE, -1);
+    void *again = probe ? map_again(probe, NULL, PAGE, false) : MAP_FAILED;
+    munmap(probe, PAGE);
+    if (again != MAP_FAILED) {
+        munmap(again, PAGE);
+        return -1;
+    }
+    const int file = memfd_create("rknpu-sim", MFD_CLOEXEC);
+    return file >= 0 && ftruncate(file, (off_t) round_up(size, PAGE)) ? -1 : file;
 }
 
 void space_init(struct space *space, uint64_t low, uint64_t high, bool top_down)
@@ -125,13 +152,17 @@ static void unmap(struct bo *bo)
     if (bo->cpu) {
         munmap(bo->cpu, span);
     }
+    if (bo->file >= 0) {
+        syscall(SYS_close, bo->file);
+    }
     free(bo);
 }
 
 void *bo_map(const struct bo *bo, void *at, size_t size, int access, bool fixed)
 {
-    const int flags = MREMAP_MAYMOVE | (fixed ? MREMAP_FIXED : 0);
-    void *made = mremap(bo->cpu, 0, size, flags, at); /* of length 0: a second mapping */
+    void *made = bo->file < 0 ? map_again(bo->cpu, at, size, fixed)
+                              : map(at, size, PROT_READ | PROT_WRITE,
+                                    MAP_SHARED | (fixed ? MAP_FIXED : 0), bo->file);
     if (made != MAP_FAILED && access != (PROT_READ | PROT_WRITE)) {
         mprotect(made, size, access);
     }
@@ -150,8 +181,9 @@ int bo_create(struct space *space, uint64_t offset, uint64_t size, bool cacheabl
     }
     *bo = (struct bo){.space = space, .refs = 1, .size = size, .offset = offset};
     bo->limit = round_up(size, settings.strict ? 16 : PAGE);
-    bo->cpu = pages(size);
-    bo->device = cacheable && !settings.coherent ? pages(size) : bo->cpu;
+    bo->file = file_of(size);
+    bo->cpu = pages(size, bo->file);
+    bo->device = cacheable && !settings.coherent ? pages(size, -1) : bo->cpu;
     int error = bo->cpu && bo->device ? 0 : -ENOMEM;
     if (!error) {
         pthread_rwlock_wrlock(&space->lock);

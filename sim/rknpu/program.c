@@ -2,7 +2,7 @@
  * A list of 64-bit commands into registers: target << 48 | value << 16 | offset.
  *
  *     body      one write each, or a filler
- *     tail      next address or a filler; next amount; a marker; the enable of the blocks
+ *     tail      next address, 0 if none, or a filler; next amount; a marker; the enable of the blocks
  *     the rest  fillers
  *
  * The register file keeps what earlier tasks wrote, so a list that leaves a register out works by
@@ -150,7 +150,7 @@ static bool write_register(struct reader *reader, uint64_t word)
 
 static bool write_chain(struct reader *reader, uint32_t offset, uint32_t value, uint64_t word)
 {
-    if (offset == PC_NEXT_ADDRESS && reader->stage <= FILLED && !(value & 0xF) && value) {
+    if (offset == PC_NEXT_ADDRESS && reader->stage <= FILLED && !(value & 0xF)) {
         reader->program->next = value;
         reader->stage = ADDRESSED;
         return true;

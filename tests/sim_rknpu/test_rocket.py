@@ -268,11 +268,28 @@ def test_a_list_that_is_not_aligned_is_refused(bench):
     assert "16-byte aligned" in client.report()["last_refusal"]
 
 
-def test_a_chained_list_is_refused(bench):
+def test_a_tail_that_does_not_lead_to_the_next_task_is_refused(bench):
     bench.put(lists.encode(bench.task, bench.list.iova, 126))
     bench.run()
 
-    assert "chained" in client.report()["last_refusal"]
+    assert "the tail leads to" in client.report()["last_refusal"]
+
+
+def test_a_tail_may_lead_to_the_next_task(driver):
+    # As Mesa's do, though the driver starts each task.
+    a, b = operands(TASK)
+    bench = Bench(driver, TASK, a, b)
+    end = lists.encode(bench.task)
+    second = bench.list.iova + end.nbytes
+    bench.put(np.concatenate([lists.encode(bench.task, second, len(end)), end]))
+    bench.fill()
+
+    tasks = [(bench.list.iova, len(end)), (second, len(end))]
+    driver.submit(tasks, [bench.list, bench.a, bench.b], [bench.c])
+    bench.c.prep()
+
+    assert client.report()["refused"] == 0
+    assert (bench.output() == exact(TASK, a, b)).all()
 
 
 # --- fences ----------------------------------------------------------------------------------

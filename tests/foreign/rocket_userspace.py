@@ -1,0 +1,111 @@
+"""Build the test programs of rocket-userspace (GPL-3.0), each as its own CMake file would.
+
+They are run beside this project, never linked to it.  The compiler is this project's, so that
+neither CMake nor libdrm is needed: zig's headers of Linux have the driver's.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from npurt.build import ROOT, host
+from npurt.build_zig import Arg, Job, Stamp, objects, whole, write, zig
+from tests.foreign.sources import Program, unpacked
+
+PROGRAM = Program(
+    "rocket-userspace",
+    "https://github.com/gregordinary/rocket-userspace",
+    "e06778627e8c2df246cee852f18dfcc1376bf395",
+)
+OUT = ROOT / "build/foreign/rocket"
+
+# The library reads sizes that rocket_conv_transpose.c never sets; with other garbage than zeros its
+# tests plan nothing.  What its CPU oracles compute may be reordered: they are loops over floats,
+# compared within tolerances, and take most of the time.
+FLAGS = [
+    *("-O3", "-g0", "-w", "-std=gnu11", "-D_GNU_SOURCE", "-fno-sanitize=all"),
+    *("-ftrivial-auto-var-init=zero", "-fno-math-errno"),
+]
+ORACLE = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-ffp-contract=fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test that the CMake file registers."""
+
+    command: Sequence[str]
+    env: dict[str, str] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)  # exit statuses that mean so
+
+
+def registered(source: Path) -> dict[str, Test]:
+    """Return the tests of the CMake file by name, in its order."""
+    text = re.sub(r"#.*", "", (source / "CMakeLists.txt").read_text())
+    tests = {
+        name: Test(command.split())
+        for name, command in re.findall(r"add_test\(NAME (\S+)\s+COMMAND ([^)]+)\)", text)
+    }
+    for names, properties in re.findall(
+        r"set_tests_properties\((.*?)PROPERTIES(.*?)\)", text, re.DOTALL
+    ):
+        codes = [int(code) for code in re.findall(r"SKIP_RETURN_CODE (\d+)", properties)]
+        env = dict(re.findall(r'ENVIRONMENT "(\w+)=([^"]*)"', properties))
+        for test in names.split():
+            tests[test].skipped.extend(codes)
+            tests[test].env.update(env)
+    return tests
+
+
+def build() -> tuple[Path, dict[str, Test]]:
+    """Build what is not up to date; return the folder of the programs, and the tests.
+
+    Raises:
+        MissingError: The sources cannot be had here.
+        BuildError: They do not compile.
+    """
+    source = unpacked(PROGRAM)
+    tests = registered(source)
+    flags = _flags(source)
+    inputs = [*source.rglob("*.[ch]"), Path(__file__)]
+    stamp = Stamp("rocket-userspace", inputs, shlex.join(map(str, flags)))
+    if stamp.made() is None:
+        stamp.record(_build(source, sorted({test.command[0] for test in tests.values()}), flags))
+    return OUT / "bin", tests
+
+
+def _flags(source: Path) -> list[Arg]:
+    target = host()
+    # As a system's own libdrm has it.
+    write(OUT / "include/libdrm/drm.h", "#include <drm/drm.h>\n")
+    flags: list[Arg] = [*FLAGS, "-target", f"{target}-linux-gnu.2.34"]
+    if target == "x86_64":
+        flags.append("-D__fp16=_Float16")  # Arm's name of the type
+        if {"avx2", "f16c", "fma", "bmi2"} <= set(Path("/proc/cpuinfo").read_text().split()):
+            flags.append("-mcpu=x86_64_v3")
+    captures = source / "tests/data"
+    folders = (source / "include", source / "src", source / "graph", OUT / "include")
+    flags += [f"-I{folder}" for folder in (*folders, captures / "rk3576-vendor-capture")]
+    return [*flags, f'-DTEFLON_DW_CAPTURE_DIR="{captures / "teflon-dw-capture"}"']
+
+
+def _build(source: Path, names: Sequence[str], flags: Sequence[Arg]) -> list[Path]:
+    library = [*sorted((source / "src").glob("*.c")), source / "graph/rocket_graph_rk3576.c"]
+    jobs = [Job(path, (*flags,)) for path in library]
+    jobs += [Job(source / "tests" / f"{name}.c", (*flags, *ORACLE)) for name in names]
+    folder = OUT / "objects"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = objects(jobs, folder)
+    common, mains = made[: len(library)], made[len(library) :]
+
+    def link(name: str, main: Path) -> Path:
+        program = OUT / "bin" / name
+        with whole(program) as partial:
+            zig("cc", *flags, main, *common, "-lm", "-lpthread", "-o", partial)
+        return program
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(link, names, mains))

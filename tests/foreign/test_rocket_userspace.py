@@ -1,0 +1,76 @@
+"""The tests of rocket-userspace, which pass on silicon, on the simulator of the RK3588.
+
+`rocket_userspace.tsv` has the outcome of each, how many jobs the simulator refuses, and why.  One
+that does something else fails, be it better: then its row has to change with it.
+"""
+
+import csv
+import fcntl
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from npurt import build
+from tests.foreign import rocket_userspace
+from tests.foreign.sources import MissingError
+
+pytestmark = pytest.mark.foreign
+
+LIMIT = 900  # seconds; the longest takes 40 where it has a core
+LIST = Path(__file__).with_name("rocket_userspace.tsv")
+EXPECTED = {
+    row["test"]: row for row in csv.DictReader(LIST.read_text().splitlines(), delimiter="\t")
+}
+
+
+@pytest.fixture(scope="session")
+def built():
+    """Return the folder of the programs and the tests, built by one process at a time."""
+    lock = build.ROOT / "build/foreign.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            return rocket_userspace.build()
+        except MissingError as error:
+            pytest.skip(f"rocket-userspace: {error}")
+
+
+@pytest.fixture(scope="session")
+def simulator():
+    (path,) = build.make(build.PACKAGE, build.host(), ["rknpu"])
+    return path
+
+
+def test_the_list_has_every_test(built):
+    _, tests = built
+
+    assert sorted(EXPECTED) == sorted(tests)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_does_as_on_silicon(name, built, simulator, tmp_path):
+    folder, tests = built
+    test, expected = tests[name], EXPECTED[name]
+    path = tmp_path / "report.json"
+    settings = f"hang_ms=1 log=1 nodes=accel0 report={path}"
+    env = {**os.environ, **test.env, "LD_PRELOAD": str(simulator), "NPURT_SIM_RKNPU": settings}
+
+    done = subprocess.run(
+        [folder / test.command[0], *test.command[1:]],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+
+    outcome = {0: "pass", **dict.fromkeys(test.skipped, "skip")}.get(done.returncode, "fail")
+    said = done.stdout.decode(errors="replace")[-4000:]
+    report = json.loads(path.read_text())
+    assert outcome == expected["outcome"], said
+    assert expected["refused"] in {str(report["refused"]), "any"}, said
+    assert all(expected["why"] in reason["why"] for reason in report["reasons"]), said
