@@ -1,19 +1,16 @@
 """Build the test programs of rocket-userspace (GPL-3.0), each as its own CMake file would.
 
-They are run beside this project, never linked to it.  The compiler is this project's, so that
-neither CMake nor libdrm is needed: zig's headers of Linux have the driver's.
+They are run beside this project, never linked to it.
 """
 
-import os
 import re
-import shlex
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from npurt.build import ROOT, host
-from npurt.build_zig import Arg, Job, Stamp, objects, whole, write, zig
+from npurt.build import host
+from npurt.build_zig import Arg, Job
+from tests.foreign import programs
 from tests.foreign.sources import Program, unpacked
 
 PROGRAM = Program(
@@ -21,15 +18,11 @@ PROGRAM = Program(
     "https://github.com/gregordinary/rocket-userspace",
     "e06778627e8c2df246cee852f18dfcc1376bf395",
 )
-OUT = ROOT / "build/foreign/rocket"
 
 # The library reads sizes that rocket_conv_transpose.c never sets; with other garbage than zeros its
 # tests plan nothing.  What its CPU oracles compute may be reordered: they are loops over floats,
 # compared within tolerances, and take most of the time.
-FLAGS = [
-    *("-O3", "-g0", "-w", "-std=gnu11", "-D_GNU_SOURCE", "-fno-sanitize=all"),
-    *("-ftrivial-auto-var-init=zero", "-fno-math-errno"),
-]
+FLAGS = ["-O3", "-ftrivial-auto-var-init=zero", "-fno-math-errno"]
 ORACLE = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-ffp-contract=fast"]
 
 
@@ -69,43 +62,28 @@ def build() -> tuple[Path, dict[str, Test]]:
     """
     source = unpacked(PROGRAM)
     tests = registered(source)
-    flags = _flags(source)
-    inputs = [*source.rglob("*.[ch]"), Path(__file__)]
-    stamp = Stamp("rocket-userspace", inputs, shlex.join(map(str, flags)))
-    if stamp.made() is None:
-        stamp.record(_build(source, sorted({test.command[0] for test in tests.values()}), flags))
-    return OUT / "bin", tests
+    flags = tuple(_flags(source))
+    library = [*sorted((source / "src").glob("*.c")), source / "graph/rocket_graph_rk3576.c"]
+    mains = [source / f"tests/{name}.c" for name in sorted({t.command[0] for t in tests.values()})]
+    return programs.build(
+        source,
+        [Job(path, flags) for path in library],
+        [Job(path, (*flags, *ORACLE)) for path in mains],
+    ), tests
 
 
 def _flags(source: Path) -> list[Arg]:
-    target = host()
-    # As a system's own libdrm has it.
-    write(OUT / "include/libdrm/drm.h", "#include <drm/drm.h>\n")
-    flags: list[Arg] = [*FLAGS, "-target", f"{target}-linux-gnu.2.34"]
-    if target == "x86_64":
+    captures = source / "tests/data"
+    folders = (
+        source / "include",
+        source / "src",
+        source / "graph",
+        captures / "rk3576-vendor-capture",
+    )
+    flags: list[Arg] = [*FLAGS, *(f"-I{folder}" for folder in folders)]
+    flags.append(f'-DTEFLON_DW_CAPTURE_DIR="{captures / "teflon-dw-capture"}"')
+    if host() == "x86_64":
         flags.append("-D__fp16=_Float16")  # Arm's name of the type
         if {"avx2", "f16c", "fma", "bmi2"} <= set(Path("/proc/cpuinfo").read_text().split()):
             flags.append("-mcpu=x86_64_v3")
-    captures = source / "tests/data"
-    folders = (source / "include", source / "src", source / "graph", OUT / "include")
-    flags += [f"-I{folder}" for folder in (*folders, captures / "rk3576-vendor-capture")]
-    return [*flags, f'-DTEFLON_DW_CAPTURE_DIR="{captures / "teflon-dw-capture"}"']
-
-
-def _build(source: Path, names: Sequence[str], flags: Sequence[Arg]) -> list[Path]:
-    library = [*sorted((source / "src").glob("*.c")), source / "graph/rocket_graph_rk3576.c"]
-    jobs = [Job(path, (*flags,)) for path in library]
-    jobs += [Job(source / "tests" / f"{name}.c", (*flags, *ORACLE)) for name in names]
-    folder = OUT / "objects"
-    folder.mkdir(parents=True, exist_ok=True)
-    made = objects(jobs, folder)
-    common, mains = made[: len(library)], made[len(library) :]
-
-    def link(name: str, main: Path) -> Path:
-        program = OUT / "bin" / name
-        with whole(program) as partial:
-            zig("cc", *flags, main, *common, "-lm", "-lpthread", "-o", partial)
-        return program
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(link, names, mains))
+    return flags

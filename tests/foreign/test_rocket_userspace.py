@@ -5,7 +5,6 @@ that does something else fails, be it better: then its row has to change with it
 """
 
 import csv
-import fcntl
 import json
 import os
 import subprocess
@@ -13,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build
 from tests.foreign import rocket_userspace
-from tests.foreign.sources import MissingError
 
 pytestmark = pytest.mark.foreign
 
@@ -27,22 +24,10 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="session")
-def built():
-    """Return the folder of the programs and the tests, built by one process at a time."""
-    lock = build.ROOT / "build/foreign.lock"
-    lock.parent.mkdir(exist_ok=True)
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        try:
-            return rocket_userspace.build()
-        except MissingError as error:
-            pytest.skip(f"rocket-userspace: {error}")
-
-
-@pytest.fixture(scope="session")
-def simulator():
-    (path,) = build.make(build.PACKAGE, build.host(), ["rknpu"])
-    return path
+def built(prepared):
+    """Return the folder of the programs, and the tests."""
+    with prepared("rocket-userspace"):
+        return rocket_userspace.build()
 
 
 def test_the_list_has_every_test(built):
@@ -52,12 +37,11 @@ def test_the_list_has_every_test(built):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_it_does_as_on_silicon(name, built, simulator, tmp_path):
+def test_it_does_as_on_silicon(name, built, preload, tmp_path):
     folder, tests = built
     test, expected = tests[name], EXPECTED[name]
     path = tmp_path / "report.json"
-    settings = f"hang_ms=1 log=1 nodes=accel0 report={path}"
-    env = {**os.environ, **test.env, "LD_PRELOAD": str(simulator), "NPURT_SIM_RKNPU": settings}
+    env = {**os.environ, **test.env, **preload(path)}
 
     done = subprocess.run(
         [folder / test.command[0], *test.command[1:]],

@@ -1,6 +1,6 @@
 """Make a small MobileNet, run it on the CPU and through a delegate, and save what came out.
 
-Runs where TensorFlow Lite's Python package is: under emulation, without npurt (test_teflon.py).
+Runs where TensorFlow Lite's Python package is: under emulation, without npurt.
 The network is MobileNet v1 (arXiv 1704.04861, table 1) without its classifier, for images of 160 x
 160, in uint8 with one scale a tensor, which is what Mesa computes.  Its weights are random, from a
 fixed seed.  Every layer's output is one of the graph: each can be checked from the one before.
@@ -124,7 +124,7 @@ def main(delegate, out):
     rng = np.random.default_rng(0)
     model, arrays = mobilenet(rng)
     image = rng.integers(0, 256, (1, SIZE, SIZE, CHANNELS)).astype(np.uint8)
-    arrays["input"] = image
+    arrays |= {"input": image, "model": np.frombuffer(model, np.uint8)}
     for where, delegates in ("cpu", []), ("npu", [load_delegate(delegate)]):
         interpreter = Interpreter(
             model_content=model, experimental_delegates=delegates, num_threads=1
