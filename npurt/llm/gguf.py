@@ -1,8 +1,11 @@
 """Open a GGUF file: its metadata as Python values, its tensors as views of the mapped file.
 
 The file is a stranger's: every count, length, offset and type is checked against the bytes that
-are there before anything is allocated for it, so a hostile file costs no more than its own size.
-The bytes of the tensors are not judged here.
+are there before anything is allocated for it.  Opening it costs no more memory than its own size:
+arrays are copied, and of an array of strings only the places are kept (`StringArray`).  Two parts
+may take more than that, and have limits: names and single texts, up to 4 bytes for each of their
+`MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are not
+judged here.
 Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
 """
 
@@ -12,6 +15,7 @@ import mmap
 import os
 import stat
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +25,7 @@ import numpy as np
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.metadata import Metadata, optional, require
+from npurt.llm.string_array import StringArray
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NUMBER, FORMATS, Format
 
@@ -43,9 +48,12 @@ NUMBERS: dict[int, np.dtype[Any]] = {
 BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# The largest model files have some 3,000 tensors, 100 keys and 300,000 strings.
-MAX_ENTRIES = 1 << 16  # keys, and tensors
+# The largest model files have some 3,000 tensors, 100 keys, arrays of 450,000 strings, and in one
+# text tens of MB: a tokenizer.json, where a converter adds it.
+MAX_TENSORS = 1 << 16
+MAX_KEYS = 1 << 12
 MAX_STRINGS = 1 << 24  # of one array
+MAX_TEXT = 1 << 26  # bytes of all names and of strings that are in no array
 
 DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
 
@@ -88,7 +96,7 @@ class GGUF:
 
     Attributes:
         path: The file.
-        metadata: Key -> bool, int, float, str, numpy array or list of strings.  Strings that are
+        metadata: Key -> bool, int, float, str, numpy array or `StringArray`.  Strings that are
             not UTF-8 hold surrogate escapes.
         tensors: Name -> `TensorInfo`, in the file's order.
         data_offset: Where tensor data starts, bytes from the start of the file.
@@ -216,8 +224,8 @@ def read_header(data: mmap.mmap | bytes) -> Header:
     """
     cursor = _Cursor(data)
     _check_version(cursor)
-    n_tensors = cursor.count("tensors", MAX_ENTRIES, size=8 + 4 + 8 + 4 + 8)
-    n_keys = cursor.count("keys", MAX_ENTRIES, size=8 + 4 + 1)
+    n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
+    n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
     metadata = _read_metadata(cursor, n_keys)
     parts = optional(metadata, "split.count", int, 1)
     if parts > 1:
@@ -306,6 +314,7 @@ class _Cursor:
         self.data = data
         self.end = len(data)
         self.at = 0
+        self.text_left = MAX_TEXT
 
     def take(self, nbytes: int, what: str) -> bytes:
         """Return the next *nbytes* bytes."""
@@ -327,9 +336,17 @@ class _Cursor:
             raise _bad(f"{count} {what} do not fit in the file, or are more than {limit}")
         return count
 
+    def text(self, what: str) -> bytes:
+        """Return the next string."""
+        nbytes = self.u64()
+        self.text_left -= nbytes
+        if self.text_left < 0 and nbytes <= self.end - self.at:
+            raise _bad(f"{what} and the names and texts before it have more than {MAX_TEXT} bytes")
+        return self.take(nbytes, what)
+
     def name(self, what: str) -> str:
         """Return the next string, which must be UTF-8."""
-        text = self.take(self.u64(), what)
+        text = self.text(what)
         try:
             return text.decode()
         except UnicodeDecodeError:
@@ -343,13 +360,13 @@ class _Cursor:
         if kind == BOOL:
             return bool(self.flags(1, key)[0])
         if kind == STRING:
-            return self.take(self.u64(), key).decode("utf-8", "surrogateescape")
+            return self.text(key).decode("utf-8", "surrogateescape")
         if kind == ARRAY:
             return self.array(key)
         raise _bad(f"{key!r} is of unknown type {kind}")
 
     def array(self, key: str) -> Any:
-        """Return the next array: numpy for numbers and flags, a list for strings.
+        """Return the next array: numpy for numbers and flags, `StringArray` for strings.
 
         Arrays of arrays are refused, as llama.cpp does: no model has any.
         """
@@ -366,25 +383,25 @@ class _Cursor:
     def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return *count* booleans; the format knows no other bytes than 0 and 1."""
         flags = np.frombuffer(self.take(count, key), np.uint8)
-        if (flags > 1).any():
+        if flags.max(initial=0) > 1:
             raise _bad(f"{key!r} holds a boolean that is neither 0 nor 1")
         return flags.view(np.bool_)
 
-    def strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> StringArray:
         """Return *count* strings.  A vocabulary has 300,000: this loop is the time to open."""
         data, at, end = self.data, self.at, self.end
         unpack = _U64.unpack_from
-        texts: list[str] = []
-        for _ in range(count):
+        starts = array("Q", [0]) * (count + 1)
+        for i in range(count):
             if at + 8 > end:
-                raise _bad(f"string {len(texts)} of {count} is cut off")
-            start = at + 8
-            at = start + unpack(data, at)[0]
+                raise _bad(f"string {i} of {count} is cut off")
+            starts[i] = at + 8
+            at += 8 + unpack(data, at)[0]
             if at > end:
-                raise _bad(f"string {len(texts)} of {count} is cut off")
-            texts.append(data[start:at].decode("utf-8", "surrogateescape"))
+                raise _bad(f"string {i} of {count} is cut off")
+        starts[count] = at + 8
         self.at = at
-        return texts
+        return StringArray(data, starts)
 
 
 def _bad(what: str) -> ModelFormatError:

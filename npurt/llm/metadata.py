@@ -1,6 +1,6 @@
 """Read a value from GGUF metadata as the type it must have, or refuse the file.
 
-A value is a bool, int, float or str, a numpy array of numbers or flags, or a list of strings.
+A value is a bool, int, float or str, a numpy array of numbers or flags, or a `StringArray`.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
+from npurt.llm.string_array import StringArray
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -40,10 +41,12 @@ def optional(metadata: Metadata, key: str, kind: type[T], default: D) -> T | D:
     return require(metadata, key, kind) if key in metadata else default
 
 
-def strings(metadata: Metadata, key: str) -> list[str]:
-    """Return the array of strings *key*; errors as `require`."""
+def strings(metadata: Metadata, key: str) -> StringArray:
+    """Return the array of strings *key*, which may be a list; errors as `require`."""
     value = _find(metadata, key)
-    if type(value) is not list or not set(map(type, value)) <= {str}:
+    if type(value) is list and set(map(type, value)) <= {str}:
+        return StringArray.of(value)
+    if type(value) is not StringArray:
         raise _wrong(key, value, "array of strings")
     return value
 

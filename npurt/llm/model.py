@@ -25,6 +25,7 @@ from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
+from npurt.llm.vocabulary import token_texts
 from npurt.runtime.arguments import integer, optional_integer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
@@ -110,6 +111,7 @@ class Llama(Context):
         self.speculator: Speculator | None = None
         try:
             self._open_model(path, n_ctx, kv_type)
+            self._check_vocabulary()
             self._network = open_network(draft, self) if draft and draft != "lookup" else None
             self._open_devices(device, n_threads)
             self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
@@ -139,10 +141,13 @@ class Llama(Context):
             tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
             self._build(strict, self._network.shape.layers if self._network else ())
         self.tokenizer = tokenizer.result()
-        if self.tokenizer.n_vocab != self.config.n_vocab:
+
+    def _check_vocabulary(self) -> None:
+        """Refuse a vocabulary without embeddings before memory is spent on it."""
+        count = len(token_texts(self.metadata))
+        if count != self.config.n_vocab:
             raise ModelFormatError(
-                f"the vocabulary has {self.tokenizer.n_vocab} tokens, "
-                f"the embedding {self.config.n_vocab} rows",
+                f"the vocabulary has {count} tokens, the embedding {self.config.n_vocab} rows",
                 remedy="convert the model to GGUF again; its metadata and tensors disagree",
             )
 

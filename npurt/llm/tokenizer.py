@@ -4,10 +4,14 @@ Encoding is HuggingFace tokenizers', set up from the file; decoding is `detokeni
 llama.cpp's, with one difference: a token of kind normal is text even when it reads ``</s>``
 (Qwen's vocabulary has one), where llama.cpp takes it for the end of a generation.
 Text is not normalised (no NFC), as in llama.cpp.
+
+Making one takes some 300 bytes a token, 250 a merge and 100 for each byte of markup: 80 MB for a
+vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
 """
 
 import re
 import threading
+from array import array
 from collections.abc import Iterable
 from typing import Self
 
@@ -23,6 +27,13 @@ from npurt.llm.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_token
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
+# What no tokenizer has.  gpt-oss has 446,189 merges for 201,088 tokens, Llama 3 and GLM as many a
+# token; Llasa, a model of speech, has 65,536 tokens that may be markup, of less than 1 MB together.
+MERGES_PER_TOKEN = 8
+MAX_MERGES = 1 << 21
+MAX_MERGE_TEXT = 1 << 26  # bytes
+MAX_MARKUP = 1 << 17
+MAX_MARKUP_TEXT = 1 << 21  # bytes
 MAX_TEXT = 1 << 22  # characters; the longest contexts, of a million tokens, hold about as many
 MAX_PIECE = 128  # characters of a SentencePiece token: each way to cut it in two is looked up
 
@@ -68,6 +79,7 @@ class Tokenizer:
         """
         vocabulary = Vocabulary.read(metadata)
         ids = _ids(vocabulary)
+        markup = _markup(vocabulary, ids)
         if vocabulary.model == SENTENCEPIECE:
             prefix = optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
             encoder = _sentencepiece(vocabulary, metadata, ids, prefix=prefix)
@@ -77,7 +89,7 @@ class Tokenizer:
             chosen = rule(require(metadata, "tokenizer.ggml.pre", str))
             encoder = _byte_pairs(metadata, ids, chosen)
             add_bos = chosen.add_bos
-        _add_markup(encoder, vocabulary, ids)
+        encoder.add_tokens(markup)
         add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
         if add_bos and "bos" not in vocabulary.roles:
             raise ModelFormatError(
@@ -162,18 +174,40 @@ class Tokenizer:
 
 def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encoder:
     """Return an encoder that merges bytes in the order of the file's merges."""
-    merges = []
-    for merge in strings(metadata, "tokenizer.ggml.merges"):
-        left, _, right = merge.partition(" ")
-        if not (left in ids and right in ids and left + right in ids):
-            raise ModelFormatError(f"the merge {merge!r} is not of tokens", remedy=CONVERT_AGAIN)
-        merges.append((left, right))
+    merges = _pairs(metadata, ids)
     encoder = Encoder(models.BPE(ids, merges, ignore_merges=chosen.ignore_merges))
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in chosen.patterns]
         + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     return encoder
+
+
+def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the file's merges."""
+    given = strings(metadata, "tokenizer.ggml.merges")
+    _require_merges(len(given), ids)
+    if given.nbytes > MAX_MERGE_TEXT:
+        raise ModelFormatError(
+            f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
+        )
+    merges = []
+    for merge in given:
+        left, _, right = merge.partition(" ")
+        if not (left in ids and right in ids and left + right in ids):
+            raise ModelFormatError(f"the merge {merge!r} is not of tokens", remedy=CONVERT_AGAIN)
+        merges.append((left, right))
+    return merges
+
+
+def _require_merges(count: int, ids: dict[str, int]) -> None:
+    """Refuse more merges than any tokenizer has for its tokens."""
+    most = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
+    if count > most:
+        raise ModelFormatError(
+            f"there are {count} merges or more for {len(ids)} tokens, above {most}",
+            remedy=CONVERT_AGAIN,
+        )
 
 
 def _sentencepiece(
@@ -209,8 +243,7 @@ def _merges(
     given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
     if not np.isfinite(given).all():
         raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
-    scores = given.tolist()
-    merges = []
+    made, lefts, rights = array("q"), array("q"), array("q")
     for text, token in ids.items():
         if len(text) > MAX_PIECE:
             raise ModelFormatError(
@@ -219,11 +252,17 @@ def _merges(
         if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
             continue
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in ids and right in ids:
-                merges.append((scores[token], cut, len(right), left, right))
-    merges.sort(key=lambda merge: merge[:3], reverse=True)
-    return [(left, right) for *_, left, right in merges]
+            left, right = ids.get(text[:cut]), ids.get(text[cut:])
+            if left is not None and right is not None:
+                made.append(token)
+                lefts.append(left)
+                rights.append(right)
+        _require_merges(len(made), ids)
+    tokens = vocabulary.tokens
+    lengths = [np.array([len(tokens[i]) for i in side], np.int64) for side in (lefts, rights)]
+    scores = given.astype(np.float64)[np.array(made, np.int64)]
+    order = np.lexsort((-lengths[1], -lengths[0], -scores))  # the last is looked at first
+    return [(tokens[lefts[i]], tokens[rights[i]]) for i in order.tolist()]
 
 
 def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
@@ -241,14 +280,21 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return text -> id, without texts that are not UTF-8: no text encodes to those."""
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     if SURROGATE.search("".join(vocabulary.tokens)):
-        return {text: i for text, i in ids.items() if not SURROGATE.search(text)}
+        for text in filter(SURROGATE.search, vocabulary.tokens):
+            del ids[text]
     return ids
 
 
-def _add_markup(encoder: Encoder, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
-    """Make control and user-defined tokens be found in text before anything else."""
+def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
+    """Return control and user-defined tokens, which are found in text before anything else."""
     user = np.flatnonzero(vocabulary.kinds == Kind.USER_DEFINED).tolist()
     texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
-    encoder.add_tokens(
-        [AddedToken(t, special=special, normalized=False) for t, special in texts if t in ids]
-    )
+    known = [(text, special) for text, special in texts if text in ids]
+    nbytes = sum(len(text.encode()) for text, _ in known)
+    if len(known) > MAX_MARKUP or nbytes > MAX_MARKUP_TEXT:
+        raise ModelFormatError(
+            f"{len(known)} tokens of {nbytes} bytes are markup; npurt takes {MAX_MARKUP} of "
+            f"{MAX_MARKUP_TEXT} bytes",
+            remedy=CONVERT_AGAIN,
+        )
+    return [AddedToken(text, special=special, normalized=False) for text, special in known]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.llm.metadata import CONVERT_AGAIN, Metadata, numbers, require, strings
+from npurt.llm.string_array import StringArray
 
 BPE, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
 
@@ -29,6 +30,10 @@ class Kind(IntEnum):
     UNUSED = 5
     BYTE = 6
 
+
+# Gemma has 262,144 tokens, of some 3 MB together.
+MAX_TOKENS = 1 << 20
+MAX_TEXT = 1 << 24  # bytes
 
 # Ids the file may name, as tokenizer.ggml.<role>_token_id.  All but the first two end a generation.
 ROLES = ("bos", "unknown", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -83,7 +88,7 @@ class Vocabulary:
                 f"npurt does not know the tokenizer model {model!r}",
                 remedy=f"use a model whose tokenizer.ggml.model is {BPE} or {SENTENCEPIECE}",
             )
-        tokens = _distinct(strings(metadata, "tokenizer.ggml.tokens"))
+        tokens = _distinct(token_texts(metadata))
         kinds = per_token(metadata, "token_type", "iu", len(tokens)).astype(np.int64)
         if not np.isin(kinds, list(Kind)).all():
             raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
@@ -92,6 +97,18 @@ class Vocabulary:
         ends = {i for i in control if ENDS.fullmatch(tokens[i])}
         ends.update(i for role, i in roles.items() if role not in ("bos", "unknown"))
         return cls(model, tokens, kinds, roles, control, frozenset(ends), _never(metadata, kinds))
+
+
+def token_texts(metadata: Metadata) -> StringArray:
+    """Return the tokens as the file has them; ModelFormatError when no model has so many."""
+    found = strings(metadata, "tokenizer.ggml.tokens")
+    if len(found) > MAX_TOKENS or found.nbytes > MAX_TEXT:
+        raise ModelFormatError(
+            f"the vocabulary has {len(found)} tokens of {found.nbytes} bytes together; npurt takes "
+            f"{MAX_TOKENS} of {MAX_TEXT} bytes",
+            remedy=CONVERT_AGAIN,
+        )
+    return found
 
 
 def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDArray[Any]:
@@ -104,9 +121,9 @@ def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDAr
     return values
 
 
-def _distinct(tokens: list[str]) -> list[str]:
-    """Return *tokens*, an empty text renamed after its id; refuse a text that is there twice."""
-    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+def _distinct(texts: StringArray) -> list[str]:
+    """Return *texts*, an empty one renamed after its id; refuse a text that is there twice."""
+    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
     if not tokens or len(set(tokens)) < len(tokens):
         raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
     return tokens
@@ -139,5 +156,6 @@ def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
 def _never(metadata: Metadata, kinds: npt.NDArray[np.int64]) -> frozenset[int]:
     unused = np.flatnonzero(kinds == Kind.UNUSED).tolist()
     key = "tokenizer.ggml.suppress_tokens"
-    suppressed = numbers(metadata, key, "iu").tolist() if key in metadata else []
-    return frozenset(unused + [i for i in suppressed if 0 <= i < len(kinds)])
+    given = numbers(metadata, key, "iu") if key in metadata else np.empty(0, np.int64)
+    suppressed = np.unique(given[(given >= 0) & (given < len(kinds))]).tolist()
+    return frozenset(unused + suppressed)

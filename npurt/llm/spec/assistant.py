@@ -91,8 +91,8 @@ def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:
         ModelFormatError: Text or number of tokens differ, but for padding at the end.
     """
     a, b = (strings(file.metadata, "tokenizer.ggml.tokens") for file in (draft, target))
-    same = min(len(a), len(b))
-    wrong = next((i for i in range(same) if a[i] != b[i]), None)
+    pairs = enumerate(zip(a, b, strict=False))
+    wrong = next((i for i, (x, y) in pairs if x != y), None)
     if abs(len(a) - len(b)) > MAY_DIFFER or wrong is not None:
         where = f"token {wrong} is {a[wrong]!r} and {b[wrong]!r}" if wrong is not None else ""
         raise ModelFormatError(
