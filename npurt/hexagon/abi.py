@@ -90,7 +90,6 @@ SYMBOLS = (  # without these there is nothing to do
     "rpcmem_to_fd",
     "fastrpc_mmap",
     "fastrpc_munmap",
-    "ioctl",  # libc's, on which the library depends; the simulator has its own
 )
 DSPQUEUE = (
     "dspqueue_create",

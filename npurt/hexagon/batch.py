@@ -57,11 +57,13 @@ class Batch:
         """Drop all views of scratch memory; the next run takes new ones."""
         self._count = 0
         self._blocks: tuple[Block, ...] = ()
-        self._tensors: list[F32] = []
+        self._x: F32 = np.empty(0, np.float32)
+        self._ys: list[F32] = []
         self._lasts: list[Any] = []
 
     def _set_rows(self, rows: int) -> None:
         """Take memory for *rows* rows of x, and of each result after the other."""
+        self.forget_scratch()  # Ctrl-C may come at any line
         sizes = [stride * rows for stride in self._strides]
         x, y = self._store.scratch.pair(sizes[0], sum(sizes[1:]), self)
         places = [(x, 0), *((y, int(start)) for start in np.cumsum([0, *sizes[1:-1]]))]
@@ -69,11 +71,11 @@ class Batch:
             (block.fd, start, size, stride)
             for (block, start), size, stride in zip(places, sizes, self._strides, strict=True)
         ]
-        self._tensors = [
+        self._x, *self._ys = (
             block.array[start : start + size].view(np.float32).reshape(rows, -1)[:, :width]
             for (block, start), size, width in zip(places, sizes, self._widths, strict=True)
-        ]
-        self._lasts = [y[-1, -1:].view(np.uint32) for y in self._tensors[1:]]
+        )
+        self._lasts = [y[-1, -1:].view(np.uint32) for y in self._ys]
         self._ops["m"], self._ops["x"] = rows, refs[0]
         for op, ref in zip(self._ops, refs[1:], strict=True):
             op["y"] = ref
@@ -92,14 +94,14 @@ class Batch:
         """
         if len(x) != self._count:
             self._set_rows(len(x))
-        self._tensors[0][...] = x
-        self._store.sync()
+        self._x[...] = x
+        if self._store.written:
+            self._store.sync()
         self._request.next()
         self._send(*self._blocks)
-        messages.check(self._request, self._reply)
+        messages.check(self._request, self._reply, self._lasts)
         if self._new:
             self._ops["flags"] &= ~np.uint32(Flag.NEW_W)
             self._new = False
-        messages.check_results(self._reply, self._lasts)
-        for y, out in zip(self._tensors[1:], outs, strict=True):
+        for y, out in zip(self._ys, outs, strict=True):
             out[...] = y

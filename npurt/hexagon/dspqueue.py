@@ -78,8 +78,16 @@ class Queue(Transport):
     def prepare(self, request: U8, reply: U8) -> Send:
         """Return a function that writes *request* and reads the answer to *reply*."""
         work = _Exchange(self._session, self._queue, request, reply)
-        call = partial(self._session.run, work, "dspqueue_read")
-        return partial(self._synchronised, call)
+        return partial(self._exchange, work)
+
+    def _exchange(
+        self, work: "_Exchange", written: Block | None = None, read: Block | None = None
+    ) -> None:
+        if written is not None:
+            self.sync_for_device(written)
+        self._session.run(work, "dspqueue_read")
+        if read is not None:
+            self.sync_for_cpu(read)
 
     def settle(self) -> None:
         """See `Session.settle`."""

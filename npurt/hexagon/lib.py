@@ -42,6 +42,7 @@ class Library:
         features: The names of `abi.OPTIONAL` that it has.
         process: Where it was loaded; it does not survive a fork.
         simulated: True for npurt's simulator.
+        ioctl: For the memory that the library gives: its own ioctl(), or else the program's.
     """
 
     def __init__(self, path: str, functions: Any) -> None:
@@ -50,6 +51,7 @@ class Library:
         self.features = frozenset(name for name in abi.OPTIONAL if hasattr(functions, name))
         self.process = os.getpid()
         self.simulated = self.features.issuperset(abi.SIMULATOR)
+        self.ioctl = _ioctl(functions)
 
     @property
     def has_dspqueue(self) -> bool:
@@ -87,6 +89,18 @@ class Library:
 
     def __repr__(self) -> str:
         return f"Library({self.path!r})"
+
+
+def _ioctl(functions: Any) -> Any:
+    """Return the ioctl of a library that stands for the kernel, or else the program's.
+
+    The linker finds libc's, too, in a library that needs libc.  The program's is mostly the same
+    one, unless another library was preloaded to stand for the kernel.
+    """
+    ffi = abi.ffi()
+    libc = ffi.dlopen("libc.so.6")
+    own = getattr(functions, "ioctl", libc.ioctl)
+    return own if own != libc.ioctl else ffi.dlopen(None).ioctl
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Library:

@@ -26,6 +26,9 @@ MAX_HEADS = 4096
 ALIGNMENT = 128  # bytes, of offsets and of the stride of x
 
 
+Words = Iterable[npt.NDArray[np.uint32]]  # of one element each
+
+
 def _words(*names: str) -> list[tuple[str, Any]]:
     return [(name, "<u4") for name in names]
 
@@ -106,17 +109,23 @@ def reply() -> U8:
     return np.zeros(REPLY.itemsize, np.uint8)
 
 
-def check(request: Request, answer: U8) -> int:
+def check(request: Request, answer: U8, words: Words | None = None) -> int:
     """Return the DSP cycles that *request* took, 0 where they are not known.
+
+    Args:
+        request: What was asked.
+        answer: The reply.
+        words: The bits of the last number of each result, as the host sees them.
 
     Raises:
         DeviceLost: *answer* is not the reply to *request*, or none that a DSP gives: the call or
-            the reply did not arrive whole.
+            the reply did not arrive whole.  Or *words* are not those that the DSP wrote: the reply
+            came, and results did not.
         DeviceFull: The DSP has no memory left.
         NumericsError: There is a NaN or an infinity in the activations.
         DriverError: The DSP refused an op.
     """
-    magic, sequence, status, done, _, _, pcycles = _WHOLE.unpack_from(answer.data)
+    magic, sequence, status, done, check_word, _, pcycles = _WHOLE.unpack_from(answer.data)
     _, _, asked, count = _HEAD.unpack_from(request.data.data)
     if magic != REPLY_MAGIC or sequence != asked:
         raise _lost(f"the reply is not that of batch {asked}: magic {magic:#x}, batch {sequence}")
@@ -124,25 +133,18 @@ def check(request: Request, answer: U8) -> int:
         raise _lost(f"the reply is damaged: status {status}, {done} of {count} ops done")
     if status:
         raise _refusal(Status(status), done, count)
+    if words is not None and _check_of(words) != check_word:
+        raise _lost("the reply came, and results did not")
     return int(pcycles)
 
 
-def check_results(answer: U8, words: Iterable[npt.NDArray[np.uint32]]) -> None:
-    """Compare the last number of each result with what the DSP says that it wrote there.
-
-    Args:
-        answer: The reply.
-        words: The bits of those numbers, as the host sees them.
-
-    Raises:
-        DeviceLost: They differ: the reply came, and results did not.
-    """
-    seen = 0
+def _check_of(words: Words) -> int:
+    """Return what a reply says of *words*; see npurt_reply."""
+    check = 0
     for word in words:
-        seen ^= word.item()
-        seen = ((seen << 13 | seen >> 19) * CHECK_FACTOR) & 0xFFFF_FFFF
-    if seen != _WHOLE.unpack_from(answer.data)[4]:
-        raise _lost("the reply came, and results did not")
+        check ^= word.item()
+        check = ((check << 13 | check >> 19) * CHECK_FACTOR) & 0xFFFF_FFFF
+    return check
 
 
 def _lost(what: str) -> DeviceLost:

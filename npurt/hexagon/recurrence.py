@@ -113,6 +113,7 @@ class Memory:
 
     def _set_tokens(self, tokens: int) -> None:
         """Take memory for *tokens* rows of each sequence."""
+        self.forget_scratch()  # Ctrl-C may come at any line
         sizes = [self._shape.sequences * tokens * width for width in self._widths]
         self._blocks = self._store.scratch.pair(sizes[0], sizes[1], self)
         self._x, y = (
@@ -162,9 +163,8 @@ class Memory:
     def _call(self, out: F32 | None = None) -> None:
         self._request.next()
         self._send(*self._blocks)
-        messages.check(self._request, self._reply)
         last = self._results[-1, -1, -1, -1:].view(np.uint32)
-        messages.check_results(self._reply, [last])
+        messages.check(self._request, self._reply, [last])
         if out is not None:
             out[...] = self._results
 

@@ -19,7 +19,6 @@ from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon import abi
 from npurt.hexagon.abi import SyncFlag
 from npurt.hexagon.lib import Library
-from npurt.once import once
 
 U8 = npt.NDArray[np.uint8]
 
@@ -45,27 +44,42 @@ class Block:
         return int(self.array.nbytes)
 
 
-def synchronise(library: Library, fd: int, flags: SyncFlag) -> None:
-    """Make DMA_BUF_IOCTL_SYNC of a block, all of it: the kernel knows no part.
+class Synchroniser:
+    """DMA_BUF_IOCTL_SYNC of blocks, each whole: the kernel knows no part.
 
-    Raises:
-        DriverError: The kernel refused.
+    Its methods do nothing where *fd* is no dma-buf but memory like any other, which no cache hides,
+    and raise DriverError when the kernel refuses.
     """
-    request = _request(flags)
-    while library.c.ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) < 0:
+
+    def __init__(self, library: Library) -> None:
+        self._ioctl = library.ioctl
+        self._end_write = abi.ffi().new("uint64_t *", SyncFlag.END | SyncFlag.WRITE)
+        self._start_read = abi.ffi().new("uint64_t *", SyncFlag.READ)
+
+    def for_device(self, fd: int) -> None:
+        """Let the DSP see what the host has written."""
+        if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._end_write) < 0:
+            self._again(fd, self._end_write)
+
+    def for_cpu(self, fd: int) -> None:
+        """Let the host see what the DSP has written."""
+        if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._start_read) < 0:
+            self._again(fd, self._start_read)
+
+    def _again(self, fd: int, request: Any) -> None:
+        """Look at the errno of a request that failed; repeat it until it does not."""
         number = abi.ffi().errno
-        if number not in (errno.EINTR, errno.EAGAIN):
+        while number in (errno.EINTR, errno.EAGAIN):
+            if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) >= 0:
+                return
+            number = abi.ffi().errno
+        if number != errno.ENOTTY:
             raise DriverError(
                 f"DMA_BUF_IOCTL_SYNC of shared memory failed: {os.strerror(number)}",
                 remedy="update kernel and FastRPC library: `npurt doctor` lists both",
                 call="DMA_BUF_IOCTL_SYNC",
                 code=number,
             )
-
-
-@once
-def _request(flags: SyncFlag) -> Any:
-    return abi.ffi().new("uint64_t *", flags)
 
 
 def allocate(library: Library, nbytes: int) -> Block:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
 from npurt.hexagon import abi, codes, skel
-from npurt.hexagon.abi import HandleRequest, MapFlag, SyncFlag
+from npurt.hexagon.abi import HandleRequest, MapFlag
 from npurt.hexagon.caller import Caller
 from npurt.hexagon.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.handle import Handle, Invocation, State
@@ -18,7 +18,7 @@ from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import Library
 from npurt.hexagon.line import Native
 from npurt.hexagon.messages import PROTOCOL
-from npurt.hexagon.rpcmem import U8, Block, allocate, synchronise
+from npurt.hexagon.rpcmem import U8, Block, Synchroniser, allocate
 from npurt.hexagon.transport import Info, Send, Transport
 
 T = TypeVar("T")
@@ -113,6 +113,7 @@ class Session(Transport):
         self.capabilities = told
         self._owned = owned
         self.deadline = deadline
+        self._synchronise = Synchroniser(owned.library)
         self._finalizer = weakref.finalize(self, owned.release)
         self.info = self._greet()
 
@@ -190,14 +191,21 @@ class Session(Transport):
         assert self._owned.handle
         call = interface().method("execute").pack(request.data, reply.data)
         invocation = Invocation(call)
-        native = self._owned.handle.native(invocation)
-        return partial(self._synchronised, partial(self._execute, invocation, native))
+        return partial(self._execute, invocation, self._owned.handle.native(invocation))
 
-    def _execute(self, invocation: Invocation, native: Native) -> None:
+    def _execute(
+        self,
+        invocation: Invocation,
+        native: Native,
+        written: Block | None = None,
+        read: Block | None = None,
+    ) -> None:
         """Make a call the quick way, or, when the thread is not free, in turn."""
         handle = self._owned.handle
         assert handle
         handle.require_open(codes.INVOKE)
+        if written is not None:
+            self._synchronise.for_device(written.fd)
         try:
             answer = self._owned.caller.call(native, self.deadline, "execute")
         except DeviceTimeout as error:
@@ -207,6 +215,8 @@ class Session(Transport):
             self.run(partial(handle.invoke, invocation), "execute")
         elif answer[0]:
             raise handle.failed(invocation, *answer)
+        if read is not None:
+            self._synchronise.for_cpu(read.fd)
 
     def run(self, work: Callable[[], T], what: str) -> T:
         """Do *work* on the session's thread; a timeout is the session's death."""
@@ -276,12 +286,12 @@ class Session(Transport):
         self.run(partial(self._owned.unmap, block.fd), "unmap")
 
     def sync_for_device(self, block: Block) -> None:
-        """Clean the CPU's caches of *block*; errors as `rpcmem.synchronise`."""
-        synchronise(self.library, block.fd, SyncFlag.END | SyncFlag.WRITE)
+        """Clean the CPU's caches of *block*; errors as `Synchroniser`."""
+        self._synchronise.for_device(block.fd)
 
     def sync_for_cpu(self, block: Block) -> None:
-        """Invalidate the CPU's caches of *block*; errors as `rpcmem.synchronise`."""
-        synchronise(self.library, block.fd, SyncFlag.READ)
+        """Invalidate the CPU's caches of *block*; errors as `Synchroniser`."""
+        self._synchronise.for_cpu(block.fd)
 
     @property
     def mapped_bytes(self) -> int:

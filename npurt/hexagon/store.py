@@ -16,6 +16,11 @@ PROVEN_BYTES = 512 << 20  # no session is known to have less room: up to here no
 class Store:
     """One session and its blocks.
 
+    Attributes:
+        transport: The session.
+        scratch: What activations and results pass through.
+        written: Blocks with weights that the DSP cannot see yet; see `sync`.
+
     Args:
         transport: The session.
         capacity: Returns how many bytes the session can map; asked when it matters.
@@ -28,7 +33,7 @@ class Store:
         self._arenas: list[Arena] = []
         self._own: list[Block] = []  # blocks with one owner each
         self._returned: deque[Block] = deque()
-        self._written: list[Block] = []  # whose weights the DSP cannot see yet
+        self.written: list[Block] = []  # whose weights the DSP cannot see yet
 
     # --- Weights ----------------------------------------------------------------------------------
 
@@ -52,14 +57,14 @@ class Store:
 
     def wrote(self, part: Slice) -> None:
         """Note that the host has written *part*, for `sync`."""
-        if part.block not in self._written:
-            self._written.append(part.block)
+        if part.block not in self.written:
+            self.written.append(part.block)
 
     def sync(self) -> None:
         """Show the DSP all weights that were written since the last time, each block once."""
-        while self._written:
-            self.transport.sync_for_device(self._written[-1])
-            self._written.pop()
+        while self.written:
+            self.transport.sync_for_device(self.written[-1])
+            self.written.pop()
 
     # --- Blocks with one owner --------------------------------------------------------------------
 

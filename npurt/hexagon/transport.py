@@ -4,7 +4,6 @@
 """
 
 import abc
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from npurt.hexagon.rpcmem import U8, Block
@@ -74,16 +73,6 @@ class Transport(abc.ABC):
         It raises DeviceLost when the DSP process is gone, DeviceTimeout when it does not answer in
         time, and DriverError when it refuses.
         """
-
-    def _synchronised(
-        self, call: Callable[[], None], written: Block | None = None, read: Block | None = None
-    ) -> None:
-        """Make *call* between the two; what `prepare` returns, where this process makes it."""
-        if written is not None:
-            self.sync_for_device(written)
-        call()
-        if read is not None:
-            self.sync_for_cpu(read)
 
     @abc.abstractmethod
     def settle(self) -> None:

@@ -127,15 +127,15 @@ def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
 
 def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
     """Other words are told from them, also when all change alike: results of -x, of x / 2."""
-    words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)
+    words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)[:, None]
     good = answer(check=check_of(words))
 
-    messages.check_results(good, words)
-    messages.check_results(answer(check=0), [])
+    messages.check(messages.Request(0), good, words)
+    messages.check(messages.Request(0), answer(check=0), [])
     for changed, bit in itertools.product((1, 2, 8, 3, 6, 12, 15), (0, 23, 31)):
         others = [word ^ np.uint32((changed >> i & 1) << bit) for i, word in enumerate(words)]
         with pytest.raises(DeviceLost, match="results did not"):
-            messages.check_results(good, others)
+            messages.check(messages.Request(0), good, others)
 
 
 def test_room_for_a_reply_is_no_reply():

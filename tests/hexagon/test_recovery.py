@@ -250,9 +250,9 @@ def test_a_reply_that_is_damaged_is_that_of_a_lost_device(simulator, monkeypatch
         work = Work(hexagon)
         check, flips = messages.check, [1 << 30]
 
-        def spoiled(request, answer):
+        def spoiled(request, answer, words=None):
             answer.view(messages.REPLY)["done"] ^= flips.pop() if flips else 0
-            return check(request, answer)
+            return check(request, answer, words)
 
         monkeypatch.setattr(messages, "check", spoiled)
         assert work.is_right()

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
-from npurt.hexagon.abi import SyncFlag
 from npurt.hexagon.lib import load
-from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, allocate, synchronise
+from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, Synchroniser, allocate
 from tests.hexagon.fake import compile_fake
 
 
@@ -104,8 +103,8 @@ def test_the_kernel_is_asked_to_synchronise_and_asked_again_when_it_is_interrupt
     block = allocate(fake.library, 4096)
     fake.answer("sync", 1, errno.EINTR, times=2)
 
-    synchronise(fake.library, block.fd, SyncFlag.END | SyncFlag.WRITE)
-    synchronise(fake.library, block.fd, SyncFlag.READ)
+    Synchroniser(fake.library).for_device(block.fd)
+    Synchroniser(fake.library).for_cpu(block.fd)
 
     counts = {flags: fake.count(f"sync{flags}") for flags in range(1, 8)}
     assert {flags: count for flags, count in counts.items() if count} == {6: 3, 1: 1}
@@ -117,11 +116,17 @@ def test_a_kernel_that_does_not_synchronise_is_an_error(fake):
     fake.answer("sync", 1, errno.EPERM)
 
     with pytest.raises(DriverError, match="not permitted") as caught:
-        synchronise(fake.library, block.fd, SyncFlag.READ)
+        Synchroniser(fake.library).for_cpu(block.fd)
     assert caught.value.code == errno.EPERM
     assert caught.value.remedy
-    with pytest.raises(DriverError, match="ioctl"):
-        synchronise(fake.library, -1, SyncFlag.READ)
+
+
+def test_what_is_no_dma_buf_needs_no_synchronising(fake):
+    """A memfd, as another stand-in for the library may give: ENOTTY."""
+    Synchroniser(fake.library).for_device(-1)
+    Synchroniser(fake.library).for_cpu(-1)
+
+    assert fake.count("sync") == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))
