@@ -39,6 +39,34 @@ class MatMul:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """A weight that a device will get, and the largest product with it.
+
+    Attributes:
+        op: That product.
+        fine: It wants activations of 16 bits; see `Device.pack`.
+        call: Weights with the same are multiplied by one x, in one call.
+    """
+
+    op: MatMul
+    fine: bool
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What it is expected to bring that a product runs on a device and not on its host.
+
+    Attributes:
+        seconds: Of each product; less than 0 when it takes longer there.
+        nbytes: That the weight takes on the device.
+    """
+
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNet:
     """A gated delta net: for each token and head, with ``a = e^decay``.
 
@@ -266,6 +294,19 @@ class Device(abc.ABC):
         raise UnsupportedOp(
             f"{self.caps.name} has no exact product of int8 arrays", remedy="use device='cpu'"
         )
+
+    def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:  # noqa: B027
+        """Keep the memory that products with *uses* and delta nets *nets* work in.
+
+        Before the weights come, which may then fill the rest.
+
+        Raises:
+            DeviceFull: There is not so much.
+        """
+
+    def saving(self, op: MatMul, *, fine: bool = False) -> Saving | None:
+        """Return what *op* is expected to save: the same at each call; None when nobody knows."""
+        return None
 
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:

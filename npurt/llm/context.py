@@ -73,9 +73,20 @@ class Context:
         graph = self._description.graph(self.n_ctx, tapped) if tapped else self._graph
         vectors = weights.vectors(file, graph)
         total = sum(info.nbytes for info in file.tensors.values())
+        rows = min(self.n_batch, self.n_ctx)
+        experts = config.experts
         with Progress("load", total, "B", shown=self._progress) as bar:
             placed = weights.load(
-                file, graph, vectors, self._device, self._cpu, strict=strict, progress=bar.add
+                file,
+                graph,
+                vectors,
+                self._device,
+                self._cpu,
+                rows=rows,
+                used=experts.used / experts.count if experts else 1.0,
+                strict=strict,
+                progress=bar.add,
+                note=self._ledger.notes.append,
             )
         cos, sin = tables(config, self.n_ctx, self._description.divisors(self.n_ctx))
         self._model = decoder.Model(
@@ -86,7 +97,7 @@ class Context:
             cos=cos,
             sin=sin,
             state=self._state,
-            rows=min(self.n_batch, self.n_ctx),
+            rows=rows,
             device=self._device,
         )
         self._logits = np.empty((1, config.n_vocab), np.float32)

@@ -14,7 +14,7 @@ from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.gguf import DAMAGED, GGUF
 from npurt.quant.tensor import QTensor
-from npurt.runtime.placement import Placed, place
+from npurt.runtime.placement import Placed, Wanted, place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +25,7 @@ class Matrix:
     source: RowsOf
     precision: Precision
     call: str  # products that a device may do in one call have the same
+    head: bool  # whether it is the output matrix, which no row of a prompt but the last needs
 
     def read(self, file: GGUF) -> QTensor:
         """Return its rows: ``[N, K]``, or ``[E, N, K]`` for a stack of experts."""
@@ -40,7 +41,8 @@ def matrices(model: ModelGraph) -> Iterator[Matrix]:
         if isinstance(op, MatMul | ExpertMatMul):
             name = op.weight.name
             source = model.parts.get(name) or RowsOf(name)
-            yield Matrix(name, source, op.precision, f"{op.x.name}.{op.role}")
+            call = f"{op.x.name}.{op.role}"
+            yield Matrix(name, source, op.precision, call, op.role == "output")
 
 
 def vectors(file: GGUF, model: ModelGraph) -> dict[str, F32]:
@@ -69,14 +71,20 @@ def load(
     device: Device,
     cpu: CpuDevice,
     *,
+    rows: int,
+    used: float = 1.0,
     strict: bool = False,
     progress: Callable[[int], None] = lambda nbytes: None,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Placed]:
     """Pack every matrix; return them by name.
 
     Args:
         biases: Vectors by name: see `vectors`.
+        rows: The most that a product has.
+        used: The share of its experts that a token uses.
         progress: Called with the bytes of each weight once it is packed.
+        note: Called with what to say of where the weights are.
 
     Raises:
         NotOffloaded: *strict*, and *device* refuses a weight.
@@ -85,28 +93,32 @@ def load(
     placed: dict[str, Placed] = {}
     for at_home in (True, False):
         part = [m for m in found if (m.precision is Precision.EXACT) is at_home]
-        placed |= _place(file, part, cpu if at_home else device, cpu, strict, progress)
+        wanted = [_wanted(matrix, matrix.read(file), rows, used) for matrix in part]
+
+        def done(i: int, part: Sequence[Matrix] = part, wanted: list[Wanted] = wanted) -> None:
+            file.release(part[i].source.tensor)
+            progress(wanted[i].tensor.nbytes)
+
+        there = cpu if at_home else device
+        here = place(wanted, there, cpu, strict=strict, done=done, note=note)
+        placed |= zip((matrix.name for matrix in part), here, strict=True)
     for op in model.graph.ops:
         if isinstance(op, MatMul | ExpertMatMul) and op.bias is not None:
             placed[op.weight.name].bias = biases[op.bias.name]
     return placed
 
 
-def _place(
-    file: GGUF,
-    found: Sequence[Matrix],
-    device: Device,
-    cpu: CpuDevice,
-    strict: bool,
-    progress: Callable[[int], None],
-) -> dict[str, Placed]:
-    tensors = [(matrix.name.removesuffix(".weight"), matrix.read(file)) for matrix in found]
-
-    def done(index: int) -> None:
-        file.release(found[index].source.tensor)
-        progress(tensors[index][1].nbytes)
-
-    wide = {Precision.INT16, Precision.BLOCK8}
-    fine = {m.name.removesuffix(".weight") for m in found if m.precision in wide}
-    placed = place(tensors, device, cpu, strict=strict, fine=fine, done=done)
-    return {matrix.name: weight for matrix, weight in zip(found, placed, strict=True)}
+def _wanted(matrix: Matrix, tensor: QTensor, rows: int, used: float) -> Wanted:
+    """Say what the weight is for: a layer is one unit, and so is the output matrix."""
+    name = matrix.name.removesuffix(".weight")
+    share = used if tensor.ndim == 3 else 1.0
+    return Wanted(
+        name,
+        tensor,
+        fine=matrix.precision in {Precision.INT16, Precision.BLOCK8},
+        unit=name.rpartition(".")[0] or name,
+        call=matrix.call,
+        rows=1 if matrix.head else rows,
+        prompt=0.0 if matrix.head else share,
+        reply=share,
+    )

@@ -14,9 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from npurt.device import MatMul, Saving
+from npurt.quant.types import BY_NAME
 from npurt.rknpu import cbuf
-from npurt.rknpu.forms import Form
-from npurt.rknpu.plan import Plan
+from npurt.rknpu.forms import Form, form
+from npurt.rknpu.layout import Layout
+from npurt.rknpu.numerics import usual
+from npurt.rknpu.plan import Plan, plan, plan_weights
 from npurt.rknpu.task import Task
 
 # The clock that each driver gives the NPU when nobody changes anything, Hz.  rknpu: what its
@@ -99,17 +103,17 @@ class Counts:
         return self.feature_bytes + self.weight_bytes + self.result_bytes
 
 
-def count(plan: Plan) -> Counts:
-    """Count what *plan* moves and multiplies, over all cores."""
-    every = [tile.task for tiles in plan.tiles for tile in tiles]
+def count(product: Plan) -> Counts:
+    """Count what *product* moves and multiplies, over all cores."""
+    every = [tile.task for tiles in product.tiles for tile in tiles]
     macs = sum(task.m * task.k * task.n for task in every)
     features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
     return Counts(macs, features, weights, results, len(every))
 
 
-def mac_rate(form: Form) -> int:
+def mac_rate(kind: Form) -> int:
     """Products that a core adds up in a clock."""
-    return form.group * (16 if form.bits == 32 else 32)
+    return kind.group * (16 if kind.bits == 32 else 32)
 
 
 def guess(driver: str, seconds: Callable[[Speed], float]) -> Guess[float]:
@@ -159,7 +163,7 @@ def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Guess[float
 
 def tasks_of(plans: Sequence[Plan]) -> list[list[Task]]:
     """Return the tasks of each core when *plans* are one job."""
-    work: list[list[Task]] = [[] for _ in range(max(len(plan.tiles) for plan in plans))]
+    work: list[list[Task]] = [[] for _ in range(max(len(each.tiles) for each in plans))]
     for each in plans:
         for tasks, tiles in zip(work, each.tiles, strict=False):
             tasks += [tile.task for tile in tiles]
@@ -197,3 +201,21 @@ def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float
     waits = banks < 2 * cbuf.weight_banks(task.form, task.k)
     busy = max(mac + weights if waits else mac, weights + results)
     return max(busy, features + weights + results) if chained else features + busy
+
+
+# The host of these boards, four Cortex-A76, as llama.cpp uses it: [HW: rk-llama, Gemma3-1B Q8_0]
+# 73 tokens/s of a prompt are 146e9 operations a second; memory: 25.6e9 (marfrit/rk-llama.cpp).
+CPU_MACS_S = 73e9
+CPU_BYTES_S = 25.6e9
+
+
+def saving(op: MatMul, driver: str, cores: int, *, fine: bool) -> Saving:
+    """Return what is expected when the NPU does *op* and not the host."""
+    scheme = usual(fine=fine)
+    weights = plan_weights(form(scheme.task), op.n, op.k, cores=cores)
+    job = [plan(weights, op.m * scheme.passes, Layout.ROW)]
+    there = npu_seconds(job, driver).expected + host_seconds(job, scheme.passes, driver).expected
+    fmt = BY_NAME[op.format]
+    read = op.n * op.k * fmt.block_bytes / fmt.block
+    here = max(op.m * op.k * op.n / CPU_MACS_S, read / CPU_BYTES_S)
+    return Saving(here - there, sum(map(weights.image_bytes, range(len(weights.cores)))))

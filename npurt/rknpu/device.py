@@ -12,26 +12,35 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import F32, F64, Caps, Device, MatMul, Packed, check_product
+from npurt.device import (
+    F32,
+    F64,
+    Caps,
+    DeltaNet,
+    Device,
+    MatMul,
+    Packed,
+    Saving,
+    Use,
+    check_product,
+)
 from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
-from npurt.rknpu import detect, uapi_rknpu, uapi_rocket
+from npurt.rknpu import cost, detect, uapi_rknpu, uapi_rocket
+from npurt.rknpu.bank import Bank, Banks
 from npurt.rknpu.driver import Driver
 from npurt.rknpu.host import I8, I32
-from npurt.rknpu.memory import Buffer
+from npurt.rknpu.needs import FEW_ROWS, MAX_ROWS, need_of, rows_within, weight_plans
 from npurt.rknpu.numerics import BY_NAME as SCHEMES
 from npurt.rknpu.numerics import Rounded, Scheme, best, given, round_weight
-from npurt.rknpu.product import FEW_ROWS, Product, rows_within
-from npurt.rknpu.proof import Role
+from npurt.rknpu.product import Product
 from npurt.rknpu.system import Simulator, System
 from npurt.rknpu.weights import AdaptivePacked, PartOnNpu, RkPacked
 
 RESTART_SECONDS = 5.0  # that a driver may take to be back
 KEPT = 1024  # prepared calls
-MAX_ROWS = 512  # of one product; jobs that take long have fewer
-SMALLEST_BUFFER = 4096
 DRIVERS = {  # by what follows "rknpu:"
     "": detect.DRIVERS,
     "0": detect.DRIVERS,
@@ -66,12 +75,30 @@ class RkDevice(Device):
         self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
         self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
         self._prepared: OrderedDict[tuple[tuple[int, ...], int], Prepared] = OrderedDict()
-        self._buffers: dict[tuple[str, int, int], Buffer] = {}
+        self._banks = Banks(self._driver)
+        self._uses: Sequence[Use] = ()
+        self._homeless = False  # whether there may be weights that have no memory
+        self._rows: dict[tuple[int, ...], int] = {}  # at once, of calls for which memory is short
         self._restarts = Restarts(name, (DriverError,))
         self._lock = threading.RLock()
         self.caps = Caps(name, self._driver.detail, simulated)
 
     # --- Weights ----------------------------------------------------------------------------------
+
+    def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:
+        """Keep memory for products; see `Device.reserve`.
+
+        Raises:
+            DeviceFull: There is not even room for products of single rows.
+            DeviceLost: The NPU failed too often.
+        """
+        with self._lock:
+            self._uses = tuple(uses)
+            self._restarts.surviving(lambda: self._banks.reserve(self._uses), self._reopen)
+
+    def saving(self, op: MatMul, *, fine: bool = False) -> Saving:
+        """Compare what the cost model expects of the NPU and of its host."""
+        return cost.saving(op, self._driver.name, len(self._driver.spaces), fine=fine)
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None, or why *op* cannot run: any shape can."""
@@ -131,7 +158,14 @@ class RkDevice(Device):
 
     def _upload(self, packed: RkPacked) -> None:
         self._tidy()
-        packed.upload(self._driver.spaces)
+        self._banks.place(packed.nbytes, functools.partial(self._upload_to, packed))
+
+    def _upload_to(self, packed: RkPacked, bank: Bank) -> None:
+        """Upload a weight; if nothing was reserved, keep what a product of one row works in."""
+        if not self._uses:
+            parts = weight_plans(packed.scheme, packed.n, packed.k, len(bank.spaces))
+            bank.ensure(self._driver, need_of([parts], packed.scheme.passes))
+        packed.upload(bank)
 
     def _tidy(self) -> None:
         """Free what went: later, as an object may go at any time, even while a job is prepared."""
@@ -141,6 +175,8 @@ class RkDevice(Device):
                 self._forget(self._prepared.pop(key))
             for part in parts:
                 part.free()
+            self._banks.freed()
+            self._rows.clear()
 
     # --- Products ---------------------------------------------------------------------------------
 
@@ -206,23 +242,52 @@ class RkDevice(Device):
         return y
 
     def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
-        step = self._most_rows([packed], len(a))
-        for start in range(0, len(a), step):
-            rows = slice(start, start + step)
-            ((product, _),) = self._take_prepared([packed], len(a[rows]))
-            product.run_i8(a[rows], y[rows])
+        def run(first: int, end: int) -> None:
+            ((product, _),) = self._take_prepared([packed], end - first)
+            product.run_i8(a[first:end], y[first:end])
+
+        self._in_steps([packed], len(a), run)
 
     def _run(self, x: F32, weights: list[RkPacked], outs: Sequence[F32]) -> None:
-        step = self._most_rows(weights, len(x))
-        if 0 < len(x) <= step:
-            self._run_at_once(x, weights, outs)
-            return
-        for start in range(0, len(x), step):
-            rows = slice(start, start + step)
-            self._run_at_once(x[rows], weights, [out[rows] for out in outs], start)
+        def run(first: int, end: int) -> None:
+            if end - first == len(x):
+                self._run_at_once(x, weights, outs)
+            else:
+                rows = slice(first, end)
+                self._run_at_once(x[rows], weights, [out[rows] for out in outs], first)
+
+        self._in_steps(weights, len(x), run)
+
+    def _in_steps(
+        self, weights: list[RkPacked], rows: int, run: Callable[[int, int], None]
+    ) -> None:
+        """Call *run* for as many of *rows* at a time as there are time and memory for."""
+        if self._homeless:
+            self._bring(weights)
+        step = self._most_rows(weights, rows)
+        while True:
+            try:
+                for start in range(0, rows, step):
+                    run(start, min(start + step, rows))
+                return
+            except DeviceFull:
+                step = fewer(min(step, rows))
+                if not step:
+                    raise
+                self._rows[tuple([w.number for w in weights])] = step
+
+    def _bring(self, weights: list[RkPacked]) -> None:
+        """Upload what has lost its memory; others may have given some back."""
+        self._banks.freed()
+        for w in weights:
+            if not w.parts:
+                self._upload(w)
 
     def _most_rows(self, weights: list[RkPacked], rows: int) -> int:
-        """Return how many of *rows* to multiply at once, so that no job takes too long."""
+        """Return how many of *rows* to multiply at once."""
+        short = self._rows and self._rows.get(tuple([w.number for w in weights]))
+        if short:
+            return short
         if rows <= FEW_ROWS:
             return FEW_ROWS
         return min(
@@ -255,27 +320,33 @@ class RkDevice(Device):
         if prepared is None:
             while len(self._prepared) >= KEPT:
                 self._forget(self._prepared.popitem(last=False)[1])
-            prepared = self._prepared[key] = list(self._prepare(weights, rows))
+            prepared = self._prepared[key] = self._prepare(weights, rows)
         self._prepared.move_to_end(key)
         return prepared
 
-    def _prepare(self, weights: list[RkPacked], rows: int) -> Iterator[tuple[Product, list[int]]]:
-        """Yield a product for each scheme, and which of the weights it has."""
-        for _, which in _by_scheme(weights):
-            yield Product(self._driver, [weights[i] for i in which], rows, self._take), which
+    def _prepare(self, weights: list[RkPacked], rows: int) -> "Prepared":
+        """Make a product for each scheme and bank, and say which of the weights it has."""
+        prepared: Prepared = []
+        try:
+            for bank, which in _by_bank(weights):
+                together = [weights[i] for i in which]
+                product = Product(self._driver, together, rows, bank, self._make_room)
+                prepared.append((product, which))
+        except BaseException:
+            self._forget(prepared)
+            raise
+        return prepared
 
     def _forget(self, prepared: "Prepared") -> None:
         for product, _ in prepared:
             product.free()
 
-    def _take(self, use: str, core: int, nbytes: int) -> Buffer:
-        """Return the buffer of that use and size class: products take turns with it."""
-        size = max(SMALLEST_BUFFER, 1 << (nbytes - 1).bit_length())
-        if (use, core, size) not in self._buffers:
-            role = Role.INPUT if use == "A" else Role.OUTPUT
-            space = self._driver.spaces[core]
-            self._buffers[use, core, size] = space.alloc(size, role, f"{use}, core {core}")
-        return self._buffers[use, core, size]
+    def _make_room(self) -> bool:
+        """Forget the call that was not needed for longest; False when there is none."""
+        if not self._prepared:
+            return False
+        self._forget(self._prepared.popitem(last=False)[1])
+        return True
 
     def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
@@ -296,8 +367,15 @@ class RkDevice(Device):
         repeats = self._driver.repeats
         patiently(self._open_driver, DriverError, RESTART_SECONDS)
         self._driver.repeats = repeats
-        for packed in list(self._packed.values()):
-            packed.upload(self._driver.spaces)
+        self._banks = Banks(self._driver)
+        self._homeless = True
+        try:
+            self._banks.reserve(self._uses)
+            for _, packed in sorted(self._packed.items()):
+                self._upload(packed)
+        except DeviceFull:
+            return  # there is less memory than before: it is said when a weight without is used
+        self._homeless = False
 
     def news(self) -> list[str]:
         """Return what happened since the last call; see `Device.news`."""
@@ -321,11 +399,24 @@ class RkDevice(Device):
             packed.parts.clear()
         self._gone.clear()
         self._prepared.clear()
-        self._buffers.clear()
+        self._rows.clear()
         self._close()
 
 
 Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
+
+
+def fewer(rows: int) -> int:
+    """Return half of *rows* or less, for which products are prepared; 0: there are none."""
+    return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
+
+
+def _by_bank(weights: Sequence[RkPacked]) -> Iterator[tuple[Bank, list[int]]]:
+    """Yield which of the weights one job can have: those in one bank that are rounded alike."""
+    for _, which in _by_scheme(weights):
+        for bank in dict.fromkeys([weights[i].bank for i in which]):
+            assert bank, "a weight without memory"
+            yield bank, [i for i in which if weights[i].bank is bank]
 
 
 def _by_scheme(weights: Sequence[RkPacked]) -> Iterator[tuple[Scheme, list[int]]]:

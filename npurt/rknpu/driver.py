@@ -3,7 +3,7 @@
 import abc
 import errno
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.forms import ATOM
 from npurt.rknpu.lower import Profile
-from npurt.rknpu.memory import Buffer, Space
-from npurt.rknpu.program import link, stride
+from npurt.rknpu.memory import Buffer, Piece, Space
+from npurt.rknpu.program import ALIGNMENT, link, stride
 from npurt.rknpu.proof import Proof, Role, prove
 from npurt.rknpu.run import Call, Crew, Lane, Run
 from npurt.rknpu.task import Task
@@ -47,7 +47,7 @@ Input = tuple[Buffer, int]  # how many bytes of it there are
 class Part:
     """A core's part of a job, proven."""
 
-    program: Buffer
+    program: Piece
     count: int  # of tasks
     proof: Proof
     reads: tuple[Buffer, ...]
@@ -71,7 +71,7 @@ class Job:
         lanes: All that it takes to run it.
         inputs: As in `Driver.prepare`.
         crew: Who runs the lanes; None, the caller.
-        owned: Buffers that go with it.
+        owned: What `Driver.commands` returned: it goes with the job.
         held: What the structs point to.
     """
 
@@ -81,14 +81,14 @@ class Job:
         lanes: Sequence[Lane],
         inputs: Sequence[Input] = (),
         crew: Crew | None = None,
-        owned: Sequence[Buffer] = (),
+        owned: Sequence[Piece] = (),
         held: Sequence[Any] = (),
     ) -> None:
         self.parts = tuple(parts)
         marked = [buffer.window(at, at + ATOM) for buffer, at in lasts(parts)]
         a = inputs[0][0].window(0, inputs[0][1]) if inputs else None
         self.run = Run(lanes, SENTINEL, marked, a, crew)
-        self._owned = (*owned, *(part.program for part in parts))
+        self._owned = tuple(owned)
         self.held = held
         self.most_s = 0.0  # that it may take
         self.repeated = ""  # why it was run again, when it was
@@ -111,18 +111,19 @@ class Job:
         if self._freed() == self.freed:
             return
         for part in self.parts:
-            for buffer in (part.program, *part.reads, *part.writes):
-                if not buffer.alive:
+            used: tuple[Buffer | Piece, ...] = (part.program, *part.reads, *part.writes)
+            for each in used:
+                if not each.alive:
                     raise LayoutError(
-                        f"a job uses buffer {buffer.name}, which was freed",
+                        f"a job uses buffer {each.name}, which was freed",
                         remedy="prepare the job again, with buffers that are there",
                     )
         self.freed = self._freed()
 
     def free(self) -> None:
         """Give its program's memory back."""
-        for buffer in self._owned:
-            buffer.free()
+        for piece in self._owned:
+            piece.free()
 
 
 def lasts(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
@@ -153,7 +154,21 @@ class Driver(abc.ABC):
     chained: bool
     profile = Profile.FULL  # runs under both drivers
 
-    def prepare(self, works: Sequence[Work], inputs: Sequence[Input] = ()) -> Job:
+    def more_spaces(self) -> tuple[Space, ...]:
+        """Return further address spaces, one for each core, or none when there are no more.
+
+        A job is in those that `spaces` has, or in those that one call returned.
+        """
+        return ()
+
+    def prepare(
+        self,
+        works: Sequence[Work],
+        inputs: Sequence[Input] = (),
+        *,
+        spaces: Sequence[Space] = (),
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> Job:
         """Make a job of the work of each core, core 0 first; prove it; load its programs.
 
         Args:
@@ -161,25 +176,29 @@ class Driver(abc.ABC):
             inputs: A, which is written through its `window` before each run or by the run itself;
                 then, where cores have address spaces of their own, A of each other core, into which
                 the run copies it.
+            spaces: The address space of each core, by default the first that there are.
+            make_room: See `Space.take`: for the programs.
 
         Raises:
             LayoutError: The work does not fit its buffers, or the NPU.
             DeviceFull: There is no room for the programs.
         """
-        if not 0 < len(works) <= len(self.spaces) or not all(work.tasks for work in works):
+        spaces = spaces or self.spaces
+        if not 0 < len(works) <= len(spaces) or not all(work.tasks for work in works):
             raise LayoutError(
                 f"work for {len(works)} cores, some perhaps without tasks, is no job",
-                remedy=f"give each of 1 to {len(self.spaces)} cores a task",
+                remedy=f"give each of 1 to {len(spaces)} cores a task",
             )
         patience = self._patience(self._expected([work.tasks for work in works]))
+        pieces = self.commands(spaces, [len(work.tasks) for work in works], make_room)
         parts: list[Part] = []
         try:
-            for space, work in zip(self.spaces, works, strict=False):
-                parts.append(self._part(space, work))
-            job = self._job(parts, inputs)
+            for program, work in zip(pieces, works, strict=False):
+                parts.append(self._part(program, work))
+            job = self._job(parts, inputs, pieces)
         except BaseException:
-            for part in parts:
-                part.program.free()
+            for piece in pieces:
+                piece.free()
             raise
         job.most_s = min(patience, self.deadline_s)
         return job
@@ -189,27 +208,48 @@ class Driver(abc.ABC):
         speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
         return max(task_seconds(work, speed, chained=self.chained, clock_hz=clock_hz))
 
-    def _part(self, space: Space, work: Work) -> Part:
-        nbytes = len(work.tasks) * stride(self.profile) * 8
-        program = space.alloc(nbytes, Role.PROGRAM, "program")
+    def commands(
+        self,
+        spaces: Sequence[Space],
+        tasks: Sequence[int],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> list[Piece]:
+        """Take memory for the commands of a job with so many *tasks* of each core.
+
+        Returns:
+            A piece for the program of each core, and what else the driver needs.
+
+        Raises:
+            DeviceFull: There is none.
+        """
+        pieces: list[Piece] = []
         try:
-            at = program.address if self.chained else None
-            words = link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
-            proof = prove(
-                words,
-                space.spans,
-                at=program.address,
-                chained=self.chained,
-                profile=self.profile,
-            )
-            with program.cpu_access(write=True) as memory:
-                memory.view("<u8")[:] = words.ravel()
-            reads = tuple(space.at(span) for span in sorted(proof.reads))
-            writes = tuple(space.at(span) for span in sorted(proof.writes))
-            return Part(program, len(work.tasks), proof, reads, writes)
+            for space, count in zip(spaces, tasks, strict=False):
+                nbytes = count * stride(self.profile) * 8
+                taken = space.take(nbytes, Role.PROGRAM, "programs", ALIGNMENT, make_room)
+                pieces.append(taken)
         except BaseException:
-            program.free()
+            for piece in pieces:
+                piece.free()
             raise
+        return pieces
+
+    def _part(self, program: Piece, work: Work) -> Part:
+        space = program.space
+        at = program.address if self.chained else None
+        words = link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
+        proof = prove(
+            words,
+            space.spans,
+            at=program.address,
+            chained=self.chained,
+            profile=self.profile,
+        )
+        with program.write() as memory:
+            memory.view("<u8")[:] = words.ravel()
+        reads = tuple(space.at(span) for span in sorted(proof.reads))
+        writes = tuple(space.at(span) for span in sorted(proof.writes))
+        return Part(program, len(work.tasks), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
         """Run *job* and wait for it; then the CPU sees its results.
@@ -272,8 +312,11 @@ class Driver(abc.ABC):
         return GRACE_S + MARGIN * seconds
 
     @abc.abstractmethod
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
-        """Return the job: what cleans, submits, waits, and shows the CPU the results."""
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+        """Return the job, which owns *pieces* of `commands`.
+
+        That is what cleans, submits, waits, and shows the CPU the results.
+        """
 
     @abc.abstractmethod
     def _set_timeout(self, job: Job, timeout_s: float) -> None:

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from npurt.rknpu.cost import Guess, guess, host_seconds, npu_seconds
-from npurt.rknpu.forms import form
 from npurt.rknpu.layout import Layout
-from npurt.rknpu.numerics import BY_NAME, cuts
-from npurt.rknpu.plan import Plan, plan, plan_weights
-
-MAX_ROWS = 512  # of one job
+from npurt.rknpu.needs import MAX_ROWS, weight_plans
+from npurt.rknpu.numerics import BY_NAME
+from npurt.rknpu.plan import CORES, Plan, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,7 @@ def jobs(weights: Sequence[Weight], tokens: int) -> Iterator[tuple[list[Plan], i
             yield plans, scheme.passes, times
 
 
-def _plans(weight: Weight, rows: int) -> Iterator[Plan]:
-    """Yield the plan of each part of K."""
-    scheme = BY_NAME[weight.scheme]
-    for columns in cuts(weight.k, scheme.group):
-        weights = plan_weights(form(scheme.task), weight.n, columns.stop - columns.start)
-        yield plan(weights, rows, Layout.ROW)
+def _plans(weight: Weight, rows: int) -> list[Plan]:
+    """Return the plan of each part of K."""
+    parts = weight_plans(BY_NAME[weight.scheme], weight.n, weight.k, CORES)
+    return [plan(part, rows, Layout.ROW) for part in parts]

@@ -57,6 +57,11 @@ PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for cod
 BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
 
 
+def usual(*, fine: bool) -> Scheme:
+    """Return the scheme that most weights get, before any is looked at."""
+    return BY_NAME["int8x2" if fine else "int8"]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some columns of a weight, rounded.

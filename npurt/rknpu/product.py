@@ -4,7 +4,6 @@ Its program is proven and loaded once.  Then a run is: round x into the NPU's me
 what it wrote.  Nothing of it is built again.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,34 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.rknpu.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
+from npurt.rknpu.bank import Bank
 from npurt.rknpu.driver import Driver, Job, Work
 from npurt.rknpu.host import I8, I32
 from npurt.rknpu.layout import Layout
-from npurt.rknpu.memory import Buffer
+from npurt.rknpu.needs import result_offsets
 from npurt.rknpu.numerics import half_scales
-from npurt.rknpu.plan import LINE, Block, Plan, WeightPlan, padded, plan
+from npurt.rknpu.plan import LINE, Block, Plan, padded, plan
 from npurt.rknpu.run import Rectangle, Target
 from npurt.rknpu.task import Task
 from npurt.rknpu.weights import PartOnNpu, RkPacked
-
-FEW_ROWS = 16  # that every weight in scope has the time for
-
-
-@functools.lru_cache(maxsize=1024)
-def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
-    """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
-
-    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.  By the
-    slowest guess, at the clock that the driver leaves the NPU at.
-    """
-    slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
-    while most > FEW_ROWS:
-        work = tasks_of([plan(each, most * passes, Layout.ROW) for each in weights])
-        if max(task_seconds(work, slowest, chained=False, clock_hz=clock_hz)) <= seconds:
-            break
-        most //= 2
-    return most
 
 
 class Region(NamedTuple):
@@ -52,13 +33,25 @@ class Region(NamedTuple):
     offsets: tuple[int, ...]  # in the C of each core
 
 
-Take = Callable[[str, int, int], Buffer]  # (use, core, bytes) -> a buffer at least that large
-
-
 class Product:
-    """``x @ w.T`` for each of *weights*, which have one K and one scheme, and *rows* rows of x."""
+    """``x @ w.T`` for each of *weights*, which have one K and one scheme, and *rows* rows of x.
 
-    def __init__(self, driver: Driver, weights: Sequence[RkPacked], rows: int, take: Take) -> None:
+    Args:
+        driver: Runs it.
+        weights: All in *bank*.
+        rows: Of x.
+        bank: Where its buffers are.
+        make_room: See `Driver.prepare`.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        weights: Sequence[RkPacked],
+        rows: int,
+        bank: Bank,
+        make_room: Callable[[], bool],
+    ) -> None:
         self._driver = driver
         self._parts = [tuple(w.parts) for w in weights]  # not the weights, which may go
         self._scheme = weights[0].scheme
@@ -72,14 +65,14 @@ class Product:
             end += padded(stacked * part.kp * item, LINE)
         self._regions, sizes = _regions(weights, stacked)
         cores = range(len(sizes))
-        shared = len(driver.spaces) > 1 and driver.spaces[0] is driver.spaces[-1]
-        self._a = [take("A", 0 if shared else core, end) for core in cores]
+        self._a, self._c = bank.take(end, sizes)
         self._window = self._a[0].window(0, end)
-        self._c = [take("C", core, size) for core, size in zip(cores, sizes, strict=True)]
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
         self._job: Job = driver.prepare(
             [self._work(core) for core in cores],
-            [(buffer, end) for buffer in (self._a[:1] if shared else self._a)],
+            [(buffer, end) for buffer in (self._a[:1] if bank.shared else self._a)],
+            spaces=bank.spaces,
+            make_room=make_room,
         )
         self._rounds = self._scheme.task == "int8"
         if self._rounds:
@@ -180,17 +173,11 @@ class Product:
 
 def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list[int]]:
     """Place the results of all parts of all weights; return them and the size of C by core."""
-    regions = []
-    ends: list[int] = []
-    for index, weight in enumerate(weights):
-        for part in weight.parts:
-            tiles = plan(part.plan, rows, Layout.ROW)
-            ends += [0] * (len(tiles.c_bytes) - len(ends))
-            offsets = tuple(ends[: len(tiles.c_bytes)])
-            for core, size in enumerate(tiles.c_bytes):
-                ends[core] += padded(size, LINE)
-            regions.append(Region(index, part, tiles, offsets))
-    return regions, ends
+    parts = [(index, part) for index, weight in enumerate(weights) for part in weight.parts]
+    plans = [plan(part.plan, rows, Layout.ROW) for _, part in parts]
+    offsets, sizes = result_offsets(plans)
+    placed = zip(parts, plans, offsets, strict=True)
+    return [Region(*which, tiles, at) for which, tiles, at in placed], sizes
 
 
 def _halve(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:

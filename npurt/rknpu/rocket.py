@@ -12,7 +12,7 @@ from npurt.rknpu import uapi_drm
 from npurt.rknpu import uapi_rocket as uapi
 from npurt.rknpu.driver import Driver, Input, Job, Part, cleaned
 from npurt.rknpu.lower import Profile
-from npurt.rknpu.memory import Buffer, Created, Space
+from npurt.rknpu.memory import Buffer, Created, Piece, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.run import Call, Crew, Lane
@@ -76,7 +76,7 @@ class RocketDriver(Driver):
         if self._crew:
             self.detail += ", a thread for each"
 
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
         lanes, held = [], []
         for core, part in enumerate(parts):
             mine = inputs[core : core + 1]
@@ -85,7 +85,7 @@ class RocketDriver(Driver):
             call = Call(part.program.space.fd, uapi.SUBMIT, submit)
             copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
             lanes.append(Lane([*cleaned([part], mine), call], _waits(part), copy))
-        return Job(parts, lanes, inputs, self._crew, held=held)
+        return Job(parts, lanes, inputs, self._crew, pieces, held)
 
     def _patience(self, seconds: float) -> float:
         """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
@@ -122,7 +122,7 @@ def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:
         "struct drm_rocket_task[]",
         [(part.program.address + i * step, profile.words) for i in range(part.count)],
     )
-    inputs = new("uint32_t[]", [b.handle for b in (part.program, *part.reads)])
+    inputs = new("uint32_t[]", [b.handle for b in (part.program.buffer, *part.reads)])
     outputs = new("uint32_t[]", [b.handle for b in part.writes])
     job = new("struct drm_rocket_job *", {
         "tasks": _pointer(tasks),

@@ -60,3 +60,5 @@ FIRST_SLOT = {1: 0, 2: 0, 3: 2}  # of subcore_task, by cores at work [M] rknpu_j
 MAX_TASKS = 4095  # of a core in one submit, chained
 OLDEST = 906  # 0.9.6, as DRV_VERSION tells it
 ALIGNMENT_SINCE = 907
+DOMAINS = 16  # IOMMU domains; others than 0 from 0.9.8 on
+DOMAINS_SINCE = 908

@@ -4,7 +4,7 @@ Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from npurt.errors import DriverError, LayoutError
@@ -13,7 +13,7 @@ from npurt.rknpu.driver import Driver, Input, Job, Part, Work, cleaned
 from npurt.rknpu.forms import FORMS
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.lower import Profile
-from npurt.rknpu.memory import Buffer, Created, Space
+from npurt.rknpu.memory import PAGE, Buffer, Created, Piece, Space
 from npurt.rknpu.program import stride
 from npurt.rknpu.proof import Role
 from npurt.rknpu.regcmd import TAIL
@@ -22,22 +22,23 @@ from npurt.rknpu.system import System, ffi
 from npurt.rknpu.task import Task
 
 LINE = 64  # bytes of a cache line
-PAGE = 4096  # bytes
 INT8 = FORMS["int8"]
 TASK_BYTES = uapi.PARTS["struct rknpu_task"]
 
 
 class RknpuSpace(Space):
-    """The address space that all processes share.
+    """An IOMMU domain: an address space that all processes share.
 
     Args:
         system: The kernel.
         fd: The node.
         version: The driver's, as DRV_VERSION tells it.
+        domain: Its number; before `uapi.DOMAINS_SINCE` there is 0 alone.
     """
 
-    def __init__(self, system: System, fd: int, version: int) -> None:
+    def __init__(self, system: System, fd: int, version: int, domain: int = 0) -> None:
         super().__init__(system, fd)
+        self.domain = domain
         self._flags = {
             Role.PROGRAM: 0,  # not cached: written once
             Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
@@ -49,7 +50,11 @@ class RknpuSpace(Space):
             self._flags[Role.OUTPUT] |= uapi.IOVA_ALIGNMENT
 
     def _create(self, nbytes: int, role: Role) -> Created:
-        made = ffi().new("struct rknpu_mem_create *", {"size": nbytes, "flags": self._flags[role]})
+        made = ffi().new("struct rknpu_mem_create *", {
+            "size": nbytes,
+            "flags": self._flags[role],
+            "iommu_domain_id": self.domain,
+        })  # fmt: skip
         self.system.ioctl(self.fd, uapi.MEM_CREATE, made)
         place = ffi().new("struct rknpu_mem_map *", {"handle": made.handle})
         try:
@@ -66,6 +71,10 @@ class RknpuSpace(Space):
     def _close(self, handle: int, cookie: int) -> None:
         argument = ffi().new("struct rknpu_mem_destroy *", {"handle": handle, "obj_addr": cookie})
         self.system.ioctl(self.fd, uapi.MEM_DESTROY, argument)
+
+    def _close_file(self) -> None:
+        if self.domain == 0:  # the others have its file
+            super()._close_file()
 
     def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Clean the caches of a part; memory that is not cached needs no cleaning."""
@@ -103,8 +112,25 @@ class RknpuDriver(Driver):
     def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
         release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
         self.detail = f"rknpu {release} at {node}, {cores} core{'s' if cores > 1 else ''}"
+        self._version = version
         self._space = RknpuSpace(system, fd, version)
+        self._others: list[RknpuSpace] = []
         self.spaces = (self._space,) * cores
+
+    def more_spaces(self) -> tuple[Space, ...]:
+        """Return the next IOMMU domain: its addresses are the same, its memory is another."""
+        domain = len(self._others) + 1
+        if self._version < uapi.DOMAINS_SINCE or domain >= uapi.DOMAINS:
+            return ()
+        first = self._space
+        self._others.append(RknpuSpace(first.system, first.fd, self._version, domain))
+        return (self._others[-1],) * len(self.spaces)
+
+    def close(self) -> None:
+        """Release the device and every buffer.  A second call does nothing."""
+        for space in self._others:
+            space.close()
+        super().close()
 
     def refuses_all_cores(self) -> bool:
         """Return whether the driver refuses a job for all cores: a smallest product on each.
@@ -134,26 +160,38 @@ class RknpuDriver(Driver):
                 buffer.free()
         return False
 
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input]) -> Job:
+    def commands(
+        self,
+        spaces: Sequence[Space],
+        tasks: Sequence[int],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> list[Piece]:
+        """Add the structs that tell the kernel of each task; see `Driver.commands`."""
+        pieces = super().commands(spaces, tasks, make_room)
+        nbytes = sum(tasks) * TASK_BYTES
+        try:
+            return [*pieces, spaces[0].take(nbytes, Role.TASKS, "tasks", TASK_BYTES, make_room)]
+        except BaseException:
+            for piece in pieces:
+                piece.free()
+            raise
+
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
                 f"a core cannot run {max(part.count for part in parts)} tasks in one job",
                 remedy=f"use at most {uapi.MAX_TASKS}: larger tiles, or several jobs",
             )
-        total = sum(part.count for part in parts)
-        tasks = self._space.alloc(total * TASK_BYTES, Role.TASKS, "tasks")
-        try:
-            with tasks.cpu_access(write=True) as memory:
-                table = ffi().from_buffer("struct rknpu_task[]", memory)
-                _fill(table, parts, self.profile)
-            submit = _submit(parts, tasks.cookie)
-            call = Call(self._space.fd, uapi.SUBMIT, submit)
-            ends = [sync for part in parts for sync in _syncs(part)]
-            lane = Lane([*cleaned(parts, inputs), call], ends)
-            return Job(parts, [lane], inputs, owned=[tasks], held=[submit])
-        except BaseException:
-            tasks.free()
-            raise
+        tasks = pieces[-1]
+        assert isinstance(tasks.space, RknpuSpace)
+        with tasks.write() as memory:
+            table = ffi().from_buffer("struct rknpu_task[]", memory)
+            _fill(table, parts, self.profile)
+        submit = _submit(parts, tasks, tasks.space.domain)
+        call = Call(self._space.fd, uapi.SUBMIT, submit)
+        ends = [sync for part in parts for sync in _syncs(part)]
+        lane = Lane([*cleaned(parts, inputs), call], ends)
+        return Job(parts, [lane], inputs, owned=pieces, held=[submit])
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         (submit,) = job.held
@@ -190,16 +228,17 @@ def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
             i += 1
 
 
-def _submit(parts: Sequence[Part], tasks: int) -> Any:
+def _submit(parts: Sequence[Part], tasks: Piece, domain: int) -> Any:
     """Return the request that runs each part on its core."""
     submit = ffi().new("struct rknpu_submit *", {
         "flags": uapi.PC | uapi.PINGPONG,
         "task_number": sum(part.count for part in parts),
-        "task_obj_addr": tasks,
+        "task_obj_addr": tasks.buffer.cookie,
+        "iommu_domain_id": domain,
         "core_mask": uapi.CORE_MASK[len(parts)],
         "fence_fd": -1,
     })  # fmt: skip
-    start = 0
+    start = tasks.start // TASK_BYTES
     for slot, part in enumerate(parts, uapi.FIRST_SLOT[len(parts)]):
         submit.subcore_task[slot] = {"task_start": start, "task_number": part.count}
         start += part.count

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
 from npurt.quant.tensor import QTensor
+from npurt.rknpu.bank import Bank
 from npurt.rknpu.forms import form
 from npurt.rknpu.host import round_rows
 from npurt.rknpu.images import weights_image, weights_rows
@@ -83,13 +84,14 @@ class RkPacked(Packed):
         self.number = number  # never used twice
         self.scheme: Scheme = rounded.scheme
         self.expected_error = rounded.error
-        self.parts: list[PartOnNpu] = []
-        self._nbytes = 0
+        self.parts: list[PartOnNpu] = []  # none: it has no memory there
+        self.bank: Bank | None = None  # the last that it was in
+        self._nbytes = sum(part.codes.nbytes for part in rounded.parts)
         self._rounded: Rounded | None = rounded
         self._again = rounded.scheme is not PLAIN  # whether the tensor rounds to this again
 
-    def upload(self, spaces: Sequence[Space]) -> None:
-        """Write it to the NPU's memory, again after that was lost.
+    def upload(self, bank: Bank) -> None:
+        """Write it to the memory of *bank*, again after that was lost.
 
         Raises:
             DeviceFull: There is no room.
@@ -98,10 +100,11 @@ class RkPacked(Packed):
         try:
             for part in rounded.parts:
                 name = f"weight {self.number}"
-                self.parts.append(PartOnNpu(part, self.scheme.task, spaces, name))
+                self.parts.append(PartOnNpu(part, self.scheme.task, bank.spaces, name))
         except BaseException:
             self.free()
             raise
+        self.bank = bank
         self._rounded = None if self._again else rounded  # the NPU's memory has it
         self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
 

@@ -1,16 +1,66 @@
 """Which device does which product.
 
-Today's rule is short: the device that was asked for, unless it says why not; then the CPU, and the
-ledger has the reason.  In strict mode that is an error.
+Weights go to the device that was asked for, unless it says why not; then the CPU has them, and the
+ledger the reason.  When a device has no room for all, it gets whole units, such as layers, those
+first that are expected to save most time for each byte; the CPU has the rest.  When memory runs out
+later, the unit that is worth least goes to the CPU.  In strict mode all of that is an error.
 """
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, Device, MatMul, Packed
+from npurt.device import F32, Device, MatMul, Packed, Use
 from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
 from npurt.quant.tensor import QTensor
+
+# What a device is used for, when weights compete for its memory: a prompt, then an answer.
+PROMPT, REPLY = 512, 128  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, that is to be placed.
+
+    Attributes:
+        name: What it is called.
+        tensor: What it is.
+        fine: Its products want activations of 16 bits.
+        unit: Weights with the same are placed together; by default its name.
+        call: Weights with the same are multiplied by one input; by default its name.
+        rows: The most rows of one product.
+        prompt: How many rows of a product there are for each token of a prompt; 0: one in all.
+        reply: How many products there are for each token that is generated.
+    """
+
+    name: str
+    tensor: QTensor
+    fine: bool = False
+    unit: str = ""
+    call: str = ""
+    rows: int = 1
+    prompt: float = 1.0
+    reply: float = 1.0
+
+    def op(self, rows: int) -> MatMul:
+        """Return the product of *rows* rows, by one matrix of a stack."""
+        n, k = self.tensor.shape[-2:]
+        return MatMul(rows, k, n, self.tensor.dtype)
+
+    @property
+    def matrices(self) -> int:
+        """How many there are."""
+        return len(self.tensor) if self.tensor.ndim == 3 else 1
+
+    def worth(self, device: Device) -> tuple[float, int]:
+        """Return the seconds that *device* is expected to save, and the bytes that it takes."""
+        prompt = device.saving(self.op(max(1, round(PROMPT * self.prompt))), fine=self.fine)
+        reply = device.saving(self.op(1), fine=self.fine)
+        if prompt is None or reply is None:
+            return 0.0, self.tensor.nbytes
+        seconds = prompt.seconds + REPLY * self.reply * reply.seconds
+        return self.matrices * seconds, self.matrices * prompt.nbytes
 
 
 @dataclass(slots=True)
@@ -22,6 +72,7 @@ class Placed:
     planned: str  # name of the device the plan chose
     reason: str  # why it is not there; "" when it is
     bias: F32 | None = None  # [N]
+    residents: "Residents | None" = None  # it is one of them
 
     @property
     def device(self) -> str:
@@ -31,8 +82,9 @@ class Placed:
     def first(self, n: int) -> "Placed":
         """Return the first *n* rows or more: see `Packed.first`."""
         packed = self.packed.first(n)
-        bias = None if self.bias is None else self.bias[: packed.n]
-        return replace(self, packed=packed, bias=bias)
+        if packed is self.packed:
+            return self  # so that both move when one does
+        return replace(self, packed=packed, bias=None if self.bias is None else self.bias[:n])
 
 
 class Stacked(Packed):
@@ -49,61 +101,215 @@ class Stacked(Packed):
         return sum(w.packed.nbytes for w in self.each)
 
 
+@dataclass(slots=True)
+class Unit:
+    """Weights that are placed together: their numbers, and what that is worth."""
+
+    members: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    nbytes: int = 0
+
+    @property
+    def worth(self) -> float:
+        """Seconds that it is expected to save for each byte."""
+        return self.seconds / self.nbytes if self.nbytes else 0.0
+
+
+class Residents:
+    """The weights that a device has, unit by unit: the first are worth most."""
+
+    def __init__(self, device: Device, cpu: CpuDevice) -> None:
+        self._device, self._cpu = device, cpu
+        self._units: list[list[Placed]] = []
+
+    def add(self, weights: Sequence[Placed]) -> None:
+        """Take a unit, which is worth no more than those before."""
+        self._units.append(list(weights))
+        for w in weights:
+            w.residents = self
+
+    def evict(self) -> bool:
+        """Move the unit that is worth least to the CPU; False when there is none."""
+        while self._units:
+            moved = False
+            for w in self._units.pop():
+                if w.packed.device is self._device:
+                    w.packed = self._cpu.pack(w.packed.tensor)
+                    w.reason = f"{self._device.caps.name} ran out of memory"
+                    moved = True
+            if moved:
+                return True
+        return False
+
+
 def place(
-    tensors: Sequence[tuple[str, QTensor]],
+    wanted: Sequence[Wanted],
     device: Device,
     cpu: CpuDevice,
     *,
     strict: bool = False,
-    fine: Container[str] = (),
     done: Callable[[int], None] = lambda index: None,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> list[Placed]:
-    """Pack each named weight ``[N, K]`` for *device*, or for *cpu* where that refuses.
+    """Pack each weight for *device*, or for *cpu* where that refuses or has no room.
 
-    A stack ``[E, N, K]`` is packed whole for the CPU, matrix by matrix for another device.
+    A stack is packed whole for the CPU, matrix by matrix for another device.
 
     Args:
-        fine: Names of weights whose products want activations of 16 bits.
         done: Called with the index of each weight once it is packed.
+        note: Called with what to say of it, once.
 
     Raises:
         NotOffloaded: *strict*, and *device* refuses a weight, or has no room for it.
     """
-    reasons = []
-    for name, tensor in tensors:
-        n, k = tensor.shape[-2:]
-        reason = device.why_not(MatMul(1, k, n, tensor.dtype))
-        if reason and strict:
-            raise _refused(device, name, tensor, reason)
-        reasons.append(reason or "")
-    stay = [i for i, reason in enumerate(reasons) if reason or device is cpu]
-    packed: dict[int, Packed] = dict(
-        zip(
-            stay,
-            cpu.pack_all([tensors[i][1] for i in stay], lambda j: done(stay[j])),
-            strict=True,
-        )
-    )
-    for i, (name, tensor) in enumerate(tensors):
-        if i not in packed and tensor.ndim == 3:
-            matrices = [(name, tensor[e]) for e in range(len(tensor))]
-            packed[i] = Stacked(device, tensor, place(matrices, device, cpu, strict=strict))
-            done(i)
-        elif i not in packed:
+    placer = _Placer(wanted, device, cpu, strict, done)
+    placer.ask()
+    placer.fill()
+    sentence = placer.shortage()
+    if sentence:
+        note(sentence)
+    placer.rest()
+    return [placer.placed[i] for i in range(len(wanted))]
+
+
+class _Placer:
+    """`place`, step by step."""
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        device: Device,
+        cpu: CpuDevice,
+        strict: bool,
+        done: Callable[[int], None],
+    ) -> None:
+        self._wanted, self._device, self._cpu = wanted, device, cpu
+        self._strict, self._done = strict, done
+        self._reasons: dict[int, str] = {}  # of what the device refuses
+        self._full: DeviceFull | None = None  # why the device had no room
+        self._residents = Residents(device, cpu)
+        self.placed: dict[int, Placed] = {}
+
+    def ask(self) -> None:
+        """Find out what the device refuses, before anything is packed."""
+        for i, each in enumerate(self._wanted):
+            reason = self._device.why_not(each.op(1))
+            if reason:
+                self._refuse(each, reason)
+                self._reasons[i] = reason
+
+    def _refuse(self, each: Wanted, reason: str) -> None:
+        if self._strict:
+            name = self._device.caps.name
+            raise NotOffloaded(
+                f"{name} cannot take {each.name} ({each.tensor!r}): {reason}",
+                remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
+            )
+
+    def fill(self) -> None:
+        """Give the device what it has room for, the most worth first."""
+        units = self._units()
+        if not units or not self._reserve():
+            return
+        smallest = None  # that had no room
+        for unit in units:
+            if smallest is not None and unit.nbytes >= smallest:
+                continue
+            if not self._pack(unit):
+                smallest = unit.nbytes
+
+    def _units(self) -> list[Unit]:
+        """Return the units of what the device does not refuse, the most worth first."""
+        if self._device is self._cpu:
+            return []
+        units: dict[str, Unit] = {}
+        for i, each in enumerate(self._wanted):
+            if i not in self._reasons:
+                unit = units.setdefault(each.unit or each.name, Unit())
+                seconds, nbytes = each.worth(self._device)
+                unit.members.append(i)
+                unit.seconds += seconds
+                unit.nbytes += nbytes
+        return sorted(units.values(), key=lambda unit: -unit.worth)
+
+    def _reserve(self) -> bool:
+        uses = [
+            Use(each.op(each.rows), each.fine, each.call or each.name)
+            for i, each in enumerate(self._wanted)
+            if i not in self._reasons
+        ]
+        try:
+            self._device.reserve(uses)
+        except DeviceFull as error:
+            self._note_full(self._wanted[0], error)
+            return False
+        return True
+
+    def _note_full(self, each: Wanted, error: DeviceFull) -> None:
+        self._refuse(each, error.what)
+        self._full = copy(error)  # without its traceback, which keeps weights alive
+
+    def _pack(self, unit: Unit) -> bool:
+        """Pack a unit for the device, or none of it."""
+        placed: dict[int, Placed] = {}
+        leaves: list[Placed] = []
+        for i in unit.members:
             try:
-                packed[i] = device.pack(tensor, fine=name in fine)
-            except (DeviceFull, UnsupportedOp) as error:
-                if strict:
-                    raise _refused(device, name, tensor, error.what) from error
-                packed[i], reasons[i] = cpu.pack(tensor), error.what
-            done(i)
-    return [
-        Placed(name, packed[i], device.caps.name, reasons[i]) for i, (name, _) in enumerate(tensors)
-    ]
+                placed[i] = self._one(self._wanted[i], leaves)
+            except DeviceFull as error:
+                self._note_full(self._wanted[i], error)
+                return False
+        self._residents.add(leaves)
+        self.placed |= placed
+        for i in unit.members:
+            self._done(i)
+        return True
 
+    def _one(self, each: Wanted, leaves: list[Placed]) -> Placed:
+        if each.tensor.ndim == 2:
+            leaves.append(self._matrix(each, each.tensor))
+            return leaves[-1]
+        matrices = [self._matrix(each, each.tensor[e]) for e in range(each.matrices)]
+        leaves += matrices
+        stack = Stacked(self._device, each.tensor, matrices)
+        return Placed(each.name, stack, self._device.caps.name, "")
 
-def _refused(device: Device, name: str, tensor: QTensor, reason: str) -> NotOffloaded:
-    return NotOffloaded(
-        f"{device.caps.name} cannot take {name} ({tensor!r}): {reason}",
-        remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
-    )
+    def _matrix(self, each: Wanted, tensor: QTensor) -> Placed:
+        name = self._device.caps.name
+        try:
+            return Placed(each.name, self._device.pack(tensor, fine=each.fine), name, "")
+        except UnsupportedOp as error:
+            self._refuse(each, error.what)
+            return Placed(each.name, self._cpu.pack(tensor), name, error.what)
+
+    def shortage(self) -> str:
+        """Return what to say when the device had no room for all; "" when it had."""
+        if not self._full:
+            return ""
+        sizes = [each.tensor.nbytes for each in self._wanted]
+        there = sum(sizes[i] for i in self.placed)
+        names = [self._wanted[i].name for i in self._left()]
+        others = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return (
+            f"{self._device.caps.name} has room for {len(self.placed)} of {len(sizes)} weights "
+            f"({there / 1e6:.1f} of {sum(sizes) / 1e6:.1f} MB of the file); the CPU has the "
+            f"others, {others}. To have more there: {self._full.remedy}"
+        )
+
+    def _left(self) -> Iterator[int]:
+        """Yield what had no room."""
+        return (
+            i for i in range(len(self._wanted)) if i not in self.placed and i not in self._reasons
+        )
+
+    def rest(self) -> None:
+        """Pack for the CPU what is left; what had no room is planned there."""
+        stay = [i for i in range(len(self._wanted)) if i not in self.placed]
+        tensors = [self._wanted[i].tensor for i in stay]
+        packed = self._cpu.pack_all(tensors, lambda j: self._done(stay[j]))
+        for i, each in zip(stay, packed, strict=True):
+            reason = self._reasons.get(i, "")
+            planned = self._device if reason else self._cpu
+            self.placed[i] = Placed(self._wanted[i].name, each, planned.caps.name, reason)
+            if self._full and not reason:
+                self.placed[i].reason = f"{self._device.caps.name} has no room for it"

@@ -3,14 +3,15 @@
 import functools
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
-from npurt.device import F32, Packed
-from npurt.errors import DriverError, VerificationFailed
+from npurt.device import F32, Device, Packed
+from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
@@ -26,6 +27,7 @@ class _Product:
     columns: slice  # of y
     macs: int  # of one row
     row: Row  # of the ledger
+    known: Packed  # what the rest is about: it may have moved
     shortlist: Shortlist | None = None
     secret: Secret | None = None  # made when it is first checked
     seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
@@ -50,7 +52,7 @@ class RemoteStep:
         end = 0
         for w in weights:
             n, k = w.packed.n, w.packed.k
-            product = _Product(w, slice(end, end + n), n * k, self._row(w))
+            product = _Product(w, slice(end, end + n), n * k, self._row(w), w.packed)
             end += n
             if head:
                 product.shortlist = Shortlist(w.packed.tensor, w.bias)
@@ -98,20 +100,51 @@ class RemoteStep:
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
         """Have each device do what is its, in one call; what it cannot, the CPU does."""
-        for device in dict.fromkeys([product.packed.device for product in self._products]):
-            mine = [i for i, p in enumerate(self._products) if p.packed.device is device]
+        left: Sequence[int] = range(len(outs))
+        while left:
+            for product in self._products:
+                if product.known is not product.packed:
+                    self._renew(product)
+            device = self._products[left[0]].packed.device
+            mine = [i for i in left if self._products[i].packed.device is device]
             products, results = [self._products[i] for i in mine], [outs[i] for i in mine]
             start, packets = time.perf_counter(), device.packets()
-            try:
-                device.matmuls(x, [product.packed for product in products], results)
-            except DriverError as error:
-                self._take_over(products, error)
-                self._cpu.matmuls(x, [product.packed for product in products], results)
+            if not self._call(device, x, products, results):
+                continue  # some of them may be elsewhere now
+            left = [i for i in left if i not in mine]
             seconds = time.perf_counter() - start
             if self._ledger.trace:
                 self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))
             self._ledger.notes += device.news()
             self._charge(products, seconds, device.packets() - packets)
+
+    def _call(
+        self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
+    ) -> bool:
+        """Multiply; False when *device* had no memory, and has more now."""
+        try:
+            device.matmuls(x, [product.packed for product in products], outs)
+        except DriverError as error:
+            if device is self._cpu:
+                raise
+            failure = copy(error)  # without its traceback, which keeps weights alive
+        else:
+            return True
+        if isinstance(failure, DeviceFull) and self._make_room(products[0].placed, failure):
+            return False
+        self._take_over(products, failure)
+        self._cpu.matmuls(x, [product.packed for product in products], outs)
+        return True
+
+    def _make_room(self, placed: Placed, error: DeviceFull) -> bool:
+        """Move what is worth least from the device of *placed* to the CPU; False: there is none."""
+        if placed.residents is None:
+            return False
+        self._ledger.fallback(
+            f"{placed.device} ran out of memory while it worked; the CPU goes on with the weights "
+            f"that are worth least there. To have more there: {error.remedy}"
+        )
+        return placed.residents.evict()
 
     def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
         """Share out what one call took, by multiply-adds."""
@@ -123,8 +156,6 @@ class RemoteStep:
     def _take_over(self, products: Sequence[_Product], error: DriverError) -> None:
         """Let the CPU do these products from now on: their device failed for good."""
         failed = products[0].packed.device
-        if failed is self._cpu:
-            raise error
         self._ledger.fallback(f"the CPU goes on for {failed.caps.name}: {error.what}")
         for product in products:
             self._move(product, f"{failed.caps.name} failed: {error.what}")
@@ -134,7 +165,12 @@ class RemoteStep:
         placed = product.placed
         placed.packed = self._cpu.pack(placed.packed.tensor)
         placed.reason = reason
-        product.row = self._row(placed)
+        self._renew(product)
+
+    def _renew(self, product: _Product) -> None:
+        """Take note that a product has moved."""
+        product.known = product.packed
+        product.row = self._row(product.placed)
         product.secret = None  # that of what the device multiplied by
         product.seen.clear()
 

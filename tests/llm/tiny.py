@@ -92,6 +92,23 @@ def with_tensor(file, name, values):
     )
 
 
+def with_layers(file, count):
+    """Return *file* with *count* layers, each a copy of one that it has."""
+    name, have = next((key, n) for key, _, n in file.keys if key.endswith(".block_count"))
+    tensors, data = [], []
+    for tensor, content in zip(file.tensors, contents(file), strict=True):
+        block, dot, rest = tensor.name.removeprefix("blk.").partition(".")
+        if not (tensor.name.startswith("blk.") and dot):
+            tensors.append(tensor)
+            data.append(content)
+            continue
+        for layer in range(int(block), count, have):
+            tensors.append(replace(tensor, name=f"blk.{layer}.{rest}"))
+            data.append(content)
+    keys = [(k, kind, count if k == name else v) for k, kind, v in file.keys]
+    return with_data(file.but(keys=keys), tensors, data)
+
+
 def write(file, folder, name="model.gguf"):
     """Write *file* into *folder* and return its path."""
     target = folder / name

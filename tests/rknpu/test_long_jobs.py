@@ -8,8 +8,8 @@ from npurt.rknpu import cost
 from npurt.rknpu.device import MAX_ROWS, open_rknpu
 from npurt.rknpu.forms import FORMS
 from npurt.rknpu.layout import Layout
+from npurt.rknpu.needs import rows_within
 from npurt.rknpu.plan import plan, plan_weights
-from npurt.rknpu.product import rows_within
 from npurt.rknpu.rocket import PLANNED_S, RocketDriver
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import by_scheme, inputs, multiply, tensor

@@ -7,7 +7,7 @@ from npurt.cpu.engine import Input
 from npurt.cpu.program import Program
 from npurt.device import Caps, Device, Packed
 from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import place
+from npurt.runtime.placement import Wanted, place
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Mode, Sampler
 
@@ -61,7 +61,7 @@ class Products:
     ):
         self.ledger = Ledger("test")
         self.plan = Plan(cpu, self.ledger, sampler or Sampler(Mode.ALWAYS))
-        self.placed = place([("the weight", tensor)], device or cpu, cpu)
+        self.placed = place([Wanted("the weight", tensor)], device or cpu, cpu)
         self.placed[0].bias = bias
         self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, fine=fine)
         quantise(cpu, self.x, x)

@@ -5,11 +5,11 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.errors import DeviceFull, DeviceLost, NotOffloaded, NumericsError, UnsupportedOp
+from npurt.errors import DeviceLost, NotOffloaded, NumericsError, UnsupportedOp
 from npurt.llm import model
 from npurt.quant.tensor import QTensor
 from npurt.runtime.ledger import Report, Row
-from npurt.runtime.placement import place
+from npurt.runtime.placement import Wanted, place
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, Products
 
@@ -89,39 +89,32 @@ def test_numbers_that_are_none_are_not_the_devices_fault(cpu):
         product(cpu, FailingDevice(cpu, error=error)).run()
 
 
-@pytest.mark.parametrize(
-    "full",
-    [
-        DeviceFull("no room for it", remedy="none", call="pack", code=0),
-        UnsupportedOp("no room for it", remedy="none"),
-    ],
-    ids=["full", "unsupported"],
-)
-def test_what_has_no_room_on_the_device_goes_to_the_cpu(cpu, monkeypatch, full):
+def test_what_the_device_cannot_pack_after_all_goes_to_the_cpu(cpu, monkeypatch):
     device = FakeDevice(cpu)
-    room = iter([True, False, True])
+    can = iter([True, False, True])
     pack = device.pack
 
-    def sparing(tensor, *, fine=False):
-        if not next(room):
-            raise full
+    def choosy(tensor, *, fine=False):
+        if not next(can):
+            raise UnsupportedOp("it has no kernel", remedy="none")
         return pack(tensor, fine=fine)
 
-    monkeypatch.setattr(device, "pack", sparing)
-    tensors = [(str(i), QTensor.quantize(np.ones((8, 32)), "q8_0")) for i in range(3)]
+    monkeypatch.setattr(device, "pack", choosy)
+    tensor = QTensor.quantize(np.ones((8, 32)), "q8_0")
+    wanted = [Wanted(str(i), tensor) for i in range(3)]
     done = []
 
-    placed = place(tensors, device, cpu, done=done.append)
+    placed = place(wanted, device, cpu, done=done.append)
 
-    assert [(w.device, w.reason) for w in placed] == [
-        ("fake", ""),
-        ("cpu", "no room for it"),
-        ("fake", ""),
+    assert [(w.device, w.planned, w.reason) for w in placed] == [
+        ("fake", "fake", ""),
+        ("cpu", "fake", "it has no kernel"),
+        ("fake", "fake", ""),
     ]
     assert done == [0, 1, 2]
-    room = iter([False])
-    with pytest.raises(NotOffloaded, match="no room for it"):
-        place(tensors, device, cpu, strict=True)
+    can = iter([False])
+    with pytest.raises(NotOffloaded, match="it has no kernel"):
+        place(wanted, device, cpu, strict=True)
 
 
 def test_a_device_lost_in_the_middle_of_a_model_costs_no_token(monkeypatch):

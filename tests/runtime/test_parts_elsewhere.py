@@ -6,7 +6,7 @@ import pytest
 import npurt
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
-from npurt.runtime.placement import Stacked, place
+from npurt.runtime.placement import Stacked, Wanted, place
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
 
@@ -150,7 +150,7 @@ def test_a_wrong_product_of_one_expert_is_mended():
 def test_a_stack_is_packed_matrix_by_matrix():
     tensor = QTensor.quantize(np.random.default_rng(0).standard_normal((3, 16, 64)), "q8_0")
     with FakeDevice() as device:
-        (placed,) = place([("stack", tensor)], device, device.cpu)
+        (placed,) = place([Wanted("stack", tensor)], device, device.cpu)
 
         assert isinstance(placed.packed, Stacked)
         assert (placed.packed.n, placed.packed.k) == (16, 64)

@@ -8,7 +8,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.errors import NotOffloaded, UnsupportedOp
 from npurt.llm import model
 from npurt.quant.tensor import QTensor
-from npurt.runtime.placement import place
+from npurt.runtime.placement import Wanted, place
 from tests.llm import reference, tiny
 from tests.runtime.fake import FakeDevice
 
@@ -23,7 +23,7 @@ def cpu():
 
 
 def tensors(*names):
-    return [(fmt, QTensor.quantize(np.ones((SIZE[fmt], 32)), fmt)) for fmt in names]
+    return [Wanted(fmt, QTensor.quantize(np.ones((SIZE[fmt], 32)), fmt)) for fmt in names]
 
 
 def only(*formats):
@@ -74,11 +74,12 @@ def test_in_strict_mode_a_refusal_is_an_error_before_anything_is_packed(cpu):
 
 def test_what_even_the_cpu_refuses_is_an_error(cpu):
     wide = QTensor.from_bytes(bytes(34 << 19), "q8_0", (1 << 19, 32))
-    placed = place([("wide", wide)], cpu, cpu)
+    placed = place([Wanted("wide", wide)], cpu, cpu)
     assert placed[0].packed.n == 1 << 19
 
+    wider = Wanted("wide", QTensor.from_bytes(bytes(34 * 524289), "q8_0", (524289, 32)))
     with pytest.raises(UnsupportedOp, match="N is more than"):
-        place([("wide", QTensor.from_bytes(bytes(34 * 524289), "q8_0", (524289, 32)))], cpu, cpu)
+        place([wider], cpu, cpu)
 
 
 # --- A whole model --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import place
+from npurt.runtime.placement import Wanted, place
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Mode, Sampler, mode
 from tests.cpu import cases
@@ -159,7 +159,7 @@ def test_a_device_that_always_lies_in_one_weight_keeps_the_others(cpu):
     device = FakeDevice(cpu, meddle=lambda index, y: y.shape[1] == 30 and flip(y, 0, 31))
     ledger = Ledger("test")
     plan = Plan(cpu, ledger, Sampler(Mode.ALWAYS))
-    placed = place([("good", good), ("bad", bad)], device, cpu)
+    placed = place([Wanted("good", good), Wanted("bad", bad)], device, cpu)
     x = Products(cpu, good, activations(rng, 2, 64)).x
     y = np.empty((2, 50), np.float32)
     plan.matmul("both", x, placed, y)
@@ -274,7 +274,7 @@ def failing_host(cpu, when, fmt="q6_k", sampler=None):
     good = Products(cpu, tensor, x)
     ledger = Ledger("test")
     step = HostStep(cpu, ledger, sampler or Sampler(Mode.ALWAYS))
-    placed = place([("the weight", tensor)], cpu, cpu)
+    placed = place([Wanted("the weight", tensor)], cpu, cpu)
     y = np.empty((3, 40), np.float32)
     step.matmul("product", good.x, placed, y, False)
     step.prepare()

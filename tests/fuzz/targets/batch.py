@@ -117,7 +117,7 @@ def spoil(rng, op):
         part[i] %= 4
 
 
-reading = DSP / "batch.c"
+SOURCES = {"batch.c": DSP / "batch.c"}  # of the reading; a planted fault changes it
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def native():
     """)
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
-    sources = [frame.HERE / "batch.c", reading, DSP / "maps.c",
+    sources = [frame.HERE / "batch.c", SOURCES["batch.c"], DSP / "maps.c",
                *sorted((DSP / "reference").glob("*.c"))]  # fmt: skip
     made = build.build_library(
         build.host(), Path(folder) / "libbatch.so", sources=sources,
@@ -244,14 +244,13 @@ def is_apart(op):
 
 def one_row_of_y():
     """The reading of a batch believes that y has one row."""
-    global reading
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     right, wrong = "y_bytes = batch_extent(op->m,", "y_bytes = batch_extent(1,"
-    text = reading.read_text()
+    text = SOURCES["batch.c"].read_text()
     assert right in text
-    reading = folder / "batch.c"
-    reading.write_text(text.replace(right, wrong))
+    changed = SOURCES["batch.c"] = folder / "batch.c"
+    changed.write_text(text.replace(right, wrong))
 
 
 PLANTED = {"one row of y": one_row_of_y}

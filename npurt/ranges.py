@@ -1,0 +1,37 @@
+"""Ranges of a whole, such as of a buffer's bytes, that are handed out and come back."""
+
+
+class Ranges:
+    """The free ranges of *size*, which start and end at multiples of *step*."""
+
+    def __init__(self, size: int, step: int) -> None:
+        self._step = step
+        self._whole = [(0, size // step * step)]
+        self._free = list(self._whole)  # from, to; in order, none next to another
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has any of it."""
+        return self._free == self._whole
+
+    def take(self, size: int) -> int | None:
+        """Return where a range of *size*, rounded up, starts; None when it fits nowhere."""
+        size = self._rounded(size)
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
+                return start
+        return None
+
+    def give_back(self, start: int, size: int) -> None:
+        """Let others have what `take` returned."""
+        merged: list[tuple[int, int]] = []
+        for part in sorted([*self._free, (start, start + self._rounded(size))]):
+            if merged and merged[-1][1] == part[0]:
+                merged[-1] = merged[-1][0], part[1]
+            else:
+                merged.append(part)
+        self._free = merged
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._step) * self._step

@@ -1,0 +1,42 @@
+"""Ranges are handed out apart from each other, and all of them come back."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npurt.ranges import Ranges
+
+
+def test_the_first_range_that_fits_is_taken():
+    ranges = Ranges(1000, 40)
+
+    assert [ranges.take(n) for n in (41, 40, 1, 840)] == [0, 80, 120, 160]
+    assert ranges.take(1) is None
+    ranges.give_back(80, 40)
+    ranges.give_back(0, 41)
+    assert ranges.take(121) is None
+    assert ranges.take(120) == 0
+    assert not ranges.is_free
+
+
+@given(st.data())
+def test_nobody_has_what_another_has_and_nothing_is_lost(data):
+    size, step = data.draw(st.integers(1, 2000)), data.draw(st.sampled_from([1, 40, 64]))
+    ranges = Ranges(size, step)
+    held = {}
+    for _ in range(data.draw(st.integers(0, 30))):
+        if held and data.draw(st.booleans()):
+            start = data.draw(st.sampled_from(sorted(held)))
+            ranges.give_back(start, held.pop(start))
+            continue
+        nbytes = data.draw(st.integers(1, 300))
+        start = ranges.take(nbytes)
+        if start is None:
+            continue
+        assert start % step == 0
+        assert 0 <= start <= start + nbytes <= size
+        assert all(start + nbytes <= s or s + n <= start for s, n in held.items())
+        held[start] = nbytes
+    for start, nbytes in held.items():
+        ranges.give_back(start, nbytes)
+    assert ranges.is_free
+    assert size < step or ranges.take(size // step * step) == 0
