@@ -1,12 +1,13 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and JSON that anybody may have written."""
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -43,3 +44,15 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return what *text*, which is JSON or not, says.
+
+    Raises:
+        ValueError: It is not, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

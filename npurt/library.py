@@ -11,10 +11,20 @@ from npurt.settings import LIBRARIES, read
 
 PACKAGE = Path(__file__).parent
 
+REINSTALL = "reinstall npurt; in a checkout run `pip install -e .`, which compiles it"
+
 
 def declare(header: Path) -> Any:
-    """Return a parser that knows what *header* declares: the one declaration that C reads, too."""
-    text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.M).replace("NPURT_API ", "")
+    """Return a parser that knows what *header* declares: the one declaration that C reads, too.
+
+    Raises:
+        DeviceNotFound: It cannot be read.
+    """
+    try:
+        source = header.read_text()
+    except OSError as error:
+        raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
+    text = re.sub(r"^\s*#.*$", "", source, flags=re.M).replace("NPURT_API ", "")
     parser = FFI()
     parser.cdef(text)
     return parser
@@ -42,7 +52,7 @@ def load(parser: Any, path: Path, what: str) -> Any:
     try:
         return parser.dlopen(str(path))
     except OSError as error:
-        remedy = "reinstall npurt; in a checkout run `pip install -e .`, which compiles them"
+        remedy = REINSTALL
         if read(LIBRARIES, str):
             remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
         raise DeviceNotFound(f"cannot load {what}: {error}", remedy=remedy) from error

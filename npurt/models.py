@@ -290,7 +290,7 @@ def _publish(temporary: Path, final: Path) -> None:
 def _bar(model: Model, progress: bool) -> "tqdm[NoReturn]":
     from tqdm import tqdm  # here, because importing it reads the environment
 
-    hidden = None if progress else True  # None: where standard error is no terminal
+    hidden = None if progress and sys.stderr else True  # None: where that is no terminal
     return tqdm(total=model.nbytes, unit="B", unit_scale=True, disable=hidden)
 
 

@@ -84,12 +84,19 @@ def prepend_dsp_path(folder: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where npurt keeps what it measured of this machine: `NPURT_CACHE`, or XDG's place."""
+    """Return where npurt keeps what it measured of this machine: `NPURT_CACHE`, or XDG's place.
+
+    Raises:
+        FileNotFoundError: There is no such place: the user has no home.
+    """
     chosen = read(CACHE, str)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "npurt"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "npurt"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from error
 
 
 DEBUG = Setting("NPURT_DEBUG", 0, "1: errors of the command line with their traceback")

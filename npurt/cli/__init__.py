@@ -26,6 +26,7 @@ from npurt.cli import (
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 
+STDIN, STDOUT, STDERR = range(3)  # descriptors
 USAGE = (SettingError, UnknownDevice)  # what is wrong is the request: it fails anywhere
 VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, regcmd, sim, skel)
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
+    _open_streams()
     args = parser().parse_args(argv)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -60,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, USAGE) else 1
     except KeyboardInterrupt:
         return 130
+    except MemoryError as error:
+        print(f"npurt: no memory left: {error}", file=sys.stderr)
+        print("  remedy: close other programs, or ask for less at once", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.filename is not None:  # of a file, which is no stream
             raise
@@ -68,3 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
         return 1
+
+
+def _open_streams() -> None:
+    """Have what goes to a closed standard stream go nowhere, not to the next file opened."""
+    spare = -1
+    while spare <= STDERR:
+        spare = os.open(os.devnull, os.O_RDWR)
+    os.close(spare)
+    sys.stdin = sys.stdin or os.fdopen(STDIN, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)

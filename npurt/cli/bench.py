@@ -182,13 +182,13 @@ def rows_of(path: str) -> dict[tuple[str, str], float]:
     """
     from npurt.cli.options import text_of
     from npurt.errors import NpurtError
+    from npurt.files import parsed
 
     try:
         return {
-            (r["model"], r["test"]): float(r["tokens_per_second"])
-            for r in json.loads(text_of(path))
+            (r["model"], r["test"]): float(r["tokens_per_second"]) for r in parsed(text_of(path))
         }
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise NpurtError(
             f"{path} does not hold rows of `npurt bench --json`",
             remedy="make it with: npurt bench -m FILE --json > FILE.json",

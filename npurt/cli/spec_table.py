@@ -1,9 +1,6 @@
 """What `npurt bench --spec` shows: the table of llama.cpp pull request 25166, and a drawing."""
 
-import contextlib
 import io
-import os
-import secrets
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError
+from npurt.files import replacing
 
 COLUMNS = ("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup",
            "with prompt")  # fmt: skip
@@ -70,18 +68,13 @@ def plot(rows: Rows, path: str) -> None:
     """
     drawing = io.BytesIO()
     _figure(rows).savefig(drawing, format=Path(path).suffix[1:])
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        partial.write_bytes(drawing.getvalue())
-        os.replace(partial, target)
+        with replacing(Path(path)) as file:
+            file.write(drawing.getvalue())
     except OSError as error:
         raise NpurtError(
             f"cannot write {path}: {error.strerror}", remedy="choose another place for the drawing"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 def _figure(rows: Rows) -> Any:

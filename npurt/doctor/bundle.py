@@ -7,12 +7,9 @@
 Bundles come from strangers: nothing is unpacked to disk, and everything has a limit.
 """
 
-import contextlib
 import io
 import json
-import os
 import tarfile
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 from npurt.doctor.anonymous import anonymised
 from npurt.doctor.system import Evidence, wrong
 from npurt.errors import NpurtError
+from npurt.files import parsed, replacing
 
 FORMAT = 1
 README = """Evidence of `npurt doctor`, for whoever shall find out why an NPU does not run.
@@ -61,16 +59,8 @@ def write(path: Path, evidence: Evidence, report: str, names: dict[str, str]) ->
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     try:
-        fd, partial = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(packed.getvalue())
-            os.chmod(partial, 0o644)
-            os.replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        with replacing(path) as file:
+            file.write(packed.getvalue())
     except OSError as error:
         raise NpurtError(
             f"cannot write {path}: {error.strerror}", remedy="choose another place for the bundle"
@@ -144,6 +134,6 @@ def _member(path: Path, data: bytes) -> bytes:
 
 def _json(path: Path, data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return parsed(data)
+    except ValueError as error:
         raise _refused(path, f"its evidence.json is damaged ({error})") from error

@@ -6,14 +6,16 @@ Nothing in it is needed: a file that is missing or damaged is one that says noth
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from npurt.files import parsed, replacing
 from npurt.hexagon.lib import Library
 from npurt.settings import cache_folder
 
 NAME = "hexagon.json"
+PLAIN = (str, int, float, bool)  # what values may be
+MOST_BYTES = 1 << 20  # of the file, which has some hundred: a larger one is not ours
 
 
 def identity(library: Library, domain: str, root: Path = Path("/")) -> str:
@@ -66,21 +68,27 @@ def remember(identity: str, what: str, value: Any) -> None:
     known = _load()
     known.setdefault(identity, {})[what] = value
     text = json.dumps(known, indent=1)
-    folder = cache_folder()
     with contextlib.suppress(OSError):
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=NAME) as file:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, folder / NAME)
-            file.delete = False
+        with replacing(folder / NAME, durable=False) as file:
+            file.write(text.encode())
 
 
 def _load() -> dict[str, dict[str, Any]]:
     try:
-        known = json.loads((cache_folder() / NAME).read_text())
+        with open(cache_folder() / NAME, "rb", opener=_at_once) as file:
+            known = parsed(file.read(MOST_BYTES))
     except (OSError, ValueError):
         return {}
     if not isinstance(known, dict) or not all(isinstance(v, dict) for v in known.values()):
         return {}
-    return known
+    return {
+        name: {what: value for what, value in values.items() if isinstance(value, PLAIN)}
+        for name, values in known.items()
+    }
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open *path*, and do not wait for somebody to write to a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -45,13 +45,16 @@ Seen = dict[str, Any]
 def trial(way: Way, seconds: float = STEP_SECONDS) -> Seen:
     """Try *way* in another process, each step within *seconds*; never raises."""
     code = _START.format(path=sys.path, way=json.dumps(asdict(way)))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # the library logs there what steps say better
-        process_group=0,
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the library logs there what steps say better
+            process_group=0,
+        )
+    except OSError as error:
+        return {"steps": {}, "ended": f"no process to try it in can be started: {error}"}
     steps: dict[str, Seen] = {}
     step = "start"
     ended = ""

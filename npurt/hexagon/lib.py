@@ -181,7 +181,10 @@ def _library(path: str) -> Library:
 
 def loaded() -> list[str]:
     """Return the files of FastRPC libraries that are mapped into this process, sorted."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # no /proc, as in some sandboxes
+        return []
     paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
     return sorted(path for path in paths if _FASTRPC.search(path))
 

@@ -1,6 +1,7 @@
 """Finding out by trying, in a process that may be killed: dspqueue, and how much can be mapped."""
 
 import contextlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def capacity(way: Way) -> int:
     """
     identity = cache.identity(way.load(), way.domain)
     known = cache.recall(identity, "capacity")
-    if isinstance(known, int):
+    if type(known) is int and known >= 0:  # anybody may have written it
         return known
     found, limited = _measure(way)
     if not limited:
@@ -72,6 +73,9 @@ def _measure(way: Way) -> tuple[int, bool]:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the bytes that programs can still take, as the kernel estimates them."""
-    rows = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    return int(rows["MemAvailable"].split()[0]) * 1024
+    """Return the bytes that programs can still take, as the kernel estimates them; 0: unknown."""
+    try:
+        found = re.search(r"^MemAvailable: *(\d+) kB$", meminfo.read_text(), re.M)
+    except OSError:  # no /proc, as in some sandboxes
+        return 0
+    return int(found[1]) * 1024 if found else 0

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from npurt import errors
-from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
 from npurt.hexagon import codes, messages
 from npurt.hexagon.caller import refuse_fork
 from npurt.hexagon.rpcmem import U8, Block
@@ -95,6 +95,13 @@ class Worker(Transport):
         try:
             number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
             return Block(np.frombuffer(mmap.mmap(fds[0], size), np.uint8), number)
+        except OSError as error:
+            raise DeviceFull(
+                f"cannot map {nbytes} bytes that are shared with the DSP: {error}",
+                remedy="close other programs, or use a smaller model",
+                call="mmap",
+                code=error.errno or 0,
+            ) from error
         finally:
             _close_all(fds)
 
@@ -208,24 +215,33 @@ def _close_all(fds: list[int]) -> None:
 
 
 def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
-    """Start a worker; return the parent's socket, the process, and the pipe it lives by."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    watched, life = os.pipe()
-    code = _START.format(path=sys.path, fd=its.fileno(), life=watched)
+    """Start a worker; return the parent's socket, the process, and the pipe it lives by.
+
+    Raises:
+        DriverError: The system has no process or descriptor left.
+    """
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(its.fileno(), watched),
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C on the terminal is the parent's
-        )
-    except BaseException:
-        mine.close()
-        os.close(life)
-        raise
-    finally:
-        its.close()
-        os.close(watched)
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(mine)
+            passed.enter_context(its)
+            watched, life = os.pipe()
+            undo.callback(os.close, life)
+            passed.callback(os.close, watched)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, fd=its.fileno(), life=watched)],
+                pass_fds=(its.fileno(), watched),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C on the terminal is the parent's
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise DriverError(
+            f"cannot start a worker for the Hexagon: {error}",
+            remedy="close other programs, or raise the limits that `ulimit -n -u` shows",
+            call="fork",
+            code=error.errno or 0,
+        ) from error
     return mine, process, life
 
 

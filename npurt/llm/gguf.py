@@ -162,7 +162,8 @@ class GGUF:
         first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
-            self._open().madvise(mmap.MADV_DONTNEED, first, last - first)
+            with contextlib.suppress(OSError):  # it is a hint
+                self._open().madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Let go of the mapping; it ends with the last view of it.  Twice does nothing.

@@ -11,7 +11,7 @@ class Progress:
 
     def __init__(self, label: str, total: int, unit: str, *, shown: bool = True) -> None:
         self._bar = None
-        if shown and sys.stderr.isatty():
+        if shown and _terminal():
             from tqdm import tqdm  # takes a while to import, and few runs need it
 
             self._bar = tqdm(
@@ -29,3 +29,11 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _terminal() -> bool:
+    """Say whether stderr is one; it may be closed, or not there at all."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:
+        return False

@@ -7,12 +7,9 @@ shapes follow from the model, the form and n; SHA-256 of all that.  So there is 
 file that could lie: its size is known before it is read.
 """
 
-import contextlib
 import hashlib
 import os
-import secrets
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +18,7 @@ import numpy.typing as npt
 
 from npurt.device import is_state
 from npurt.errors import StateFormatError
+from npurt.files import replacing
 from npurt.llm.state import Snapshot, State
 
 MAGIC = b"npurtsta"
@@ -43,30 +41,18 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     parts += [np.array(snapshot.tokens, "<i4").tobytes()]
     parts += [array.tobytes() for array in snapshot.arrays]
     target = _path(path)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    digest = hashlib.sha256()
     try:
-        _write(partial, parts)
-        os.replace(partial, target)
+        with replacing(target) as file:
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
     except OSError as error:
         raise StateFormatError(
             f"cannot write a state to {target}: {error.strerror or error}",
             remedy="choose a folder that exists, can be written to, and has room for it",
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-
-
-def _write(path: Path, parts: Sequence[bytes]) -> None:
-    """Write *parts* and their checksum to a new file, and see to it that the disk has them."""
-    digest = hashlib.sha256()
-    with open(path, "xb") as file:
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[str]) -> Snapshot:

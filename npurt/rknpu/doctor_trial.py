@@ -31,13 +31,17 @@ main({name!r})
 
 def trial(name: str, seconds: float = STEP_SECONDS) -> dict[str, Any]:
     """Try the device called *name* in another process, each step within *seconds*; never raises."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _START.format(path=sys.path, name=name)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        process_group=0,
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(path=sys.path, name=name)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+    except OSError as error:
+        ended = f"no process to try it in can be started: {error}"
+        return {"opened": {}, "trials": [], "ended": ended}
     opened: dict[str, Any] = {}
     trials: list[dict[str, Any]] = []
     ended = ""

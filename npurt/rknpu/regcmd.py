@@ -4,7 +4,6 @@ A word is ``target << 48 | value << 16 | offset``, little-endian in memory.
 Sources: Mesa rkt_regcmd.c; Linux drivers/accel/rocket/rocket_job.c; w568w/rknpu-module rknpu_job.c.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import LayoutError
+from npurt.files import parsed
 from npurt.rknpu import regs
 from npurt.rknpu.regs import REG, RegWrite
 
@@ -143,8 +143,8 @@ def _parse_raw(data: bytes) -> list[int]:
 
 def _parse_json(data: bytes) -> list[int]:
     try:
-        listed: Any = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        listed: Any = parsed(data)
+    except ValueError as error:
         raise LayoutError(f"not JSON: {error}", remedy=_REMEDY) from error
     if isinstance(listed, dict):
         listed = listed.get("words")

@@ -205,7 +205,8 @@ class System:
         if driver == uapi_rocket.NAME:
             return len(list(self.root.glob("sys/bus/platform/drivers/rocket/*.npu")))
         try:
-            compatible = (self.root / "proc/device-tree/compatible").read_text().split("\0")
+            path = self.root / "proc/device-tree/compatible"
+            compatible = path.read_text(errors="replace").split("\0")
         except OSError:
             compatible = []
         for chip, cores in CHIPS.items():

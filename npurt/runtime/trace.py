@@ -9,13 +9,13 @@ microseconds, as a JSON array.
 import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from npurt.errors import SettingError
+from npurt.files import replacing
 
 
 class Event(NamedTuple):
@@ -86,19 +86,14 @@ def written_to(path: str | os.PathLike[str]) -> Iterator[Trace]:
     Raises:
         SettingError: The file cannot be written, which is tried before anything is traced.
     """
-    target, trace = Path(path), Trace()
-    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    target, trace, whole = Path(path), Trace(), contextlib.ExitStack()
     with _failing(target):
-        if target.exists() and not target.is_file():
-            raise OSError("it is no file")
-        partial.touch(exist_ok=False)
+        file = whole.enter_context(replacing(target))
     try:
         yield trace
     finally:
-        with _failing(target), contextlib.ExitStack() as undone:
-            undone.callback(partial.unlink, missing_ok=True)
-            partial.write_text(trace.to_json())
-            os.replace(partial, target)
+        with _failing(target), whole:
+            file.write(trace.to_json().encode())
 
 
 @contextlib.contextmanager

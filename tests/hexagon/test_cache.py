@@ -1,11 +1,16 @@
 """What was measured of a DSP is kept by what it depends on, whole or not at all."""
 
 import json
+import os
+import pwd
 import threading
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from npurt.hexagon import cache
+from npurt.hexagon import cache, probe
+from npurt.hexagon.way import Way
 from npurt.settings import cache_folder
 
 
@@ -28,7 +33,22 @@ def test_what_is_remembered_is_recalled_by_its_identity_alone(folder):
     assert [path.name for path in folder.iterdir()] == ["hexagon.json"]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"a board": 3}', "\udcff"])
+DAMAGE = {
+    "nothing": "",
+    "cut off": "{",
+    "a list": "[1]",
+    "a number": "3",
+    "no object": '{"a board": 3}',
+    "no text": "\udcff",
+    "deep": "[" * 100_000,
+    "rather deep": '{"a board": {"capacity": %s}}' % ("[" * 900 + "]" * 900),
+    "many digits": '{"a board": {"capacity": %s}}' % ("9" * 5000),
+    "not a value": '{"a board": {"capacity": {"a": 1}}}',
+    "large": '{"a board": {"capacity": 7}, "": {"": "%s"}}' % ("x" * cache.MOST_BYTES),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_file_says_nothing_and_is_replaced(folder, damage):
     folder.mkdir()
     (folder / "hexagon.json").write_bytes(damage.encode(errors="surrogateescape"))
@@ -36,6 +56,64 @@ def test_a_damaged_file_says_nothing_and_is_replaced(folder, damage):
     assert cache.recall("a board", "capacity") is None
     cache.remember("a board", "capacity", 5)
     assert cache.recall("a board", "capacity") == 5
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["a", "b"]), inner),
+    ).map(json.dumps)
+)
+def test_whatever_is_in_the_file_it_can_be_asked_and_added_to(text):
+    file = cache_folder() / "hexagon.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+
+    cache.recall("a", "b")
+    cache.remember("a", "b", 5)
+    assert cache.recall("a", "b") == 5
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_says_nothing_and_stays(folder, make):
+    folder.mkdir()
+    make(folder / "hexagon.json")
+
+    assert cache.recall("a board", "capacity") is None
+    cache.remember("a board", "capacity", 5)
+    assert cache.recall("a board", "capacity") is None
+    assert not (folder / "hexagon.json").is_file()
+
+
+def test_a_user_without_a_home_has_nothing_kept(monkeypatch):
+    for name in ("NPURT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without a name
+
+    cache.remember("a board", "capacity", 5)
+    assert cache.recall("a board", "capacity") is None
+
+
+@pytest.mark.parametrize("known", [True, -1, "much", None, 1.5])
+def test_a_capacity_that_is_none_is_measured_again(monkeypatch, fake, known):
+    monkeypatch.setattr(probe, "_measure", lambda way: (77, False))
+    way = Way(str(fake.path))
+    cache.remember(cache.identity(fake.library, "cdsp"), "capacity", known)
+
+    assert probe.capacity(way) == 77
+    assert cache.recall(cache.identity(fake.library, "cdsp"), "capacity") == 77
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "nbytes"),
+    [("MemTotal: 9 kB\nMemAvailable:   5 kB\n", 5120), ("MemTotal: 9 kB\n", 0), (None, 0)],
+)
+def test_a_system_that_does_not_say_how_much_memory_it_has_has_none(tmp_path, meminfo, nbytes):
+    if meminfo:
+        (tmp_path / "meminfo").write_text(meminfo)
+
+    assert probe.available_memory(tmp_path / "meminfo") == nbytes
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npurt.errors import NpurtError
+from npurt.files import replacing
 from npurt.hexagon.idl import Interface, load
 from npurt.hexagon.idl.header import header, prototype
 from npurt.hexagon.idl.skel import skel
@@ -62,9 +63,8 @@ def write(interface: Interface, folder: Path) -> tuple[Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
-            partial = path.with_name(f"{path.name}.part")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
+            with replacing(path) as file:
+                file.write(text.encode())
     except OSError as error:
         raise NpurtError(f"cannot write to {folder}: {error}", remedy="choose another") from error
     return paths[0], paths[1]
