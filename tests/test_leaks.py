@@ -68,6 +68,46 @@ def test_a_constructor_that_fails_at_any_step_gives_everything_back(spawn, devic
     assert_nothing_left(spawn("-m", "tests.holding", "steps", device), 60)
 
 
+# --- Descriptors ---------------------------------------------------------------------------------
+
+SHORT_OF = f"""
+import os, resource, sys
+import npurt
+
+def use():
+    with npurt.Llama({str(TARGET)!r}, sys.argv[1], draft={str(DRAFT)!r}, draft_device=sys.argv[1],
+                     n_ctx=16, n_threads=1, progress=False) as llm:
+        llm.eval([1, 2])
+
+def count():
+    return len(os.listdir("/proc/self/fd")) - 1
+
+use()
+before, (_, hard) = count(), resource.getrlimit(resource.RLIMIT_NOFILE)
+for more in range(99):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+    try:
+        use()
+        break
+    except npurt.NpurtError as error:
+        assert error.remedy
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert count() == before, more
+print(more > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "environ"), [("cpu", {}), ("hexagon:sim", {}), OTHERWISE[1]], ids=str
+)
+def test_a_process_that_runs_short_of_descriptors_says_so_and_loses_none(spawn, device, environ):
+    """Wherever the last one went."""
+    done = spawn("-c", SHORT_OF, device, **environ)
+
+    assert done.stdout == "True\n", done.stderr
+
+
 # --- Exit -----------------------------------------------------------------------------------------
 
 OPEN = f"""

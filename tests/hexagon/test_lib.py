@@ -322,6 +322,36 @@ print(*paths, sep="\\n")
     assert not os.path.exists(own)
 
 
+NO_ROOM = {
+    "full": "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+    "gone": "shutil.rmtree(skel._private())",
+    "a file": "shutil.rmtree(skel._private()); skel._private().touch()",
+}
+PUBLISH_NOWHERE = """
+import os, resource, shutil
+from pathlib import Path
+import npurt
+from npurt.hexagon import skel
+
+skel.publish(skel.choose(68))
+{trouble}
+for use in (lambda: skel.publish(skel.choose(68)), lambda: npurt.open_device("hexagon:sim")):
+    try:
+        use()
+    except npurt.DeviceNotFound as error:
+        print("TMPDIR" in error.remedy, "cannot be put where the DSP finds it" in error.what)
+"""
+
+
+@pytest.mark.parametrize("trouble", NO_ROOM.values(), ids=NO_ROOM)
+def test_where_there_is_no_room_for_a_copy_a_remedy_is_given_and_nothing_left(tmp_path, trouble):
+    done = in_a_process(PUBLISH_NOWHERE.format(trouble=trouble), TMPDIR=str(tmp_path))
+
+    assert (done.stdout, done.stderr) == ("True True\n" * 2, "")
+    for left in tmp_path.iterdir():
+        assert left.is_file()  # it was put there by the test
+
+
 PUBLISH_AT_ONCE = """
 import os, threading
 from pathlib import Path
