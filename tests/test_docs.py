@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from npurt.cli import parser
+from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
 README = PROJECT / "README.md"
@@ -56,7 +57,11 @@ def test_the_example_of_the_readme_runs(real_model):
     code = re.sub(rf'"[^"]*{MODEL}"', repr(str(real_model("smollm2-135m"))), example)
 
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=PROJECT
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=PROJECT,
     )
 
     assert (result.returncode, result.stderr) == (0, "")

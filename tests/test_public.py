@@ -11,6 +11,7 @@ import pytest
 
 import npurt
 from npurt import errors
+from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
@@ -58,7 +59,7 @@ def watched(names, others=(), after=""):
         [sys.executable, "-c", WATCH.format(names=list(names), others=list(others), after=after)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         env=os.environ | {"PYTHONPATH": str(PROJECT), "NPURT_DEBUG": "nonsense"},
     )
     assert result.returncode == 0, result.stderr

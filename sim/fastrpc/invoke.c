@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 enum { ALIGNMENT = 128, POISON = 0xa5 }; /* FASTRPC_ALIGN of the driver */
+enum { LATE_LOOK_US = 10000 };           /* how often a late reply looks whether it shall come */
 #define LARGEST_SNAPSHOT ((size_t) 64 << 20)
 
 /* sc: attributes[31:29] method[28:24] in[23:16] out[15:8] in handles[7:4] out handles[3:0] */
@@ -280,8 +281,11 @@ static trouble choose_trouble(void)
 
 static void be_late(session *s, uint32_t milliseconds)
 {
-    uint64_t end = clock_us() + milliseconds * 1000ull;
-    while (!load(&s->ended) && futex_wait(&s->ended, 0, end)) {
+    const uint32_t told = settings_told();
+    uint64_t now = clock_us(), end = now + milliseconds * 1000ull;
+    while (now < end && !load(&s->ended) && settings_told() == told) {
+        futex_wait(&s->ended, 0, now + LATE_LOOK_US < end ? now + LATE_LOOK_US : end);
+        now = clock_us();
     }
 }
 

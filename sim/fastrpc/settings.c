@@ -286,9 +286,17 @@ bool fault_due(sim_fault which, uint32_t *argument)
     return true;
 }
 
+static uint32_t told;
+
+uint32_t settings_told(void)
+{
+    return load(&told);
+}
+
 int npurt_sim_control(const char *text)
 {
     char word[WORD];
+    __atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_lock(&sim_lock);
     settings();
     bool good = text && set_all(text, word);

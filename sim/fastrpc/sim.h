@@ -56,6 +56,8 @@ const sim_settings *settings(void); /* reads NPURT_SIM_FASTRPC the first time */
 bool settings_understood(void);     /* false, and said so: nothing shall start */
 bool fault_due(sim_fault fault, uint32_t *argument);
 
+uint32_t settings_told(void); /* how often npurt_sim_control was called; without sim_lock */
+
 /* Say something on stderr and remember it for npurt_sim_error. */
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void report_forget(void); /* a process starts: what was said is not about it */

@@ -108,14 +108,16 @@ static void finish(struct segment *segment)
 static void hang(struct core *core, const struct segment *segment)
 {
     const enum driver driver = core->worker.driver;
-    const double ms = settings.hang_ms > 0 ? settings.hang_ms : JOB_TIMEOUT_MS;
-    const uint64_t deadline = driver == ROCKET ? now_ns() + (uint64_t) (ms * MS) : 0;
+    const uint64_t start = now_ns();
     report_refused(driver, core->worker.index, core->worker.why.text);
     segment->job->tasks_done = segment->done; /* who gives up meanwhile tells it */
     core->hangs = true;
     sim_changed();
-    while (core->hangs && sim_wait(deadline)) {
-    }
+    uint64_t deadline;
+    do { /* settings may change meanwhile */
+        const double ms = settings.hang_ms > 0 ? settings.hang_ms : JOB_TIMEOUT_MS;
+        deadline = driver == ROCKET ? start + (uint64_t) (ms * MS) : 0;
+    } while (core->hangs && sim_wait(deadline));
     core->hangs = false;
     segment->job->error = driver == ROCKET ? ECANCELED : ETIMEDOUT;
     if (driver == ROCKET) {

@@ -146,6 +146,7 @@ int rknpu_sim_set(const char *text, char *why, size_t size)
 {
     pthread_mutex_lock(&sim_lock);
     const int error = settings_apply(text, why, size);
+    sim_changed();
     pthread_mutex_unlock(&sim_lock);
     return error;
 }

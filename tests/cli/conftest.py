@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from npurt.cli import main
+from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 Result = namedtuple("Result", "code out err")
@@ -43,7 +44,7 @@ def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
         [sys.executable, *program, *(str(argument) for argument in arguments)],
         input=stdin,
         capture_output=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         env=environment(**variables),
     )
     return Result(process.returncode, process.stdout.decode(), process.stderr.decode())

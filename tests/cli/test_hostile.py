@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment, spawn
+from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 
 WORKER = Path(__file__).with_name("mutants.py")
@@ -32,7 +33,7 @@ def fates(request, tmp_path_factory):
             for kind in kinds
         }
         for kind, worker in workers.items():
-            out, err = worker.communicate(timeout=120)
+            out, err = worker.communicate(timeout=HANG_SECONDS)
             found[kind] = worker.returncode, err, [line.split(" ", 1) for line in out.splitlines()]
     return found
 

@@ -14,6 +14,7 @@ from npurt.cli import VERBS
 from npurt.llm.perplexity import perplexity
 from npurt.runtime.devices import devices
 from tests.cli.conftest import PROJECT, assert_failed, assert_usage, environment, spawn
+from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 
 MODEL = tiny.path("llama3", "q8_0")
@@ -423,7 +424,7 @@ def test_a_reader_that_went_away_is_no_error_message():
     os.close(reader)
     with open(writer, "wb") as pipe:
         result = subprocess.run(
-            command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, env=environment()
+            command, stdout=pipe, stderr=subprocess.PIPE, timeout=HANG_SECONDS, env=environment()
         )
 
     assert (result.returncode, result.stderr) == (1, b"")
@@ -442,7 +443,7 @@ def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, comma
     with open(tmp_path / "out", "wb") as full:
         result = subprocess.run(
             ["sh", "-c", 'ulimit -f 0; exec "$0" -m npurt "$@"', sys.executable, *command],
-            stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(PYTHONUNBUFFERED=""),
+            stdout=full, stderr=subprocess.PIPE, timeout=HANG_SECONDS, env=environment(PYTHONUNBUFFERED=""),
         )  # fmt: skip
 
     said = rb"npurt: cannot write the output: File too large\n  remedy: .*\n"
@@ -453,7 +454,7 @@ def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, comma
 def test_output_that_is_closed_is_no_error():
     result = subprocess.run(
         ["sh", "-c", '"$0" -m npurt models >&-', sys.executable],
-        stderr=subprocess.PIPE, timeout=60, env=environment(),
+        stderr=subprocess.PIPE, timeout=HANG_SECONDS, env=environment(),
     )  # fmt: skip
 
     assert (result.returncode, result.stderr) == (0, b"")

@@ -200,7 +200,9 @@ def lanes(pool_program):
 
     def orders(threads, chunks):
         command = [program, str(threads), str(chunks)]
-        done = subprocess.run(command, timeout=60, check=True, text=True, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            command, timeout=HANG_SECONDS, check=True, text=True, stdout=subprocess.PIPE
+        )
         lines = [line.split() for line in done.stdout.splitlines()]
         return [[tuple(map(int, pair.split(":"))) for pair in line] for line in lines]
 

@@ -12,7 +12,6 @@ from npurt.hexagon.session import Session
 from npurt.hexagon.store import aligned
 from npurt.quant.tensor import QTensor
 
-SECONDS = 60  # that a call may take on a busy machine
 CANARY = 0xC5
 NBYTES = 4 << 20  # of the block that most tests share
 
@@ -108,7 +107,7 @@ def simulated(settings=""):
     library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", f"reset {settings}".encode())
     try:
-        with contextlib.closing(Session.open(library, deadline=SECONDS)) as session:
+        with contextlib.closing(Session.open(library, deadline=HANG_SECONDS)) as session:
             yield session
     finally:
         library.check("npurt_sim_control", b"reset")

@@ -9,6 +9,7 @@ CONTROLS = """
 void fake_reset(void);
 void fake_answer(const char *call, int code, int error, int times);
 void fake_delay(const char *call, long ms);
+void fake_release(const char *call);
 int fake_count(const char *call);
 const char *fake_opened(void);
 """
@@ -36,7 +37,11 @@ class Fake:
         self._c.fake_answer(call.encode(), signed, errno, times)
 
     def delay(self, call, seconds):
+        """Let those of *call* that come from now on last so long, or until `release`."""
         self._c.fake_delay(call.encode(), int(seconds * 1000))
+
+    def release(self, call):
+        self._c.fake_release(call.encode())
 
     def count(self, call):
         return self._c.fake_count(call.encode())

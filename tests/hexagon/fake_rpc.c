@@ -2,7 +2,8 @@
  * A libcdsprpc that does as it is told: for answers that the simulator has no reason to give.
  *
  * fake_answer(call, code, errno, times) makes the next calls of that name fail; a negative number of
- * times means all.  fake_delay(call, ms) makes them slow.  fake_count(call) says how often it came.
+ * times means all.  fake_delay(call, ms) makes those to come slow, and fake_release(call) ends the
+ * wait of those that came.  fake_count(call) says how often it came.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,6 +24,7 @@ static struct call {
     char name[40];
     int code, error, times, count;
     long delay_ms;
+    volatile int released;
 } calls[CALLS];
 
 static struct call *call(const char *name)
@@ -57,6 +59,11 @@ void fake_delay(const char *name, long ms)
     call(name)->delay_ms = ms;
 }
 
+void fake_release(const char *name)
+{
+    call(name)->released++;
+}
+
 int fake_count(const char *name)
 {
     return call(name)->count;
@@ -67,8 +74,9 @@ static int arrive(const char *name)
 {
     struct call *c = call(name);
     c->count++;
-    if (c->delay_ms) {
-        struct timespec t = {c->delay_ms / 1000, c->delay_ms % 1000 * 1000000};
+    const int released = c->released;
+    for (long ms = c->delay_ms; ms > 0 && c->released == released; ms--) {
+        struct timespec t = {0, 1000000};
         while (nanosleep(&t, &t) && errno == EINTR) {
             call("interrupted")->count++;
         }

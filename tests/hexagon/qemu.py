@@ -3,6 +3,7 @@
 import subprocess
 
 from npurt import build_hexagon
+from tests.limits import HANG_SECONDS
 
 NEWEST = 73  # that qemu knows; later programs run as this
 
@@ -21,7 +22,7 @@ class Program:
         """End it, which is not an error."""
         self.process.stdin.close()
         self.process.stdout.close()
-        assert self.process.wait(timeout=10) == 0
+        assert self.process.wait(timeout=HANG_SECONDS) == 0
 
     def send(self, job):
         """Write the bytes of a job."""

@@ -25,6 +25,7 @@ from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
 from tests.hexagon.test_session import forked, refused
+from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16", "f32")
@@ -326,7 +327,7 @@ def test_the_simulator_in_the_place_of_the_library_says_so_and_is_opened_again(
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
 
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from npurt.hexagon import idl
 from npurt.hexagon.idl.header import header
 from npurt.hexagon.idl.skel import skel
 from npurt.hexagon.idl.types import Array, Enum, Sequence, String
+from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 WIRE = Path(__file__).parent / "idl/wire.idl"
@@ -246,7 +247,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def command(*args):
     command = [sys.executable, "-m", "npurt.hexagon.idl", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=PROJECT
+    )
 
 
 def test_the_command_lists_an_interface():
@@ -299,7 +302,11 @@ def test_the_compiler_needs_nothing_heavy():
     """The build runs it before npurt is installed."""
     code = "import sys, npurt.hexagon.idl.skel; print([m for m in sys.modules if '.' not in m])"
     loaded = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=PROJECT, timeout=60
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        timeout=HANG_SECONDS,
     )
 
     assert loaded.returncode == 0, loaded.stderr

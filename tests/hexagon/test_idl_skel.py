@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from npurt.hexagon import idl
 from npurt.hexagon.idl.types import Array, Enum, Sequence, String, Struct
 from tests.hexagon.idl import host
+from tests.limits import HANG_SECONDS
 
 BADPARM, UNSUPPORTED, MEMALIGN, NOMEMORY = 0x8000040E, 0x80000414, 0x80000455, 0x80000402
 VERSION_MISMATCH = 0x80000594
@@ -287,7 +288,7 @@ def fenced(library, calls):
         input=json.dumps(calls),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     last = done.stderr.strip().rpartition("\n")[2]
     assert done.returncode == 0, f"signal {-done.returncode} at {calls[int(last)]}"
@@ -486,10 +487,10 @@ def test_the_skel_needs_no_library_on_the_dsp(t, library, tmp_path):
     names = ["t_open", "t_close", "adsp_mmap_fd_getinfo", *(f"t_{m.name}" for m in t.methods)]
     link = [*zig, "ld.lld", "-shared", "-z", "defs", obj, "-o", tmp_path / "skel.so"]
 
-    subprocess.run([*zig, "cc", *target, *flags, skel, "-o", obj], check=True, timeout=120)
-    linked = subprocess.run([*link, *(f"--defsym={n}=0" for n in names)], timeout=120)
+    subprocess.run([*zig, "cc", *target, *flags, skel, "-o", obj], check=True, timeout=HANG_SECONDS)
+    linked = subprocess.run([*link, *(f"--defsym={n}=0" for n in names)], timeout=HANG_SECONDS)
     missing = subprocess.run(
-        [*link, *(f"--defsym={n}=0" for n in names[1:])], capture_output=True, timeout=120
+        [*link, *(f"--defsym={n}=0" for n in names[1:])], capture_output=True, timeout=HANG_SECONDS
     )
 
     assert linked.returncode == 0

@@ -16,6 +16,7 @@ import pytest
 from npurt.errors import DeviceTimeout
 from npurt.hexagon.caller import Caller
 from npurt.hexagon.line import End, Line, Native, ffi
+from tests.limits import HANG_SECONDS
 
 GETTID = {"x86_64": 186, "aarch64": 178}[os.uname().machine]  # asm/unistd.h
 
@@ -46,7 +47,7 @@ def served():
     finally:
         over.set()
         line.ring()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 
@@ -55,7 +56,7 @@ def caller():
     caller = Caller("test")
     yield caller
     caller.close(lambda: None, 30)
-    caller._thread.join(30)
+    caller._thread.join(HANG_SECONDS)
 
 
 def until(true):
@@ -149,7 +150,7 @@ def test_two_threads_and_python_between_get_each_their_own_results(caller):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert wrong == []
     assert len(lost) == 6000
     assert not all(lost)

@@ -15,8 +15,8 @@ from npurt.hexagon import cache, device, lib, messages, probe, store
 from npurt.hexagon.device import HexagonDevice
 from npurt.hexagon.lib import load
 from npurt.quant.tensor import QTensor
-from tests.hexagon.simulator import WAYS, kill, process, tell, wait_until, way
-from tests.hexagon.test_session import interrupt
+from tests.hexagon.simulator import WAYS, impatient, kill, process, tell, wait_until, way
+from tests.limits import SOON, interrupt
 from tests.llm import tiny
 
 FAULTS = ["crash=1", "invoke=1", "ssr=1:300"]
@@ -193,33 +193,37 @@ def test_memory_of_the_lost_session_is_let_go(simulator):
 
 
 def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
-    with at_work(deadline=1) as hexagon:
+    with at_work() as hexagon:
         work = Work(hexagon)
-        tell("delay=1:3000")
+        tell("delay=1:3600000")
+        impatient(hexagon._stores[0].transport)
 
         assert work.is_right()
-        assert "did not come back within 1 s" in hexagon.news()[0]
+        assert f"did not come back within {SOON:g} s" in hexagon.news()[0]
         assert hexagon._stores[0].transport.place.session == 1
+        tell("")  # the late reply comes
         wait_until(lambda: process(3) == 0)  # the first was closed once it came back
         assert work.is_right()
 
 
 @pytest.mark.parametrize("name", ["worker", "worker with dspqueue"])
 def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
-    with at_work(**WAYS[name], deadline=3) as hexagon:
+    with at_work(**WAYS[name]) as hexagon:
         work = Work(hexagon)
         os.kill(hexagon._stores[0].transport.process, signal.SIGKILL)
         assert work.is_right()
         os.kill(hexagon._stores[0].transport.process, signal.SIGSTOP)
+        impatient(hexagon._stores[0].transport)
         assert work.is_right()
         assert len(hexagon.news()) == 2
 
 
 @pytest.mark.parametrize("fault", ["queue_read=1", "queue_stuck=1"])
 def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
-    with at_work(transport="dspqueue", deadline=2) as hexagon:
+    with at_work(transport="dspqueue") as hexagon:
         work = Work(hexagon)
         tell(fault)
+        impatient(hexagon._stores[0].transport)
         assert work.is_right()
         assert hexagon._stores[0].transport.name == "invoke"
     library = load([lib.simulator()])
@@ -230,8 +234,9 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
 def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
-        tell("delay=1:600")
-        interrupt(work.multiply)
+        tell("delay=1:3600000")
+        caller = hexagon._stores[0].transport._owned.caller
+        interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell(""))
         assert work.is_right()
         assert hexagon.news() == []
 
@@ -239,9 +244,10 @@ def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
 def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
-        tell("delay=2:700")  # the second call of the new session: info
+        tell("delay=2:3600000")  # the second call of the new session: info
+        old = process()
         kill()
-        interrupt(work.multiply)
+        interrupt(work.multiply, lambda: process() not in (0, old), then=lambda: tell(""))
         assert work.is_right()
 
 

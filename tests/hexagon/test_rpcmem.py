@@ -15,6 +15,7 @@ from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon.lib import load
 from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, Synchroniser, allocate
 from tests.hexagon.fake import compile_fake
+from tests.limits import HANG_SECONDS
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 4096), (4096, 4096), (4097, 8192)])
@@ -93,7 +94,9 @@ print("freed")
 def test_memory_can_be_freed_when_nobody_holds_the_library_any_more(compiled_fake):
     """Arrays in cycles are freed last of all; a library that is unloaded by then is a crash."""
     command = [sys.executable, "-c", _OUTLIVES, str(compiled_fake.path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
 
     assert (ended.returncode, ended.stdout) == (0, "freed\n"), ended.stderr
 

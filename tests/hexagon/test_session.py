@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import pytest
@@ -28,6 +27,7 @@ from npurt.hexagon.interface import interface
 from npurt.hexagon.lib import load
 from npurt.hexagon.rpcmem import allocate
 from npurt.hexagon.session import Session
+from tests.limits import HANG_SECONDS, SOON, eventually, interrupt
 
 CALLS = ("open", "invoke", "close", "mmap", "munmap")
 
@@ -38,7 +38,7 @@ def echo():
 
 @pytest.fixture
 def session(fake):
-    with contextlib.closing(Session.open(fake.library, deadline=20)) as opened:
+    with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as opened:
         yield opened
 
 
@@ -170,8 +170,8 @@ def thread_and_mask():
 
 def test_calls_are_made_one_after_the_other_on_one_thread_without_signals():
     caller = Caller("test")
-    seen = [caller.run(thread_and_mask, 9, "x") for _ in range(3)]
-    caller.close(lambda: None, 9)
+    seen = [caller.run(thread_and_mask, HANG_SECONDS, "x") for _ in range(3)]
+    caller.close(lambda: None, HANG_SECONDS)
 
     assert len({ident for ident, _ in seen}) == 1
     assert seen[0][0] != threading.get_ident()
@@ -182,11 +182,11 @@ def test_calls_are_made_one_after_the_other_on_one_thread_without_signals():
 def test_what_a_call_raises_is_raised_where_it_was_asked_for():
     caller = Caller("test")
     with pytest.raises(ZeroDivisionError):
-        caller.run(lambda: 1 // 0, 9, "x")
-    assert caller.run(lambda: 4, 9, "x") == 4
-    caller.close(lambda: None, 9)
+        caller.run(lambda: 1 // 0, HANG_SECONDS, "x")
+    assert caller.run(lambda: 4, HANG_SECONDS, "x") == 4
+    caller.close(lambda: None, HANG_SECONDS)
     with pytest.raises(NpurtError, match="closed"):
-        caller.run(lambda: 4, 9, "x")
+        caller.run(lambda: 4, HANG_SECONDS, "x")
 
 
 def test_a_call_that_does_not_come_back_is_given_up_and_others_are_refused_until_it_does():
@@ -194,54 +194,54 @@ def test_a_call_that_does_not_come_back_is_given_up_and_others_are_refused_until
     gate, done = threading.Event(), []
 
     with pytest.raises(DeviceTimeout, match=r"slow did not come back within 0\.05 s"):
-        caller.run(lambda: gate.wait(60), 0.05, "slow")
+        caller.run(lambda: gate.wait(HANG_SECONDS), 0.05, "slow")
     assert caller.stuck
     with pytest.raises(DeviceLost, match="has not come back"):
-        caller.run(lambda: done.append("no"), 9, "next")
+        caller.run(lambda: done.append("no"), HANG_SECONDS, "next")
 
     caller.close(lambda: done.append("closed"), 0)
     assert done == []
     gate.set()
-    caller._thread.join(30)
+    caller._thread.join(HANG_SECONDS)
     assert done == ["closed"]
     assert not caller.stuck
 
 
 def test_what_waits_behind_a_lost_call_never_begins():
     caller = Caller("test")
-    gate, done = threading.Event(), []
-    interrupt(lambda: caller.run(lambda: gate.wait(60), 60, "slow"))
+    begun, gate, done = threading.Event(), threading.Event(), []
+
+    def wait():
+        begun.set()
+        gate.wait(HANG_SECONDS)
+
+    interrupt(lambda: caller.run(wait, HANG_SECONDS, "slow"), begun.is_set)
 
     with pytest.raises(DeviceTimeout):
-        caller.run(lambda: done.append("late"), 0.05, "behind")
+        caller.run(lambda: done.append("late"), SOON, "behind")
     gate.set()
-    caller.close(lambda: done.append("closed"), 30)
-    caller._thread.join(30)
+    caller.close(lambda: done.append("closed"), HANG_SECONDS)
+    caller._thread.join(HANG_SECONDS)
 
     assert done == ["closed"]
 
 
-def interrupt(work):
-    """Do *work* on this thread, and press Ctrl-C meanwhile."""
-    main = threading.get_ident()
-    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    timer.join()
-
-
 def test_ctrl_c_leaves_the_call_alone_and_the_next_waits_for_it():
     caller = Caller("test")
-    gate, order = threading.Event(), []
+    begun, gate, order = threading.Event(), threading.Event(), []
 
-    interrupt(lambda: caller.run(lambda: (gate.wait(60), order.append("first")), 60, "slow"))
+    def wait():
+        begun.set()
+        gate.wait(HANG_SECONDS)
+        order.append("first")
+
+    interrupt(lambda: caller.run(wait, HANG_SECONDS, "slow"), begun.is_set)
     assert order == []
     gate.set()
-    caller.settle(30)
+    caller.settle(HANG_SECONDS)
     assert order == ["first"]
-    caller.run(lambda: order.append("second"), 30, "next")
-    caller.close(lambda: None, 9)
+    caller.run(lambda: order.append("second"), HANG_SECONDS, "next")
+    caller.close(lambda: None, HANG_SECONDS)
     assert order == ["first", "second"]
 
 
@@ -270,7 +270,7 @@ def test_a_library_that_answers_without_calling_is_found_out(fake, monkeypatch):
 
     monkeypatch.setattr(Handle, "open", open_wrongly)
     with pytest.raises(DeviceLost, match="calls do not arrive"):
-        Session.open(fake.library, deadline=20)
+        Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == 1
 
 
@@ -278,7 +278,7 @@ def test_a_skel_of_another_protocol_is_refused(fake):
     fake.answer("protocol", 6, times=-1)
 
     with pytest.raises(DriverError, match="protocol 9, npurt 3"):
-        Session.open(fake.library, deadline=20)
+        Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == 1
 
 
@@ -297,9 +297,9 @@ def test_a_step_that_fails_undoes_those_before_it(fake, call, code, number, kind
     fake.answer(call, code, number)
 
     with pytest.raises(kind, match=word):
-        Session.open(fake.library, deadline=20)
+        Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == fake.count("open") - (call == "open")
-    with contextlib.closing(Session.open(fake.library, deadline=20)) as session:
+    with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as session:
         assert session.place.session == 0  # it was given back
 
 
@@ -307,7 +307,7 @@ def test_a_step_that_fails_undoes_those_before_it(fake, call, code, number, kind
 def test_a_wish_for_low_latency_need_not_be_granted(fake, code):
     fake.answer("control", code, times=-1)
 
-    Session.open(fake.library, deadline=20).close()
+    Session.open(fake.library, deadline=HANG_SECONDS).close()
 
 
 # --- Closing --------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_closing_takes_maps_then_the_handle_then_memory_and_only_once(fake, sess
 
 
 def test_a_session_that_is_forgotten_is_closed(fake):
-    session = Session.open(fake.library, deadline=20)
+    session = Session.open(fake.library, deadline=HANG_SECONDS)
     gone = weakref.ref(session)
     del session
     gc.collect()
@@ -358,9 +358,11 @@ session.map(block)
 """
 
 
-def at_exit(fake, tmp_path, more="", deadline=20):
-    code = AT_EXIT.format(folder=str(tmp_path), path=str(fake.path), deadline=deadline) + more
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def at_exit(fake, tmp_path, more=""):
+    code = AT_EXIT.format(folder=str(tmp_path), path=str(fake.path), deadline=HANG_SECONDS) + more
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -371,13 +373,14 @@ def test_a_session_left_open_is_closed_before_the_process_ends(fake, tmp_path):
 
 def test_a_process_with_a_lost_call_ends_all_the_same(fake, tmp_path):
     more = """
+session.deadline = 0.05
 fake.delay("invoke2", 3600)
 try:
     session.call("echo", 1)
 except DeviceTimeout as error:
     print("lost")
 """
-    assert at_exit(fake, tmp_path, more, deadline=0.1) == ["lost", "0 closed"]
+    assert at_exit(fake, tmp_path, more) == ["lost", "0 closed"]
 
 
 def forked(work):
@@ -403,7 +406,7 @@ def test_a_fork_cannot_use_the_session_and_does_not_close_it(fake, session):
     calls = [
         lambda: session.call("echo", 1),
         lambda: session._owned.handle.invoke(echo()),
-        lambda: Session.open(load([str(fake.path)]), deadline=20),
+        lambda: Session.open(load([str(fake.path)]), deadline=HANG_SECONDS),
     ]
 
     def work():
@@ -419,10 +422,11 @@ def test_a_fork_cannot_use_the_session_and_does_not_close_it(fake, session):
 
 
 def test_a_call_without_an_answer_makes_the_session_dead_and_another_can_be_opened(fake):
-    session = Session.open(fake.library, deadline=0.1)
+    session = Session.open(fake.library, deadline=HANG_SECONDS)
     block = allocate(fake.library, 4096)
     session.map(block)
-    fake.delay("invoke2", 1)
+    session.deadline = SOON
+    fake.delay("invoke2", 3600)
 
     with pytest.raises(DeviceTimeout, match="echo"):
         session.call("echo", 1)
@@ -435,25 +439,19 @@ def test_a_call_without_an_answer_makes_the_session_dead_and_another_can_be_open
     gc.collect()
     assert (fake.count("close"), fake.count("free")) == (0, 0)  # it may still be at work
 
-    with contextlib.closing(Session.open(fake.library, deadline=20)) as other:
+    with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as other:
         assert other.place.session == 1
-        wait_until(lambda: fake.count("close") == 1)
-    wait_until(lambda: len(places(fake.library)._taken) == 0)
+        fake.release("invoke2")
+        assert eventually(lambda: fake.count("close") == 1)
+    assert eventually(lambda: len(places(fake.library)._taken) == 0)
     gc.collect()
     assert fake.count("free") == 1
 
 
-def wait_until(true):
-    for _ in range(3000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to be")
-
-
 def test_ctrl_c_during_a_call_leaves_a_working_session(fake, session):
-    fake.delay("invoke2", 0.4)
-    interrupt(lambda: session.call("echo", 1))
+    fake.delay("invoke2", 3600)
+    interrupt(lambda: session.call("echo", 1), lambda: fake.count("invoke2") == 2)
+    fake.release("invoke2")
     session.settle()
     assert fake.count("interrupted") == 0  # no signal reached the call
     fake.delay("invoke2", 0)
@@ -462,10 +460,13 @@ def test_ctrl_c_during_a_call_leaves_a_working_session(fake, session):
 
 
 def test_ctrl_c_while_opening_closes_what_was_opened(fake):
-    fake.delay("open", 0.4)
-    interrupt(lambda: Session.open(fake.library, deadline=20))
+    fake.delay("open", 3600)
+    interrupt(
+        lambda: Session.open(fake.library, deadline=HANG_SECONDS), lambda: fake.count("open") == 1
+    )
+    fake.release("open")
 
-    wait_until(lambda: fake.count("close") == 1)
+    assert eventually(lambda: fake.count("close") == 1)
     assert fake.count("open") == 1
 
 

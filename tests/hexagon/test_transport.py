@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -19,12 +19,22 @@ from npurt.errors import (
 )
 from npurt.hexagon import messages
 from npurt.hexagon.way import Way
-from tests.hexagon.simulator import WAYS, Product, kill, opened, process, tell, wait_until, way
-from tests.hexagon.test_session import interrupt
+from tests.hexagon.simulator import (
+    WAYS,
+    Product,
+    impatient,
+    kill,
+    opened,
+    process,
+    tell,
+    wait_until,
+    way,
+)
+from tests.limits import interrupt
 
 # In this process: how to say that the DSP shall die over the next batch, or answer too late.
 DEATHS = {"invoke": ["crash=1", "ssr=1:1", "invoke=1"], "dspqueue": ["queue_read=1"]}
-DELAYS = {"invoke": "delay=1:2500", "dspqueue": "queue_stuck=1"}
+DELAYS = {"invoke": "delay=1:3600000", "dspqueue": "queue_stuck=1"}
 
 
 @pytest.fixture(params=WAYS)
@@ -127,13 +137,15 @@ def test_a_crash_in_the_middle_of_a_batch_is_a_lost_device(way_name, fault, simu
 def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_the_session_dead(
     way_name, simulator
 ):
-    with opened(**WAYS[way_name], deadline=0.3) as transport:
+    with opened(**WAYS[way_name]) as transport:
         product = Product(transport)
         tell(DELAYS[way_name])
+        impatient(transport)
         with pytest.raises(DeviceTimeout):
             product.run()
         with pytest.raises(DeviceLost):
             product.run()
+    tell("")  # the late reply comes
     wait_until(lambda: process() == 0)  # the thread came back, and closed what it had
 
 
@@ -154,9 +166,10 @@ def run_often(product):
 
 def test_a_worker_that_does_not_answer_in_time_is_killed(simulator, monkeypatch):
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "delay=6+:3600000")
-    with opened(worker=True, deadline=2) as transport:
+    with opened(worker=True) as transport:
         pid = transport.process
         product = Product(transport)
+        impatient(transport)
         with pytest.raises(DeviceTimeout):
             run_often(product)
         assert not os.path.exists(f"/proc/{pid}")
@@ -210,14 +223,13 @@ sys.path[:] = {sys.path!r}
 from tests.hexagon.simulator import Product, opened
 os.environ["NPURT_SIM_FASTRPC"] = "delay=6+:3600000"
 with opened(worker=True, deadline=3600) as transport:
-    print(transport.process, flush=True)
     product = Product(transport)
+    print(transport.process, flush=True)
     for _ in range(9):
         product.run()
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
         worker = int(parent.stdout.readline())
-        time.sleep(0.5)
         assert os.path.exists(f"/proc/{worker}")
         parent.kill()
     wait_until(lambda: not alive(worker))
@@ -238,13 +250,15 @@ def test_ctrl_c_during_a_product_leaves_a_transport_that_works(fields, simulator
         for _ in range(2):
             product.run()
         if not fields.get("worker"):
-            tell("delay=1:700")
+            tell("delay=1:3600000")
+        begun = threading.Event()
 
         def work():
-            for _ in range(99999):
+            begun.set()
+            while True:
                 product.run()
 
-        interrupt(work)
+        interrupt(work, begun.is_set, then=lambda: tell(""))
         transport.settle()
         assert product.run()
 

@@ -8,6 +8,7 @@ import npurt
 from npurt.errors import SettingError
 from npurt.llm.generate import cut
 from npurt.llm.sampler import Sampler
+from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
 from tests.runtime.fake import FakeDevice
@@ -32,7 +33,7 @@ CALLS = {
 def elsewhere(call):
     """Return what *call* raised in another thread, or None."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).exception(60)
+        return thread.submit(call).exception(HANG_SECONDS)
 
 
 def assert_refused(error):

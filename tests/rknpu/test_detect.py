@@ -13,6 +13,7 @@ from npurt.errors import DeviceNotFound, DriverError, NpurtError, SettingError
 from npurt.rknpu.detect import driver_name, open_driver
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import System
+from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 
 
@@ -157,7 +158,7 @@ def test_a_simulator_without_a_node_is_told_how_to_have_one(sim):
 def test_settings_of_the_environment_that_the_simulator_does_not_know_are_refused():
     script = "import npurt; npurt.open_device('rknpu:sim')"
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS,
         env={**os.environ, "NPURT_SIM_RKNPU": "foo=1"},
     )  # fmt: skip
 
@@ -294,7 +295,7 @@ def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS
     )
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -19,6 +19,7 @@ from npurt.rknpu.memory import Created, Space
 from npurt.rknpu.proof import Role
 from npurt.rknpu.system import System
 from npurt.rknpu.vendor import sync_of
+from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared, elements, work
 
@@ -389,7 +390,7 @@ def test_a_forked_process_is_told_to_open_its_own(name, threads):
     environment = os.environ | {"PYTHONPATH": str(project), "NPURT_ROCKET_THREADS": threads}
 
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED, name], env=environment, timeout=60
+        [sys.executable, "-W", "ignore", "-c", FORKED, name], env=environment, timeout=HANG_SECONDS
     )
 
     assert result.returncode == 7

@@ -16,6 +16,7 @@ from npurt.rknpu.detect import open_driver
 from npurt.rknpu.layout import Layout
 from npurt.rknpu.run import Crew, Lane, Run
 from npurt.rknpu.system import System
+from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared
 from tests.rknpu.test_driver import INT8, RIGHT, A, B
@@ -161,7 +162,7 @@ def test_threads_that_cannot_be_started_end_in_a_clear_error_and_leave_none():
         env=os.environ | {"PYTHONPATH": str(project)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=True,
     ).stdout
 

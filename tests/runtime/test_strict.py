@@ -57,9 +57,14 @@ def test_a_delta_net_that_fails_or_is_wrong_is_an_error(what):
         evaluate(llm)
 
 
-def test_delta_nets_that_a_device_has_no_kernel_for_are_an_error_while_loading():
+def test_delta_nets_that_a_device_has_no_kernel_for_are_an_error_while_loading(monkeypatch):
+    device, closed = FakeDevice(), []
+    monkeypatch.setattr(device, "close", lambda: closed.append(True))
+
     with pytest.raises(NotOffloaded, match="fake cannot take delta nets: fake has no kernel"):
-        open_strict(FakeDevice(), "qwen35")
+        open_strict(device, "qwen35")
+
+    assert closed == []  # it was given, and stays its giver's
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.limits import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROLOGUE = """
@@ -36,6 +38,6 @@ def start(simulator, skels, code, *, start_new_session=False, **variables):
 def run(simulator, skels, code, **variables):
     """Run *code* to its end, which must be a good one, and return what it printed."""
     with start(simulator, skels, code, **variables) as program:
-        said, complained = program.communicate(timeout=60)
+        said, complained = program.communicate(timeout=HANG_SECONDS)
     assert program.returncode == 0, complained
     return said

@@ -8,6 +8,7 @@ import pytest
 
 from npurt import build
 from tests import elf
+from tests.limits import HANG_SECONDS
 from tests.sim_fastrpc.conftest import HERE
 
 SAID = """\
@@ -60,7 +61,7 @@ def test_a_c_program_runs_on_it(simulator, skels, tmp_path):
         env={**os.environ, **folders},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
 
     assert done.stdout == SAID, done.stderr

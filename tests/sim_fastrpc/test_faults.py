@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.limits import HANG_SECONDS
 from tests.sim_fastrpc.rpc import (
     ABOUT,
     CRASH,
@@ -89,7 +90,7 @@ def test_a_reply_can_be_late(rpc, probe):
     caller = threading.Thread(target=lambda: codes.append(rpc.call_words(probe, STATUS, 0)[0]))
     caller.start()
     os.kill(rpc.process(), signal.SIGKILL)
-    caller.join(30)
+    caller.join(HANG_SECONDS)
     assert codes[0] in (IN_FLIGHT, 0x27)  # the second when it died before the call began
 
 
@@ -174,7 +175,7 @@ def sleeper(rpc, handle):
     time.sleep(0.02)
 
     def wait():
-        caller.join(30)
+        caller.join(HANG_SECONDS)
         return codes[0]
 
     return wait

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import HANG_SECONDS
 from tests.sim_fastrpc.programs import run, start
 
 OPEN = """
@@ -44,7 +45,7 @@ def test_no_process_outlives_the_program(simulator, skels, end):
     with start(simulator, skels, OPEN + end) as program:
         processes = [int(word) for word in program.stdout.readline().split()]
         assert len(processes) == 2
-        program.wait(60)
+        program.wait(HANG_SECONDS)
 
     assert_ends(processes)
 
@@ -91,7 +92,7 @@ def test_ctrl_c_is_the_programs_alone(simulator, skels):
         """,
         start_new_session=True,
     ) as program:
-        said, _ = program.communicate(timeout=60)
+        said, _ = program.communicate(timeout=HANG_SECONDS)
     assert said == "0\n"
 
 
@@ -190,7 +191,7 @@ def opening(simulator, skels, **variables):
         """,
         **variables,
     ) as program:
-        said, complained = program.communicate(timeout=60)
+        said, complained = program.communicate(timeout=HANG_SECONDS)
     assert program.returncode == 0, complained
     return said, complained
 

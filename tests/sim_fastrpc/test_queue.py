@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.limits import HANG_SECONDS
 from tests.sim_fastrpc.rpc import (
     BAD_PARAMETER,
     CALLBACK,
@@ -179,7 +180,7 @@ def test_the_packet_callback_runs_when_packets_arrive(rpc, skel):
 
     with imported(rpc, skel, packet=packet) as queue:
         queue.write(b"ping")
-        assert arrived.wait(10)
+        assert arrived.wait(HANG_SECONDS)
         assert seen == [(queue.handle, 0, None, b"qjoh")]
 
 
@@ -320,7 +321,7 @@ def test_a_read_that_waits_is_cancelled_when_the_pd_dies(rpc, skel):
     reader = threading.Thread(target=lambda: codes.append(queue.read(timeout=FOREVER)[0]))
     reader.start()
     os.kill(rpc.process(), signal.SIGKILL)
-    reader.join(10)
+    reader.join(HANG_SECONDS)
 
     assert codes == [CANCELLED]
     assert queue.read(timeout=0)[0] == CANCELLED

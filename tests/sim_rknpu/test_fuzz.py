@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.limits import HANG_SECONDS
 from tests.sim_rknpu import client, lists
 from tests.sim_rknpu.bench import Bench, operands
 from tests.sim_rknpu.lists import Task
@@ -108,7 +109,7 @@ def run_calls(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_brings_the_process_down(what, seed):
     command = [sys.executable, "-m", __name__, what, str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
 
     assert done.returncode == 0, (
         f"{signal.Signals(-done.returncode)!r}" * (done.returncode < 0) + done.stderr

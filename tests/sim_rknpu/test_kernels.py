@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from npurt import build
+from tests.limits import HANG_SECONDS
 
 SIM = build.ROOT / "sim/rknpu"
 SOURCES = [
@@ -25,7 +26,7 @@ def compare(tmp_path, target, command):
     program = build.compile_executable(
         SOURCES, target, tmp_path / "kernels", includes=[SIM, build.ROOT / "npurt/cpu"]
     )
-    done = subprocess.run([*command, program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, program], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return set(done.stdout.split())
 

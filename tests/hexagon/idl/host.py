@@ -12,6 +12,8 @@ from pathlib import Path
 
 import cffi
 
+from tests.limits import HANG_SECONDS
+
 FOLDER = Path(__file__).parent
 CDEF = """
 typedef struct { void *pv; size_t nLen; } remote_buf;
@@ -35,11 +37,13 @@ FLAGS = (
 def build(folder, idl=FOLDER / "wire.idl", sources=(FOLDER / "wire_impl.c",)):
     """Generate and compile the skel of *idl* with *sources*; return the library."""
     python = [sys.executable, "-m"]
-    subprocess.run([*python, "npurt.hexagon.idl", idl, "--c", folder], check=True, timeout=60)
+    subprocess.run(
+        [*python, "npurt.hexagon.idl", idl, "--c", folder], check=True, timeout=HANG_SECONDS
+    )
     library = folder / "skel.so"
     skels = folder.glob("*_skel.c")
     command = [*python, "ziglang", "cc", *FLAGS, "-I", folder, *skels, *sources, "-o", library]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=HANG_SECONDS)
     return library
 
 
