@@ -443,8 +443,11 @@ def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, comma
     with open(tmp_path / "out", "wb") as full:
         result = subprocess.run(
             ["sh", "-c", 'ulimit -f 0; exec "$0" -m npurt "$@"', sys.executable, *command],
-            stdout=full, stderr=subprocess.PIPE, timeout=HANG_SECONDS, env=environment(PYTHONUNBUFFERED=""),
-        )  # fmt: skip
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=HANG_SECONDS,
+            env=environment(PYTHONUNBUFFERED=""),
+        )
 
     said = rb"npurt: cannot write the output: File too large\n  remedy: .*\n"
     assert result.returncode == 1

@@ -11,6 +11,7 @@ from npurt.hexagon.messages import Flag
 from npurt.hexagon.session import Session
 from npurt.hexagon.store import aligned
 from npurt.quant.tensor import QTensor
+from tests.limits import HANG_SECONDS
 
 CANARY = 0xC5
 NBYTES = 4 << 20  # of the block that most tests share

@@ -116,7 +116,7 @@ def test_every_symbol_that_is_looked_up_is_declared_and_none_is_declared_in_vain
         if "(" in line and line.startswith(("int ", "void ", "size_t ", "uint64_t "))
     }
 
-    assert declared == {*abi.SYMBOLS, *abi.OPTIONAL}
+    assert declared == {*abi.SYMBOLS, *abi.OPTIONAL, "ioctl"}  # ioctl: of libc
     assert not set(abi.SYMBOLS) & set(abi.OPTIONAL)
 
 
@@ -132,8 +132,7 @@ def test_the_request_that_crashes_the_library_is_not_there():
 
 def test_importing_the_backend_parses_and_opens_nothing():
     code = (
-        "import sys; import npurt.hexagon.abi as abi; "
-        "assert abi.ffi.cache_info().currsize == 0; "
+        "import cffi; cffi.FFI.cdef = None; import npurt.hexagon.abi; "
         "assert 'cdsprpc' not in open('/proc/self/maps').read()"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

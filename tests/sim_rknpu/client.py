@@ -3,12 +3,16 @@
 Sources: include/uapi/drm/rocket_accel.h of Linux 6.18; rknpu_ioctl.h of rknpu 0.9.8.
 """
 
+import atexit
 import errno
 import functools
 import json
 import os
+import shutil
 import struct
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 from cffi import FFI
@@ -29,6 +33,10 @@ SECOND = 1_000_000_000
 def simulator():
     """Build the library as the package has it, and return (ffi, library, path)."""
     (path,) = build.make(build.PACKAGE, build.host(), ["rknpu"])
+    # A copy has memory and settings of its own: other tests of this process use the library itself.
+    copy = Path(tempfile.mkdtemp()) / path.name
+    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    shutil.copyfile(path, copy)
     ffi = FFI()
     ffi.cdef("""
         int open(const char *, int, ...);
@@ -39,7 +47,7 @@ def simulator():
         int rknpu_sim_set(const char *, char *, size_t);
         size_t rknpu_sim_report(char *, size_t);
     """)
-    return ffi, ffi.dlopen(str(path)), path
+    return ffi, ffi.dlopen(str(copy)), path
 
 
 def configure(settings):
