@@ -1,8 +1,8 @@
 """Open a GGUF file: its metadata as Python values, its tensors as views of the mapped file.
 
 The file is a stranger's: every count, length, offset and type is checked against the bytes that
-are there before anything is allocated for it.  Opening it costs no more memory than its own size:
-arrays are copied, and of an array of strings only the places are kept (`StringArray`).  Two parts
+are there before anything is allocated for it.  Opening it costs hardly more memory than its own size:
+arrays are copied, those of strings as one text and its parts' ends (`StringArray`).  Two parts
 may take more than that, and have limits: names and single texts, up to 4 bytes for each of their
 `MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are not
 judged here.
@@ -18,6 +18,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -392,17 +393,20 @@ class _Cursor:
         """Return *count* strings.  A vocabulary has 300,000: this loop is the time to open."""
         data, at, end = self.data, self.at, self.end
         unpack = _U64.unpack_from
-        starts = array("Q", [0]) * (count + 1)
+        ends, length = array("Q", [0]) * (count + 1), 0
         for i in range(count):
             if at + 8 > end:
                 raise _bad(f"string {i} of {count} is cut off")
-            starts[i] = at + 8
-            at += 8 + unpack(data, at)[0]
+            length += unpack(data, at)[0]
+            at = self.at + length + 8 * (i + 1)
             if at > end:
                 raise _bad(f"string {i} of {count} is cut off")
-        starts[count] = at + 8
-        self.at = at
-        return StringArray(data, starts)
+            ends[i + 1] = length
+        texts, at = bytearray(length), self.at
+        for i, (start, stop) in enumerate(pairwise(ends), 1):
+            texts[start:stop] = data[at + start + 8 * i : at + stop + 8 * i]
+        self.at = at + length + 8 * count
+        return StringArray(texts, ends)
 
 
 def _bad(what: str) -> ModelFormatError:

@@ -244,14 +244,15 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_file_of_very_many_short_strings_costs_twice_its_size_at_most(kind, tmp_path):
-    """Once in its mapped pages, once in what is made of them; and what every model costs."""
+def test_a_file_of_very_many_or_long_strings_costs_its_size_a_few_times_at_most(kind, tmp_path):
+    """In its mapped pages, in what is made of them, and as text where a tokenizer needs it."""
     path = tiny.write(bomb(kind), tmp_path)
 
     said, cost = in_a_process(path, "load(sys.argv[2])")
 
     assert said.startswith(BOMBS[kind])
-    assert cost < 2 * path.stat().st_size + 8 * MIB
+    copies = 3 if kind == "special" else 2
+    assert cost < copies * path.stat().st_size + 8 * MIB
 
 
 def test_a_vocabulary_costs_what_the_tokenizer_says(tmp_path):
