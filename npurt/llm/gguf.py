@@ -1,11 +1,11 @@
 """Open a GGUF file: its metadata as Python values, its tensors as views of the mapped file.
 
 The file is a stranger's: every count, length, offset and type is checked against the bytes that
-are there before anything is allocated for it.  Opening it costs hardly more memory than its own size:
-arrays are copied, those of strings as one text and its parts' ends (`StringArray`).  Two parts
-may take more than that, and have limits: names and single texts, up to 4 bytes for each of their
-`MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are not
-judged here.
+are there before anything is allocated for it.  Opening it costs no more memory than its own size:
+arrays are copied, those of strings as one text and where each string ends in it (`StringArray`).
+Two parts may take more than that, and have limits: names and single texts, up to 4 bytes for each
+of their `MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are
+not judged here.
 Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
 """
 
