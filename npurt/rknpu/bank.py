@@ -204,3 +204,7 @@ class Banks:
         for bank in self._banks:
             bank.full = None
         self._all_open = False
+
+    def clear(self) -> None:
+        """Let go of all buffers, for good: the driver frees them when it is closed."""
+        self._banks.clear()

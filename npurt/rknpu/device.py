@@ -400,6 +400,7 @@ class RkDevice(Device):
         self._gone.clear()
         self._prepared.clear()
         self._rows.clear()
+        self._banks.clear()
         self._close()
 
 

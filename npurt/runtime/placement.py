@@ -6,6 +6,7 @@ first that are expected to save most time for each byte; the CPU has the rest.  
 later, the unit that is worth least goes to the CPU.  In strict mode all of that is an error.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ class Wanted:
         return self.matrices * seconds, self.matrices * prompt.nbytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Placed:
     """One weight where it will be used, and the plan behind it."""
 
@@ -116,15 +117,19 @@ class Unit:
 
 
 class Residents:
-    """The weights that a device has, unit by unit: the first are worth most."""
+    """The weights that a device has, unit by unit: the first are worth most.
+
+    They refer to this, and this to them weakly: a model that is dropped gives its memory back at
+    once.
+    """
 
     def __init__(self, device: Device, cpu: CpuDevice) -> None:
         self._device, self._cpu = device, cpu
-        self._units: list[list[Placed]] = []
+        self._units: list[list[weakref.ref[Placed]]] = []
 
     def add(self, weights: Sequence[Placed]) -> None:
         """Take a unit, which is worth no more than those before."""
-        self._units.append(list(weights))
+        self._units.append([weakref.ref(w) for w in weights])
         for w in weights:
             w.residents = self
 
@@ -132,7 +137,7 @@ class Residents:
         """Move the unit that is worth least to the CPU; False when there is none."""
         while self._units:
             moved = False
-            for w in self._units.pop():
+            for w in filter(None, (there() for there in self._units.pop())):
                 if w.packed.device is self._device:
                     w.packed = self._cpu.pack(w.packed.tensor)
                     w.reason = f"{self._device.caps.name} ran out of memory"
