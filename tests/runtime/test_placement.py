@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
 from npurt.errors import NotOffloaded, UnsupportedOp
 from npurt.llm import model
@@ -77,7 +78,8 @@ def test_what_even_the_cpu_refuses_is_an_error(cpu):
     placed = place([Wanted("wide", wide)], cpu, cpu)
     assert placed[0].packed.n == 1 << 19
 
-    wider = Wanted("wide", QTensor.from_bytes(bytes(34 * 524289), "q8_0", (524289, 32)))
+    rows = np.broadcast_to(wide.blocks[:1], (limits().columns + 1, *wide.blocks.shape[1:]))
+    wider = Wanted("wide", QTensor(rows, "q8_0"))
     with pytest.raises(UnsupportedOp, match="N is more than"):
         place([wider], cpu, cpu)
 
