@@ -80,7 +80,7 @@ def test_what_even_the_cpu_refuses_is_an_error(cpu):
 
     rows = np.broadcast_to(wide.blocks[:1], (limits().columns + 1, *wide.blocks.shape[1:]))
     wider = Wanted("wide", QTensor(rows, "q8_0"))
-    with pytest.raises(UnsupportedOp, match="N is more than"):
+    with pytest.raises(UnsupportedOp, match="N or K is more than"):
         place([wider], cpu, cpu)
 
 
