@@ -21,7 +21,7 @@ VALUES = {
     ("rknpu/device.py", "rows_prepared"),
     ("rknpu/plan.py", "plan"),
     ("rknpu/plan.py", "plan_weights"),
-    ("rknpu/product.py", "rows_within"),
+    ("rknpu/needs.py", "rows_within"),
     ("rknpu/program.py", "address_words"),
     ("rknpu/program.py", "template"),
     ("rknpu/proof.py", "_fixed"),

@@ -6,10 +6,7 @@ bytes besides its text, as much as its length takes in the file.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Self, overload
-
-BLOCK = 4096  # strings that are looked up together
 
 
 class StringArray(Sequence[str]):
@@ -55,9 +52,11 @@ class StringArray(Sequence[str]):
         return text.decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), BLOCK):
-            for start, end in pairwise(self._ends[first : first + BLOCK + 1]):
-                yield self._texts[start:end].decode("utf-8", "surrogateescape")
+        def text(start: int, end: int) -> str:
+            return self._texts[start:end].decode("utf-8", "surrogateescape")
+
+        ends = memoryview(self._ends)
+        return map(text, ends, ends[1:])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

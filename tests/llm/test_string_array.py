@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.llm.gguf import read_header
-from npurt.llm.string_array import BLOCK, StringArray
+from npurt.llm.string_array import StringArray
 from tests.llm import gguf_files as raw
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -46,6 +46,6 @@ def test_bytes_that_are_no_utf8_are_kept():
     assert StringArray.of(array) == array
 
 
-@pytest.mark.parametrize("count", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize("count", [0, 1, 10_000])
 def test_many_are_read_in_order(count):
     assert list(StringArray.of(map(str, range(count)))) == [str(i) for i in range(count)]
