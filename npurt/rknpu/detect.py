@@ -125,8 +125,12 @@ def _rknpu(system: System, fd: int, node: str) -> RknpuDriver:
     cores = system.cores(uapi_rknpu.NAME)
     while True:
         driver = RknpuDriver(system, fd, node, cores, version)
-        if cores == 1 or not driver.refuses_all_cores():
-            return driver
+        try:
+            if cores == 1 or not driver.refuses_all_cores():
+                return driver
+        except BaseException:
+            driver.spaces[0].drop()  # the caller closes the file
+            raise
         cores -= 1
 
 

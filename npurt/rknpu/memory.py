@@ -169,11 +169,15 @@ class Space(abc.ABC):
         if self.fd >= 0:
             self._close_file()
             self.fd = -1
-            for buffer in self._buffers.values():
-                buffer.alive = False
-            self._buffers.clear()
-            self._chunks.clear()
-            self.spans.clear()
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of every buffer; the driver frees them when the file is closed."""
+        for buffer in self._buffers.values():
+            buffer.alive = False
+        self._buffers.clear()
+        self._chunks.clear()
+        self.spans.clear()
 
     def _close_file(self) -> None:
         self.system.close(self.fd)

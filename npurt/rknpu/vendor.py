@@ -158,6 +158,7 @@ class RknpuDriver(Driver):
         finally:
             for buffer in buffers:
                 buffer.free()
+            self._space.trim()
         return False
 
     def commands(
