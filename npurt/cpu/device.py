@@ -148,10 +148,11 @@ class CpuDevice(Device):
         for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
             *experts, n, k = tensor.shape
             image = Image(arena.take(size), n, k, tensor.format)
-            program = Program(self.engine)
-            blocks = np.ascontiguousarray(tensor.blocks)
-            program.pack(blocks, replace(image, n=n * math.prod(experts)))
-            program.run()
+            if tensor.size:
+                program = Program(self.engine)
+                blocks = np.ascontiguousarray(tensor.blocks)
+                program.pack(blocks, replace(image, n=n * math.prod(experts)))
+                program.run()
             packed.append(CpuPacked(self, tensor, image))
             done(i)
         return packed

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from npurt.errors import LayoutError
 from npurt.quant.canonical import F32, Canonical, canonical
-from npurt.quant.decode import dequantize
+from npurt.quant.decode import dequantize, not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.types import Blocks, Format, find, require_blocks
 
@@ -56,7 +56,8 @@ class QTensor:
 
         Raises:
             LayoutError: K is not a multiple of the block, or *buf* is not of the size that *fmt*
-                and *shape* make.
+                and *shape* make, or no buffer.
+            UnsupportedOp: There is no such format.
         """
         fmt = find(fmt)
         *lead, k = _sizes(shape)
@@ -65,7 +66,7 @@ class QTensor:
                 f"K = {k} is not a multiple of {fmt.block}, the block of {fmt.name}",
                 remedy="check that the shape is (N, K) with K last, and that the type is right",
             )
-        view = memoryview(buf)
+        view = _view(buf)
         expected = math.prod(lead) * fmt.row_bytes(k)
         if view.nbytes != expected or not view.c_contiguous:
             raise LayoutError(
@@ -129,6 +130,15 @@ class QTensor:
         values = dequantize(self.blocks, self.format)
         return values.T if self.transposed else values
 
+    def first_not_finite(self) -> tuple[int, ...] | None:
+        """Return the index of the first row, in the file's orientation, that holds NaN or infinity.
+
+        Returns:
+            One number for each axis before K, or None: all values are finite.
+        """
+        bad = not_finite(self.blocks, self.format).any(axis=-1)
+        return tuple(int(i) for i in np.argwhere(bad)[0]) if bad.any() else None
+
     def canonical(self) -> Canonical:
         """Return codes and scales in the file's orientation ``(..., N, K)``, also for ``.T``."""
         return canonical(self.blocks, self.format)
@@ -173,10 +183,22 @@ class QTensor:
 
 def _sizes(shape: Sequence[int]) -> list[int]:
     """Return *shape* as ints, at least one and none negative."""
-    sizes = [operator.index(size) for size in shape]
+    try:
+        sizes = [operator.index(size) for size in shape]
+    except TypeError:  # not a sequence, or not of integers
+        sizes = []
     if not sizes or min(sizes) < 0:
-        raise LayoutError(f"{tuple(shape)} is not a shape", remedy="pass (K,), (N, K) or (E, N, K)")
+        raise LayoutError(f"{shape!r} is not a shape", remedy="pass (K,), (N, K) or (E, N, K)")
     return sizes
+
+
+def _view(buf: Any) -> memoryview:
+    try:
+        return memoryview(buf)
+    except TypeError as error:
+        raise LayoutError(
+            f"a {type(buf).__name__} does not hold bytes", remedy="pass bytes, an array or an mmap"
+        ) from error
 
 
 def _selects_rows(key: Any) -> bool:

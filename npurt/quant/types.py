@@ -78,7 +78,7 @@ def find(fmt: Format | str) -> Format:
     """
     if isinstance(fmt, Format):
         return fmt
-    found = BY_NAME.get(fmt.lower())
+    found = BY_NAME.get(fmt.lower()) if isinstance(fmt, str) else None
     if found is None:
         raise UnsupportedOp(
             f"there is no format {fmt!r}", remedy=f"use one of {', '.join(BY_NAME)}"
@@ -88,9 +88,10 @@ def find(fmt: Format | str) -> Format:
 
 def require_blocks(blocks: Blocks, fmt: Format) -> None:
     """Raise LayoutError unless *blocks* is an array ``[..., K / fmt.block]`` of ``fmt.dtype``."""
-    if blocks.dtype != fmt.dtype or blocks.ndim == 0:
+    is_array = isinstance(blocks, np.ndarray)
+    if not is_array or blocks.dtype != fmt.dtype or blocks.ndim == 0:
+        have = f"one of {blocks.ndim} axes and {blocks.dtype}" if is_array else repr(type(blocks))
         raise LayoutError(
-            f"{fmt.name} blocks are an array [..., K / {fmt.block}] of {fmt.dtype}; "
-            f"this one has {blocks.ndim} axes and is of {blocks.dtype}",
+            f"{fmt.name} blocks are an array [..., K / {fmt.block}] of {fmt.dtype}, not {have}",
             remedy="make blocks with QTensor.from_bytes() or quantize()",
         )

@@ -127,7 +127,19 @@ def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto
         UnsupportedOp: The device has no kernel for the format, or there is no such format.
     """
     products = shared(device)
-    return PackedWeight(products.device.pack(_quantised(b, dtype), fine=None), products)
+    tensor = _finite(_quantised(b, dtype))
+    return PackedWeight(products.device.pack(tensor, fine=None), products)
+
+
+def _finite(tensor: QTensor) -> QTensor:
+    """Return *tensor* ``[N, K]``, whose values must be finite."""
+    row = tensor.first_not_finite()
+    if row is not None:
+        raise NumericsError(
+            f"row {row[0]} of the weight [N, K] holds NaN or infinity",
+            remedy="replace NaN and infinity before packing; a file that has them is damaged",
+        )
+    return tensor
 
 
 def _quantised(b: npt.ArrayLike | QTensor, dtype: str) -> QTensor:
@@ -175,7 +187,7 @@ def matmul(
     Raises:
         LayoutError: Shapes or dtypes do not fit, or *b* is packed for another device; the message
             says what to do.
-        NumericsError: *a* holds NaN or infinity and *b* is of an integer format.
+        NumericsError: *b* is of an integer format, and *a* or *b* holds NaN or infinity.
         UnsupportedOp: int8 sums of K > 131071 would not fit int32, or the device does not multiply
             arrays of these dtypes.
         SettingError: There is no such mode of verification.
@@ -191,7 +203,7 @@ def matmul(
         result = _packed(_left(a), b.products, b.weight, how)
     elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
         products = shared(device)
-        weight = PackedWeight(products.device.pack(b.T, fine=None), products).weight
+        weight = PackedWeight(products.device.pack(_finite(b.T), fine=None), products).weight
         result = _packed(_left(a), products, weight, how, once=True)
     else:
         result = _arrays(_left(a), _right(b), device, how)

@@ -182,3 +182,70 @@ def test_columns_and_elements_are_refused():
         tensor(6, 64).T[0]
     with pytest.raises(LayoutError, match="cannot be indexed"):
         tensor(64)[0]
+
+
+FORMAT_NAMES = [None, 5, 1.5, b"q8_0", ["q8_0"], ("q8_0",), np.uint8(8), "", "q9_9"]
+
+
+@pytest.mark.parametrize("fmt", FORMAT_NAMES)
+def test_what_names_no_format_is_an_error_with_the_names(fmt):
+    x, blocks = np.ones((2, 32), np.float32), tensor(2, 32).blocks
+
+    for make in (
+        lambda: QTensor.quantize(x, fmt),
+        lambda: QTensor.from_bytes(b"", fmt, (0,)),
+        lambda: QTensor(blocks, fmt),
+    ):
+        with pytest.raises(UnsupportedOp, match="q8_0") as caught:
+            make()
+        assert repr(fmt) in caught.value.what
+
+
+@pytest.mark.parametrize("shape", [None, 32, "ab", (1.5, 32), (None,), (1, "32")])
+def test_what_is_no_shape_is_an_error(shape):
+    with pytest.raises(LayoutError, match=r"\(N, K\)"):
+        QTensor.from_bytes(bytes(34), "q8_0", shape)
+
+
+@pytest.mark.parametrize("buf", [None, "x" * 34, 34, [0] * 34, object()])
+def test_what_is_no_buffer_is_an_error(buf):
+    with pytest.raises(LayoutError, match="bytes"):
+        QTensor.from_bytes(buf, "q8_0", (1, 32))
+
+
+@pytest.mark.parametrize("blocks", [None, b"x" * 34, [1, 2], 5, np.ones(34, np.uint8)])
+def test_what_are_no_blocks_is_an_error(blocks):
+    with pytest.raises(LayoutError, match="from_bytes"):
+        QTensor(blocks, "q8_0")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("fmt", [f for f in FORMATS if f.name != "mxfp4"], ids=lambda f: f.name)
+def test_the_first_row_that_is_not_finite_is_found_in_every_field(fmt, bad):
+    w = QTensor.from_bytes(bytes(6 * fmt.row_bytes(512)), fmt, (2, 3, 512))
+    assert w.first_not_finite() is None
+
+    fields = [n for n in fmt.dtype.names or () if fmt.dtype[n].kind == "f"] or [None]
+    for field in fields:
+        blocks = np.zeros((2, 3, 512 // fmt.block), fmt.dtype)
+        for place in ((1, 2, 0), (1, 0, 1)):
+            if fmt.name == "bf16":
+                blocks[place] = np.array(bad, np.float32).view(np.uint32) >> 16
+            elif field is None:
+                blocks[place] = bad
+            else:
+                blocks[field][place] = bad
+        assert QTensor(blocks, fmt).first_not_finite() == (1, 0)
+        assert QTensor(blocks[0], fmt).first_not_finite() is None
+
+
+def test_powers_of_two_of_mxfp4_are_infinite_where_their_codes_make_them_so():
+    """2^(255-127) is beyond float32, half of it is not: 6 of it is."""
+    blocks = np.zeros((3, 1), BY_NAME["mxfp4"].dtype)
+    blocks["e"] = [[255], [254], [253]]
+    assert QTensor(blocks, "mxfp4").first_not_finite() is None  # all codes are 0
+    blocks["qs"][1, 0, 3] = 0x02  # code 2 is 1
+    blocks["qs"][2, 0, 3] = 0x05  # code 5 is 3
+    assert QTensor(blocks, "mxfp4").first_not_finite() is None
+    blocks["qs"][1, 0, 3] = 0x05
+    assert QTensor(blocks, "mxfp4").first_not_finite() == (1,)

@@ -258,6 +258,19 @@ def test_numbers_that_int8_cannot_hold_are_refused_by_position(bad):
     assert not np.isfinite(npurt.matmul(x, npurt.pack(np.ones((32, 4)), "f16"))[1, 2]).any()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("device", ["cpu", "rknpu:sim", "hexagon:sim"])
+def test_weights_that_are_not_finite_are_refused_by_row(device, bad):
+    blocks = QTensor.quantize(np.ones((32, 256), np.float32), "q4_k").blocks.copy()
+    blocks["dmin"][7, 0] = bad
+    w = QTensor(blocks, "q4_k")
+
+    with pytest.raises(NumericsError, match="row 7 "):
+        npurt.pack(w.T, device=device)
+    with pytest.raises(NumericsError, match="row 7 "):
+        npurt.matmul(np.ones((1, 256), np.float32), w.T, device=device, verify="off")
+
+
 # --- out= -----------------------------------------------------------------------------------------
 
 
@@ -432,6 +445,8 @@ def test_what_cannot_be_packed_is_refused():
         (LayoutError, (square, "q8_0"), "w.T"),
         (LayoutError, (experts, "q8_0"), "w.T"),
         (NumericsError, (np.full((32, 2), np.nan), "q8_0"), "NaN"),
+        (NumericsError, (np.full((32, 2), np.nan), "f16"), "NaN"),
+        (NumericsError, (np.full((32, 2), np.inf), "f32"), "NaN"),
         (NumericsError, (np.full((32, 2), 1e39), "f32"), "scale"),
         (NumericsError, (np.full((32, 2), 1e30), "q8_0"), "scale"),
         (UnsupportedOp, (np.ones((256, 2)), "q2_k"), "q8_0"),
