@@ -163,14 +163,6 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
     return result;
 }
 
-/* A session that nothing was opened in goes away again. */
-static void stop_unused(session *s)
-{
-    if (!s->handles && !s->users && !queues_any(s) && (s->state == LIVE || s->state == DEAD)) {
-        session_stop(s);
-    }
-}
-
 int remote_handle64_open(const char *uri, uint64_t *handle)
 {
     int domain = handle ? uri_domain(uri) : -1;
@@ -187,7 +179,7 @@ int remote_handle64_open(const char *uri, uint64_t *handle)
     pthread_mutex_lock(&sim_lock);
     uint64_t id = result == AEE_SUCCESS ? add(s, remote) : 0;
     session_leave(s);
-    stop_unused(s);
+    session_stop_unused(s);
     pthread_mutex_unlock(&sim_lock);
     if (id) {
         *handle = id;

@@ -310,6 +310,7 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
         q ? make(s, q, ring_padded(request_bytes), ring_padded(response_bytes)) : AEE_ENOMEMORY;
     pthread_mutex_lock(&sim_lock);
     session_leave(s);
+    session_stop_unused(s);
     pthread_mutex_unlock(&sim_lock);
     *queue = result == AEE_SUCCESS ? q : *queue;
     return result;
@@ -350,6 +351,9 @@ static void retire(dspqueue_t q, session *s)
         at = &(*at)->next;
     }
     *at = q->next;
+    if (s) {
+        session_stop_unused(s);
+    }
     pthread_mutex_unlock(&sim_lock);
 }
 

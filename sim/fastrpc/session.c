@@ -354,6 +354,13 @@ void session_stop(session *s)
     pthread_cond_broadcast(&sim_changed);
 }
 
+void session_stop_unused(session *s)
+{
+    if (!s->handles && !s->users && !queues_any(s) && (s->state == LIVE || s->state == DEAD)) {
+        session_stop(s);
+    }
+}
+
 /* --- this process's own beginning and end ------------------------------------------------------ */
 
 static void before_fork(void)

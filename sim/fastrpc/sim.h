@@ -160,6 +160,7 @@ int session_start(session *s, bool want_unsigned);
 void session_enter(session *s);
 void session_leave(session *s);
 void session_stop(session *s);
+void session_stop_unused(session *s); /* if no handle, call or queue needs it */
 /* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
 size_t session_log(const session *s, char *text, size_t bytes);
 void session_kill(session *s, int code, int code_in_flight);

@@ -290,6 +290,17 @@ def test_a_queue_opens_the_session_itself_or_is_not_supported(rpc):
     rpc.close(handle)
 
 
+def test_a_session_that_only_queues_use_ends_with_the_last(rpc):
+    """As in the real library, where a domain's queues have a handle of their own."""
+    queues = Queue(rpc), Queue(rpc)
+    assert rpc.process() > 0
+
+    assert queues[0].close() == 0
+    assert rpc.process() > 0
+    assert queues[1].close() == 0
+    assert rpc.process() == -1
+
+
 # --- a DSP that dies, or does not listen ----------------------------------------------------------
 
 
