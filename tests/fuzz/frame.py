@@ -10,6 +10,7 @@ A target is a module in `tests/fuzz/targets` with a docstring and
 
 and optionally
 
+    SHARES            tests of CI that share its inputs (default: `SHARES` here)
     SECONDS          CPU time that one input may take (default: `SECONDS` here)
     memory(input)    bytes that it may take beyond what the worker had (default: `MEMORY` here)
     PLANTED          name -> function that puts a known defect back, to show that it is found
@@ -17,6 +18,7 @@ and optionally
 Inputs that once failed are in `tests/fuzz/corpus/TARGET/NAME.json` and are tried first.
 """
 
+import atexit
 import importlib
 import itertools
 import json
@@ -25,6 +27,7 @@ import random
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,10 +39,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from npurt import build
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOUND = ROOT / "build/fuzz"  # where the inputs that fail are put
 
+SHARES = 4
 SECONDS = 30  # CPU time of one input
 STANDSTILL = 300  # seconds by the clock, for what waits without working
 MEMORY = 512 << 20  # bytes
@@ -53,6 +59,36 @@ NAMES = tuple(sorted(p.stem for p in (HERE / "targets").glob("[a-z]*.py")))
 def load(name):
     """Return the module of target *name*."""
     return importlib.import_module(f"tests.fuzz.targets.{name}")
+
+
+def runs(name):
+    """Return how many inputs of target *name* CI tries."""
+    return load(name).RUNS
+
+
+def shares(name):
+    """Return in how many tests they are tried."""
+    return getattr(load(name), "SHARES", SHARES)
+
+
+def planted(name):
+    """Return the names of the defects of target *name* that can be put back."""
+    return list(getattr(load(name), "PLANTED", {}))
+
+
+def rebuilt(folder, file, right, wrong):
+    """Return a simulator of which *right* in *file* is *wrong*, until the process ends."""
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    source = Path(made, file)
+    text = (ROOT / folder / file).read_text()
+    assert right in text
+    source.write_text(text.replace(right, wrong, 1))
+    others = [path for path in sorted((ROOT / folder).glob("*.c")) if path.name != file]
+    return build.build_library(
+        build.host(), Path(made) / "libplanted.so", sources=[source, *others],
+        includes=[ROOT / folder, ROOT / "idl"],
+    )  # fmt: skip
 
 
 def corpus(name):

@@ -22,7 +22,8 @@ from npurt.errors import NumericsError, VerificationFailed
 from tests.fuzz import frame, models, sizes
 from tests.llm import gguf_files as raw
 
-RUNS = 700
+RUNS = 200
+SHARES = 20
 SECONDS = 60
 MOST_BYTES = 40 << 20  # of a file
 MOST_MACS = 4e10  # of a run, by the best kernels; a twentieth by others

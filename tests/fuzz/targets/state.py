@@ -16,7 +16,7 @@ from tests.llm import tiny
 
 RUNS = 600
 MODELS = (("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32"))
-FIELDS = ("magic", "version", "length", "own", "model")
+FIELDS = ("magic", "version", "form", "length", "own", "model")
 NUMBERS = (0.0, -0.0, 1e-45, 1e-38, 1.0, 1e4, 65504.0, 3.4e38, -3.4e38, np.inf, np.nan)
 opened = {}
 
@@ -103,7 +103,7 @@ def spoil(path, value):
     for kind, *change in value["changes"]:
         if kind == "field" and len(data) >= HEADER.size:
             name, number = change
-            limits = {"version": 1 << 32, "length": 1 << 64, "own": 1 << 64}
+            limits = {"version": 1 << 32, "form": 1 << 32, "length": 1 << 64, "own": 1 << 64}
             fields[name] = number % limits[name] if name in limits else b"other" * 9
             HEADER.pack_into(data, 0, *fields.values())
         elif kind == "token" and n:

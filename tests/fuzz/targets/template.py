@@ -10,7 +10,7 @@ from npurt.llm.chat import ChatTemplate
 from tests.fuzz import jsons
 
 RUNS = 1500
-SECONDS = 20  # of which two are the template's own
+SECONDS = 10  # of which two are the template's own
 SECRET = "canary-7c1e"
 
 NAMES = ("messages", "tools", "m", "x", "y", "ns", "loop", "bos_token", "eos_token", "f", "g",
