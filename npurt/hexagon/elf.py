@@ -196,7 +196,9 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
             _refuse(f"the file ends at byte {len(data)}, segment {i} at {offset + file_bytes}")
         if address + memory_bytes > MOST_BYTES:
             _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MOST_BYTES:#x}")
-        if kind == Kind.LOAD and file_bytes > memory_bytes:
+        if kind == Kind.LOAD and align & (align - 1):
+            _refuse(f"segment {i} is aligned to {align} bytes, which is no power of two")
+        if kind in (Kind.LOAD, Kind.DYNAMIC) and file_bytes > memory_bytes:
             _refuse(f"segment {i} has {file_bytes} bytes in the file, {memory_bytes} in memory")
         found.append(segment)
     return found
@@ -217,9 +219,13 @@ class _Image:
                 return self._data[start : start + nbytes]
         _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
 
-    def _loaded(self, address: int, nbytes: int = 0) -> bool:
-        """Say whether these bytes are in memory; none may also be at the end of a segment."""
-        loads = (s for s in self._segments if s.kind == Kind.LOAD)
+    def _loaded(self, address: int, nbytes: int = 0, access: Access = Access(0)) -> bool:
+        """Say whether these bytes are in memory; none may also be at the end of a segment.
+
+        Args:
+            access: What one must be allowed to do there.
+        """
+        loads = (s for s in self._segments if s.kind == Kind.LOAD and access in s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
@@ -270,9 +276,14 @@ class _Image:
             nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
             if nbytes and at not in values:
                 _refuse(f"it has {nbytes} bytes of relocations, and does not say where")
-            table = self._bytes(values[at], nbytes, "a table of relocations") if nbytes else b""
+            what = "a table of relocations"
+            if not nbytes and at in values and not self._loaded(values[at]):
+                _refuse(f"{what} (0 bytes at {values[at]:#x}) is in no segment")
+            table = self._bytes(values[at], nbytes, what) if nbytes else b""
             for place, info, _ in _RELOCATION.iter_unpack(table):
                 self._check_relocation(place, info >> 8, symbols)
+                if Tag.TEXTREL not in values and not self._loaded(place, 4, Access.W):
+                    _refuse(f"a relocation changes {place:#x}, which is not to be written to")
                 kinds[_RELOCATIONS.get(info & 0xFF, str(info & 0xFF))] += 1
         return dict(sorted(kinds.items()))
 

@@ -310,3 +310,33 @@ def test_a_segment_beyond_all_memory_is_damage(plain):
     data = plain[: table + 20] + struct.pack("<I", 0x7000_0000) + plain[table + 24 :]
 
     assert "segment 0 ends at 0x70000000" in errors(data)
+
+
+def with_segment(data, kind, field, value):
+    """Return *data* with word *field* of the header of its first segment of *kind* changed."""
+    table, count = struct.unpack_from("<I", data, 28)[0], struct.unpack_from("<H", data, 44)[0]
+    places = [table + 32 * i for i in range(count)]
+    at = next(p for p in places if struct.unpack_from("<I", data, p)[0] == kind) + 4 * field
+    return data[:at] + struct.pack("<I", value) + data[at + 4 :]
+
+
+@pytest.mark.parametrize("align", [3, 4097, 0xFFFF])
+def test_an_alignment_that_is_no_power_of_two_is_damage(plain, align):
+    """The System V ABI allows 0, 1 and powers of two."""
+    assert f"aligned to {align} bytes" in errors(with_segment(plain, elf.Kind.LOAD, 7, align))
+
+
+def test_a_dynamic_segment_that_is_shorter_in_memory_is_damage(plain):
+    assert "128 bytes in the file, 1 in" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 1))
+
+
+def test_a_relocation_of_code_is_damage(plain):
+    assert "a relocation changes 0x1000, which is not" in errors(with_relocation(plain, offset=4096))
+
+
+def test_a_table_of_no_relocations_that_is_nowhere_is_damage(plain):
+    """What has no entries has a place all the same, and loaders look at it."""
+    data = patched(plain, elf.Tag.RELASZ, lambda _: 0)
+    data = patched(data, elf.Tag.RELA, lambda _: 0x2000_0000)
+
+    assert "a table of relocations (0 bytes at 0x20000000)" in errors(data)

@@ -303,7 +303,7 @@ static const char *relocate(module *m, uint32_t offset, uint32_t bytes)
     const elf_relocation *r = (const elf_relocation *) (m->base + offset);
     for (uint32_t i = 0; i + sizeof(*r) <= bytes; i += sizeof(*r), r++) {
         uint32_t *word = inside(m, r->offset, 4), value;
-        if (!word || r->offset & 3 || !resolve(m, r->info >> 8, &value)) {
+        if (!word || r->offset & 3 || r->offset < m->fixed || !resolve(m, r->info >> 8, &value)) {
             return "a relocation cannot be done";
         }
         switch (r->info & 0xff) {
