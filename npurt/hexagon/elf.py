@@ -232,6 +232,8 @@ class _Image:
         """Return the dynamic entries as (tag, value), up to the end mark."""
         for s in self._segments:
             if s.kind == Kind.DYNAMIC:
+                if not self._loaded(s.address, s.memory_bytes):
+                    _refuse(f"the dynamic segment at {s.address:#x} is not loaded as a whole")
                 table = self._bytes(s.address, s.file_bytes // 8 * 8, "the dynamic segment")
                 entries = list(_DYNAMIC.iter_unpack(table))
                 end = next((i for i, (tag, _) in enumerate(entries) if tag == Tag.NULL), None)
@@ -253,9 +255,11 @@ class _Image:
         values = dict(entries)
         if Tag.HASH not in values or Tag.SYMTAB not in values:
             return []
-        _, count = _HASH.unpack(self._bytes(values[Tag.HASH], _HASH.size, "the hash table"))
-        if count > _MOST_SYMBOLS:
-            _refuse(f"its hash table counts {count} symbols")
+        at = values[Tag.HASH]
+        buckets, count = _HASH.unpack(self._bytes(at, _HASH.size, "the hash table"))
+        if buckets == 0 or max(buckets, count) > _MOST_SYMBOLS:
+            _refuse(f"its hash table counts {count} symbols in {buckets} buckets")
+        self._bytes(at, _HASH.size + 4 * (buckets + count), "the hash table")
         what = f"the table of {count} symbols"
         table = self._bytes(values[Tag.SYMTAB], count * _SYMBOL.size, what)
         found = []

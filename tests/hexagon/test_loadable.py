@@ -330,8 +330,14 @@ def test_a_dynamic_segment_that_is_shorter_in_memory_is_damage(plain):
     assert "128 bytes in the file, 1 in" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 1))
 
 
+def test_a_dynamic_segment_that_is_longer_than_what_is_loaded_is_damage(plain):
+    assert "dynamic segment" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 0x10_0000))
+
+
 def test_a_relocation_of_code_is_damage(plain):
-    assert "a relocation changes 0x1000, which is not" in errors(with_relocation(plain, offset=4096))
+    assert "a relocation changes 0x1000, which is not" in errors(
+        with_relocation(plain, offset=4096)
+    )
 
 
 def test_a_table_of_no_relocations_that_is_nowhere_is_damage(plain):
@@ -340,3 +346,13 @@ def test_a_table_of_no_relocations_that_is_nowhere_is_damage(plain):
     data = patched(data, elf.Tag.RELA, lambda _: 0x2000_0000)
 
     assert "a table of relocations (0 bytes at 0x20000000)" in errors(data)
+
+
+@pytest.mark.parametrize("buckets", [0, 0x0001_0000, 0xFFFF_FFFF])
+def test_a_hash_table_without_buckets_or_with_too_many_is_damage(plain, buckets):
+    segment = next(s for s in elf.read(plain).segments if s.kind == elf.Kind.DYNAMIC)
+    entries = plain[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
+    at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.HASH]
+    data = plain[:at] + struct.pack("<I", buckets) + plain[at + 4 :]
+
+    assert "hash table" in errors(data)
