@@ -219,13 +219,13 @@ class _Image:
                 return self._data[start : start + nbytes]
         _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
 
-    def _loaded(self, address: int, nbytes: int = 0, access: Access = Access(0)) -> bool:
+    def _loaded(self, address: int, nbytes: int = 0, access: int = 0) -> bool:
         """Say whether these bytes are in memory; none may also be at the end of a segment.
 
         Args:
-            access: What one must be allowed to do there.
+            access: What one must be allowed to do there, of `Access`.
         """
-        loads = (s for s in self._segments if s.kind == Kind.LOAD and access in s.access)
+        loads = (s for s in self._segments if s.kind == Kind.LOAD and not access & ~s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
@@ -245,6 +245,8 @@ class _Image:
         values = dict(entries)
         size = values.get(Tag.STRSZ, 0)
         table = self._bytes(values.get(Tag.STRTAB, 0), size, "the table of names")
+        if not table.endswith(b"\0"):
+            _refuse("its table of names does not end with a zero")
         end = table.find(b"\0", offset) if offset < size else -1
         if end < 0:
             _refuse(f"a name at {offset} is outside the table of names ({size} bytes)")

@@ -334,6 +334,10 @@ def test_a_dynamic_segment_that_is_longer_than_what_is_loaded_is_damage(plain):
     assert "dynamic segment" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 0x10_0000))
 
 
+def test_names_without_an_end_are_damage(plain):
+    assert "does not end" in errors(patched(plain, elf.Tag.STRSZ, lambda size: size - 1))
+
+
 def test_a_relocation_of_code_is_damage(plain):
     assert "a relocation changes 0x1000, which is not" in errors(
         with_relocation(plain, offset=4096)
