@@ -134,6 +134,53 @@ def silu(gate, up):
     return reference, 1.01 * (1.5 * EXP + 4 * U) * abs(reference) + (flushed + TINY) * (1 + abs(up))
 
 
+def gelu(gate, up):
+    """Return ``gate / (1 + e^-2v) * up``, v = sqrt(2 / pi) (gate + 0.044715 gate^3).
+
+    The terms of v have one sign: two products, a fused sum, a product and two rounded constants
+    leave 2v within gamma(6), and so t = e^-|2v| within EXP and gamma(6) |2v|, relative.  t counts
+    once, and there are four more roundings, as in `silu`.
+    """
+    gate, up = gate.astype(np.float64), up.astype(np.float64)
+    twice = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    with np.errstate(over="ignore"):
+        reference = gate / (1 + np.exp(-twice)) * up
+    flushed = abs(gate) * EXP_FLUSHED * (twice < -87)
+    relative = EXP + gamma(6) * np.minimum(abs(twice), 88) + 4 * U
+    return reference, 1.01 * relative * abs(reference) + (flushed + TINY) * (1 + abs(up))
+
+
+def clamped(gate, up, limit, alpha, offset):
+    """Return ``g / (1 + e^(-alpha g)) * (u + offset)``, g and u being clamped at *limit*.
+
+    alpha g is rounded, which e^-|alpha g| has |alpha g| times; the sigmoid has two roundings, and
+    there are a sum and two products.
+    """
+    gate, up = gate.astype(np.float64), up.astype(np.float64)
+    alpha, offset = float(np.float32(alpha)), float(np.float32(offset))
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    inner = alpha * gate
+    with np.errstate(over="ignore"):
+        reference = gate / (1 + np.exp(-inner)) * (up + offset)
+    flushed = abs(gate) * EXP_FLUSHED * (inner < -87)
+    relative = EXP + U * np.minimum(abs(inner), 88) + 5 * U
+    slack = (flushed + TINY) * (1 + abs(up) + abs(offset))
+    return reference, 1.01 * relative * abs(reference) + slack
+
+
+# tanh16 of vec.h is -e / (2 + e), e = e^r - 1, r = -2|x|.  For r > -0.35 e is a polynomial times r,
+# off by 4 u; below, e^r <= 0.71 is off by EXP, and what is subtracted leaves at least 0.29: 11 u.
+# -e / (2 + e) has a slope of 2 / (2 + e) <= 1.18 in e, relative, and rounds twice.
+TANH = 1.18 * 11 * U + 2 * U
+
+
+def capped(x, cap):
+    """Return ``cap * tanh(x / cap)`` and its bound: there are a quotient and a product besides."""
+    cap = float(np.float32(cap))
+    reference = cap * np.tanh(x / cap)
+    return reference, (TANH + 2 * U) * 1.01 * abs(reference) + TINY * (1 + cap)
+
+
 def rotate(a, b, cos, sin):
     """Return ``(a cos - b sin, a sin + b cos)`` and the bound of each: two products, one sum."""
     a, b, cos, sin = (v.astype(np.float64) for v in (a, b, cos, sin))
@@ -167,15 +214,17 @@ def spread(w, r):
     return r @ values, gamma(roundings) * terms + TINY * n * k, squares
 
 
-def attend(q, keys, values, scale):
+def attend(q, keys, values, scale, *, softcap=0.0, sink=None):
     """Return ``softmax(scale * q . K^T) . V`` of one query row over S positions.
 
     Args:
         q: ``[W]``.
         keys: ``[S, W]`` and *values* ``[S, W]``, as the cache holds them.
-        scale: float32.
+        scale: float32, or a product of two: that is rounded once.
+        softcap: Of scores: see `capped`.
+        sink: One more score, whose value is nothing.
 
-    A score s_j is off by e_j = gamma(W + 1) sum |q scale k_j|.  The softmax runs online over B
+    A score s_j is off by e_j = gamma(W + 2) sum |q scale k_j|.  The softmax runs online over B
     spans of 64: the weight of position j is e^(s_j - m_1) e^(m_1 - m_2) ..., whose arguments are
     rounded differences that add up to D_j = m - s_j, and whose factors are at most B exponentials
     and B products.  So a weight is off by d_j = e_j + u D_j + (EXP + u) B, relative; what is
@@ -184,13 +233,19 @@ def attend(q, keys, values, scale):
     the weights.  All of these are below 1 %, so that their products are within a factor of 1.02.
     """
     q, keys, values = (v.astype(np.float64) for v in (q, keys, values))
-    scale = float(np.float32(scale))
+    scale = float(scale)
     count, width = keys.shape
-    spans = -(-count // 64)
+    spans = -(-count // 64) + 1  # a window may begin within one
     scores = keys @ (q * scale)
+    off = gamma(width + 2) * (abs(keys) @ abs(q * scale))
+    if softcap:
+        scores, more = capped(scores, softcap)
+        off = off + more
+    if sink is not None:
+        scores, off = np.append(scores, float(sink)), np.append(off, 0)
+        values = np.append(values, np.zeros((1, values.shape[1])), axis=0)
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
-    off = gamma(width + 1) * (abs(keys) @ abs(q * scale))
     off = off + U * (scores.max() - scores) + (EXP + U) * spans
     assert off.max() < 0.01
     each = off + weights @ off + (count + 2 * spans + 9) * U

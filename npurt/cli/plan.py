@@ -73,7 +73,7 @@ def _print_graph(args: argparse.Namespace) -> int:
     from npurt.llm.gguf import GGUF
 
     with GGUF(args.model) as file:
-        described = describe(file, to_run=False)
+        described = describe(file)
         graph = described.graph(described.config.n_context).graph
     if args.json:
         print(json.dumps(render.as_dict(graph)))

@@ -1,6 +1,8 @@
 /*
  * out = softmax(scale * q . K^T, causal) . V          one kv head, some tokens, all their query heads
  *
+ * Options of an op: a window hides positions too long ago; scores are capped; a sink is one more
+ * logit, with which the online softmax begins; queries are multiplied by a factor of the position.
  * q       float32, rotated, in the qkv buffer; out [rows][heads * width].  A gate that follows each
  *         query head there multiplies its result: out * sigmoid(gate).
  * K       [positions/16][width][16]: sixteen positions lie side by side, so scores need no
@@ -21,7 +23,7 @@ typedef struct {
     int64_t position; /* of row 0 of the run */
     float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
-    int64_t seen[TILE]; /* positions each row may see */
+    int64_t from[TILE], seen[TILE]; /* each row sees positions [from, seen) */
 } npurt_tile_state;
 
 _Static_assert(sizeof(npurt_tile_state) <= SCRATCH_BYTES, "a tile does not fit");
@@ -56,14 +58,38 @@ INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t first, int 
     }
 }
 
+/* Caps scores, of hidden positions as well. */
+INLINE void cap_scores(float *p, float cap)
+{
+    for (int j = 0; j < SPAN; j += 16) {
+        store_f32(p + j, cap * tanh16(load_f32(p + j) / cap));
+    }
+}
+
+/* Hides what a row does not see of a span. */
+INLINE void hide(npurt_tile_state *s, int r, int64_t first)
+{
+    for (int64_t j = 0; j < s->from[r] - first; j++) {
+        s->p[r][j] = -INFINITY;
+    }
+    for (int64_t j = s->seen[r] < first ? 0 : s->seen[r] - first; j < SPAN; j++) {
+        s->p[r][j] = -INFINITY;
+    }
+}
+
 /* Turns scores into weights against the running maximum; rescales what was summed before. */
 INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
 {
     const int width = s->op->width;
     for (int r = 0; r < rows; r++) {
-        for (int64_t j = s->seen[r] < first ? 0 : s->seen[r] - first; j < SPAN; j++) {
-            s->p[r][j] = -INFINITY;
+        if (s->from[r] >= first + SPAN) { /* another row's window begins earlier */
+            memset(s->p[r], 0, sizeof s->p[r]);
+            continue;
         }
+        if (s->op->softcap > 0) {
+            cap_scores(s->p[r], s->op->softcap);
+        }
+        hide(s, r, first);
         f32x16 top = load_f32(s->p[r]);
         for (int j = 16; j < SPAN; j += 16) {
             top = larger(top, load_f32(s->p[r] + j));
@@ -151,18 +177,20 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
     const int step = op->gated ? 2 * width : width;
     int64_t visible = 0;
     for (int r = 0; r < rows; r++) {
-        const int64_t token = row + (first + r) / group;
+        const int64_t token = row + (first + r) / group, position = s->position + token;
         const int head = s->kv_head * group + (first + r) % group;
         const float *q = op->qkv + token * op->stride + head * step;
+        const float scale = op->temperature ? op->temperature[position] * op->scale : op->scale;
         for (int d = 0; d < width; d++) {
-            s->q[r][d] = q[d] * op->scale;
+            s->q[r][d] = q[d] * scale;
             s->out[r][d] = 0;
         }
-        s->most[r] = -INFINITY;
-        s->sum[r] = 0;
-        s->seen[r] = visible = s->position + token + 1;
+        s->most[r] = op->sinks ? op->sinks[head] : -INFINITY;
+        s->sum[r] = op->sinks ? 1.0f : 0.0f;
+        s->seen[r] = visible = position + 1;
+        s->from[r] = op->window && visible > op->window ? visible - op->window : 0;
     }
-    for (int64_t at = 0; at < visible; at += SPAN) {
+    for (int64_t at = s->from[0] / SPAN * SPAN; at < visible; at += SPAN) {
         const int64_t left = visible - at;
         one_span(s, rows, at, left < SPAN ? (int) left : SPAN);
     }

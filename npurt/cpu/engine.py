@@ -41,12 +41,17 @@ class Input:
     What writes the values of a *quantised* input writes its codes and their scales and sums too.
     A *fine* input has a second set of codes for what the first leaves over, in 255ths: 16 bits of
     precision for twice the products of integers.  Its blocks are of both sets together.
+
+    Args:
+        values: The memory of the values; by default its own.
     """
 
-    def __init__(self, rows: int, k: int, *, quantised: bool, fine: bool = False) -> None:
+    def __init__(
+        self, rows: int, k: int, *, quantised: bool, fine: bool = False, values: F32 | None = None
+    ) -> None:
         self.rows = rows
         self.k = k
-        self.values: F32 = empty(rows, k)
+        self.values: F32 = empty(rows, k) if values is None else values
         self.quantised = quantised
         if quantised:
             self.codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)

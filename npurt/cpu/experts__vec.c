@@ -1,8 +1,9 @@
 /*
  * Which experts a row goes to, and what becomes of their results.
  *
- * route    shares = softmax(scores), the `used` largest of each row, equal ones by lower index;
- *          then rows are listed by expert, so that each expert's rows lie together.
+ * route    shares = softmax(scores), the `used` largest of each row, equal ones by lower index, or
+ *          the softmax of those alone; then rows are listed by expert, so that each expert's rows
+ *          lie together.
  * combine  out = sum over a row's experts, likeliest first, of share * y; then the shared expert.
  *
  * A row's result depends on no other row; route runs on one thread for all of them.
@@ -16,6 +17,26 @@ enum { LANES = 16 };
 _Static_assert(NPURT_MOST_EXPERTS % LANES == 0 &&
                    NPURT_MOST_EXPERTS * (sizeof(int64_t) + sizeof(float)) <= SCRATCH_BYTES,
                "what is known of experts does not fit");
+
+/* Makes scores to powers of e, less the largest score; returns the sum of what shares are of. */
+static float exponentials(const npurt_route *op, float *e, const int64_t *chosen)
+{
+    const f32x16 most = (f32x16) (e[chosen[0]]);
+    f32x16 sum = 0.0f;
+    for (int i = 0; i < op->experts; i += LANES) {
+        const f32x16 v = exp16(load_f32(e + i) - most);
+        store_f32(e + i, v);
+        sum += v;
+    }
+    if (!op->over_chosen) {
+        return sum16(sum);
+    }
+    float total = 0;
+    for (int s = 0; s < op->used; s++) {
+        total += e[chosen[s]];
+    }
+    return total;
+}
 
 /* The `used` likeliest experts of one row, and their shares. */
 static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *shares)
@@ -37,14 +58,7 @@ static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen
             chosen[at] = i;
         }
     }
-    const f32x16 most = (f32x16) (e[chosen[0]]);
-    f32x16 sum = 0.0f;
-    for (int i = 0; i < padded; i += LANES) {
-        const f32x16 v = exp16(load_f32(e + i) - most);
-        store_f32(e + i, v);
-        sum += v;
-    }
-    const float whole = sum16(sum);
+    const float whole = exponentials(op, e, chosen);
     float total = 0;
     for (int s = 0; s < used; s++) {
         shares[s] = e[chosen[s]] / whole;

@@ -84,13 +84,17 @@ typedef void npurt_i8_fn(const uint8_t *w, int64_t quads, const int8_t *x, const
 typedef struct {
     void (*norm)(const npurt_norm *op, int64_t row, int64_t out_row);
     void (*quantise)(const npurt_input *x, int64_t row, int64_t first, int64_t count);
-    void (*silu)(const npurt_silu *op, int64_t row, int64_t first, int64_t count);
+    void (*sum)(const npurt_sum *op, int64_t row);
+    void (*cap)(const npurt_cap *op, int64_t row, int64_t first, int64_t count);
+    void (*unit)(const npurt_unit *op, int64_t row, int64_t first, int64_t count);
     void (*rope)(const npurt_attention *op, int64_t row, int64_t position);
     void (*attend)(const npurt_attention *op, int kv_head, int64_t row, int rows, int64_t position,
                    float *scratch);
     void (*conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
     void (*delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
     void (*gate)(const npurt_gate *op, int64_t row);
+    void (*shortconv)(const npurt_shortconv *op, int64_t first, int64_t count, int64_t rows,
+                      int64_t position);
     void (*route)(const npurt_route *op, int64_t rows, float *scratch);
     void (*combine)(const npurt_combine *op, int64_t row);
     void (*pack)(const npurt_packing *op, int64_t panel);

@@ -79,7 +79,10 @@ static int attention_fits(const npurt_attention *a, char *why)
            fits(heads * a->width, 1, a->stride, why, "columns of q, k and v") &&
            columns_fit(a->stride, why, "columns of a row of q, k and v") &&
            holds(a->cache_bytes == 2 || a->cache_bytes == 4, why, "no such type of a cache") &&
-           holds(a->positions % 16 == 0, why, "positions of a cache are not whole panels");
+           holds(a->positions % 16 == 0, why, "positions of a cache are not whole panels") &&
+           fits(a->window, 0, INT32_MAX, why, "positions of a window") &&
+           holds(!a->whole || (a->q_norm && a->k_norm && !a->gated), why,
+                 "norms over all heads need weights, and heads without gates");
 }
 
 static int conv_fits(const npurt_conv *c, char *why)
@@ -88,6 +91,14 @@ static int conv_fits(const npurt_conv *c, char *why)
     return head_fits(c->width, NPURT_MOST_DELTA, why) && columns_fit(c->heads, why, "heads") &&
            columns_fit(c->k_heads, why, "key heads") &&
            columns_fit(heads * c->width + 2 * (int64_t) c->heads, why, "channels") &&
+           fits(c->taps, 1, NPURT_MOST_TAPS, why, "taps of a convolution") &&
+           fits(c->capacity, c->taps, INT32_MAX, why, "tokens that a convolution keeps");
+}
+
+static int shortconv_fits(const npurt_shortconv *c, char *why)
+{
+    return input_fits(&c->out, why) && columns_fit(3 * c->out.k, why, "columns of two gates") &&
+           holds(c->out.k % NPURT_HEAD_STEP == 0, why, "columns are not whole vectors") &&
            fits(c->taps, 1, NPURT_MOST_TAPS, why, "taps of a convolution") &&
            fits(c->capacity, c->taps, INT32_MAX, why, "tokens that a convolution keeps");
 }
@@ -144,8 +155,9 @@ static int kind_fits(const npurt_op *op, int64_t rows, char *why)
     case NPURT_ROPE:
     case NPURT_ATTEND:
         return attention_fits(&op->u.attention, why);
-    case NPURT_SILU:
-        return input_fits(&op->u.silu.out, why);
+    case NPURT_UNIT:
+        return input_fits(&op->u.unit.out, why) &&
+               fits(op->u.unit.activation, NPURT_SILU, NPURT_CLAMPED, why, "activation");
     case NPURT_PACK:
         return image_fits(op->u.packing.type, op->u.packing.n, op->u.packing.k, why);
     case NPURT_SPREAD:
@@ -166,6 +178,12 @@ static int kind_fits(const npurt_op *op, int64_t rows, char *why)
     case NPURT_COMBINE:
         return columns_fit(op->u.combine.k, why, "columns of a sum") &&
                fits(op->u.combine.used, 1, NPURT_MOST_EXPERTS, why, "experts of a row");
+    case NPURT_SUM:
+        return input_fits(&op->u.sum.out, why);
+    case NPURT_CAP:
+        return columns_fit(op->u.cap.k, why, "columns of capped values");
+    case NPURT_SHORTCONV:
+        return shortconv_fits(&op->u.shortconv, why);
     }
     return holds(0, why, "there is no such op");
 }

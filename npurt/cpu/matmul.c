@@ -156,6 +156,7 @@ static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
     for (int i = 0; i < m->weights; i++) {
         npurt_weight *w = &view.w[i];
         w->image += g->matrix * npurt_image_bytes(w->type, w->n, w->k);
+        w->bias = w->bias ? w->bias + g->matrix * w->n : NULL;
         w->check_s = w->check_s ? w->check_s + g->matrix * w->k : NULL;
     }
     return view;

@@ -57,7 +57,7 @@ typedef struct {
     int64_t n, k;
     int32_t type; /* GGUF number */
     int32_t reserved;
-    const float *bias;     /* [n] or NULL */
+    const float *bias;     /* [n], of a stack [matrices][n]; or NULL */
     int64_t column;        /* of y where this weight's first output goes */
     const double *check_r; /* [n] secret vector, or NULL when never checked */
     const double *check_s; /* [k] W^T r */
@@ -73,22 +73,25 @@ typedef struct {
 } npurt_group;
 
 enum npurt_kind {
-    NPURT_NORM = 1, /* x += add; out = x / rms(x) * weight, quantised too */
-    NPURT_QUANT,    /* fill out's codes from its values */
-    NPURT_MATMUL,   /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
-    NPURT_ROPE,     /* rotate q and k of a qkv buffer; append k and v to the cache */
-    NPURT_ATTEND,   /* causal grouped-query attention over the cache */
-    NPURT_SILU,     /* out = silu(gate) * up, quantised too */
-    NPURT_PACK,     /* GGUF rows -> image */
-    NPURT_SPREAD,   /* s = W^T r of an image, for verification */
-    NPURT_PACK_I8,  /* int8 [k][n] -> image of exact integer products */
-    NPURT_I8,       /* y = x . w, int8 x int8 -> int32, exact */
-    NPURT_CONV,     /* what the projections gave -> q, k, v, decay and beta of a delta net */
-    NPURT_DELTA,    /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
-    NPURT_GATE,     /* out = norm of each head * silu(gate), quantised too */
-    NPURT_ROUTE,    /* the experts of each row, and the rows of each expert */
-    NPURT_GATHER,   /* rows of an input, in the order of their experts */
-    NPURT_COMBINE,  /* weighted sums of what the experts of a row gave */
+    NPURT_NORM = 1,  /* x += add_scale * add; out = x / rms(x) * weight, quantised too */
+    NPURT_QUANT,     /* fill out's codes from its values */
+    NPURT_MATMUL,    /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
+    NPURT_ROPE,      /* rotate q and k of a qkv buffer; append k and v to the cache */
+    NPURT_ATTEND,    /* causal grouped-query attention over the cache */
+    NPURT_UNIT,      /* out = activation(gate) * up, quantised too */
+    NPURT_PACK,      /* GGUF rows -> image */
+    NPURT_SPREAD,    /* s = W^T r of an image, for verification */
+    NPURT_PACK_I8,   /* int8 [k][n] -> image of exact integer products */
+    NPURT_I8,        /* y = x . w, int8 x int8 -> int32, exact */
+    NPURT_CONV,      /* what the projections gave -> q, k, v, decay and beta of a delta net */
+    NPURT_DELTA,     /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
+    NPURT_GATE,      /* out = norm of each head * silu(gate), quantised too */
+    NPURT_ROUTE,     /* the experts of each row, and the rows of each expert */
+    NPURT_GATHER,    /* rows of an input, in the order of their experts */
+    NPURT_COMBINE,   /* weighted sums of what the experts of a row gave */
+    NPURT_SUM,       /* x += scale * add, quantised too */
+    NPURT_CAP,       /* x = cap * tanh(factor * x / cap) */
+    NPURT_SHORTCONV, /* a short convolution between two gates */
 };
 
 typedef struct {
@@ -96,6 +99,7 @@ typedef struct {
     const float *add;    /* [rows][k] or NULL */
     const float *weight; /* [k] */
     npurt_input out;
+    float add_scale;
     float eps;
     int32_t from_head; /* 1: read x from row run.head on; rows of out start at 0 */
 } npurt_norm;
@@ -122,22 +126,49 @@ typedef struct {
     const float *sin;
     const float *q_norm; /* [width] or NULL: heads are normed before they rotate */
     const float *k_norm;
+    const float *sinks; /* [heads] or NULL: one more logit of a head, whose value is nothing */
+    const float *temperature; /* [positions] or NULL: q is multiplied by it */
     int64_t stride;
     void *k_cache;     /* [kv_heads][positions/16][width][16] f16 or f32 */
     void *v_cache;     /* [kv_heads][positions][width] */
     int64_t positions; /* capacity, a multiple of 16 */
+    int64_t window;    /* positions that a row sees, its own included; 0: all */
     int32_t heads, kv_heads, width, rotated;
     int32_t halves;      /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
     int32_t cache_bytes; /* 2 or 4 an element */
     int32_t gated;       /* a gate follows each query head: out *= sigmoid(gate) */
+    int32_t whole;       /* norms are over all heads together: q_norm [heads * width] */
     float *out;          /* attention only: [rows][heads * width] */
     float scale, eps;
+    float softcap; /* scores become softcap * tanh(score / softcap); 0: they stay */
 } npurt_attention;
+
+enum npurt_activation {
+    NPURT_SILU,    /* silu(gate) * up */
+    NPURT_GELU,    /* gelu(gate) * up, by tanh */
+    NPURT_CLAMPED, /* gate * sigmoid(alpha * gate) * (up + offset), both clamped before */
+};
 
 typedef struct {
     const float *gate_up; /* [rows][2 * k] */
     npurt_input out;
-} npurt_silu;
+    int32_t activation;
+    float limit; /* the gate is clamped from above, up from both sides */
+    float alpha, offset;
+} npurt_unit;
+
+typedef struct {
+    float *x;         /* [rows][k], updated when add is given */
+    const float *add; /* [rows][k] or NULL */
+    npurt_input out;  /* its values are x */
+    float scale;
+} npurt_sum;
+
+typedef struct {
+    float *x; /* [rows][k] */
+    int64_t k;
+    float factor, cap; /* cap 0: x *= factor */
+} npurt_cap;
 
 typedef struct {
     const uint8_t *blocks; /* [n][k / block] of the GGUF type */
@@ -182,6 +213,19 @@ typedef struct {
     float eps;
 } npurt_conv;
 
+/*
+ * The gated short convolution of one sequence: out = after * conv(before * value).  The last
+ * `capacity` products of before and value are kept, that of token t in row t % capacity.
+ */
+typedef struct {
+    const float *in;     /* [rows][3 * k]: before, after, value */
+    const float *weight; /* [taps][k], the last for the token itself */
+    float *kept;         /* [capacity][k] */
+    npurt_input out;
+    int64_t capacity;
+    int32_t taps;
+} npurt_shortconv;
+
 /* Floats from one token, head and sequence to the next. */
 typedef struct {
     int64_t token, head, sequence;
@@ -217,8 +261,9 @@ typedef struct {
     npurt_group *groups; /* [the lesser of experts and rows * used] */
     int64_t stride;
     int32_t experts, used;
-    int32_t normed; /* shares are made to add up to 1 */
-    float scale;    /* of shares */
+    int32_t normed;      /* shares are made to add up to 1 */
+    int32_t over_chosen; /* the softmax is over the chosen experts, not over all */
+    float scale;         /* of shares */
 } npurt_route;
 
 typedef struct {
@@ -247,7 +292,7 @@ typedef struct {
         npurt_quant quant;
         npurt_matmul matmul;
         npurt_attention attention;
-        npurt_silu silu;
+        npurt_unit unit;
         npurt_packing packing;
         npurt_spreading spreading;
         npurt_integers integers;
@@ -257,6 +302,9 @@ typedef struct {
         npurt_route route;
         npurt_gather gather;
         npurt_combine combine;
+        npurt_sum sum;
+        npurt_cap cap;
+        npurt_shortconv shortconv;
     } u;
     uint64_t calls; /* runs so far */
     uint64_t rows;  /* rows so far */

@@ -1,5 +1,5 @@
 /*
- * What stands between the matmuls of a decoder: norm, activation quantiser, SiLU, RoPE.
+ * What stands between the matmuls of a decoder: sums, norms, activation quantiser, gated units, RoPE.
  *
  * Rows are tokens.  Every function works on one row, so a row's result never depends on the batch
  * it came in.  Elements past the last whole vector are handled one by one, in order.
@@ -70,15 +70,50 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
     }
 }
 
+/* x += scale * add, rounded once: by a scale of 1 it is the plain sum. */
+static void add_scaled(float *restrict x, const float *restrict add, float scale, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++) {
+        x[i] = fmaf(scale, add[i], x[i]);
+    }
+}
+
+static void sum(const npurt_sum *op, int64_t row)
+{
+    const int64_t k = op->out.k;
+    if (op->add) {
+        add_scaled(op->x + row * k, op->add + row * k, op->scale, k);
+    }
+    if (op->out.codes) {
+        quantise(&op->out, row, 0, k / BLOCK);
+    }
+}
+
+/* Columns [first, first + count) of one row. */
+static void cap(const npurt_cap *op, int64_t row, int64_t first, int64_t count)
+{
+    float *x = op->x + row * op->k + first;
+    int64_t i = 0;
+    if (!(op->cap > 0)) {
+        for (; i < count; i++) {
+            x[i] *= op->factor;
+        }
+    }
+    for (; i + 16 <= count; i += 16) {
+        store_f32(x + i, op->cap * tanh16(op->factor * load_f32(x + i) / op->cap));
+    }
+    for (; i < count; i++) {
+        x[i] = op->cap * tanh16((f32x16) (op->factor * x[i] / op->cap)).x;
+    }
+}
+
 static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
 {
     const int64_t k = op->out.k, whole = k / 16 * 16;
     float *x = op->x + row * k;
     float *out = op->out.values + out_row * k;
     if (op->add) {
-        for (int64_t i = 0; i < k; i++) {
-            x[i] += op->add[row * k + i];
-        }
+        add_scaled(x, op->add + row * k, op->add_scale, k);
     }
     f32x16 squares = 0.0f;
     for (int64_t i = 0; i < whole; i += 16) {
@@ -98,18 +133,55 @@ static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
     }
 }
 
+typedef f32x16 unit_fn(const npurt_unit *op, f32x16 gate, f32x16 up);
+
+INLINE f32x16 silu_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
+{
+    (void) op;
+    return silu16(gate) * up;
+}
+
+INLINE f32x16 gelu_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
+{
+    (void) op;
+    return gelu16(gate) * up;
+}
+
+INLINE f32x16 clamped_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
+{
+    const f32x16 most = op->limit;
+    const f32x16 g = gate > most ? most : gate, u = up > most ? most : up; /* NaN stays */
+    const f32x16 shifted = (u < -most ? -most : u) + op->offset;
+    return g * sigmoid16(op->alpha * g) * shifted;
+}
+
+INLINE void unit_columns(const npurt_unit *op, unit_fn *function, const float *gate,
+                         const float *up, float *out, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        store_f32(out + i, function(op, load_f32(gate + i), load_f32(up + i)));
+    }
+    for (; i < count; i++) {
+        out[i] = function(op, (f32x16) (gate[i]), (f32x16) (up[i])).x;
+    }
+}
+
 /* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
-static void silu(const npurt_silu *op, int64_t row, int64_t first, int64_t count)
+static void unit(const npurt_unit *op, int64_t row, int64_t first, int64_t count)
 {
     const int64_t k = op->out.k;
     const float *gate = op->gate_up + row * 2 * k + first, *up = gate + k;
     float *out = op->out.values + row * k + first;
-    int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        store_f32(out + i, silu16(load_f32(gate + i)) * load_f32(up + i));
-    }
-    for (; i < count; i++) {
-        out[i] = silu16((f32x16) (gate[i])).x * up[i];
+    switch (op->activation) {
+    case NPURT_SILU:
+        unit_columns(op, silu_unit, gate, up, out, count);
+        break;
+    case NPURT_GELU:
+        unit_columns(op, gelu_unit, gate, up, out, count);
+        break;
+    default:
+        unit_columns(op, clamped_unit, gate, up, out, count);
     }
     if (op->out.codes) {
         quantise(&op->out, row, first / BLOCK, count / BLOCK);
@@ -137,16 +209,16 @@ static void store(void *cache, int64_t at, float value, int bytes)
     }
 }
 
-/* head = head / rms(head) * weight */
-static void norm_head(const npurt_attention *op, float *head, const float *weight)
+/* head = head / rms(head) * weight, of one head or of several */
+static void norm_head(float *head, int width, const float *weight, float eps)
 {
     f32x16 squares = 0.0f;
-    for (int d = 0; d < op->width; d += 16) {
+    for (int d = 0; d < width; d += 16) {
         const f32x16 v = load_f32(head + d);
         squares = fma16(v, v, squares);
     }
-    const float inverse = 1.0f / sqrtf(sum16(squares) / (float) op->width + op->eps);
-    for (int d = 0; d < op->width; d++) {
+    const float inverse = 1.0f / sqrtf(sum16(squares) / (float) width + eps);
+    for (int d = 0; d < width; d++) {
         head[d] = head[d] * inverse * weight[d];
     }
 }
@@ -159,11 +231,15 @@ static void rope(const npurt_attention *op, int64_t row, int64_t position)
     float *k = q + heads * step, *v = k + kv_heads * width;
     const float *cos = op->cos + position * (op->rotated / 2);
     const float *sin = op->sin + position * (op->rotated / 2);
+    if (op->whole) {
+        norm_head(q, heads * width, op->q_norm, op->eps);
+        norm_head(k, kv_heads * width, op->k_norm, op->eps);
+    }
     for (int h = 0; h < heads + kv_heads; h++) {
         float *head = h < heads ? q + h * step : k + (h - heads) * width;
         const float *weight = h < heads ? op->q_norm : op->k_norm;
-        if (weight) {
-            norm_head(op, head, weight);
+        if (weight && !op->whole) {
+            norm_head(head, width, weight, op->eps);
         }
         rotate(op, head, cos, sin);
     }
@@ -183,6 +259,8 @@ void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row,
 void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
 void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
 void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
+void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
+                               int64_t rows, int64_t position);
 void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
 void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
@@ -198,12 +276,15 @@ void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_
 const npurt_level AT_LEVEL(npurt_level) = {
     .norm = norm,
     .quantise = quantise,
-    .silu = silu,
+    .sum = sum,
+    .cap = cap,
+    .unit = unit,
     .rope = rope,
     .attend = AT_LEVEL(npurt_attend),
     .conv = AT_LEVEL(npurt_conv),
     .delta = AT_LEVEL(npurt_delta),
     .gate = AT_LEVEL(npurt_gate),
+    .shortconv = AT_LEVEL(npurt_shortconv),
     .route = AT_LEVEL(npurt_route),
     .combine = AT_LEVEL(npurt_combine),
     .pack = AT_LEVEL(npurt_pack),

@@ -58,6 +58,29 @@ class Heads:
     q_norm: F32 | None = None  # [width]: heads are normed before they rotate
     k_norm: F32 | None = None
     eps: float = 0.0
+    window: int = 0  # positions that a row sees, its own included; 0: all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    sinks: F32 | None = None  # [heads]: one more logit of a head, whose value is nothing
+    temperature: F32 | None = None  # [positions]: queries are multiplied by it
+
+    @property
+    def whole(self) -> bool:
+        """True when q and k are normed over all heads together."""
+        return self.q_norm is not None and len(self.q_norm) != self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a gated unit does: ``activation(gate) * up``.
+
+    A *clamped* one has SiLU: ``gate * sigmoid(alpha * gate) * (up + offset)``, the gate clamped
+    from above and up from both sides at *limit*.
+    """
+
+    activation: str = "SILU"  # NPURT_* in the header: SILU, GELU or CLAMPED
+    limit: float = 0.0
+    alpha: float = 1.0
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +117,7 @@ class Routing:
         return int(self.shares.shape[1])
 
 
+SILU = Unit()
 GROUP = np.dtype([("matrix", "<i4"), ("rows", "<i4"), ("first", "<i8")])  # npurt_group
 
 
@@ -162,14 +186,32 @@ class Program:
         out: Input,
         *,
         add: F32 | None = None,
+        scale: float = 1.0,
         from_head: bool = False,
     ) -> int:
-        """``x += add; out = x / sqrt(mean(x^2) + eps) * weight``; *from_head* skips rows < head."""
+        """Add ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
+
+        *from_head* skips rows before head.
+        """
         op = self._add("NORM", head=from_head).norm
         op.x, op.add, op.weight = map(self._address, (x, add, weight))
+        op.add_scale = scale
         op.eps = eps
         op.from_head = from_head
         self._input(op.out, out)
+        return len(self) - 1
+
+    def sum(self, add: F32, out: Input, *, scale: float = 1.0) -> int:
+        """Add *scale* times *add* to the values of *out*, and fill its codes if it has any."""
+        op = self._add("SUM").sum
+        op.x, op.add, op.scale = self._address(out.values), self._address(add), scale
+        self._input(op.out, out)
+        return len(self) - 1
+
+    def cap(self, x: F32, *, factor: float = 1.0, cap: float = 0.0, head: bool = False) -> int:
+        """``x = cap * tanh(factor * x / cap)``, or ``factor * x`` without a cap."""
+        op = self._add("CAP", head=head).cap
+        op.x, op.k, op.factor, op.cap = self._address(x), x.shape[1], factor, cap
         return len(self) - 1
 
     def quant(self, out: Input) -> int:
@@ -221,7 +263,9 @@ class Program:
         op.heads, op.kv_heads, op.width = heads.heads, heads.kv_heads, heads.width
         op.rotated = 2 * heads.cos.shape[1]
         op.halves = heads.halves
-        op.scale = heads.scale
+        op.scale, op.softcap, op.window = heads.scale, heads.softcap, heads.window
+        op.sinks, op.temperature = map(self._address, (heads.sinks, heads.temperature))
+        op.whole = heads.whole
         return op
 
     def rope(self, heads: Heads) -> int:
@@ -234,10 +278,12 @@ class Program:
         self._attention("ATTEND", heads).out = self._address(out)
         return len(self) - 1
 
-    def silu(self, gate_up: F32, out: Input, *, fan: int = 1) -> int:
-        """Add ``out = silu(gate) * up`` of the two halves of *gate_up*."""
-        op = self._add("SILU", fan=fan).silu
+    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, fan: int = 1) -> int:
+        """Add ``out = activation(gate) * up`` of the two halves of *gate_up*."""
+        op = self._add("UNIT", fan=fan).unit
         op.gate_up = self._address(gate_up)
+        op.activation = getattr(abi.lib(), f"NPURT_{unit.activation}")
+        op.limit, op.alpha, op.offset = unit.limit, unit.alpha, unit.offset
         self._input(op.out, out)
         return len(self) - 1
 
@@ -251,6 +297,20 @@ class Program:
         op.stride, op.capacity, op.taps = c.x.shape[1], len(c.kept), len(c.weight)
         op.heads, op.k_heads, op.width, op.eps = c.heads, c.k_heads, c.width, c.eps
         op.replay = replay
+        return len(self) - 1
+
+    def shortconv(self, x: F32, weight: F32, kept: F32, out: Input) -> int:
+        """``out = after * conv(before * value)`` of *x* ``[rows, 3 * K]``, these side by side.
+
+        Args:
+            weight: ``[taps, K]``, the last for the token itself.
+            kept: ``[capacity, K]``: what was convolved last, token t in row t % capacity.
+        """
+        op = self._add("SHORTCONV").shortconv
+        setattr(op, "in", self._address(x))
+        op.weight, op.kept = self._address(weight), self._address(kept)
+        op.capacity, op.taps = len(kept), len(weight)
+        self._input(op.out, out)
         return len(self) - 1
 
     def delta(
@@ -287,15 +347,26 @@ class Program:
         self._input(op.out, out)
         return len(self) - 1
 
-    def route(self, scores: F32, to: Routing, *, normed: bool, scale: float = 1.0) -> int:
-        """Choose experts by the first columns of *scores*; *normed* shares add up to *scale*."""
+    def route(
+        self,
+        scores: F32,
+        to: Routing,
+        *,
+        normed: bool,
+        scale: float = 1.0,
+        over_chosen: bool = False,
+    ) -> int:
+        """Choose experts by the first columns of *scores*; *normed* shares add up to *scale*.
+
+        Shares are a softmax over all experts, or *over_chosen*.
+        """
         op = self._add("ROUTE").route
         op.scores, op.shares = self._address(scores), self._address(to.shares)
         op.places = self._address(to.places, "int64_t *")
         op.sources = self._address(to.sources, "int64_t *")
         op.groups = self._address(to.groups, "npurt_group *")
         op.stride, op.experts, op.used = scores.shape[1], to.experts, to.used
-        op.normed, op.scale = normed, scale
+        op.normed, op.scale, op.over_chosen = normed, scale, over_chosen
         return len(self) - 1
 
     def gather(self, x: Input, routing: Routing, out: Input) -> int:

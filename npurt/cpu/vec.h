@@ -139,6 +139,36 @@ INLINE f32x16 silu16(f32x16 x)
 }
 
 /*
+ * 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3): that is x / (1 + e^-2u), formed as above.
+ */
+INLINE f32x16 gelu16(f32x16 x)
+{
+    const f32x16 cubed = x * x * x;
+    const f32x16 twice = 1.59576912f * fma16((f32x16) (0.044715f), cubed, x);
+    const f32x16 t = exp16(-__builtin_elementwise_abs(twice));
+    const f32x16 top = x < 0.0f ? x * t : x;
+    return top / (1.0f + t);
+}
+
+/*
+ * tanh(x) = -e / (2 + e), e = e^(-2|x|) - 1, with the sign of x.  Near 0, where e^(-2|x|) is rounded
+ * to a multiple of 2^-24, e is its own Taylor polynomial of degree 7.
+ */
+INLINE f32x16 tanh16(f32x16 x)
+{
+    const f32x16 r = -2.0f * __builtin_elementwise_abs(x);
+    f32x16 p = fma16((f32x16) (1.0f / 5040), r, (f32x16) (1.0f / 720));
+    p = fma16(p, r, (f32x16) (1.0f / 120));
+    p = fma16(p, r, (f32x16) (1.0f / 24));
+    p = fma16(p, r, (f32x16) (1.0f / 6));
+    p = fma16(p, r, (f32x16) (0.5f));
+    p = fma16(p, r, (f32x16) (1.0f));
+    const i32x16 near = r > -0.34657359f;
+    const f32x16 e = near ? p * r : exp16(r) - 1.0f;
+    return __builtin_elementwise_copysign(-e / (2.0f + e), x);
+}
+
+/*
  * ln(1 + e^x) = max(x, 0) + ln(1 + t), t = e^-|x|.
  * ln(1 + t) = 2 artanh(s), s = t / (2 + t) <= 1/3: its series up to s^15, the rest being 2e-9 of it.
  */

@@ -5,7 +5,7 @@
  */
 #include "work.h"
 
-enum { SILU_SPAN = 1024, ATTEND_ROWS = 32 };
+enum { UNIT_SPAN = 1024, CAP_SPAN = 4096, CONV_SPAN = 256, ATTEND_ROWS = 32 };
 
 int64_t npurt_rows(const npurt_op *op, const npurt_job *job)
 {
@@ -29,8 +29,14 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
         d.items = rows * (op->u.quant.out.k / BLOCK);
         d.grain = 64;
         break;
-    case NPURT_SILU:
-        d.items = rows * ceil_div(op->u.silu.out.k, SILU_SPAN);
+    case NPURT_UNIT:
+        d.items = rows * ceil_div(op->u.unit.out.k, UNIT_SPAN);
+        break;
+    case NPURT_CAP:
+        d.items = rows * ceil_div(op->u.cap.k, CAP_SPAN);
+        break;
+    case NPURT_SHORTCONV:
+        d.items = ceil_div(op->u.shortconv.out.k, CONV_SPAN);
         break;
     case NPURT_ATTEND:
         d.items = op->u.attention.kv_heads * ceil_div(rows, ATTEND_ROWS);
@@ -64,12 +70,33 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
     return d;
 }
 
-static void silu_items(const npurt_silu *op, const npurt_level *level, int64_t from, int64_t to)
+static int64_t lesser(int64_t a, int64_t b)
 {
-    const int64_t k = op->out.k, spans = ceil_div(k, SILU_SPAN);
+    return a < b ? a : b;
+}
+
+static void unit_items(const npurt_unit *op, const npurt_level *level, int64_t from, int64_t to)
+{
+    const int64_t k = op->out.k, spans = ceil_div(k, UNIT_SPAN);
     for (int64_t i = from; i < to; i++) {
-        const int64_t first = i % spans * SILU_SPAN;
-        level->silu(op, i / spans, first, k - first < SILU_SPAN ? k - first : SILU_SPAN);
+        const int64_t first = i % spans * UNIT_SPAN;
+        level->unit(op, i / spans, first, lesser(k - first, UNIT_SPAN));
+    }
+}
+
+static void cap_item(const npurt_cap *op, const npurt_level *level, int64_t item)
+{
+    const int64_t spans = ceil_div(op->k, CAP_SPAN), first = item % spans * CAP_SPAN;
+    level->cap(op, item / spans, first, lesser(op->k - first, CAP_SPAN));
+}
+
+static void shortconv_item(const npurt_shortconv *op, const npurt_level *level,
+                           const npurt_job *job, int64_t item)
+{
+    const int64_t first = item * CONV_SPAN, count = lesser(op->out.k - first, CONV_SPAN);
+    level->shortconv(op, first, count, job->rows, job->position);
+    for (int64_t row = 0; op->out.codes && row < job->rows; row++) {
+        level->quantise(&op->out, row, first / BLOCK, count / BLOCK);
     }
 }
 
@@ -171,6 +198,15 @@ static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *jo
         case NPURT_COMBINE:
             level->combine(&op->u.combine, i);
             break;
+        case NPURT_SUM:
+            level->sum(&op->u.sum, i);
+            break;
+        case NPURT_CAP:
+            cap_item(&op->u.cap, level, i);
+            break;
+        case NPURT_SHORTCONV:
+            shortconv_item(&op->u.shortconv, level, job, i);
+            break;
         case NPURT_PACK_I8:
             pack_i8(&op->u.integers, i);
             break;
@@ -186,8 +222,8 @@ void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chu
     const npurt_isa *isa = &npurt_isas[op->isa];
     const int64_t from = chunk * d.grain;
     const int64_t to = from + d.grain < d.items ? from + d.grain : d.items;
-    if (op->kind == NPURT_SILU) {
-        silu_items(&op->u.silu, isa->level, from, to);
+    if (op->kind == NPURT_UNIT) {
+        unit_items(&op->u.unit, isa->level, from, to);
     } else if (op->kind == NPURT_QUANT) {
         quant_items(&op->u.quant.out, isa->level, from, to);
     } else if (op->kind == NPURT_ATTEND) {

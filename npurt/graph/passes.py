@@ -107,7 +107,7 @@ def add_norm(uses: Uses) -> list[list[Op]]:
         if isinstance(maker, ops.SelectRows) and uses.only_reader(op.x):
             group.append(maker)
             maker = uses.maker(maker.x)
-        if isinstance(maker, ops.Add) and maker.scale == 1:
+        if isinstance(maker, ops.Add):
             group.append(maker)
         groups.append(group)
     return groups
@@ -160,6 +160,21 @@ def delta_inputs(uses: Uses) -> list[list[Op]]:
     return groups
 
 
+def short_convolution(uses: Uses) -> list[list[Op]]:
+    """A short convolution, the products before and after it, and what cut their operands."""
+    groups = []
+    for op in uses.ops:
+        if not isinstance(op, ops.ShortConv):
+            continue
+        before, after = uses.maker(op.x), uses.only_reader(op.out)
+        if not (isinstance(before, ops.Multiply) and isinstance(after, ops.Multiply)):
+            continue
+        split = uses.maker(before.a)
+        if isinstance(split, ops.Split) and split.outs == (before.a, after.a, before.b):
+            groups.append([op, split, before, after])
+    return groups
+
+
 def combination(uses: Uses) -> list[list[Op]]:
     """The weighted sum of experts, and the gated result of a shared expert that is added to it."""
     groups = []
@@ -180,6 +195,7 @@ HOST: tuple[tuple[str, Pass], ...] = (
     ("products", products),
     ("attention", attention),
     ("delta_inputs", delta_inputs),
+    ("short_convolution", short_convolution),
     ("combination", combination),
     ("add_norm", add_norm),
 )

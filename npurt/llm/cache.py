@@ -5,6 +5,7 @@ Letters: L layers, G kv heads, P positions (a multiple of 16), W head width.  Ke
 attend__vec.c reads them.  Memory is taken from the system as positions are first used.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Cache:
         self.keys: dict[int, npt.NDArray[Any]] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         for layer in range(config.n_layers):
-            if not config.is_recurrent(layer):
+            if not (config.is_recurrent(layer) or config.is_convolved(layer)):
                 keys = empty(kv_heads * padded, width, DTYPES[dtype])
                 self.keys[layer] = keys.reshape(kv_heads, padded // 16, width, 16)
                 values = empty(kv_heads * padded, width, DTYPES[dtype])
@@ -90,16 +91,19 @@ class Cache:
         """Forget all positions from *length* on."""
         self.length = min(self.length, length)
 
-    def shift(self, keep: int, drop: int, cos: F32, sin: F32, *, halves: bool) -> None:
+    def shift(
+        self, keep: int, drop: int, rotations: Sequence[tuple[F32, F32]], *, halves: bool
+    ) -> None:
         """Forget positions ``[keep, keep + drop)`` and move the later ones down by *drop*.
 
-        The moved keys are rotated back by *drop* positions: row *drop* of the tables *cos* and
-        *sin* ``[positions, rotated / 2]``, over the factor that both have (row 0 of *cos*).
+        The moved keys are rotated back by *drop* positions: row *drop* of the tables cos and sin
+        ``[positions, rotated / 2]`` of each layer, over the factor that both have (row 0 of cos).
         """
         end = self.length
-        pairs = cos.shape[1]
-        c, s = cos[drop] / cos[0], sin[drop] / cos[0]
-        for keys, values in zip(self.keys.values(), self.values.values(), strict=True):
+        layers = zip(self.keys.values(), self.values.values(), rotations, strict=True)
+        for keys, values, (cos, sin) in layers:
+            pairs = cos.shape[1]
+            c, s = cos[drop] / cos[0], sin[drop] / cos[0]
             kv_heads, panels, width, _ = keys.shape
             lines = keys.transpose(0, 1, 3, 2).reshape(kv_heads, panels * 16, width)
             moved = lines[:, keep + drop : end].astype(np.float32)

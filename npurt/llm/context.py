@@ -22,7 +22,6 @@ from npurt.llm.config import require_context
 from npurt.llm.gguf import GGUF
 from npurt.llm.metadata import Metadata
 from npurt.llm.progress import Progress
-from npurt.llm.rope import tables
 from npurt.llm.state import Snapshot, State
 from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
@@ -64,8 +63,9 @@ class Context:
         self.config = self._description.config
         usual = min(self.config.n_context, USUAL_CONTEXT)
         self.n_ctx = usual if n_ctx is None else n_ctx
-        require_context(self.metadata, self.n_ctx)
         self._graph = self._description.graph(self.n_ctx)
+        if not self._graph.windows:
+            require_context(self.metadata, self.n_ctx)
         self._state = State(self.config, self.n_ctx, kv_type)
 
     def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
@@ -88,14 +88,12 @@ class Context:
                 progress=bar.add,
                 note=self._ledger.notes.append,
             )
-        cos, sin = tables(config, self.n_ctx, self._description.divisors(self.n_ctx))
         self._model = decoder.Model(
             config=config,
             graph=graph,
             weights=placed,
             vectors=vectors,
-            cos=cos,
-            sin=sin,
+            rotations=decoder.rotations_of(graph, self.n_ctx),
             state=self._state,
             rows=rows,
             device=self._device,
@@ -255,7 +253,9 @@ class Context:
     def embed(self, ids: Sequence[int]) -> F32:
         """Return the embeddings of *ids*, ``[T, D]``."""
         self._require_open()
-        return self._embedding[np.asarray(ids)].dequantize()
+        rows = self._embedding[np.asarray(ids)].dequantize()
+        scale = self.config.conventions.embedding_scale
+        return rows if scale == 1 else rows * np.float32(scale)
 
     @property
     def weight_bytes(self) -> int:
@@ -386,12 +386,12 @@ class Context:
         """Forget *drop* tokens after the first *keep*."""
         tokens, cache = self._state.tokens, self._state.cache
         rest = tokens[:keep] + tokens[keep + drop :]
-        if self._state.recurrent:  # its states cannot forget a part
+        if self._state.sequential:  # its states cannot forget a part
             self.rewind(keep)
             self.eval_last(rest[keep:])
             return
         halves = self._description.architecture.rope is Rope.HALVES
-        cache.shift(keep, drop, self._model.cos, self._model.sin, halves=halves)
+        cache.shift(keep, drop, tuple(self._model.rotations.values()), halves=halves)
         self._state.own = min(self._state.own, keep)
         tokens[:] = rest
 

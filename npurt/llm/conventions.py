@@ -26,7 +26,6 @@ class Conventions:
         residual_scale: What a layer adds to the residual stream is multiplied by it.
         logit_scale: Logits are divided by it.
         temperature: (b, n): queries are multiplied by ``1 + b log(1 + position // n)``.
-        attention_factor: Of cos and sin with longrope.
     """
 
     window: int = 0
@@ -38,7 +37,6 @@ class Conventions:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     temperature: tuple[float, int] | None = None
-    attention_factor: float = 1.0
 
 
 def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
@@ -67,7 +65,6 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
         residual_scale=number("residual_scale", 1.0) or 1.0,
         logit_scale=number("logit_scale", 1.0) or 1.0,
         temperature=_temperature(metadata, arch),
-        attention_factor=number("rope.scaling.attn_factor", 1.0),
     )
 
 

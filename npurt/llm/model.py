@@ -159,7 +159,7 @@ class Llama(Context):
     def _most_guesses(self, wanted: int | None) -> int:
         """Return how many guesses a pass may check; all of them can be taken back without one."""
         room = self._model.rows - 1
-        if self._state.recurrent:
+        if self._state.sequential:
             room = min(room, SPACING)
         if room < 1:
             raise SettingError(

@@ -34,12 +34,12 @@ def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float
         base = base / divisors.astype(np.float64)
     scaling = config.scaling
     if scaling.kind == "linear":
-        return base / scaling.factor, 1.0
+        return base / scaling.factor, scaling.attention_factor
     if scaling.kind == "yarn":
         keep = _kept(scaling, n, config.rope_base)
         magnitude = (0.1 * np.log(scaling.factor) + 1) * scaling.attention_factor
         return base / scaling.factor * (1 - keep) + base * keep, float(magnitude)
-    return base, 1.0
+    return base, scaling.attention_factor
 
 
 def _kept(scaling: Scaling, n: int, base: float) -> F64:
@@ -60,7 +60,11 @@ def _kept(scaling: Scaling, n: int, base: float) -> F64:
 
 def tables(config: Config, positions: int, divisors: F32 | None = None) -> tuple[F32, F32]:
     """Return cos and sin, float32 ``[positions, rotated / 2]``."""
-    radians, magnitude = frequencies(config, divisors)
+    return rotations(*frequencies(config, divisors), positions)
+
+
+def rotations(radians: F64, magnitude: float, positions: int) -> tuple[F32, F32]:
+    """Return cos and sin, float32 ``[positions, len(radians)]``, times *magnitude*."""
     cos = np.empty((positions, len(radians)), np.float32)
     sin = np.empty_like(cos)
     for start in range(0, positions, 4096):  # the float64 angles of a long context are large
@@ -69,3 +73,12 @@ def tables(config: Config, positions: int, divisors: F32 | None = None) -> tuple
         cos[start : start + len(at)] = np.cos(angles) * magnitude
         sin[start : start + len(at)] = np.sin(angles) * magnitude
     return cos, sin
+
+
+def temperatures(temperature: tuple[float, int] | None, positions: int) -> F32 | None:
+    """Return the factors of queries by position: see `npurt.graph.ops.Attention`."""
+    if temperature is None:
+        return None
+    slope, length = temperature
+    factors = 1 + slope * np.log1p(np.arange(positions) // length)
+    return np.asarray(factors, np.float32)

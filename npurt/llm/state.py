@@ -13,6 +13,7 @@ import numpy.typing as npt
 from npurt.errors import LayoutError
 from npurt.llm.cache import Cache
 from npurt.llm.config import Config
+from npurt.llm.convolved import Convolved
 from npurt.llm.recurrent import Recurrent, Replay
 
 Array = npt.NDArray[Any]
@@ -50,7 +51,8 @@ class State:
     Attributes:
         tokens: The tokens seen, oldest first.
         cache: Of layers with attention.
-        recurrent: Of layers without, or None.
+        recurrent: Of layers with delta nets, or None.
+        convolved: Of layers with short convolutions, or None.
         changes: How often it became another one.
         own: First tokens of which all is as a fresh evaluation has it; what comes after them
             has keys and values that come of forgotten tokens.
@@ -60,6 +62,7 @@ class State:
         self.tokens: list[int] = []
         self.cache = Cache(config, n_ctx, kv_type)
         self.recurrent = Recurrent(config, config.delta) if config.delta else None
+        self.convolved = Convolved(config) if config.convolved else None
         self.changes = 0
         self.own = n_ctx
         self._config = config
@@ -72,29 +75,38 @@ class State:
     @property
     def whole(self) -> bool:
         """False when a run was broken off: `rewind` mends that."""
-        return not self.recurrent or self.recurrent.at == self.length
+        return self._sequential is None or self._sequential.at == self.length
+
+    @property
+    def sequential(self) -> bool:
+        """True when it has states that cannot forget tokens in the middle."""
+        return self._sequential is not None
+
+    @property
+    def _sequential(self) -> Recurrent | Convolved | None:
+        return self.recurrent or self.convolved
 
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:
         """Get ready for a run of *rows* tokens; `end` says that it is done."""
-        if self.recurrent:
-            self.recurrent.begin(self.length, rows)
+        if self._sequential:
+            self._sequential.begin(self.length, rows)
 
     def end(self, tokens: Sequence[int]) -> None:
         """Take note of a run over *tokens*."""
         self.changes += 1
         self.tokens += tokens
         self.cache.length += len(tokens)
-        if self.recurrent:
-            self.recurrent.end(self.length)
+        if self._sequential:
+            self._sequential.end(self.length)
 
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that `rewind` can go back to."""
         length = min(length, self.length)
-        return self.recurrent.reach(length) if self.recurrent else length
+        return self._sequential.reach(length) if self._sequential else length
 
     def rewind(self, length: int, replay: Replay, most: int) -> int:
         """Keep the first *length* tokens, or as many as can be; return how many those are.
@@ -106,6 +118,8 @@ class State:
         length = self.reach(length)
         if self.recurrent:
             self.recurrent.rewind(length, replay, most)
+        if self.convolved:
+            self.convolved.rewind(length)
         self.changes += length < len(self.tokens)
         del self.tokens[length:]
         self.cache.truncate(length)
@@ -119,7 +133,7 @@ class State:
     def release(self) -> None:
         """Let go of all but the tokens, for good."""
         self.cache.release()
-        self.recurrent = None
+        self.recurrent = self.convolved = None
 
     # --- Snapshots ------------------------------------------------------------------------------
 
@@ -130,6 +144,8 @@ class State:
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
                 yield from self.recurrent.layout(layer, integers=integers)
+            elif self.convolved and self._config.is_convolved(layer):
+                yield from self.convolved.layout(layer)
             else:
                 values = self.cache.values[layer]
                 for _ in "kv":
@@ -141,6 +157,8 @@ class State:
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
                 arrays += self.recurrent.read(layer)
+            elif self.convolved and self._config.is_convolved(layer):
+                arrays += self.convolved.read(layer)
             else:
                 arrays += self.cache.read(layer)
         integers = self.recurrent is not None and self.recurrent.integers
@@ -171,6 +189,8 @@ class State:
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
             if self.recurrent and self._config.is_recurrent(layer):
                 exact &= self.recurrent.write(layer, first, second, length)
+            elif self.convolved and self._config.is_convolved(layer):
+                self.convolved.write(layer, first, length)
             else:
                 self.cache.write(layer, first, second)
         self.changes += 1
@@ -178,5 +198,7 @@ class State:
         self.cache.length = length
         if self.recurrent:
             self.recurrent.restored(length)
+        if self.convolved:
+            self.convolved.restored(length)
         self._claim(snapshot.own)
         return exact

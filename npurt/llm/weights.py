@@ -104,7 +104,7 @@ def load(
         placed |= zip((matrix.name for matrix in part), here, strict=True)
     for op in model.graph.ops:
         if isinstance(op, MatMul | ExpertMatMul) and op.bias is not None:
-            placed[op.weight.name].bias = biases[op.bias.name]
+            placed[op.weight.name].add_bias(biases[op.bias.name])
     return placed
 
 

@@ -63,6 +63,7 @@ class HostStep:
         self._products: list[_Product] = []
         self._labels: list[tuple[Any, ...]] = []  # what a ledger row of each op begins with
         self._wrong: dict[int, int] = {}  # op -> results that did not verify
+        self._caps: list[int] = []  # ops that change what the last product wrote
         ledger.follow(self._rows)
 
     def label(self, name: str, planned: str = "cpu", reason: str = "") -> None:
@@ -90,12 +91,20 @@ class HostStep:
         self._products.append(_Product(op, label, tuple(weights), packed, x, y, column, routing))
         self.label(label)
 
+    def cap_logits(self, y: F32, factor: float, cap: float) -> None:
+        """Add ``y = cap * tanh(factor * y / cap)`` of what the last product wrote."""
+        self._caps.append(self.program.cap(y, factor=factor, cap=cap, head=True))
+
     def redirect_last(self, array: F32) -> None:
-        """Let the last product write to *array* from now on."""
-        self._products[-1].y = array
-        matmul = self.program.ops[self._products[-1].op].u.matmul
-        matmul.y = abi.ffi().cast("float *", array.ctypes.data)
-        matmul.stride = array.shape[1]
+        """Let the last product, if it is here, and what follows it work in *array* from now on."""
+        address = abi.ffi().cast("float *", array.ctypes.data)
+        for op in self._caps:
+            self.program.ops[op].u.cap.x = address
+        if self._products:
+            self._products[-1].y = array
+            matmul = self.program.ops[self._products[-1].op].u.matmul
+            matmul.y = address
+            matmul.stride = array.shape[1]
 
     def run(self, rows: int, position: int, head: int) -> None:
         """Run the ops; a product that does not verify is computed again by the plainest kernels.
@@ -194,9 +203,14 @@ def _is_overflow(product: _Product, tokens: int) -> bool:
         for matrix, rows in _groups(product.routing, tokens):
             own = replace(secret, s=secret.s.reshape(-1, packed.k)[matrix])
             x, y = product.x.numbers(rows), product.y[rows, columns]
-            if not is_right(own, packed.matrix(matrix), x, y, bias=w.bias):
+            if not is_right(own, packed.matrix(matrix), x, y, bias=_of_matrix(w.bias, matrix)):
                 return False
     return True
+
+
+def _of_matrix(bias: F32 | None, matrix: int) -> F32 | None:
+    """Return the bias of one matrix: a stack has one for each."""
+    return bias if bias is None or bias.ndim == 1 else bias[matrix]
 
 
 def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]:

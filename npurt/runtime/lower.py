@@ -5,79 +5,21 @@ layer.  Products of one input write side by side to one buffer; the results are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import GROUP, Convolution, Heads, Routing
-from npurt.device import F32, DeltaNet, Device
+from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Routing, Unit
+from npurt.device import F32, DeltaNet
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops, passes
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Fused, Op, Pairing, Precision
 from npurt.graph.tensor import Kind, Tensor
+from npurt.runtime.bound import Bound, Columns
 from npurt.runtime.placement import Placed
 from npurt.runtime.plan import Plan
-from npurt.runtime.slots import Slots
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class KV:
-    """The KV cache of one layer, and the rotary tables of its positions."""
-
-    keys: Array  # [G, P / 16, W, 16]
-    values: Array  # [G, P, W]
-    cos: F32  # [P, rotated / 2]
-    sin: F32
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """What one gated delta net keeps from run to run."""
-
-    slots: Slots
-    inputs: F32  # [capacity, C + 2 H]: what the convolution saw last
-    control: npt.NDArray[np.int32]  # see `npurt.cpu.program.Program.delta`
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What a graph's weights and states are in memory.
-
-    Attributes:
-        weights: Matrices of products by name of the tensor.
-        vectors: Other weights by name of the tensor.
-        kv: By name of the attention.
-        recurrent: By name of the delta net.
-        device: Which may run delta nets.
-        rows: The most rows of a run.
-    """
-
-    weights: Mapping[str, Placed]
-    vectors: Mapping[str, F32]
-    kv: Mapping[str, KV]
-    recurrent: Mapping[str, Recurrence]
-    device: Device
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """A value: columns of a buffer from *start* on."""
-
-    buffer: F32
-    start: int
-    count: int
-
-    @property
-    def view(self) -> F32:
-        """The columns."""
-        return self.buffer[:, self.start : self.start + self.count]
 
 
 class Lowering:
@@ -111,7 +53,8 @@ class Lowering:
         self._precisions = _precisions(self._graph, bound.weights)
         self._convolutions: dict[str, Convolution] = {}
         self._routings: dict[str, tuple[Routing, Input]] = {}
-        self.last_sum: tuple[F32, F32] | None = None  # what is added before the last norm
+        self._logits = _logits(self._graph)
+        self.last_sum: tuple[F32, F32, float] | None = None  # (x, y, scale): before the last norm
 
     def add(self) -> None:
         """Add all ops.
@@ -139,10 +82,22 @@ class Lowering:
         return self._bound.vectors[tensor.name]
 
     def input(self, tensor: Tensor) -> Input:
-        """Return the input of products that *tensor* is."""
+        """Return the input of products that *tensor* is; quantise it where nobody has."""
         value = self._values[tensor.name]
-        assert isinstance(value, Input), f"{tensor.name} is not the input of a product"
+        if isinstance(value, Columns):
+            value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
+            if value.quantised:
+                self._plan.quantise(value)
         return value
+
+    def shared_input(self, tensor: Tensor, buffer: F32) -> Input:
+        """Return an input whose values are *buffer*, with codes as products of *tensor* need."""
+        quantised, fine = self._precisions.get(_local(tensor.name), (False, False))
+        key = (f"input of {buffer.ctypes.data}, {quantised}, {fine}", tensor.columns)
+        if key not in self._buffers:
+            self._buffers[key] = Input(*buffer.shape, quantised=quantised, fine=fine, values=buffer)
+        made: Input = self._buffers[key]
+        return made
 
     def buffer(self, name: str, columns: int, fan: int = 1) -> F32:
         """Return the buffer ``[rows * fan, columns]`` that *name* has in every layer."""
@@ -196,17 +151,41 @@ class Lowering:
         add = next((part for part in before if isinstance(part, ops.Add)), None)
         selects = any(isinstance(part, ops.SelectRows) for part in before)
         x = self.columns(add.a if add else before[0].reads[0] if before else norm.x)
-        added = None
+        added, scale = None, 1.0
         if add is not None:
-            if self._last_use.get(add.a.name, index) > index:
-                raise _unsupported(op, f"{add.a.name} is read again after the sum")
-            added = self.columns(add.b).view
+            self._require_last(op, add, index)
+            added, scale = self.beside(op, [add.b]), add.scale
             self._values[add.out.name] = x
-            self.last_sum = x.buffer, added
+            self.last_sum = x.buffer, added, scale
         self._plan.norm(
             x.buffer, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
-            add=added, from_head=selects,
+            add=added, scale=scale, from_head=selects,
         )  # fmt: skip
+
+    def _require_last(self, op: Op, add: ops.Add, index: int) -> None:
+        """Refuse a sum in place of what is read again."""
+        if self._last_use.get(add.a.name, index) > index:
+            raise _unsupported(op, f"{add.a.name} is read again after the sum")
+
+    def _add(self, op: ops.Add, index: int) -> None:
+        self._require_last(op, op, index)
+        out = self.shared_input(op.out, self.beside(op, [op.a]))
+        self._plan.sum(self.beside(op, [op.b]), out, scale=op.scale)
+        self._values[op.out.name] = out
+
+    def _scale(self, op: ops.Scale, index: int) -> None:
+        del index
+        self._cap_logits(op, factor=op.factor)
+
+    def _softcap(self, op: ops.Softcap, index: int) -> None:
+        del index
+        self._cap_logits(op, cap=op.cap)
+
+    def _cap_logits(self, op: ops.Scale | ops.Softcap, factor: float = 1.0, cap: float = 0) -> None:
+        if op.x.name not in self._logits:
+            raise _unsupported(op, "the host scales and caps logits only")
+        self._plan.cap_logits(self.beside(op, [op.x]), factor=factor, cap=cap)
+        self._values[op.out.name] = self._values[op.x.name]
 
     def _products(self, op: Fused, index: int) -> None:
         del index
@@ -220,8 +199,10 @@ class Lowering:
             return
         assert isinstance(first, ops.MatMul)
         weights = [self._bound.weights[part.reads[1].name] for part in op.parts]
-        last = outs[-1].kind is Kind.OUTPUT
+        last = outs[-1].name in self._logits
         y = empty(1, outs[0].columns) if last else self.make(outs)
+        if last:
+            self._values[outs[-1].name] = Columns(y, 0, outs[-1].columns)
         self._plan.matmul(first.role, self.input(first.x), weights, y, head=last)
 
     def _attention(self, op: Fused, index: int) -> None:
@@ -229,10 +210,7 @@ class Lowering:
         named = {type(part): part for part in op.parts}
         attention, rope = named[ops.Attention], named.get(ops.Rope)
         assert isinstance(attention, ops.Attention)
-        if attention.window or attention.softcap or attention.sinks or attention.temperature:
-            raise _unsupported(op, "windows, soft caps, sinks and temperatures have no kernel yet")
-        if not isinstance(rope, ops.Rope):
-            raise _unsupported(op, "attention without rotation has no kernel yet")
+        assert rope is None or isinstance(rope, ops.Rope)
         norms = [part for part in op.parts if isinstance(part, ops.RMSNorm)]
         split = named.get(ops.Split)
         q = split.reads[0] if split else _source(op, attention.q)
@@ -248,23 +226,26 @@ class Lowering:
             heads=attention.heads,
             kv_heads=attention.kv_heads,
             width=attention.q.columns // attention.heads,
-            halves=rope.pairing is Pairing.HALVES,
+            halves=rope is not None and rope.pairing is Pairing.HALVES,
             scale=attention.scale,
             gated=ops.SigmoidGate in named,
             q_norm=q_norm,
             k_norm=k_norm,
             eps=norms[0].eps if norms else 0.0,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks=self.vector(attention.sinks) if attention.sinks else None,
+            temperature=kv.temperature,
         )
         self._plan.attend(heads, self.make_input(op.outs[0]))
 
     def _gated_unit(self, op: ops.GatedUnit, index: int) -> None:
         del index
-        plain = ops.GatedUnit(op.name, op.gate, op.up, op.out)
-        if op != plain or op.up is None:
-            raise _unsupported(op, "the host has SiLU without clamps only")
+        if op.up is None:
+            raise _unsupported(op, "the host has activations of gates only")
         fan = op.out.shape[1].size or 1 if len(op.out.shape) == 3 else 1
         both = self.beside(op, (op.gate, op.up))
-        self._plan.silu(both, self.make_input(op.out, fan), fan=fan)
+        self._plan.unit(both, self.make_input(op.out, fan), unit=_unit(op), fan=fan)
 
     def _split(self, op: ops.Split, index: int) -> None:
         del index
@@ -285,7 +266,7 @@ class Lowering:
 
     def _route(self, op: ops.Route, index: int) -> None:
         del index
-        if op.gating is not ops.Gating.SOFTMAX or op.bias is not None:
+        if op.gating is ops.Gating.SIGMOID or op.bias is not None:
             raise _unsupported(op, "the host routes by a plain softmax only")
         rows, used, experts = self._bound.rows, op.experts.columns, op.scores.columns
         x = next(
@@ -312,8 +293,9 @@ class Lowering:
         routing, copies = self._routings[op.experts.name] = self._buffers[key]
         scores = self.columns(op.scores).buffer
         self._plan.route(
-            scores, self.input(x), routing, copies, normed=op.normalise, scale=op.scale
-        )
+            scores, self.input(x), routing, copies, normed=op.normalise, scale=op.scale,
+            over_chosen=op.gating is ops.Gating.SOFTMAX_CHOSEN,
+        )  # fmt: skip
 
     def _combination(self, op: Fused, index: int) -> None:
         del index
@@ -332,6 +314,19 @@ class Lowering:
         )
 
     # --- Recurrence -----------------------------------------------------------------------------
+
+    def _short_convolution(self, op: Fused, index: int) -> None:
+        del index
+        split, _, conv, _ = op.parts
+        assert isinstance(conv, ops.ShortConv)
+        if conv.bias or conv.activation is not ops.Activation.NONE:
+            raise _unsupported(op, "the host convolves without a bias or an activation")
+        self._plan.shortconv(
+            self.beside(op, split.reads),
+            np.ascontiguousarray(self.vector(conv.weight).T),
+            self._bound.convolved[conv.name],
+            self.make_input(op.outs[0]),
+        )
 
     def _delta_inputs(self, op: Fused, index: int) -> None:
         del index
@@ -400,9 +395,13 @@ _LOWER: dict[str, Callable[[Lowering, Any, int], None]] = {
     "products": Lowering._products,
     "attention": Lowering._attention,
     "combination": Lowering._combination,
+    "short_convolution": Lowering._short_convolution,
     "delta_inputs": Lowering._delta_inputs,
     "GatedUnit": Lowering._gated_unit,
     "Split": Lowering._split,
+    "Add": Lowering._add,
+    "Scale": Lowering._scale,
+    "Softcap": Lowering._softcap,
     "Copy": Lowering._copy,
     "Route": Lowering._route,
     "GatedDeltaNet": Lowering._delta,
@@ -421,6 +420,28 @@ def _source(op: Fused, tensor: Tensor) -> Tensor:
     while tensor.name in made:
         tensor = made[tensor.name].reads[0]
     return tensor
+
+
+def _logits(graph: Graph) -> set[str]:
+    """Return the names of the output and of what only becomes it by scales and caps."""
+    found: set[str] = set()
+    for op in reversed(graph.ops):
+        found |= {tensor.name for tensor in op.writes if tensor.kind is Kind.OUTPUT}
+        if isinstance(op, ops.Scale | ops.Softcap) and op.out.name in found:
+            found.add(op.x.name)
+    return found
+
+
+def _unit(op: ops.GatedUnit) -> Unit:
+    """Return what the host's gated unit does for *op*."""
+    if op == ops.GatedUnit(op.name, op.gate, op.up, op.out):
+        return SILU
+    if op.activation is ops.Activation.SILU:
+        limit = float(np.finfo(np.float32).max) if op.limit is None else op.limit
+        return Unit("CLAMPED", limit, op.alpha, op.up_offset)
+    if op == ops.GatedUnit(op.name, op.gate, op.up, op.out, ops.Activation.GELU):
+        return Unit("GELU")
+    raise _unsupported(op, f"the host has no such unit of {op.activation.name}")
 
 
 def _precisions(graph: Graph, weights: Mapping[str, Placed]) -> dict[str, tuple[bool, bool]]:

@@ -72,13 +72,20 @@ class Placed:
     packed: Packed
     planned: str  # name of the device the plan chose
     reason: str  # why it is not there; "" when it is
-    bias: F32 | None = None  # [N]
+    bias: F32 | None = None  # [N], of a stack [E, N]
     residents: "Residents | None" = None  # it is one of them
 
     @property
     def device(self) -> str:
         """Name of the device that does the product."""
         return self.packed.device.caps.name
+
+    def add_bias(self, bias: F32) -> None:
+        """Have *bias* ``[N]``, of a stack ``[E, N]``, added to results."""
+        self.bias = bias
+        if isinstance(self.packed, Stacked):
+            for matrix, row in zip(self.packed.each, bias, strict=True):
+                matrix.bias = row
 
     def first(self, n: int) -> "Placed":
         """Return the first *n* rows or more: see `Packed.first`."""

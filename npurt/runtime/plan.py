@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
-from npurt.cpu.program import Convolution, Heads, Routing
+from npurt.cpu.program import SILU, Convolution, Heads, Routing, Unit
 from npurt.device import F32, DeltaNet, Device
 from npurt.errors import NotOffloaded
 from npurt.runtime.experts import RemoteExperts
@@ -61,6 +61,7 @@ class Plan:
         self._sampler = sampler
         self._steps: list[Step] = []
         self._replays: list[HostStep | RemoteDelta] = []  # of the delta nets alone
+        self._output = -1  # the step with the product that makes the output
 
     def prepare(self) -> None:
         """Get ready to verify, unless verification is off."""
@@ -70,7 +71,8 @@ class Plan:
 
     def run(self, rows: int, position: int, head: int, out: F32) -> None:
         """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""
-        self._steps[-1].redirect_last(out)
+        for step in self._steps[self._output :]:
+            step.redirect_last(out)
         self._walk("run", self._steps, rows, position, head)
 
     def replay(self, rows: int, position: int) -> None:
@@ -106,12 +108,25 @@ class Plan:
         out: Input,
         *,
         add: F32 | None = None,
+        scale: float = 1.0,
         from_head: bool = False,
     ) -> None:
-        """``x += add; out = x / rms(x) * weight``; *from_head* reads rows from head on."""
+        """``x += scale * add; out = x / rms(x) * weight``; *from_head* reads rows from head on."""
         host = self._host()
-        host.program.norm(x, weight, eps, out, add=add, from_head=from_head)
+        host.program.norm(x, weight, eps, out, add=add, scale=scale, from_head=from_head)
         host.label("norm")
+
+    def sum(self, add: F32, out: Input, *, scale: float = 1.0) -> None:
+        """Add *scale* times *add* to the values of *out*."""
+        host = self._host()
+        host.program.sum(add, out, scale=scale)
+        host.label("sum")
+
+    def quantise(self, out: Input) -> None:
+        """Fill the codes of *out* from its values."""
+        host = self._host()
+        host.program.quant(out)
+        host.label("quantise")
 
     def matmul(
         self, label: str, x: Input, weights: Sequence[Placed], y: F32, *, head: bool = False
@@ -133,27 +148,48 @@ class Plan:
         host.program.attend(heads, out.values)
         host.label("attention")
         if out.quantised:
-            host.program.quant(out)
-            host.label("quantise")
+            self.quantise(out)
 
     def call(self, function: Callable[[int], None]) -> None:
         """Call *function* with the number of rows once the ops so far are done."""
         self._steps.append(Call(function))
 
-    def silu(self, gate_up: F32, out: Input, *, fan: int = 1) -> None:
-        """``out = silu(gate) * up`` of the two halves of *gate_up*, *fan* rows for each token."""
+    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, fan: int = 1) -> None:
+        """``activation(gate) * up`` of the two halves of *gate_up*, *fan* rows for each token."""
         host = self._host()
-        host.program.silu(gate_up, out, fan=fan)
+        host.program.unit(gate_up, out, unit=unit, fan=fan)
         host.label("activation")
+
+    def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
+        """``y = cap * tanh(factor * y / cap)``, of what the last product wrote; cap 0 is none."""
+        if self._output == -1:
+            self._output = len(self._steps) - 1
+        host = self._host()
+        host.cap_logits(y, factor, cap)
+        host.label("logits")
+
+    def shortconv(self, x: F32, weight: F32, kept: F32, out: Input) -> None:
+        """Convolve between two gates: see `Program.shortconv`."""
+        host = self._host()
+        host.program.shortconv(x, weight, kept, out)
+        host.label("convolution")
 
     # --- Experts --------------------------------------------------------------------------------
 
     def route(
-        self, scores: F32, x: Input, routing: Routing, copies: Input, *, normed: bool, scale: float
+        self,
+        scores: F32,
+        x: Input,
+        routing: Routing,
+        copies: Input,
+        *,
+        normed: bool,
+        scale: float,
+        over_chosen: bool,
     ) -> None:
         """Choose experts by *scores*; copy the rows of *x* to *copies*, expert by expert."""
         host = self._host()
-        host.program.route(scores, routing, normed=normed, scale=scale)
+        host.program.route(scores, routing, normed=normed, scale=scale, over_chosen=over_chosen)
         host.program.gather(x, routing, copies)
         host.label("route")
 

@@ -127,7 +127,11 @@ def spread_secret(name: str, packed: CpuPacked, bias: F32 | None = None) -> Secr
     """
     r = secret_vector(packed.n)
     spread = zip(*packed.spread(r), strict=True)
-    each = [make_secret(name, r, s, float(sum_), packed.group, bias) for s, sum_ in spread]
+    biases = bias if bias is not None and bias.ndim == 2 else [bias] * packed.matrices
+    each = [
+        make_secret(name, r, s, float(sum_), packed.group, own)
+        for (s, sum_), own in zip(spread, biases, strict=True)
+    ]
     s = np.concatenate([one.s for one in each])
     return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
 

@@ -13,7 +13,7 @@ import numpy as np
 from npurt.cpu import abi
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.memory import allocate
-from npurt.cpu.program import Heads, Image
+from npurt.cpu.program import SILU, Heads, Image, Unit
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, find
 
@@ -117,28 +117,54 @@ def quantise(program, x, *, fine=False):
     return arrays(out)
 
 
-def norm(program, x, gain, eps, add=None, head=0):
+def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
     """Add and normalise rows from *head* on: return x as updated and the result."""
     m, k = x.shape
     program.rows, program.head = m, head
     residual = empty(m, k)
     residual[:] = x
     out = Input(m - head, k, quantised=k % 32 == 0)
-    program.norm(residual, gain, eps, out, add=add, from_head=head > 0)
+    program.norm(residual, gain, eps, out, add=add, scale=scale, from_head=head > 0)
     return [residual, out.values, *arrays(out)]
 
 
-def silu(program, gate_up):
-    """Return silu(gate) * up, quantised too where the width allows."""
-    m, twice = gate_up.shape
-    program.rows = m
-    out = Input(m, twice // 2, quantised=twice % 64 == 0)
-    program.silu(gate_up, out)
+def plain_sum(program, x, add, scale):
+    """Return ``x + scale * add``, quantised too where the width allows."""
+    program.rows = len(x)
+    out = Input(*x.shape, quantised=x.shape[1] % 32 == 0)
+    out.values[:] = x
+    program.sum(add, out, scale=scale)
     return [out.values, *arrays(out)]
 
 
+def cap(program, x, factor, limit, head=0):
+    """Return the rows of *x* scaled and capped, those that a run with *head* has."""
+    program.rows, program.head = len(x), head
+    y = x.copy()
+    program.cap(y, factor=factor, cap=limit, head=head > 0)
+    return [y]
+
+
+def unit(program, gate_up, unit=SILU):
+    """Return activation(gate) * up, quantised too where the width allows."""
+    m, twice = gate_up.shape
+    program.rows = m
+    out = Input(m, twice // 2, quantised=twice % 64 == 0)
+    program.unit(gate_up, out, unit=unit)
+    return [out.values, *arrays(out)]
+
+
+def shortconv(program, x, weight, kept, position=0):
+    """Convolve between two gates, from a copy of what is kept: return the result and that."""
+    program.rows, program.position = len(x), position
+    kept = kept.copy()
+    out = Input(len(x), kept.shape[1], quantised=kept.shape[1] % 32 == 0)
+    program.shortconv(x, weight, kept, out)
+    return [out.values, *arrays(out), kept]
+
+
 def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype, gated=False,
-          normed=False):  # fmt: skip
+          normed=False, whole=False, sinks=False, temperature=False, **options):  # fmt: skip
     """Return the attention of one layer, its cache filled up to *position* + *rows*."""
     capacity = -(-(position + rows) // 16) * 16 + 16
     angles = rng.uniform(-np.pi, np.pi, (capacity, rotated // 2))
@@ -149,6 +175,13 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
     columns = (n_heads * (1 + gated) + 2 * kv_heads) * width
     qkv = rng.standard_normal((rows, columns), dtype=np.float32)
     norms = rng.standard_normal((2, width), dtype=np.float32) if normed else (None, None)
+    if whole:
+        counts = n_heads * width, kv_heads * width
+        norms = [rng.standard_normal(count, dtype=np.float32) for count in counts]
+    if sinks:
+        options["sinks"] = rng.standard_normal(n_heads, dtype=np.float32)
+    if temperature:
+        options["temperature"] = rng.uniform(1, 2, capacity).astype(np.float32)
     return Heads(
         qkv=qkv,
         cos=np.cos(angles).astype(np.float32),
@@ -164,6 +197,7 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
         q_norm=norms[0],
         k_norm=norms[1],
         eps=1e-6,
+        **options,
     )
 
 
@@ -237,6 +271,22 @@ def _attention(add, position, rows, **shape):
     return case
 
 
+def _units(kind, k):
+    return _floats(lambda program, x: unit(program, 20 * x, kind), 3, 2 * k)
+
+
+def _shortconv(rows, k, taps, position):
+    def case(program):
+        rng = rng_of(rows, k, taps, position)
+        x, weight, kept = (
+            rng.standard_normal(shape, dtype=np.float32)
+            for shape in ((rows, 3 * k), (taps, k), (9, k))
+        )
+        return shortconv(program, x, weight, kept, position)
+
+    return case
+
+
 def _floats(add, *shape):
     def case(program):
         return add(program, (4 * rng_of(*shape).standard_normal(shape)).astype(np.float32))
@@ -280,8 +330,12 @@ def every_case():
     grouped = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
     partial = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}
     gated = grouped | {"rotated": 16, "gated": True, "normed": True}
+    optional = partial | {
+        "rotated": 0, "whole": True, "window": 70, "softcap": 2.0, "sinks": True,
+        "temperature": True,
+    }  # fmt: skip
     for position, rows in ((0, 1), (15, 2), (60, 9), (130, 1)):
-        shapes = (grouped, partial, gated)
+        shapes = (grouped, partial, gated, optional)
         for dtype, shape in itertools.product((np.float16, np.float32), shapes):
             kind = f"{dtype.__name__} heads of {shape} at {position}, {rows} rows"
             cases[f"rope {kind}"] = _attention(rope, position, rows, **shape, dtype=dtype)
@@ -289,9 +343,15 @@ def every_case():
     for k in (32, 40, 288):
         cases[f"norm k{k}"] = _floats(lambda p, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
         cases[f"norm of the last k{k}"] = _floats(lambda p, x: norm(p, x, x[1], 0, None, 2), 4, k)
-        cases[f"silu k{k}"] = _floats(lambda p, x: silu(p, 20 * x), 3, 2 * k)
+        cases[f"sum k{k}"] = _floats(lambda p, x: plain_sum(p, x, 3 * x[::-1], 0.22), 3, k)
+        cases[f"cap k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 3.0), 3, k)
+        cases[f"scale k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 0.0), 3, k)
+        for kind in (SILU, Unit("GELU"), Unit("CLAMPED", 7.0, 1.702, 1.0)):
+            cases[f"unit {kind.activation} k{k}"] = _units(kind, k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
+    for rows, k, taps, position in ((1, 32, 3, 0), (3, 48, 3, 1), (12, 288, 4, 7), (1, 544, 1, 40)):
+        cases[f"shortconv {rows} {k} {taps} {position}"] = _shortconv(rows, k, taps, position)
     cases["integers, all -128"] = _integers(5, 40, 16, highest=-128)
     return cases | {"quantise": _quantise(False), "quantise finely": _quantise(True)}
 

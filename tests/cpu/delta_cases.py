@@ -113,15 +113,15 @@ def routing(rows, experts, used):
     )
 
 
-def route(program, scores, experts, used, *, normed=True, scale=1.0):
+def route(program, scores, experts, used, *, normed=True, scale=1.0, over_chosen=False):
     """Choose *used* of the first columns of *scores*: return shares, places, sources, groups."""
     program.rows = len(scores)
     to = routing(len(scores), experts, used)
-    program.route(scores, to, normed=normed, scale=scale)
+    program.route(scores, to, normed=normed, scale=scale, over_chosen=over_chosen)
     return [to.shares, to.places, to.sources, to.groups.view(np.int64)]
 
 
-def mixture(program, weights, x, scores, used, *, fine=False, shared=None, gates=None):
+def mixture(program, weights, x, scores, used, *, fine=False, shared=None, gates=None, biases=()):
     """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
     rows, k = x.shape
     experts = weights[0].shape[0]
@@ -136,7 +136,7 @@ def mixture(program, weights, x, scores, used, *, fine=False, shared=None, gates
     copies = Input(rows * used, k, quantised=source.quantised, fine=fine)
     program.gather(source, to, copies)
     y = empty(rows * used, sum(w.shape[1] for w in weights))
-    program.matmul(copies, stacks, y, routing=to)
+    program.matmul(copies, stacks, y, routing=to, biases=biases)
     out = empty(rows, y.shape[1])
     program.combine(y, to, out, shared=shared, gate=gates)
     return [copies.values, *cases.arrays(copies), y, out]
@@ -166,7 +166,7 @@ def _gate(rows, heads, width):
     return case
 
 
-def _mixture(fmt, rows, experts, used, **options):
+def _mixture(fmt, rows, experts, used, *, biased=False, **options):
     def case(program):
         rng = cases.rng_of(fmt, rows, experts)
         weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 48)]
@@ -175,6 +175,8 @@ def _mixture(fmt, rows, experts, used, **options):
         shared = floats(rng, rows, 64)
         gates = scores[:, experts:]
         added = {"shared": shared, "gates": gates}
+        if biased:
+            options["biases"] = [floats(rng, experts, w.shape[1]) for w in weights]
         return mixture(program, weights, x, scores, used, **added, **options)
 
     return case
@@ -212,7 +214,8 @@ def every_case():
         for rows in (1, 3, 40):
             made[f"experts of {fmt}, {rows} rows"] = _mixture(fmt, rows, 5, 2)
     made["experts of q8_0, fine"] = _mixture("q8_0", 3, 5, 2, fine=True)
-    for options in ({}, {"normed": False}, {"scale": 2.5}):
+    made["experts of q8_0, with biases"] = _mixture("q8_0", 3, 5, 2, biased=True)
+    for options in ({}, {"normed": False}, {"scale": 2.5}, {"over_chosen": True, "normed": False}):
         made[f"route {options}"] = _route(9, 37, 4, **options)
     made["route to all"] = _route(2, 3, 3)
     return made

@@ -55,6 +55,40 @@ def test_the_likeliest_experts_are_chosen_with_their_shares(run, size, normed, s
 
 
 @given(sizes, seeds)
+def test_shares_may_be_a_softmax_of_the_chosen_alone(run, size, seed):
+    rows, experts, used = size
+    scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts)
+    wide = -np.sort(-scores.astype(np.float64), axis=1)[:, :used]
+    wide -= wide[:, :1]
+    wanted = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(used + 9))
+
+    shares, *_ = routed(run, scores, experts, used, normed=False, over_chosen=True)
+
+    oracle.assert_within(shares, wanted, off * wanted + oracle.EXP_FLUSHED)
+
+
+@given(sizes.filter(lambda size: size[1] <= 20), st.sampled_from(["mxfp4", "f16"]), seeds)
+def test_each_expert_adds_its_own_bias(run, size, fmt, seed):
+    """Rounded once: the sum of what there is without biases."""
+    rows, experts, used = size
+    rng = cases.rng_of(fmt, seed)
+    weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
+    biases = [delta_cases.floats(rng, experts, n) for n in (16, 32)]
+    x, scores = delta_cases.floats(rng, rows, 64), delta_cases.floats(rng, rows, experts)
+    *_, plain, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, used))
+
+    *_, y, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, used, biases=biases))
+
+    *_, groups = routed(run, scores, experts, used)
+    with np.errstate(all="ignore"):
+        for matrix, count, first in groups:
+            if count:
+                here, added = np.s_[first : first + count], [b[matrix] for b in biases]
+                same(y[here], plain[here] + np.concatenate(added))
+
+
+@given(sizes, seeds)
 def test_groups_follow_each_other_in_the_order_of_experts(run, size, seed):
     rows, experts, used = size
     scores = delta_cases.floats(cases.rng_of(seed), rows, experts)

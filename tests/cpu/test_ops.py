@@ -176,7 +176,7 @@ def test_silu_lies_within_its_rounding(run, m, k, seed):
     rng = cases.rng_of(seed)
     gate_up = (10.0 ** rng.uniform(-3, 2.2) * rng.standard_normal((m, 2 * k))).astype(np.float32)
 
-    y, *quantised = run(lambda program: cases.silu(program, gate_up))
+    y, *quantised = run(lambda program: cases.unit(program, gate_up))
 
     oracle.assert_within(y, *oracle.silu(gate_up[:, :k], gate_up[:, k:]))
     if quantised:
@@ -187,11 +187,11 @@ def test_silu_far_out_is_the_gate_or_nothing(run):
     gate = np.array([0, -0.0, 88, 200, 3e38, -87.3, -88, -104, -1e30, -3e38], np.float32)
     gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
 
-    (y,) = run(lambda program: cases.silu(program, gate_up))
+    (y,) = run(lambda program: cases.unit(program, gate_up))
 
     same(y[0, :5], gate[:5])
     assert (abs(y[0, 5:]) < 1e-35).all()
-    assert np.isnan(run(lambda program: cases.silu(program, gate_up * np.float32("nan")))[0]).all()
+    assert np.isnan(run(lambda program: cases.unit(program, gate_up * np.float32("nan")))[0]).all()
 
 
 # --- RoPE ---------------------------------------------------------------------------------------
@@ -289,16 +289,19 @@ def reference(layer, position):
     rows, group = len(layer.qkv), layer.heads // layer.kv_heads
     q = layer.qkv.reshape(rows, -1, layer.width)
     keys = cases.lines(layer.k_cache)
-    pairs = [
-        oracle.attend(
-            q[row, head],
-            keys[head // group, : position + row + 1],
-            layer.v_cache[head // group, : position + row + 1],
-            layer.scale,
-        )
-        for row in range(rows)
-        for head in range(layer.heads)
-    ]
+    pairs = []
+    for row in range(rows):
+        at = position + row
+        first = max(0, at + 1 - layer.window) if layer.window else 0
+        factor = 1.0 if layer.temperature is None else float(layer.temperature[at])
+        for head in range(layer.heads):
+            here = head // group, slice(first, at + 1)
+            scale = factor * float(np.float32(layer.scale))
+            sink = None if layer.sinks is None else layer.sinks[head]
+            options = {"softcap": layer.softcap, "sink": sink}
+            pairs.append(
+                oracle.attend(q[row, head], keys[here], layer.v_cache[here], scale, **options)
+            )
     shape = (rows, layer.heads * layer.width)
     return tuple(np.concatenate(part).reshape(shape) for part in zip(*pairs, strict=True))
 
@@ -332,8 +335,11 @@ def test_a_gate_multiplies_the_result_of_its_head(run, position, rows, seed):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("position", [0, 15, 57, 63, 100])
-def test_attention_of_a_row_does_not_depend_on_its_batch(run, dtype, position):
+@pytest.mark.parametrize("window", [0, 3, 20, 64, 90])
+def test_attention_of_a_row_does_not_depend_on_its_batch(run, dtype, position, window):
     shape = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
+    if window:
+        shape |= {"window": window, "softcap": 2.0, "sinks": window == 20, "temperature": True}
     layer = cases.heads(cases.rng_of(position), 40, position, **shape, dtype=dtype)
     qkv = layer.qkv.copy()
     (together,) = run(lambda program: cases.attend(program, layer, position))

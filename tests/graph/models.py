@@ -16,7 +16,7 @@ from npurt.llm.gguf import GGUF
 def read(path, n_ctx=64):
     """Return the model graph of a file and a function that loads its weights and tables."""
     file = GGUF(path)
-    model = describe(file, to_run=False).graph(n_ctx)
+    model = describe(file).graph(n_ctx)
 
     @functools.cache
     def load(name):

@@ -98,7 +98,7 @@ def test_a_shift_moves_values_down_and_turns_keys_back(
     angles = np.outer(np.arange(41), radians)
     tables = [(f(angles) * factor).astype(np.float32) for f in (np.cos, np.sin)]
 
-    cache.shift(keep, drop, *tables, halves=halves)
+    cache.shift(keep, drop, [tuple(tables)] * len(cache.keys), halves=halves)
 
     end = length - drop
     assert cache.length == end

@@ -1,9 +1,11 @@
 """Files made from the tiny models: the same model put down otherwise, or with other parts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from npurt.quant.tensor import QTensor
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 
@@ -22,6 +24,24 @@ def with_values(file, arrays):
     """Return *file* with these float32 tensors and no others."""
     tensors = [raw.Tensor(name, array.shape[::-1], tiny.F32) for name, array in arrays.items()]
     contents = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays.values()]
+    return tiny.with_data(file, tensors, contents)
+
+
+BF16 = 30  # ggml type
+
+
+def quantised(file, kind="q8_0", experts=None):
+    """Return *file* with its bfloat16 matrices quantised, *experts* to a type of their own."""
+    tensors, contents = [], tiny.contents(file)
+    for i, tensor in enumerate(file.tensors):
+        if tensor.kind != BF16:
+            tensors.append(tensor)
+            continue
+        wide = np.frombuffer(contents[i], "<u2", math.prod(tensor.dims)).astype(np.uint32) << 16
+        values = wide.view(np.float32).reshape(tensor.dims[::-1])
+        made = QTensor.quantize(values, experts if experts and "exps" in tensor.name else kind)
+        tensors.append(replace(tensor, kind=made.format.number))
+        contents[i] = made.blocks.tobytes()
     return tiny.with_data(file, tensors, contents)
 
 

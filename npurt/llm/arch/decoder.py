@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from npurt.cpu.engine import empty
 from npurt.device import F32, Device
 from npurt.graph import ops
@@ -10,9 +12,11 @@ from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.config import Config
+from npurt.llm.rope import rotations, temperatures
 from npurt.llm.state import State
 from npurt.llm.taps import Taps
-from npurt.runtime.lower import KV, Bound, Lowering, Recurrence
+from npurt.runtime.bound import KV, Bound, Recurrence
+from npurt.runtime.lower import Lowering
 from npurt.runtime.placement import Placed
 from npurt.runtime.plan import Plan
 
@@ -25,8 +29,7 @@ class Model:
     graph: ModelGraph
     weights: Mapping[str, Placed]  # matrices by name
     vectors: Mapping[str, F32]  # other weights by name
-    cos: F32
-    sin: F32
+    rotations: Mapping[str, tuple[F32, F32]]  # cos and sin by name of the attention
     state: State
     rows: int  # most rows of one run
     device: Device
@@ -37,16 +40,22 @@ class Model:
         attentions = [op.name for op in listed if isinstance(op, ops.Attention)]
         nets = [op.name for op in listed if isinstance(op, ops.GatedDeltaNet)]
         cache, recurrent = state.cache, state.recurrent
+        temperature = temperatures(self.config.conventions.temperature, cache.n_ctx)
         kv = {
-            name: KV(cache.keys[layer], cache.values[layer], self.cos, self.sin)
+            name: KV(cache.keys[layer], cache.values[layer], *self.rotations[name], temperature)
             for name, layer in zip(attentions, cache.keys, strict=True)
         }
+        mixers = [op.name for op in listed if isinstance(op, ops.ShortConv)]
+        convolved = (
+            dict(zip(mixers, state.convolved.kept.values(), strict=True)) if state.convolved else {}
+        )
         held = {
             name: Recurrence(recurrent.states[layer], recurrent.kept[layer], recurrent.control)
             for name, layer in (zip(nets, recurrent.states, strict=True) if recurrent else ())
             if recurrent
         }
-        return Bound(self.weights, self.vectors, kv, held, self.device, self.rows)
+        return Bound(self.weights, self.vectors, kv, held, self.device, self.rows,
+                     convolved)  # fmt: skip
 
     @property
     def output(self) -> ops.MatMul:
@@ -68,7 +77,7 @@ class Decoder:
         lowering = Lowering(plan, model.graph.graph, model.bound(), {"embedding": self.x}, captures)
         lowering.add()
         assert lowering.last_sum is not None, "a decoder without a residual stream"
-        _, self._out = lowering.last_sum
+        _, self._out, self._scale = lowering.last_sum
 
     def stream(self, row: int) -> F32:
         """Return the residual stream ``[1, D]`` of *row* of the last run, if it had no logits.
@@ -76,7 +85,8 @@ class Decoder:
         There, the norm before the output matrix has not yet added the last layer's part.
         """
         rows = slice(row, row + 1)
-        return self.x[rows] + self._out[rows]
+        added = float(np.float32(self._scale)) * self._out[rows].astype(np.float64)
+        return (self.x[rows] + added).astype(np.float32)  # rounded once, as in the kernel
 
 
 class Head:
@@ -109,6 +119,7 @@ class Head:
             Tensor("norm.weight", (matrix.shape[1],), kind=Kind.WEIGHT),
             None,  # of the placed weight
             model.config.eps if eps is None else eps,
+            model.config.conventions,
         )
         self._x = empty(model.rows, model.config.width)
         self._logits = empty(1, weight.packed.n)
@@ -125,3 +136,25 @@ class Head:
         logits = self._logits[: len(x)]
         self._plan.run(len(x), 0, 0, logits)
         return logits
+
+
+def rotations_of(model: ModelGraph, positions: int) -> dict[str, tuple[F32, F32]]:
+    """Return cos and sin ``[positions, rotated / 2]`` of each attention of a graph, by its name.
+
+    Where nothing rotates, rotated is 0.
+    """
+    makers = {tensor.name: op for op in model.graph.ops for tensor in op.writes}
+    made: dict[tuple[str, float], tuple[F32, F32]] = {}
+    nothing: F32 = np.empty((positions, 0), np.float32)
+    found = {}
+    for op in model.graph.ops:
+        if not isinstance(op, ops.Attention):
+            continue
+        rope = makers[op.k.name]
+        found[op.name] = nothing, nothing
+        if isinstance(rope, ops.Rope):
+            key = rope.frequencies.name, rope.magnitude
+            if key not in made:
+                made[key] = rotations(model.tables[key[0]], rope.magnitude, positions)
+            found[op.name] = made[key]
+    return found

@@ -12,6 +12,7 @@ from npurt.llm.arch import blocks
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import FileTensor, ModelBuilder, ModelGraph
 from npurt.llm.config import Config, Scaling
+from npurt.llm.conventions import Conventions
 from npurt.llm.metadata import CONVERT_AGAIN
 from npurt.llm.rope import frequencies
 
@@ -73,11 +74,7 @@ def build(
         else b.part("output.weight", table)
     )
     logits = b.matmul("output", h, head, b.bias("output.bias", v), "output", blocks.INT16)
-    if config.conventions.logit_scale != 1:
-        logits = b.scale("scaled", logits, 1 / config.conventions.logit_scale)
-    if config.conventions.logit_softcap:
-        logits = b.softcap("capped", logits, config.conventions.logit_softcap)
-    b.output(logits, "logits")
+    b.output(_capped(b, logits, config.conventions), "logits")
     return b.finish(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))
 
 
@@ -126,13 +123,28 @@ def _ropes(b: ModelBuilder, config: Config, divisors: F32 | None) -> blocks.Rope
             made[local] = b.values("rope.local", rate), factor
         elif local not in made:
             rate, factor = frequencies(config, divisors)
-            made[local] = b.values("rope", rate), factor * config.conventions.attention_factor
+            made[local] = b.values("rope", rate), factor
         return made[local]
 
     return ropes
 
 
-def head(name: str, weight: Tensor, norm: Tensor, bias: Tensor | None, eps: float) -> Graph:
+def _capped(b: Builder, logits: Tensor, conventions: Conventions) -> Tensor:
+    if conventions.logit_scale != 1:
+        logits = b.scale("scaled", logits, 1 / conventions.logit_scale)
+    if conventions.logit_softcap:
+        logits = b.softcap("capped", logits, conventions.logit_softcap)
+    return logits
+
+
+def head(
+    name: str,
+    weight: Tensor,
+    norm: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    conventions: Conventions,
+) -> Graph:
     """Return the graph of an output matrix: the stream ``x`` ``[T, D]`` in, ``logits`` out.
 
     Args:
@@ -141,8 +153,10 @@ def head(name: str, weight: Tensor, norm: Tensor, bias: Tensor | None, eps: floa
         norm: The weight of the norm before it.
         bias: Of the output matrix.
         eps: Of the norm.
+        conventions: How logits are scaled and capped.
     """
     b = Builder(name)
     x = b.rms_norm("norm", b.input("x", weight.shape[-1]), norm, eps)
-    b.output(b.matmul(name, x, weight, bias, name, blocks.INT16), "logits")
+    logits = b.matmul(name, x, weight, bias, name, blocks.INT16)
+    b.output(_capped(b, logits, conventions), "logits")
     return b.build()

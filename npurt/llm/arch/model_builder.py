@@ -10,7 +10,7 @@ import numpy.typing as npt
 from npurt.errors import ModelFormatError
 from npurt.graph.builder import Builder
 from npurt.graph.graph import Graph
-from npurt.graph.ops import Precision
+from npurt.graph.ops import Attention, Precision
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.metadata import CONVERT_AGAIN
 
@@ -58,6 +58,11 @@ class ModelGraph:
     graph: Graph
     parts: Mapping[str, RowsOf]
     tables: Mapping[str, npt.NDArray[np.float64]]
+
+    @property
+    def windows(self) -> bool:
+        """True when a layer sees the last positions only."""
+        return any(isinstance(op, Attention) and op.window for op in self.graph.ops)
 
 
 class ModelBuilder(Builder):

@@ -38,16 +38,13 @@ class Description:
         )
 
 
-def describe(file: GGUF, *, to_run: bool = True) -> Description:
+def describe(file: GGUF) -> Description:
     """Read and check the configuration of *file*.
-
-    Args:
-        to_run: Refuse architectures of which only the graph is known.
 
     Raises:
         ModelFormatError: npurt does not run it, or it contradicts itself.
     """
-    architecture = arch.find(file.architecture, to_run=to_run)
+    architecture = arch.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)
     n_vocab = embedding.shape[0] if embedding else 1
     config = architecture.complete(read_config(file.metadata, n_vocab))

@@ -1,0 +1,71 @@
+"""Where a graph's weights, states and values are in memory, for `npurt.runtime.lower`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, Device
+from npurt.runtime.placement import Placed
+from npurt.runtime.slots import Slots
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KV:
+    """The KV cache of one layer, and the rotary tables of its positions."""
+
+    keys: Array  # [G, P / 16, W, 16]
+    values: Array  # [G, P, W]
+    cos: F32  # [P, rotated / 2]; rotated is 0 where nothing rotates
+    sin: F32
+    temperature: F32 | None = None  # [P]: factors of queries
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What one gated delta net keeps from run to run."""
+
+    slots: Slots
+    inputs: F32  # [capacity, C + 2 H]: what the convolution saw last
+    control: npt.NDArray[np.int32]  # see `npurt.cpu.program.Program.delta`
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a graph's weights and states are in memory.
+
+    Attributes:
+        weights: Matrices of products by name of the tensor.
+        vectors: Other weights by name of the tensor.
+        kv: By name of the attention.
+        recurrent: By name of the delta net.
+        convolved: What each short convolution keeps, ``[capacity, C]``, by its name.
+        device: Which may run delta nets.
+        rows: The most rows of a run.
+    """
+
+    weights: Mapping[str, Placed]
+    vectors: Mapping[str, F32]
+    kv: Mapping[str, KV]
+    recurrent: Mapping[str, Recurrence]
+    device: Device
+    rows: int
+    convolved: Mapping[str, F32] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A value: columns of a buffer from *start* on."""
+
+    buffer: F32
+    start: int
+    count: int
+
+    @property
+    def view(self) -> F32:
+        """The columns."""
+        return self.buffer[:, self.start : self.start + self.count]

@@ -1,0 +1,252 @@
+"""Architectures with windows, caps, sinks, scales, other norms and units, on every device.
+
+tests/data/make/tiny_models.py made the files; what each exercises stands there.  The oracle is
+transformers' logits, or the interpreter of the model's graph in float64 (tests/graph).
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npurt
+from npurt.cpu import abi
+from npurt.graph import ops
+from npurt.graph.meaning import MEANING
+from npurt.llm.convolved import KEPT
+from npurt.runtime.placement import Stacked
+from tests.graph.models import logits
+from tests.llm import tiny, variants
+from tests.llm.conftest import GREEDY
+from tests.llm.reference import nmse
+from tests.llm.test_logits import FLOAT_NMSE, noise
+
+MODELS = (
+    "exaone4", "gemma2", "gemma3", "glm4", "gpt-oss", "granite", "lfm2", "mistral3", "olmo2",
+    "olmo3", "phi3", "phi3-longrope", "smollm3",
+)  # fmt: skip
+DEVICES = ("hexagon:sim", "rknpu:sim")
+
+# As in test_logits: these prefills have T x D / 100 = 25 independent terms, the mean of whose
+# squares has a standard deviation of sqrt(2 / 25) = 0.28: 1.25 there is 1 + 3 * 0.28 here.
+NOISE = 1.85
+
+
+def path(model):
+    return tiny.path(model, "bf16")
+
+
+def open_tiny(file, device="cpu", **options):
+    options = {"n_ctx": 64, "kv_type": "f32", "verify": "always", "progress": False} | options
+    return npurt.Llama(file, device, **options)
+
+
+# --- On the host ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_transformers(model):
+    with open_tiny(path(model)) as llm:
+        y = llm.eval(tiny.ids(model))
+
+    assert nmse(y, tiny.array(model, "hf_f32_prefill")) < FLOAT_NMSE
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_kernel_set_and_number_of_threads_gives_the_same_logits(model, monkeypatch):
+    made = []
+    for name in abi.isas():
+        monkeypatch.setenv("NPURT_CPU_ISA", name)
+        for threads in (1, 3):
+            with open_tiny(path(model), n_threads=threads) as llm:
+                made.append(llm.eval(tiny.ids(model)))
+
+    for y in made[1:]:
+        np.testing.assert_array_equal(y, made[0])
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request):
+    """A model that takes 16 tokens at once, and its ids and their logits in one piece."""
+    with open_tiny(path(request.param)) as whole, open_tiny(path(request.param), n_batch=16) as llm:
+        ids = tiny.ids(request.param)
+        yield llm, ids, whole.eval(ids)
+
+
+def test_token_by_token_is_prefill_bit_for_bit(pair):
+    llm, ids, whole = pair
+    llm.reset()
+
+    y = np.concatenate([llm.eval([token]) for token in ids])
+
+    np.testing.assert_array_equal(y, whole)
+
+
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6))
+def test_any_split_gives_the_same_logits(pair, sizes):
+    llm, ids, whole = pair
+    llm.reset()
+    at = 0
+    for size in [*sizes, len(ids)]:
+        part = ids[at : at + size]
+        np.testing.assert_array_equal(llm.eval(part), whole[at : at + size])
+        at += len(part)
+
+
+@given(steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=4))
+def test_tokens_taken_back_leave_nothing(pair, steps):
+    llm, ids, whole = pair
+    llm.reset()
+    for forward, back in steps:
+        llm.eval([(token + 7) % 600 for token in ids[: min(forward, 64 - llm.n_tokens)]])
+        llm.rollback(min(back, llm.n_tokens))
+    llm.rewind(0)
+    llm.eval(ids[:20])
+    llm.eval([5, 6, 7])
+    llm.rollback(3)
+
+    np.testing.assert_array_equal(llm.eval(ids[20:]), whole[20:])
+
+
+def test_a_saved_state_goes_on_where_it_was(pair, tmp_path):
+    llm, ids, whole = pair
+    llm.reset()
+    llm.eval(ids[:23])
+    llm.save_state(tmp_path / "state")
+    snapshot = llm.snapshot()
+    llm.reset()
+    llm.load_state(tmp_path / "state")
+    np.testing.assert_array_equal(llm.eval(ids[23:]), whole[23:])
+
+    llm.restore(snapshot)
+    llm.eval(ids[23:30])
+    llm.rollback(9)
+
+    np.testing.assert_array_equal(llm.eval(ids[21:]), whole[21:])
+
+
+def test_lookup_writes_what_plain_decoding_writes(pair):
+    llm, ids, _ = pair
+    prompt = ids[:6] * 3
+    options = {"max_tokens": 40, **GREEDY}
+    llm.reset()
+    text = llm.generate(prompt, **options)
+    history = llm.history
+
+    with open_tiny(llm.path, draft="lookup", verify="off") as guessing:
+        assert guessing.generate(prompt, **options) == text
+        assert guessing.history == history
+
+
+def test_more_than_is_kept_of_a_convolution_is_evaluated_again():
+    ids = (tiny.ids("lfm2") * 4)[: KEPT + 50]
+    with open_tiny(path("lfm2"), n_ctx=128) as llm:
+        whole = llm.eval(ids)
+        llm.rollback(KEPT + 20)
+        np.testing.assert_array_equal(llm.eval(ids[30:]), whole[30:])
+        llm.rollback(KEPT)
+
+        np.testing.assert_array_equal(llm.eval(ids[-KEPT:]), whole[-KEPT:])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
+    """Keys of a first layer depend on their tokens alone; a hybrid is evaluated again.
+
+    They are below 40, and turned twice: 40 * gamma(6).
+    """
+    ids = tiny.ids(model, 33)
+    with (
+        open_tiny(path(model), n_ctx=32, context_shift=True) as llm,
+        open_tiny(path(model), n_ctx=32) as new,
+    ):
+        llm.eval(ids[:32])
+        llm.eval(ids[32:])
+        new.eval(llm.history)
+        layer = next(iter(new.state.cache.keys))
+        keys, values = llm.state.cache.read(layer)
+        new_keys, new_values = new.state.cache.read(layer)
+
+    assert keys.shape[1] < 32
+    assert abs(keys).max() < 40
+    np.testing.assert_allclose(keys, new_keys, rtol=0, atol=40 * 6 * 2**-24)
+    np.testing.assert_array_equal(values, new_values)
+
+
+@pytest.mark.parametrize("model", ["granite", "gemma2", "olmo2", "gemma3"])
+def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
+    ids = tiny.ids(model, 9)
+    with open_tiny(path(model)) as llm:
+        y = llm.eval(ids)[-1]
+        llm.reset()
+        stream = llm.read(ids)
+
+        np.testing.assert_array_equal(llm.head("draft", len(y))(stream)[0], y)
+
+
+# --- On NPUs --------------------------------------------------------------------------------------
+
+
+def as_rounded(llm, path, ids, monkeypatch):
+    """Return the interpreter's logits with every product of what the device multiplies."""
+    weights = llm._model.weights
+
+    def multiply(x, placed):
+        packed = placed.packed
+        if packed.device is llm._cpu:
+            return x @ packed.multiplied(slice(0, packed.n)).T
+        x = packed.device.multiplied(x.astype(np.float32), packed)
+        return x @ packed.multiplied(slice(0, packed.n)).T
+
+    def matmul(op, run):
+        y = multiply(run[op.x], weights[op.weight.name])
+        return (y if op.bias is None else y + run[op.bias],)
+
+    def expert_matmul(op, run):
+        packed, experts = weights[op.weight.name].packed, run[op.experts]
+        assert isinstance(packed, Stacked)
+        x = run[op.x]
+        x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1])) if x.ndim == 2 else x
+        out = np.empty((*experts.shape, op.weight.shape[1].size))
+        for expert in np.unique(experts):
+            chosen = experts == expert
+            out[chosen] = multiply(x[chosen], packed.each[expert]) + run[op.bias][expert]
+        return (out,)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(MEANING, ops.MatMul, matmul)
+        patched.setitem(MEANING, ops.ExpertMatMul, expert_matmul)
+        return logits(path, ids)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", MODELS)
+def test_an_npu_adds_the_noise_of_its_rounding_and_no_more(model, device, tmp_path, monkeypatch):
+    experts = "mxfp4" if model == "gpt-oss" else None
+    file = tiny.write(variants.quantised(tiny.read(path(model)), "q8_0", experts), tmp_path)
+    ids = tiny.ids(model)
+    exact = logits(file, ids)
+    with open_tiny(file, device) as llm:
+        y = llm.eval(ids)
+        rounded = as_rounded(llm, file, ids, monkeypatch)
+        llm.reset()
+        one_by_one = np.concatenate([llm.eval([token]) for token in ids])
+        used = {row.actual for row in llm.report().rows if row.macs}
+
+    kind = "moe" if model == "gpt-oss" else model
+    assert device in used
+    assert noise(y, exact, kind) < NOISE * noise(rounded, exact, kind)
+    np.testing.assert_array_equal(one_by_one, y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["gemma3", "lfm2", "gpt-oss"])
+def test_lookup_on_an_npu_writes_what_plain_decoding_writes(model, device, tmp_path):
+    file = tiny.write(variants.quantised(tiny.read(path(model))), tmp_path)
+    prompt = tiny.ids(model, 6) * 3
+    texts = []
+    for draft in (None, "lookup"):
+        with open_tiny(file, device, draft=draft, verify="off") as llm:
+            texts.append(llm.generate(prompt, max_tokens=20, **GREEDY))
+
+    assert texts[0] == texts[1]
