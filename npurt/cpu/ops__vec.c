@@ -70,9 +70,15 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
     }
 }
 
-/* x += scale * add, rounded once: by a scale of 1 it is the plain sum. */
+/* x += scale * add, rounded once. */
 static void add_scaled(float *restrict x, const float *restrict add, float scale, int64_t k)
 {
+    if (scale == 1) { /* the same; machines without a fused multiply-add are faster so */
+        for (int64_t i = 0; i < k; i++) {
+            x[i] += add[i];
+        }
+        return;
+    }
     for (int64_t i = 0; i < k; i++) {
         x[i] = fmaf(scale, add[i], x[i]);
     }
