@@ -71,8 +71,10 @@ class Handle:
         code, errno = self._library.call(codes.OPEN, self._uri.encode(), number)
         if code or not number[0]:
             self.state = State.CLOSED
-            unstarted = self._library.unstarted() if code == codes.CONNREFUSED else None
-            raise unstarted or codes.failed(codes.OPEN, code, errno, self._uri)
+            # No name for the error: with one, it would keep this frame, and that the device.
+            raise (code == codes.CONNREFUSED and self._library.unstarted()) or codes.failed(
+                codes.OPEN, code, errno, self._uri
+            )
         self._number = int(number[0])
         self.state = State.OPEN
 

@@ -495,8 +495,8 @@ def test_the_first_bytes_of_a_file_say_what_it_is(saved):
     llm, path = saved
     data = path.read_bytes()
 
-    assert data[:12] == b"npurtsta\x03\x00\x00\x00"
-    assert struct.unpack_from("<QQ", data, 12) == (30, 30)
+    assert data[:16] == b"npurtsta\x03\x00\x00\x00\x00\x00\x00\x00"
+    assert struct.unpack_from("<QQ", data, 16) == (30, 30)
     ids = np.frombuffer(data, "<i4", 30, state_file.HEADER.size)
     assert ids.tolist() == list(llm.history)
 
