@@ -132,12 +132,12 @@ static bool run_task(struct walk *walk, const struct step *step, struct program 
                       .first = !segment->done,
                       .write = job->fault.effect != STALE};
     pthread_rwlock_rdlock(&space->lock);
-    const bool done =
-        program_read(&run, (uint32_t) step->address, commands_of(step->amount), program) &&
-        check_step(run.why, step, program) && execute(&run, walk, program);
+    bool done = program_read(&run, (uint32_t) step->address, commands_of(step->amount), program) &&
+                check_step(run.why, step, program) && execute(&run, walk, program);
     if (done && job->fault.effect == FLIP && !segment->done) {
         flip_bit(&run);
     }
+    done = done && dma_flush(&run);
     pthread_rwlock_unlock(&space->lock);
     if (!done) {
         const struct why reason = worker->why;

@@ -18,8 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out. */
-static const uint64_t FIRST_OFFSET = 0x100000000;
+/* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out.  Those of the
+ * files of a driver differ: here each has as many as its buffers may need. */
+static const uint64_t FIRST_OFFSET = 0x100000000, OFFSETS = 1ull << 40;
 
 static struct file *files;
 static uint64_t last_id;
@@ -62,6 +63,17 @@ static int new_descriptor(int flags)
     return fd;
 }
 
+static uint64_t free_offset(enum driver driver)
+{
+    uint64_t offset = FIRST_OFFSET;
+    for (const struct file *file = files; file;) {
+        const bool taken = file->driver == driver && file->first_offset == offset;
+        offset += taken ? OFFSETS : 0;
+        file = taken ? files : file->next;
+    }
+    return offset;
+}
+
 static struct file *new_file(int fd, enum driver driver, const char *path)
 {
     struct stat st;
@@ -73,7 +85,7 @@ static struct file *new_file(int fd, enum driver driver, const char *path)
     file->dev = st.st_dev;
     file->ino = st.st_ino;
     file->driver = driver;
-    file->next_offset = FIRST_OFFSET;
+    file->first_offset = file->next_offset = free_offset(driver);
     file->home = -1;
     file->id = ++last_id;
     snprintf(file->path, sizeof(file->path), "%s", path);
@@ -269,7 +281,7 @@ int file_add_bo(struct file *file, struct space *space, uint64_t size, bool cach
     if (error) {
         return error;
     }
-    file->next_offset += round_up(size, PAGE) + PAGE;
+    file->next_offset += round_up(size, PAGE);
     file->bos[place] = *made;
     file->bo_count = place < file->bo_count ? file->bo_count : place + 1;
     (*made)->handle = place + 1;
@@ -397,7 +409,26 @@ int device_ioctl(int fd, uint32_t request, uint64_t argument)
     return result;
 }
 
-/* The rules of drm_gem_mmap: a buffer's own offset, no more than its pages, shared. */
+static const struct bo *bo_at(const struct file *file, uint64_t offset)
+{
+    for (uint32_t i = 0; i < file->bo_count; i++) {
+        if (file->bos[i] && file->bos[i]->offset == offset) {
+            return file->bos[i];
+        }
+    }
+    return NULL;
+}
+
+static bool any_has(const struct file *file, uint64_t offset)
+{
+    const struct file *other = files;
+    while (other && (other->driver != file->driver || !bo_at(other, offset))) {
+        other = other->next;
+    }
+    return other;
+}
+
+/* The rules of drm_gem_mmap: a buffer's own offset, of this file, no more than its pages, shared. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made)
 {
     if (!files) {
@@ -405,14 +436,13 @@ int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t o
     }
     pthread_mutex_lock(&sim_lock);
     const struct file *file = find(fd);
+    const struct bo *bo = file ? bo_at(file, offset) : NULL;
     int result = file ? -EINVAL : NOT_OURS;
-    for (uint32_t i = 0; file && i < file->bo_count; i++) {
-        const struct bo *bo = file->bos[i];
-        if (bo && bo->offset == offset && size && size <= round_up(bo->size, PAGE) &&
-            (flags & MAP_TYPE) != MAP_PRIVATE) {
-            *made = bo_map(bo, at, size, access, flags & MAP_FIXED);
-            result = *made == MAP_FAILED ? -errno : 0;
-        }
+    if (bo && size && size <= round_up(bo->size, PAGE) && (flags & MAP_TYPE) != MAP_PRIVATE) {
+        *made = bo_map(bo, at, size, access, flags & MAP_FIXED);
+        result = *made == MAP_FAILED ? -errno : 0;
+    } else if (file && !bo && any_has(file, offset)) {
+        result = -EACCES;
     }
     pthread_mutex_unlock(&sim_lock);
     return result;

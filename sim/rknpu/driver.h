@@ -65,9 +65,9 @@ struct file {
     struct space own; /* of rocket; rknpu has one for each IOMMU domain, whoever opens it */
     struct bo **bos;  /* by handle - 1; NULL where it was closed */
     uint32_t bo_count, bo_capacity;
-    uint64_t next_offset;
-    int home; /* core of its jobs, on rocket; -1 before the first */
-    int jobs; /* not finished */
+    uint64_t first_offset, next_offset; /* of buffers, for mmap */
+    int home;                           /* core of its jobs, on rocket; -1 before the first */
+    int jobs;                           /* not finished */
     uint64_t id;
     char path[64];
 };

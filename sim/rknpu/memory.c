@@ -5,7 +5,8 @@
  * keeps them when the buffer is gone.  With coherent=0 the NPU works on a second copy, and only the
  * driver's maintenance calls move bytes between the two.
  *
- * New buffers hold a pattern, so that bytes nobody wrote show; between two lies an unmapped page.
+ * New buffers of rknpu, and with guard=1 of rocket, hold a pattern, so that bytes nobody wrote show;
+ * between two lies an unmapped page.
  */
 #include "driver.h"
 
@@ -91,27 +92,29 @@ static int refuse_more(const struct space *space, uint64_t size)
     return 0;
 }
 
-/* Finds room for `size` bytes with a page free on both sides; returns where it goes in the table. */
+/* Finds room for `size` bytes, with a page free on both sides where there are guards; returns where
+ * it goes in the table.  rknpu takes the highest room, rocket the smallest (DRM_MM_INSERT_BEST). */
 static bool find_gap(const struct space *space, uint64_t size, size_t *place, uint64_t *iova)
 {
-    for (size_t i = 0; i <= space->count; i++) {
-        const size_t gap = space->top_down ? space->count - i : i; /* below bos[gap] */
+    const uint64_t guard = space->top_down || settings.guard ? PAGE : 0;
+    uint64_t smallest = UINT64_MAX;
+    for (size_t gap = 0; gap <= space->count; gap++) { /* below bos[gap] */
         uint64_t from = space->low, to = space->high;
         if (gap > 0) {
             const struct bo *below = space->bos[gap - 1];
-            from = below->iova + round_up(below->size, PAGE) + PAGE;
+            from = below->iova + round_up(below->size, PAGE) + guard;
         }
         if (gap < space->count) {
             const uint64_t above = space->bos[gap]->iova;
-            to = above > PAGE ? above - PAGE : 0;
+            to = above > guard ? above - guard : 0;
         }
-        if (from <= to && to - from >= size) {
+        if (from <= to && to - from >= size && (space->top_down || to - from < smallest)) {
+            smallest = to - from;
             *place = gap;
             *iova = space->top_down ? to - size : from;
-            return true;
         }
     }
-    return false;
+    return smallest < UINT64_MAX;
 }
 
 static int space_insert(struct space *space, struct bo *bo)
@@ -172,8 +175,8 @@ void *bo_map(const struct bo *bo, void *at, size_t size, int access, bool fixed)
 int bo_create(struct space *space, uint64_t offset, uint64_t size, bool cacheable, bool zero,
               struct bo **made)
 {
-    if (!size || size > UINT32_MAX) {
-        return size ? -ENOMEM : -EINVAL;
+    if (size > UINT32_MAX) {
+        return -ENOMEM;
     }
     struct bo *bo = calloc(1, sizeof(*bo));
     if (!bo) {

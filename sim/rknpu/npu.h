@@ -55,7 +55,7 @@ struct cost {
 
 struct run { /* one task on one core */
     const struct space *space;
-    const struct bo *list; /* that holds the commands */
+    uint32_t list; /* address of the commands */
     struct job *job;
     struct worker *worker;
     struct why *why;
@@ -81,10 +81,16 @@ bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *
             return refuse_register(run->why, reg, VALUE(reg), reason);                             \
         }                                                                                          \
     } while (0)
-/* The bytes of a buffer at an address, as the NPU sees them, or NULL and a reason. */
-uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what);
 /* At least `size` bytes, aligned to 64, that last until the next call. */
 uint8_t *scratch_get(struct scratch *scratch, size_t size);
+
+/* --- dma.c --------------------------------------------------------------------------------- */
+/* The bytes at an address, as the NPU sees them, or NULL and a reason. */
+uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what);
+/* Whether a task of this job may write there. */
+bool dma_may_write(struct run *run, uint32_t address);
+/* Gives memory what the task wrote: run->out. */
+bool dma_flush(struct run *run);
 
 /* --- chain.c ------------------------------------------------------------------------------- */
 /* Runs the tasks of a segment; false: the hardware would hang, and worker->why says where. */

@@ -63,23 +63,6 @@ bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *
                   reason);
 }
 
-uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
-{
-    const struct bo *bo = space_find(run->space, address);
-    if (!bo) {
-        refuse(run->why, "%s at %#x: no buffer is mapped there", what, address);
-        return NULL;
-    }
-    const uint64_t offset = address - bo->iova;
-    if (size > bo->limit - offset) {
-        refuse(run->why, "%s at %#x: %llu bytes reach past buffer %u of %llu bytes at %#llx", what,
-               address, (unsigned long long) size, bo->handle, (unsigned long long) bo->size,
-               (unsigned long long) bo->iova);
-        return NULL;
-    }
-    return bo->device + offset;
-}
-
 uint8_t *scratch_get(struct scratch *scratch, size_t size)
 {
     if (size > scratch->size) {
@@ -233,7 +216,7 @@ bool program_read(struct run *run, uint32_t address, uint32_t words, struct prog
     if (!list) {
         return false;
     }
-    run->list = space_find(run->space, address);
+    run->list = address;
     start_list(run->worker);
     for (; reader.index < words; reader.index++) {
         memcpy(&word, list + sizeof(word) * reader.index, sizeof(word));

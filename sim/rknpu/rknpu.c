@@ -100,7 +100,7 @@ static int mem_create(struct file *file, void *argument)
         if (args->flags & ~known_flags()) {
             return -EINVAL;
         }
-        int error = enter_domain((uint32_t) args->iommu_domain_id);
+        int error = args->size ? enter_domain((uint32_t) args->iommu_domain_id) : -EINVAL;
         if (!error) {
             error = file_add_bo(file, &spaces[domain], args->size, args->flags & MEM_CACHEABLE,
                                 args->flags & MEM_ZEROING, &bo);

@@ -7,13 +7,17 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { MAX_ENTRIES = 1 << 16 }; /* of an array of the caller; more is -ENOMEM */
+enum { MAX_ENTRIES = 1 << 16 };  /* of a job's arrays; more is -ENOMEM */
+enum { MAX_ARRAY = 0x7FFFFFFF }; /* bytes of an array of jobs: kvmalloc */
 
 static int create_bo(struct file *file, void *argument)
 {
     struct rocket_create_bo *args = argument;
     struct bo *bo;
-    const int error = file_add_bo(file, &file->own, args->size, true, false, &bo);
+    if (!args->size || args->size > INT32_MAX) {
+        return args->size ? -ENOMEM : -ENOSPC; /* iommu_map_sgtable in an int; drm_mm */
+    }
+    const int error = file_add_bo(file, &file->own, args->size, true, !settings.guard, &bo);
     if (error) {
         return error;
     }
@@ -205,7 +209,8 @@ static int submit(struct file *file, void *argument)
     if (args->job_struct_size < sizeof(struct rocket_job) || args->reserved) {
         return -EINVAL;
     }
-    if (args->job_count > MAX_ENTRIES || !cores_start(ROCKET)) {
+    if ((uint64_t) args->job_count * sizeof(struct rocket_job) > MAX_ARRAY ||
+        !cores_start(ROCKET)) {
         return -ENOMEM;
     }
     struct rocket_job *jobs = calloc(args->job_count, sizeof(*jobs));

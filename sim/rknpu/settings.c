@@ -16,7 +16,6 @@ struct settings settings = {
     .coherent = true,
     .cores = CORES,
     .log = 1,
-    .iova_base = 0x10000000, /* not 0, so that a forgotten address faults */
     .version = 908,
     .mhz = {[ROCKET] = 200, [RKNPU] = 1000}, /* what the stock drivers leave the NPU at */
     .core_gbs = 11.1, /* gregordinary, rk-llama.cpp: measured on LPDDR5 boards */
@@ -35,6 +34,7 @@ static const struct {
 } KEYS[] = {
     {"strict", FLAG, &settings.strict, 0, 1},
     {"coherent", FLAG, &settings.coherent, 0, 1},
+    {"guard", FLAG, &settings.guard, 0, 1},
     {"cores", INT, &settings.cores, 1, CORES},
     {"log", INT, &settings.log, 0, 2},
     {"hang_ms", REAL, &settings.hang_ms, 0, 60000},

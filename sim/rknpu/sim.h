@@ -7,6 +7,7 @@
  *     memory.c, user.c        buffers, IOVA spaces, cache maintenance; a caller's memory
  *     core.c                  three cores a driver: queues, fences, hangs, resets
  *     chain.c, program.c      what a core is given: tasks; a list of commands -> registers
+ *     dma.c                   how a task reaches memory
  *     check.c, stages.c       registers -> a product and what the DPU makes of it
  *     features.c, weights.c, matmul.c, convert.c, dot*.c, floats*.c    -> arithmetic -> bytes
  *     flying.c, lut.c, pool.c operations without a product
@@ -51,6 +52,7 @@ static inline uint64_t div_up(uint64_t value, uint64_t divisor)
 struct settings {
     bool strict;                /* a register nobody wrote, a byte past a buffer: refused */
     bool coherent;              /* device and CPU see the same bytes without maintenance */
+    bool guard;                 /* rocket: new buffers hold a pattern, and do not touch */
     int cores;                  /* 1..3 */
     int log;                    /* 0 nothing, 1 what the kernel would log and why, 2 every task */
     double hang_ms;             /* how long a hung job takes; 0: as long as the driver waits */

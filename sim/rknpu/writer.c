@@ -1,5 +1,5 @@
 /*
- * Where a task writes: the address generator of the DPU and of the PPU, and who may be written.
+ * Where a task writes: the address generator of the DPU and of the PPU.
  */
 #include "npu.h"
 
@@ -30,26 +30,6 @@ static bool nests(struct dimension *d, int count)
     return true;
 }
 
-/* Whether a task of this job may write into a buffer. */
-static bool may_write(struct run *run, const struct bo *bo)
-{
-    const struct job *job = run->job;
-    bool listed = job->driver == RKNPU; /* which has no lists */
-    for (uint32_t i = job->in_count; i < job->bo_count; i++) {
-        listed |= job->bos[i] == bo;
-    }
-    if (settings.strict && bo == run->list) {
-        return refuse(run->why, "output goes into buffer %u, which holds the commands", bo->handle);
-    }
-    if (settings.strict && !listed) {
-        return refuse(run->why,
-                      "output goes into buffer %u, which the job does not list as one: "
-                      "nothing would wait for it",
-                      bo->handle);
-    }
-    return true;
-}
-
 bool apart(struct run *run, const uint8_t *bytes, uint64_t size, const char *what)
 {
     return bytes + size <= run->out || run->out + run->out_size <= bytes ||
@@ -75,7 +55,7 @@ bool writer_open(struct run *run, uint32_t address, struct writer *w)
     }
     run->out = w->bytes;
     run->out_size = w->size;
-    return may_write(run, space_find(run->space, address));
+    return dma_may_write(run, address);
 }
 
 void writer_store(const struct writer *w, uint32_t pixel, uint32_t group, const uint8_t *from)

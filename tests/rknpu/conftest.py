@@ -5,7 +5,7 @@ import pytest
 from npurt.rknpu.detect import open_driver
 from npurt.rknpu.system import Simulator
 
-STRICT = "coherent=0 strict=1 log=0 cores=3 hang_ms=20 version=908"
+STRICT = "coherent=0 guard=1 strict=1 log=0 cores=3 hang_ms=20 version=908"
 
 
 @pytest.fixture(scope="session")

@@ -70,11 +70,18 @@ def now():
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
-class File:
-    """An open node."""
+@functools.cache
+def kernel():
+    """Return (ffi, library) that go to the kernel: for a machine that has an NPU."""
+    ffi = simulator()[0]
+    return ffi, ffi.dlopen(None)
 
-    def __init__(self, node):
-        self.ffi, self.lib, _ = simulator()
+
+class File:
+    """An open node, of the simulator or of *system*."""
+
+    def __init__(self, node, system=None):
+        self.ffi, self.lib = system or simulator()[:2]
         self.fd = self.lib.open(node.encode(), os.O_RDWR | os.O_CLOEXEC)
         self.check(self.fd)
 
@@ -120,8 +127,8 @@ class File:
 class Rocket(File):
     """The mainline driver."""
 
-    def __init__(self, node=ROCKET_NODE):
-        super().__init__(node)
+    def __init__(self, node=ROCKET_NODE, system=None):
+        super().__init__(node, system)
 
     def create(self, nbytes):
         size, handle, iova, offset = struct.unpack(
