@@ -43,7 +43,14 @@ static void build(void)
     w->check_s = s;
     w->check_bound = 1e-6;
     ops[PRODUCTS].kind = NPURT_NORM;
-    ops[PRODUCTS].u.norm = (npurt_norm){x, one, one, {.values = out, .k = N}, 1e-6f, 0};
+    ops[PRODUCTS].u.norm = (npurt_norm){
+        .x = x,
+        .add = one,
+        .weight = one,
+        .out = {.values = out, .k = N},
+        .add_scale = 1,
+        .eps = 1e-6f,
+    };
     for (int i = 0; i < OPS; i++) {
         ops[i].isa = npurt_isa_count() - 1;
     }
