@@ -21,7 +21,10 @@ SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How rotary frequencies are stretched: ``none``, ``linear`` or ``yarn``."""
+    """How rotary frequencies are stretched: ``none``, ``linear``, ``yarn`` or ``longrope``.
+
+    With longrope a tensor of the file divides them.
+    """
 
     kind: str = "none"
     factor: float = 1.0
@@ -248,7 +251,7 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
     legacy = optional(metadata, f"{arch}.rope.scale_linear", float, 1.0)
     factor = optional(metadata, f"{prefix}.factor", float, legacy)
     kind = optional(metadata, f"{prefix}.type", str, "linear" if factor != 1.0 else "none")
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in ("none", "linear", "yarn", "longrope"):
         raise _bad(f"{prefix}.type = {kind!r} is not a rope scaling that npurt knows")
     scaling = Scaling(
         kind=kind,

@@ -22,6 +22,19 @@ def _modern(digits: str, letters: str = r"\p{L}") -> str:
     )
 
 
+def _cased(digits: str, ending: str = "") -> str:
+    """Return the pattern of o200k: a word ends where upper case follows lower case.
+
+    llama.cpp spells it without marks and for ASCII letters only; this is the models' own.
+    """
+    before = r"[^\r\n\p{L}\p{N}]?"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    return (
+        f"{before}{upper}*{lower}+{ending}|{before}{upper}+{lower}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BREAKS}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One way to cut.
@@ -43,6 +56,8 @@ _QWEN2 = Rule((_modern(r"\p{N}"),))
 _QWEN35 = Rule((_modern(r"\p{N}", r"\p{L}\p{M}"),))
 _DIGITS_APART = Rule((r"\p{N}", _GPT2))
 _GPT2_ONLY = Rule((_GPT2,))
+_O200K = Rule((_cased(r"\p{N}{1,3}", f"{_ENGLISH}?"),))
+_TEKKEN = Rule((_cased(r"\p{N}"),), ignore_merges=True, add_bos=True)
 _DEFAULT = Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
 RULES = {
@@ -51,8 +66,11 @@ RULES = {
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
+    "lfm2": _LLAMA3,
     "smaug-bpe": _LLAMA3_REGEX_ONLY,
     "dbrx": _LLAMA3_REGEX_ONLY,
+    "glm4": _LLAMA3_REGEX_ONLY,
+    "chatglm-bpe": _LLAMA3_REGEX_ONLY,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "megrez": _QWEN2,
@@ -63,9 +81,15 @@ RULES = {
     "refact": _DIGITS_APART,
     "command-r": _DIGITS_APART,
     "codeshell": _DIGITS_APART,
+    "exaone": _DIGITS_APART,
     "gpt-2": _GPT2_ONLY,
     "phi-2": _GPT2_ONLY,
     "olmo": _GPT2_ONLY,
+    "exaone4": _GPT2_ONLY,
+    "granite-docling": _GPT2_ONLY,
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "tekken": _TEKKEN,
     "default": _DEFAULT,
 }
 

@@ -46,6 +46,8 @@ ENDS = re.compile(
     r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
     r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
 )
+# A vocabulary with both of these has messages of several channels; the last ends otherwise.
+HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
 FILL_INS = re.compile(
     r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|▁?<(PRE|SUF|MID)>"
     r"|<｜fim▁(begin|hole|end)｜>"
@@ -95,6 +97,9 @@ class Vocabulary:
         roles = _roles(metadata, model, len(tokens))
         control = _control(tokens, kinds)
         ends = {i for i in control if ENDS.fullmatch(tokens[i])}
+        texts = {tokens[i]: i for i in ends}
+        if texts.keys() >= HARMONY:
+            ends.discard(texts.get(END_OF_MESSAGE, -1))
         ends.update(i for role, i in roles.items() if role not in ("bos", "unknown"))
         return cls(model, tokens, kinds, roles, control, frozenset(ends), _never(metadata, kinds))
 

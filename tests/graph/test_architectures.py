@@ -6,6 +6,7 @@ tests/data/make/tiny_models.py made the files; what each exercises stands there.
 import numpy as np
 import pytest
 
+from npurt.errors import ModelFormatError
 from npurt.graph import ops
 from npurt.llm.arch.reading import describe
 from npurt.llm.gguf import GGUF
@@ -83,3 +84,14 @@ def test_longrope_takes_short_factors_in_a_short_context():
 
     np.testing.assert_allclose(short, [1 + 0.1 * i for i in range(16)], rtol=1e-6)
     np.testing.assert_allclose(long, [1 + 0.5 * i for i in range(16)], rtol=1e-6)
+
+
+def test_longrope_without_factors_is_refused(tmp_path):
+    named = tiny.read(path("phi3-longrope")).with_key(
+        "phi3.rope.scaling.type", raw.STRING, "longrope"
+    )
+    assert read(tiny.write(named, tmp_path, "whole.gguf"))
+    file = tiny.without_tensors(named, lambda name: name.startswith("rope_factors"))
+
+    with pytest.raises(ModelFormatError, match=r"lacks rope_factors_long\.weight"):
+        read(tiny.write(file, tmp_path))

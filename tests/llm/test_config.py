@@ -244,7 +244,7 @@ def test_a_factor_without_a_type_is_linear_also_by_its_old_name():
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
-        ("longrope", {"type": "longrope"}),
+        ("spiral", {"type": "spiral"}),
         ("type", {"type": 3}),
         ("original_context_length", {"type": "yarn", "factor": 2.0}),
         ("original_context_length",

@@ -4,12 +4,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from npurt.device import F32
+from npurt.errors import ModelFormatError
 from npurt.llm import arch
 from npurt.llm.arch import forward
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.config import Config, read_config
 from npurt.llm.gguf import GGUF
+from npurt.llm.metadata import CONVERT_AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,19 @@ class Description:
         """Return the divisors of the rotary frequencies in a context of *n_ctx* positions.
 
         Longrope has one set of them for the context of the first training, another for longer ones.
+
+        Raises:
+            ModelFormatError: The file says that it has longrope, and has no divisors.
         """
-        name = "rope_freqs.weight"
+        name, scaling = "rope_freqs.weight", self.config.scaling
         if name not in self.file:
-            long = n_ctx > self.config.scaling.original_context
+            long = n_ctx > (scaling.original_context or self.config.n_context)
             name = f"rope_factors_{'long' if long else 'short'}.weight"
-        return self.file[name].dequantize() if name in self.file else None
+        if name in self.file:
+            return self.file[name].dequantize()
+        if scaling.kind == "longrope":
+            raise ModelFormatError(f"the file has longrope and lacks {name}", remedy=CONVERT_AGAIN)
+        return None
 
     def graph(self, n_ctx: int, captured: Collection[int] = ()) -> ModelGraph:
         """Return the graph for a context of *n_ctx* positions; see `forward.build`."""
