@@ -4,6 +4,8 @@ tests/data/make/tiny_models.py made the files; what each exercises stands there.
 transformers' logits, or the interpreter of the model's graph in float64 (tests/graph).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,10 +14,16 @@ from hypothesis import strategies as st
 import npurt
 from npurt.cpu import abi
 from npurt.graph import ops
+from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
+from npurt.graph.rows import Rows
+from npurt.graph.state import States
+from npurt.llm.arch.decoder import Decoder, rotations_of
 from npurt.llm.convolved import KEPT
+from npurt.llm.taps import Taps
 from npurt.runtime.placement import Stacked
-from tests.graph.models import logits
+from npurt.runtime.plan import Plan
+from tests.graph.models import logits, read
 from tests.llm import tiny, variants
 from tests.llm.conftest import GREEDY
 from tests.llm.reference import nmse
@@ -173,6 +181,33 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
     np.testing.assert_array_equal(values, new_values)
 
 
+@pytest.mark.parametrize("model", ["olmo2", "gemma3", "granite", "lfm2"])
+def test_the_stream_that_enters_a_layer_can_be_captured(model):
+    """Within what ten sums of products in float32 round; the stream is below 64."""
+    ids, layers = tiny.ids(model, 10), (0, 2)
+    with open_tiny(path(model)) as llm:
+        graph, (_, load) = llm._description.graph(64, layers), read(path(model))
+        exact = Interpreter(graph.graph, load).run(
+            {"tokens": np.array(ids)}, Rows.of(10), States(graph.graph, np.float64)
+        )
+        taps, made = Taps(layers, 10, llm.config.width), []
+        taps.reader = lambda values, position: made.append(values.copy())
+        plan = Plan(llm._cpu, llm._ledger, llm._checks)
+        parts = replace(llm._model, graph=graph, rotations=rotations_of(graph, 64))
+        decoder = Decoder(parts, plan, taps)
+        decoder.x[:10] = llm.embed(ids)
+        taps.begin(0, 10)
+        plan.run(10, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
+        taps.end(ids)
+        taps.flush()
+
+    captured = np.split(made[0], 2, axis=1)
+    for layer, values in zip(layers, captured, strict=True):
+        wanted = exact[f"hidden.{layer}"]
+        assert abs(wanted).max() < 64
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=10 * 64 * 2.0**-24)
+
+
 @pytest.mark.parametrize("model", ["granite", "gemma2", "olmo2", "gemma3"])
 def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
     ids = tiny.ids(model, 9)
@@ -250,3 +285,20 @@ def test_lookup_on_an_npu_writes_what_plain_decoding_writes(model, device, tmp_p
             texts.append(llm.generate(prompt, max_tokens=20, **GREEDY))
 
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["gemma3", "lfm2", "gpt-oss"])
+def test_states_are_exact_beside_an_npu(model, device, tmp_path):
+    """Cut anywhere, taken back, saved and loaded: the same logits, bit for bit."""
+    file = tiny.write(variants.quantised(tiny.read(path(model))), tmp_path)
+    ids = tiny.ids(model)
+    with open_tiny(file, device, n_batch=16, verify="off") as llm:
+        whole = llm.eval(ids)
+        llm.rollback(25)
+        np.testing.assert_array_equal(llm.eval(ids[15:22]), whole[15:22])
+        llm.save_state(tmp_path / "state")
+        llm.reset()
+        llm.load_state(tmp_path / "state")
+
+        np.testing.assert_array_equal(llm.eval(ids[22:]), whole[22:])
