@@ -85,6 +85,7 @@ class Lowering:
         """Return the input of products that *tensor* is; quantise it where nobody has."""
         value = self._values[tensor.name]
         if isinstance(value, Columns):
+            assert value.count == value.buffer.shape[1], f"{tensor.name} lies beside others"
             value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
             if value.quantised:
                 self._plan.quantise(value)
@@ -150,15 +151,16 @@ class Lowering:
             raise _unsupported(op, "the host norms by a weight as it is")
         add = next((part for part in before if isinstance(part, ops.Add)), None)
         selects = any(isinstance(part, ops.SelectRows) for part in before)
-        x = self.columns(add.a if add else before[0].reads[0] if before else norm.x)
+        source = add.a if add else before[0].reads[0] if before else norm.x
+        x = self.beside(op, [source])
         added, scale = None, 1.0
         if add is not None:
             self._require_last(op, add, index)
             added, scale = self.beside(op, [add.b]), add.scale
-            self._values[add.out.name] = x
-            self.last_sum = x.buffer, added, scale
+            self._values[add.out.name] = self.columns(source)
+            self.last_sum = x, added, scale
         self._plan.norm(
-            x.buffer, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
+            x, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
             add=added, scale=scale, from_head=selects,
         )  # fmt: skip
 
@@ -212,6 +214,8 @@ class Lowering:
         assert isinstance(attention, ops.Attention)
         assert rope is None or isinstance(rope, ops.Rope)
         norms = [part for part in op.parts if isinstance(part, ops.RMSNorm)]
+        if any(norm.plus_one for norm in norms):
+            raise _unsupported(op, "the host norms by a weight as it is")
         split = named.get(ops.Split)
         q = split.reads[0] if split else _source(op, attention.q)
         qkv = self.beside(op, (q, _source(op, attention.k), attention.v))
@@ -267,7 +271,7 @@ class Lowering:
     def _route(self, op: ops.Route, index: int) -> None:
         del index
         if op.gating is ops.Gating.SIGMOID or op.bias is not None:
-            raise _unsupported(op, "the host routes by a plain softmax only")
+            raise _unsupported(op, "the host routes by a softmax of scores only")
         rows, used, experts = self._bound.rows, op.experts.columns, op.scores.columns
         x = next(
             part.x
