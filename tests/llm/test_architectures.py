@@ -219,33 +219,32 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
         np.testing.assert_array_equal(llm.head("draft", len(y))(stream)[0], y)
 
 
-# --- On NPUs --------------------------------------------------------------------------------------
+# --- Quantised, on each device --------------------------------------------------------------------
 
 
 def as_rounded(llm, path, ids, monkeypatch):
     """Return the interpreter's logits with every product of what the device multiplies."""
     weights = llm._model.weights
 
-    def multiply(x, placed):
-        packed = placed.packed
-        if packed.device is llm._cpu:
-            return x @ packed.multiplied(slice(0, packed.n)).T
+    def multiply(x, packed):
         x = packed.device.multiplied(x.astype(np.float32), packed)
         return x @ packed.multiplied(slice(0, packed.n)).T
 
     def matmul(op, run):
-        y = multiply(run[op.x], weights[op.weight.name])
+        y = multiply(run[op.x], weights[op.weight.name].packed)
         return (y if op.bias is None else y + run[op.bias],)
 
     def expert_matmul(op, run):
         packed, experts = weights[op.weight.name].packed, run[op.experts]
-        assert isinstance(packed, Stacked)
         x = run[op.x]
         x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1])) if x.ndim == 2 else x
         out = np.empty((*experts.shape, op.weight.shape[1].size))
         for expert in np.unique(experts):
             chosen = experts == expert
-            out[chosen] = multiply(x[chosen], packed.each[expert]) + run[op.bias][expert]
+            own = (
+                packed.each[expert].packed if isinstance(packed, Stacked) else packed.matrix(expert)
+            )
+            out[chosen] = multiply(x[chosen], own) + run[op.bias][expert]
         return (out,)
 
     with monkeypatch.context() as patched:
@@ -254,9 +253,9 @@ def as_rounded(llm, path, ids, monkeypatch):
         return logits(path, ids)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", *DEVICES])
 @pytest.mark.parametrize("model", MODELS)
-def test_an_npu_adds_the_noise_of_its_rounding_and_no_more(model, device, tmp_path, monkeypatch):
+def test_a_device_adds_the_noise_of_its_rounding_and_no_more(model, device, tmp_path, monkeypatch):
     experts = "mxfp4" if model == "gpt-oss" else None
     file = tiny.write(variants.quantised(tiny.read(path(model)), "q8_0", experts), tmp_path)
     ids = tiny.ids(model)
