@@ -12,10 +12,17 @@ WRITTEN = (Kind.ACTIVATION, Kind.OUTPUT)  # what ops make; all else exists befor
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Ops of one forward pass.  Every tensor is written once, before it is read."""
+    """Ops of one forward pass, or a part of them.  Every tensor is written once, before it is read.
+
+    Attributes:
+        given: Names of activations that a part reads and another part makes, and of inputs.
+        wanted: Names of what it makes for others, besides its outputs.
+    """
 
     name: str
     ops: tuple[Op, ...]
+    given: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
 
     def tensors(self, kind: Kind) -> tuple[Tensor, ...]:
         """Return the tensors of one kind, in the order in which ops name them first."""
@@ -47,7 +54,7 @@ class Graph:
             for tensor in (*op.reads, *op.states, *op.writes):
                 if known.setdefault(tensor.name, tensor) != tensor:
                     raise _wrong(op, f"{tensor} has the name of {known[tensor.name]}")
-            _check_reads(op, written)
+            _check_reads(op, written | self.given)
             _check_writes(op, written)
             _check_states(op, advanced)
             written |= {tensor.name for tensor in op.writes}

@@ -19,13 +19,18 @@ class States:
 
     Args:
         graph: Whose states these are.
-        dtype: Element type to keep all of them in; None keeps each as its tensor says.
+        dtype: Element type to keep all of them in; or some by name, such as ``f16``, where others
+            are kept as their tensors say.
     """
 
-    def __init__(self, graph: Graph, dtype: npt.DTypeLike | None = None) -> None:
+    def __init__(
+        self, graph: Graph, dtype: npt.DTypeLike | Mapping[str, str] | None = None
+    ) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.tensors(Kind.STATE)}
+        named = dtype if isinstance(dtype, Mapping) else {}
+        every = None if isinstance(dtype, Mapping) or dtype is None else np.dtype(dtype)
         self._dtypes = {
-            name: np.dtype(dtype or tensor.dtype.replace("f", "float"))
+            name: every or np.dtype(named.get(name, tensor.dtype).replace("f", "float"))
             for name, tensor in self._tensors.items()
         }
         self._sequences: dict[int, dict[str, Array]] = {}
@@ -78,6 +83,7 @@ class Run:
         dtype: npt.DTypeLike,
         values: dict[str, Array],
         load: Callable[[str], Array],
+        load_rows: Callable[[str, Array], Array],
         rows: Rows,
         states: States,
     ) -> None:
@@ -86,6 +92,7 @@ class Run:
         self.rows = rows
         self.states = states
         self._load = load
+        self._load_rows = load_rows
 
     def __getitem__(self, tensor: Tensor) -> Array:
         """Return the value of *tensor*, in the run's element type unless it holds integers."""
@@ -96,4 +103,4 @@ class Run:
 
     def rows_of(self, tensor: Tensor, index: Array) -> Array:
         """Return some rows of a weight: cheaper than all of a large one."""
-        return np.asarray(self._load(tensor.name)[index], dtype=self.dtype)
+        return np.asarray(self._load_rows(tensor.name, index), dtype=self.dtype)

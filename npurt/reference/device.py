@@ -1,0 +1,88 @@
+"""The device ``numpy``: products by `numpy.matmul` on float32 weights, and whole graphs."""
+
+import math
+
+import numpy as np
+
+from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
+from npurt.quant.tensor import QTensor
+from npurt.reference.segment import ReferenceSegment
+from npurt.segment import Limits, Segment, Weights
+
+
+class ReferencePacked(Packed):
+    """A weight, as float32."""
+
+    def __init__(self, device: "ReferenceDevice", tensor: QTensor) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.values = tensor.dequantize()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the float32 weight."""
+        return self.values.nbytes
+
+    def multiplied(self, rows: slice) -> F64:
+        """Return *rows* of the float32 weight."""
+        return self.values[rows].astype(np.float64)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error of results: K sums and K products in float32, in any order."""
+        norms = np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
+        bound: F64 = UNIT * math.sqrt(2 * self.k) * norms + FLUSHED * 4 * math.sqrt(self.k)
+        return bound
+
+    def floor(self, rows: slice) -> F64:
+        """Return what is lost of products and sums below 2^-126."""
+        norms = np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
+        lost: F64 = FLUSHED * (2 * self.k + math.sqrt(self.k) * norms)
+        return lost
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return the sums of absolute terms."""
+        peak: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return peak
+
+
+class ReferenceDevice(Device):
+    """numpy, wherever it runs."""
+
+    def __init__(self) -> None:
+        self.caps = Caps("numpy", f"numpy {np.__version__}, float32, no compiled code", False)
+
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None: it multiplies by every format that can be decoded."""
+        del op
+        return None
+
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> ReferencePacked:
+        """Convert *tensor* to float32; activations are not rounded."""
+        del fine
+        return ReferencePacked(self, tensor)
+
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*."""
+        check_product(self, x, [w], [out])
+        assert isinstance(w, ReferencePacked)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(x, w.values.T, out=out)
+
+    def multiplied(self, x: F32, w: Packed) -> F64:
+        """Return x: it is not rounded."""
+        del w
+        return x.astype(np.float64)
+
+    def why_not_op(self, op: Op, limits: Limits) -> str | None:
+        """Return None: the interpreter runs every op."""
+        del op, limits
+        return None
+
+    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+        """Make a segment of *part*."""
+        return ReferenceSegment(part, weights, limits)
+
+    def close(self) -> None:
+        """There is nothing to release."""

@@ -1,0 +1,115 @@
+"""A segment that the graph's interpreter runs in float32."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from npurt.graph import ops
+from npurt.graph.cost import cost
+from npurt.graph.graph import Graph
+from npurt.graph.interpreter import Interpreter
+from npurt.graph.ops import Op
+from npurt.graph.rows import Rows
+from npurt.graph.state import States
+from npurt.graph.tensor import POSITIONS, Kind, Tensor
+from npurt.segment import Array, Counter, Limits, Segment, Weights
+
+CACHED_BYTES = 4 << 30  # of weights that stay float32; others are converted in each run
+
+ROLES = {
+    ops.Embedding: "embedding",
+    ops.RMSNorm: "norm",
+    ops.L2Norm: "norm",
+    ops.GatedNorm: "norm",
+    ops.Rope: "rope",
+    ops.Attention: "attention",
+    ops.GatedUnit: "activation",
+    ops.Route: "route",
+    ops.WeightedSum: "combine",
+    ops.ShortConv: "convolution",
+    ops.DeltaGates: "delta net",
+    ops.GatedDeltaNet: "delta net",
+}
+
+
+def role(op: Op) -> str:
+    """Return the class of *op* in reports."""
+    if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+        return op.role
+    return ROLES.get(type(op), "element-wise")
+
+
+class ReferenceSegment(Segment):
+    """Runs its part op by op; states are numpy arrays.
+
+    Raises:
+        GraphError: The part is no valid graph.
+    """
+
+    def __init__(self, part: Graph, weights: Weights, limits: Limits) -> None:
+        self.part = part
+        self._weights = weights
+        self._cache: dict[str, Array] = {}
+        self._cached = 0
+        kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
+        self._states = States(part, kv)
+        self._counters = {op.name: _counter(op) for op in part.ops}
+        self._interpreter = Interpreter(
+            part, self._load, np.float32, load_rows=self._load_rows, observe=self._count
+        )
+
+    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """Run all ops; see `Segment.run`."""
+        with np.errstate(over="ignore", invalid="ignore"):  # as the kernels of other devices
+            return self._interpreter.run(values, rows, self._states)
+
+    def read(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state."""
+        return self._states.of(sequence)[state.name].copy()
+
+    def write(self, state: Tensor, sequence: int, values: Array) -> None:
+        """Let a state be *values*."""
+        held = self._states.of(sequence)
+        held[state.name] = values.astype(held[state.name].dtype)
+
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence."""
+        self._states.forget(sequence)
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what each op did so far."""
+        return self._counters.values()
+
+    def close(self) -> None:
+        """Let go of weights."""
+        self._cache.clear()
+
+    def _load(self, name: str) -> Array:
+        """Return a weight or table as float32; keep it while there is room."""
+        found = self._cache.get(name)
+        if found is None:
+            found = self._weights.values(name)
+            found = found if found.dtype == np.float64 else found.astype(np.float32, copy=False)
+            if self._cached + found.nbytes <= CACHED_BYTES:
+                self._cache[name] = found
+                self._cached += found.nbytes
+        return found
+
+    def _load_rows(self, name: str, index: Array) -> Array:
+        return self._weights.quantised(name)[index].dequantize()
+
+    def _count(self, op: Op, rows: int, seconds: float) -> None:
+        counter, work = self._counters[op.name], cost(op, rows)
+        counter.calls += 1
+        counter.rows += rows
+        counter.seconds += seconds
+        if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            counter.macs += work.macs
+            counter.nbytes += work.weight_bytes
+
+
+def _counter(op: Op) -> Counter:
+    if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
+        return Counter(role(op))
+    n, k = op.weight.shape[-2:]
+    return Counter(op.role, op.weight.name.removesuffix(".weight"), (n.size or 0, k.size or 0))

@@ -1,0 +1,188 @@
+"""The contract of devices that run parts of a graph.
+
+A device compiles consecutive ops into a segment: weights laid out, buffers planned.  A segment runs
+rows and owns the states of its ops.  Whoever calls it keeps the accounts: a segment returns what it
+counted, and raises `DriverError` when its device fails.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import POSITIONS, Kind, Tensor
+from npurt.quant.tensor import QTensor
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that a segment has to be ready for.
+
+    Attributes:
+        rows: Rows of one run.
+        positions: Positions of one sequence.
+        sequences: Sequences that have states at the same time.
+        kv_dtype: Element type of cached keys and values, ``f16`` or ``f32``.
+    """
+
+    rows: int
+    positions: int
+    sequences: int = 1
+    kv_dtype: str = "f16"
+
+
+class Weights(Protocol):
+    """Where a device gets the weights and tables of a graph from, by name of the tensor."""
+
+    def quantised(self, name: str) -> QTensor:
+        """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
+
+    def values(self, name: str) -> Array:
+        """Return a weight or a table as floats.
+
+        Raises:
+            ModelFormatError: It holds NaN or infinity.
+        """
+
+
+@dataclass(slots=True)
+class Counter:
+    """What an op, or a group of ops of one role, did so far.
+
+    Attributes:
+        op: The role, as in reports: ``attn_qkv``, ``norm``, ...
+        tensor: Names of its weights; "" for ops without.
+        shape: ``(N, K)`` of a product, else ().
+        calls: Runs.
+        rows: Rows over all runs.
+        macs: Multiply-adds.
+        nbytes: Bytes of weights read.
+        seconds: Wall time; 0 where only the segment as a whole is timed.
+    """
+
+    op: str
+    tensor: str = ""
+    shape: tuple[int, ...] = ()
+    calls: int = 0
+    rows: int = 0
+    macs: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Segment(abc.ABC):
+    """A part of a graph on one device.  One thread at a time.
+
+    Attributes:
+        part: Its ops.  It is given the tensors ``part.given``, and returns ``part.wanted``.
+    """
+
+    part: Graph
+
+    @abc.abstractmethod
+    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """Run all ops; return the tensors ``part.wanted`` by name, float32 ``[T, columns]``.
+
+        Args:
+            values: The tensors ``part.given`` by name.
+            rows: Sequence and position of each row.
+
+        Raises:
+            DriverError: The device failed; the states of these sequences are lost.
+        """
+
+    @abc.abstractmethod
+    def read(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state in its canonical form: shape and values as the graph says.
+
+        Raises:
+            DriverError: The device failed.
+        """
+
+    @abc.abstractmethod
+    def write(self, state: Tensor, sequence: int, values: Array) -> None:
+        """Let a state be *values*, as `read` returns them."""
+
+    def checkpoint(self, sequence: int) -> Any:
+        """Return a copy of what cannot be cut at a position: recurrent states, not keys and values.
+
+        Only this segment knows its form.
+        """
+        return {t.name: self.read(t, sequence) for t in recurrent(self.part)}
+
+    def restore(self, sequence: int, checkpoint: Any) -> None:
+        """Go back to what `checkpoint` returned."""
+        for tensor in recurrent(self.part):
+            self.write(tensor, sequence, checkpoint[tensor.name])
+
+    @abc.abstractmethod
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence."""
+
+    @abc.abstractmethod
+    def counters(self) -> Iterable[Counter]:
+        """Return what the ops did so far."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release the weights and states.  A second call does nothing."""
+
+
+@runtime_checkable
+class Compiler(Protocol):
+    """A device that runs parts of graphs."""
+
+    def why_not_op(self, op: Op, limits: Limits) -> str | None:
+        """Return None when the device can run *op*, else a sentence saying what rules it out."""
+
+    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+        """Make a segment of *part*; `why_not_op` has said None of each op.
+
+        Raises:
+            DeviceFull: There is not enough memory for its weights and states.
+            DriverError: The device failed.
+        """
+
+
+def recurrent(part: Graph) -> list[Tensor]:
+    """Return the states of *part* that have no axis of positions."""
+    return [t for t in part.tensors(Kind.STATE) if POSITIONS not in t.shape]
+
+
+def split(graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()) -> list[tuple[Any, Graph]]:
+    """Cut *graph* into parts of consecutive ops that have one owner.
+
+    Args:
+        owner: Returns who runs an op.
+        kept: Names of tensors that the caller wants besides the graph's outputs.
+
+    Returns:
+        Each owner with its part.
+    """
+    runs: list[tuple[Any, list[Op]]] = []
+    for op in graph.ops:
+        who = owner(op)
+        if not runs or runs[-1][0] is not who:
+            runs.append((who, []))
+        runs[-1][1].append(op)
+    wanted = set(kept) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
+    parts = []
+    for i, (who, listed) in enumerate(runs):
+        made = {t.name for op in listed for t in op.writes}
+        later = {t.name for _, after in runs[i + 1 :] for op in after for t in op.reads}
+        given = {
+            t.name
+            for op in listed
+            for t in op.reads
+            if t.kind in (Kind.INPUT, Kind.ACTIVATION) and t.name not in made
+        }
+        name = graph.name if len(runs) == 1 else f"{graph.name}.{i}"
+        parts.append((who, Graph(name, tuple(listed), frozenset(given), frozenset(made & (later | wanted)))))
+    return parts
