@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import numpy.typing as npt
 
 from npurt.graph.graph import Graph
@@ -156,7 +155,9 @@ def recurrent(part: Graph) -> list[Tensor]:
     return [t for t in part.tensors(Kind.STATE) if POSITIONS not in t.shape]
 
 
-def split(graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()) -> list[tuple[Any, Graph]]:
+def split(
+    graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()
+) -> list[tuple[Any, Graph]]:
     """Cut *graph* into parts of consecutive ops that have one owner.
 
     Args:
@@ -184,5 +185,7 @@ def split(graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()) ->
             if t.kind in (Kind.INPUT, Kind.ACTIVATION) and t.name not in made
         }
         name = graph.name if len(runs) == 1 else f"{graph.name}.{i}"
-        parts.append((who, Graph(name, tuple(listed), frozenset(given), frozenset(made & (later | wanted)))))
+        parts.append(
+            (who, Graph(name, tuple(listed), frozenset(given), frozenset(made & (later | wanted))))
+        )
     return parts

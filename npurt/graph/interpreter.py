@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from npurt.errors import LayoutError
 from npurt.graph.graph import Graph
-from npurt.graph.meaning import MEANING
+from npurt.graph.meaning import MEANING, Meaning
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import Run, States
@@ -30,6 +30,7 @@ class Interpreter:
         graph: What to run; it is checked.
         load: Returns the float array of a weight or table by name.
         dtype: Element type of the arithmetic.
+        kernels: What computes ops of some kinds, in place of their functions in `meaning`.
         load_rows: Returns some rows of a weight; by default those of *load*.
         observe: Called after each op with the op, its number of rows and its seconds.
     """
@@ -40,6 +41,7 @@ class Interpreter:
         load: Callable[[str], Array],
         dtype: npt.DTypeLike = np.float64,
         *,
+        kernels: Mapping[type[Op], Meaning] | None = None,
         load_rows: Callable[[str, Array], Array] | None = None,
         observe: Callable[[Op, int, float], None] = lambda op, rows, seconds: None,
     ) -> None:
@@ -48,6 +50,7 @@ class Interpreter:
         self._load_rows = load_rows or (lambda name, index: load(name)[index])
         self._dtype = dtype
         self._observe = observe
+        self._kernels = {**MEANING, **(kernels or {})}
         self._wanted = graph.wanted | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
         self._last_use = {
             name: index for name, index in graph.last_use().items() if name not in self._wanted
@@ -74,7 +77,7 @@ class Interpreter:
         run = Run(self._dtype, dict(inputs), self._load, self._load_rows, rows, states)
         for index, op in enumerate(self.graph.ops):
             start = time.perf_counter()
-            results = MEANING[type(op)](op, run)
+            results = self._kernels[type(op)](op, run)
             for tensor, value in zip(op.writes, results, strict=True):
                 run.values[tensor.name] = value
             self._observe(op, len(results[0]), time.perf_counter() - start)

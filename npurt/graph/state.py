@@ -19,19 +19,20 @@ class States:
 
     Args:
         graph: Whose states these are.
-        dtype: Element type to keep all of them in; or some by name, such as ``f16``, where others
-            are kept as their tensors say.
+        dtype: Element type to keep all of them in; None keeps each as *dtypes* or its tensor says.
+        dtypes: Element types by name of the state, such as ``f16``.
     """
 
     def __init__(
-        self, graph: Graph, dtype: npt.DTypeLike | Mapping[str, str] | None = None
+        self,
+        graph: Graph,
+        dtype: npt.DTypeLike | None = None,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.tensors(Kind.STATE)}
-        named = dtype if isinstance(dtype, Mapping) else {}
-        every = None if isinstance(dtype, Mapping) or dtype is None else np.dtype(dtype)
+        named = {name: tensor.dtype for name, tensor in self._tensors.items()} | dict(dtypes or {})
         self._dtypes = {
-            name: every or np.dtype(named.get(name, tensor.dtype).replace("f", "float"))
-            for name, tensor in self._tensors.items()
+            name: np.dtype(dtype or named[name].replace("f", "float")) for name in self._tensors
         }
         self._sequences: dict[int, dict[str, Array]] = {}
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device
@@ -122,3 +124,25 @@ def _wanted(matrix: Matrix, tensor: QTensor, rows: int, used: float) -> Wanted:
         prompt=0.0 if matrix.head else share,
         reply=share,
     )
+
+
+class FileWeights:
+    """The weights and tables of a graph as `npurt.segment.Weights`."""
+
+    def __init__(self, file: GGUF, model: ModelGraph) -> None:
+        self._file, self._model = file, model
+        self._sources = {matrix.name: matrix for matrix in matrices(model)}
+
+    def quantised(self, name: str) -> QTensor:
+        """Return a weight as the file has it."""
+        matrix = self._sources.get(name)
+        return matrix.read(self._file) if matrix else self._file[name]
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """Return a weight or table as floats; ModelFormatError when it holds NaN or infinity."""
+        if name in self._model.tables:
+            return self._model.tables[name]
+        values = self.quantised(name).dequantize()
+        if not np.isfinite(values).all():
+            raise ModelFormatError(f"{name} holds NaN or infinity", remedy=DAMAGED)
+        return values

@@ -8,6 +8,7 @@ from npurt.graph import ops
 from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.interpreter import Interpreter
+from npurt.graph.meaning import Meaning
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
@@ -42,20 +43,35 @@ def role(op: Op) -> str:
 class ReferenceSegment(Segment):
     """Runs its part op by op; states are numpy arrays.
 
+    Args:
+        kernels: What computes ops of some kinds, in place of their functions in
+            `npurt.graph.meaning`.
+
     Raises:
         GraphError: The part is no valid graph.
     """
 
-    def __init__(self, part: Graph, weights: Weights, limits: Limits) -> None:
+    def __init__(
+        self,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        kernels: Mapping[type[Op], Meaning] | None = None,
+    ) -> None:
         self.part = part
         self._weights = weights
         self._cache: dict[str, Array] = {}
         self._cached = 0
         kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
-        self._states = States(part, kv)
+        self._states = States(part, dtypes=kv)
         self._counters = {op.name: _counter(op) for op in part.ops}
         self._interpreter = Interpreter(
-            part, self._load, np.float32, load_rows=self._load_rows, observe=self._count
+            part,
+            self._load,
+            np.float32,
+            kernels=kernels,
+            load_rows=self._load_rows,
+            observe=self._count,
         )
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
