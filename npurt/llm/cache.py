@@ -20,7 +20,40 @@ DTYPES = {"f16": np.float16, "f32": np.float32}
 LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their types
 
 
-class Cache:
+class Positions:
+    """How many of *n_ctx* positions are used.
+
+    Raises:
+        SettingError: *n_ctx* makes no sense.
+    """
+
+    def __init__(self, n_ctx: int) -> None:
+        if not 1 <= n_ctx <= LONGEST:
+            raise SettingError(
+                f"a context of {n_ctx} tokens cannot be had", remedy=f"use -c 1 to {LONGEST}"
+            )
+        self.n_ctx = n_ctx
+        self.length = 0  # positions in use
+
+    def require(self, count: int) -> None:
+        """Make sure that *count* more tokens fit.
+
+        Raises:
+            ContextFull: They do not.
+        """
+        if self.length + count > self.n_ctx:
+            raise ContextFull(
+                f"{count} more tokens do not fit: {self.length} of {self.n_ctx} positions are used",
+                remedy="raise n_ctx (-c), shorten the prompt, call reset(), or allow "
+                "context_shift=True to forget the oldest tokens",
+            )
+
+    def truncate(self, length: int) -> None:
+        """Forget all positions from *length* on."""
+        self.length = min(self.length, length)
+
+
+class Cache(Positions):
     """Keys and values for *n_ctx* positions, by layer that has attention.
 
     Raises:
@@ -28,16 +61,11 @@ class Cache:
     """
 
     def __init__(self, config: Config, n_ctx: int, dtype: str = "f16") -> None:
-        if not 1 <= n_ctx <= LONGEST:
-            raise SettingError(
-                f"a context of {n_ctx} tokens cannot be had", remedy=f"use -c 1 to {LONGEST}"
-            )
+        super().__init__(n_ctx)
         if dtype not in DTYPES:
             raise SettingError(
                 f"the KV cache cannot be {dtype!r}", remedy=f"use one of {', '.join(DTYPES)}"
             )
-        self.n_ctx = n_ctx
-        self.length = 0  # positions in use
         padded = -(-n_ctx // 16) * 16
         kv_heads, width = config.n_kv_heads, config.head_width
         self.keys: dict[int, npt.NDArray[Any]] = {}
@@ -73,23 +101,6 @@ class Cache:
         lines.reshape(kv_heads, -1, width)[:, :length] = keys
         self.keys[layer][:, : lines.shape[1]] = lines.transpose(0, 1, 3, 2)
         self.values[layer][:, :length] = values
-
-    def require(self, count: int) -> None:
-        """Make sure that *count* more tokens fit.
-
-        Raises:
-            ContextFull: They do not.
-        """
-        if self.length + count > self.n_ctx:
-            raise ContextFull(
-                f"{count} more tokens do not fit: {self.length} of {self.n_ctx} positions are used",
-                remedy="raise n_ctx (-c), shorten the prompt, call reset(), or allow "
-                "context_shift=True to forget the oldest tokens",
-            )
-
-    def truncate(self, length: int) -> None:
-        """Forget all positions from *length* on."""
-        self.length = min(self.length, length)
 
     def shift(
         self, keep: int, drop: int, rotations: Sequence[tuple[F32, F32]], *, halves: bool

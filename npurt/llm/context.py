@@ -17,19 +17,25 @@ from npurt.errors import LayoutError, SettingError
 from npurt.llm import state_file, weights
 from npurt.llm.arch import decoder
 from npurt.llm.arch.architecture import EMBEDDING, Rope
+from npurt.llm.arch.graph_decoder import GraphDecoder, residual
+from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.arch.reading import describe
 from npurt.llm.config import require_context
 from npurt.llm.gguf import GGUF
+from npurt.llm.graph_state import GraphState
 from npurt.llm.metadata import Metadata
 from npurt.llm.progress import Progress
 from npurt.llm.state import Snapshot, State
 from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
+from npurt.reference.device import ReferenceDevice
 from npurt.runtime.arguments import integer
+from npurt.runtime.execute import Executor
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.plan import Plan
 from npurt.runtime.verify import Sampler as Checks
+from npurt.segment import Compiler, Limits
 
 USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
 SAMPLE = 512  # bytes of a tensor that tell models apart
@@ -47,6 +53,8 @@ class Context:
     _file: GGUF
     _device: Device
     _cpu: CpuDevice
+    _model: decoder.Model  # of the CPU and a device that does products
+    _decoder: decoder.Decoder | GraphDecoder
     _ledger: Ledger
     _checks: Checks
     _progress: bool
@@ -66,15 +74,37 @@ class Context:
         self._graph = self._description.graph(self.n_ctx)
         if not self._graph.windows:
             require_context(self.metadata, self.n_ctx)
-        self._state = State(self.config, self.n_ctx, kv_type)
+        self._kv_type = kv_type
+        self._state: State | GraphState = State(self.config, self.n_ctx, kv_type)
 
     def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
-        file, config = self._file, self.config
+        config = self.config
         graph = self._description.graph(self.n_ctx, tapped) if tapped else self._graph
+        rows = min(self.n_batch, self.n_ctx)
+        self._taps = Taps(tapped, rows, config.width) if tapped else None
+        self._logits = np.empty((1, config.n_vocab), np.float32)
+        self._embedding = self._file[EMBEDDING]
+        if isinstance(self._device, Compiler):
+            self._in_segments(self._device, graph, rows)
+        else:
+            self._on_host(graph, rows, strict)
+
+    def _in_segments(self, device: Device, graph: ModelGraph, rows: int) -> None:
+        """Have a device run the graph; what it cannot, numpy does."""
+        limits = Limits(rows, self.n_ctx, kv_dtype=self._kv_type)
+        kept = [residual(graph)]  # captured layers are outputs of the graph
+        executor = Executor(
+            graph.graph, device, ReferenceDevice(), weights.FileWeights(self._file, graph), limits,
+            self._ledger, kept,
+        )  # fmt: skip
+        self._state = GraphState(self.config, graph.graph, executor, self.n_ctx, self._kv_type)
+        self._decoder = GraphDecoder(graph, executor, self._state, rows, self._taps)
+
+    def _on_host(self, graph: ModelGraph, rows: int, strict: bool) -> None:
+        """Have the CPU run the graph, and a device its products."""
+        file, config, experts = self._file, self.config, self.config.experts
         vectors = weights.vectors(file, graph)
         total = sum(info.nbytes for info in file.tensors.values())
-        rows = min(self.n_batch, self.n_ctx)
-        experts = config.experts
         with Progress("load", total, "B", shown=self._progress) as bar:
             placed = weights.load(
                 file,
@@ -88,6 +118,7 @@ class Context:
                 progress=bar.add,
                 note=self._ledger.notes.append,
             )
+        assert isinstance(self._state, State), "a state of segments on the host"
         self._model = decoder.Model(
             config=config,
             graph=graph,
@@ -98,12 +129,8 @@ class Context:
             rows=rows,
             device=self._device,
         )
-        self._logits = np.empty((1, config.n_vocab), np.float32)
-        self._embedding = file[EMBEDDING]
-        self._plan = Plan(self._cpu, self._ledger, self._checks)
-        self._taps = Taps(tapped, self._model.rows, config.width) if tapped else None
-        self._decoder = decoder.Decoder(self._model, self._plan, self._taps)
-        self._plan.prepare()
+        plan = Plan(self._cpu, self._ledger, self._checks)
+        self._decoder = decoder.Decoder(self._model, plan, self.embed, self._taps)
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -129,8 +156,8 @@ class Context:
         ids = self._valid(ids)
         out = np.empty((len(ids), self.config.n_vocab), np.float32)
         self._make_room(len(ids))
-        for start in range(0, len(ids), self._model.rows):
-            part = ids[start : start + self._model.rows]
+        for start in range(0, len(ids), self._decoder.rows):
+            part = ids[start : start + self._decoder.rows]
             self._forward(part, 0, out[start : start + len(part)])
         return out
 
@@ -166,7 +193,7 @@ class Context:
                 "there is no token to evaluate", remedy="pass a prompt of at least one token"
             )
         self._make_room(len(ids))
-        rows = self._model.rows
+        rows = self._decoder.rows
         many = self._progress and len(ids) > rows
         with Progress("prefill", len(ids), "token", shown=many) as bar:
             for start in range(0, len(ids), rows):
@@ -194,9 +221,9 @@ class Context:
             raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
         self._require_open()
         kept = self._state.tokens[:n_tokens]
-        ahead = kept[self._state.rewind(len(kept), self._plan.replay, self._model.rows) :]
-        for start in range(0, len(ahead), self._model.rows):
-            part = ahead[start : start + self._model.rows]
+        ahead = kept[self._state.rewind(len(kept), self._decoder.replay, self._decoder.rows) :]
+        for start in range(0, len(ahead), self._decoder.rows):
+            part = ahead[start : start + self._decoder.rows]
             self._forward(part, len(part) - 1, self._logits)
 
     @in_turn
@@ -218,11 +245,10 @@ class Context:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._require_open()
         self._mend()
-        self._decoder.x[: len(ids)] = self.embed(ids)
         if self._taps:
             self._taps.begin(self.n_tokens, len(ids))
         self._state.begin(len(ids))
-        self._plan.run(len(ids), self.n_tokens, head, out)
+        self._decoder.run(ids, self.n_tokens, head, out)
         if self._taps:
             self._taps.end(ids)
         self._state.end(ids)
@@ -279,7 +305,7 @@ class Context:
     # --- State ----------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> State | GraphState:
         """What the model remembers of the context."""
         return self._state
 
@@ -384,15 +410,15 @@ class Context:
 
     def _shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
-        tokens, cache = self._state.tokens, self._state.cache
+        state, tokens = self._state, self._state.tokens
         rest = tokens[:keep] + tokens[keep + drop :]
-        if self._state.sequential:  # its states cannot forget a part
+        if isinstance(state, GraphState) or state.sequential:  # they cannot forget a part
             self.rewind(keep)
             self.eval_last(rest[keep:])
             return
         halves = self._description.architecture.rope is Rope.HALVES
-        cache.shift(keep, drop, tuple(self._model.rotations.values()), halves=halves)
-        self._state.own = min(self._state.own, keep)
+        state.cache.shift(keep, drop, tuple(self._model.rotations.values()), halves=halves)
+        state.own = min(state.own, keep)
         tokens[:] = rest
 
     # --- Closing --------------------------------------------------------------------------------
@@ -405,4 +431,5 @@ class Context:
         """Let go of all that is large; only an open model may ask for it."""
         self._ledger.freeze()
         self._state.release()
-        del self._model, self._decoder, self._plan, self._taps, self._embedding, self._logits
+        del self._decoder, self._taps, self._embedding, self._logits
+        vars(self).pop("_model", None)  # a device that runs graphs has none

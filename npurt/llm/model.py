@@ -32,6 +32,7 @@ from npurt.runtime.ledger import Ledger, Report
 from npurt.runtime.trace import written_to
 from npurt.runtime.verify import Sampler as Checks
 from npurt.runtime.verify import mode
+from npurt.segment import Compiler
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -133,7 +134,7 @@ class Llama(Context):
             self._device = self._opened.enter_context(open_device(device, threads=threads))
         if isinstance(self._device, CpuDevice):
             self._cpu = self._device
-        else:
+        elif not isinstance(self._device, Compiler):
             self._cpu = self._opened.enter_context(CpuDevice(threads))
 
     def _load(self, strict: bool) -> None:
@@ -152,13 +153,17 @@ class Llama(Context):
             )
 
     def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
+        if isinstance(self._device, Compiler):
+            raise SettingError(
+                f"{self._device.caps.name} does not check guesses", remedy="leave draft (-md) out"
+            )
         most = self._most_guesses(most)
         self.speculator = Speculator(self._drafter(draft, device), most)
         self._ledger.remark(self.speculator.controller.speculation.line)
 
     def _most_guesses(self, wanted: int | None) -> int:
         """Return how many guesses a pass may check; all of them can be taken back without one."""
-        room = self._model.rows - 1
+        room = self._decoder.rows - 1
         if self._state.sequential:
             room = min(room, SPACING)
         if room < 1:
@@ -303,8 +308,8 @@ class Llama(Context):
 
     @property
     def threads(self) -> int:
-        """CPU threads in use."""
-        return self._cpu.engine.threads
+        """CPU threads in use; 1 where a device runs all of the model."""
+        return 1 if isinstance(self._device, Compiler) else self._cpu.engine.threads
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from npurt.device import state_values
 from npurt.errors import LayoutError
 from npurt.llm.cache import Cache
 from npurt.llm.config import Config
@@ -43,6 +45,19 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
+
+    def values(self) -> list[Array]:
+        """Return the arrays, states of integers as float32."""
+        return [state_values(a) if a.dtype == np.int32 else a for a in self.arrays]
+
+
+def unfit(length: int, n_ctx: int) -> LayoutError:
+    """Return the error of a snapshot of *length* tokens that does not fit a model."""
+    return LayoutError(
+        f"a snapshot of {length} tokens does not fit this model and its context of {n_ctx}",
+        remedy="restore snapshots of the same model, opened with at least that n_ctx and the same "
+        "kv_type",
+    )
 
 
 class State:
@@ -178,12 +193,7 @@ class State:
         have = [(array.shape, array.dtype) for array in snapshot.arrays]
         wanted = list(self.layout(length, integers=snapshot.integers))
         if length > self.cache.n_ctx or have != wanted:
-            raise LayoutError(
-                f"a snapshot of {length} tokens does not fit this model and its context of "
-                f"{self.cache.n_ctx}",
-                remedy="restore snapshots of the same model, opened with at least that n_ctx and "
-                "the same kv_type",
-            )
+            raise unfit(length, self.cache.n_ctx)
         exact = True
         for layer in range(self._config.n_layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from npurt.device import is_state
 from npurt.errors import StateFormatError
 from npurt.files import replacing
+from npurt.llm.graph_state import GraphState
 from npurt.llm.state import Snapshot, State
 
 MAGIC = b"npurtsta"
@@ -28,6 +29,7 @@ FORMS = {0: False, 1: True}  # whether states are integers
 DIGEST = 32  # bytes of a SHA-256
 
 Array = npt.NDArray[Any]
+Remembered = State | GraphState
 
 
 def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
@@ -55,7 +57,9 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
         ) from error
 
 
-def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[str]) -> Snapshot:
+def load(
+    state: Remembered, identity: bytes, n_vocab: int, path: str | os.PathLike[str]
+) -> Snapshot:
     """Return the snapshot in the file *path*, which fits *state*.
 
     Raises:
@@ -73,7 +77,7 @@ def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[st
         ) from error
 
 
-def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
+def _read(file: BinaryIO, state: Remembered, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         raise _wrong(path, "is not a saved state", "pass a file that save_state() made")

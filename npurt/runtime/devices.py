@@ -1,7 +1,7 @@
 """Device strings, and opening what they name.
 
-Grammar: ``cpu``, ``auto``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``, ``rknpu[:INDEX]``,
-``rknpu:sim[-vendor]``.
+Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``,
+``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
 from npurt.runtime.arguments import optional_integer
 from npurt.settings import DEVICE, read
 
-KINDS = ("cpu", "hexagon", "rknpu")
+KINDS = ("cpu", "hexagon", "rknpu", "numpy")
 SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 
@@ -63,7 +63,15 @@ def _rknpu(name: str) -> Device:
     return open_rknpu(name)
 
 
-OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu}
+def _numpy(name: str) -> Device:
+    from npurt.reference.device import ReferenceDevice
+
+    if name != "numpy":
+        raise UnknownDevice(f"{name!r} is not a device name", remedy="use numpy")
+    return ReferenceDevice()
+
+
+OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 
 
 def devices() -> list[Found]:

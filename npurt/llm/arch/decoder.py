@@ -1,6 +1,6 @@
 """A model's graph and its output matrix, ready to run on the host and a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,17 +67,38 @@ class Model:
 class Decoder:
     """The forward pass of a model in a plan.
 
+    Args:
+        embed: Returns the embeddings ``[T, D]`` of token ids.
+
     Attributes:
-        x: ``[T, D]``, the residual stream: embeddings go in here.
+        rows: The most rows of a run.
     """
 
-    def __init__(self, model: Model, plan: Plan, taps: Taps | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        embed: Callable[[Sequence[int]], F32],
+        taps: Taps | None = None,
+    ) -> None:
+        self.rows = model.rows
+        self._plan, self._embed = plan, embed
         self.x: F32 = empty(model.rows, model.config.width)
         captures = {f"hidden.{layer}": taps.keep(layer) for layer in taps.layers} if taps else {}
         lowering = Lowering(plan, model.graph.graph, model.bound(), {"embedding": self.x}, captures)
         lowering.add()
+        plan.prepare()
         assert lowering.last_sum is not None, "a decoder without a residual stream"
         _, self._out, self._scale = lowering.last_sum
+
+    def run(self, ids: Sequence[int], position: int, head: int, out: F32) -> None:
+        """Run *ids* from *position* on; write the logits of rows from *head* on to *out*."""
+        self.x[: len(ids)] = self._embed(ids)
+        self._plan.run(len(ids), position, head, out)
+
+    def replay(self, rows: int, position: int) -> None:
+        """Run the delta nets alone: see `Plan.replay`."""
+        self._plan.replay(rows, position)
 
     def stream(self, row: int) -> F32:
         """Return the residual stream ``[1, D]`` of *row* of the last run, if it had no logits.
