@@ -60,7 +60,7 @@ def activate(x: Array, kind: Activation, alpha: float = 1.0) -> Array:
 
 
 def _heads(x: Array, heads: int) -> Array:
-    return x.reshape(*x.shape[:-1], heads, -1)
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)  # also when there are no rows
 
 
 # --- Rows -----------------------------------------------------------------------------------------

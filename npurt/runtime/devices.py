@@ -4,7 +4,10 @@ Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:
 ``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``.
 """
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import Device
@@ -13,6 +16,7 @@ from npurt.runtime.arguments import optional_integer
 from npurt.settings import DEVICE, read
 
 KINDS = ("cpu", "hexagon", "rknpu", "numpy")
+GROUP = "npurt.devices"  # of entry points
 SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 
@@ -36,9 +40,12 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     threads = optional_integer("threads", threads, 0)
     if name is None or name == "auto":
         name = read(DEVICE, str)
-    if name in ("auto", "cpu"):
+    if name == "auto":
+        return _usual(threads)
+    if name == "cpu":
         return CpuDevice(threads)
-    opener = OPENERS.get(name.partition(":")[0]) if isinstance(name, str) else None
+    kind = name.partition(":")[0] if isinstance(name, str) else ""
+    opener = OPENERS.get(kind) or _of_others(kind)
     if opener is None:
         raise UnknownDevice(
             f"{name!r} is not a device name",
@@ -49,6 +56,36 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     except DeviceNotFound as error:
         what = f"device {name!r} cannot be used: {error.what}"
         raise type(error)(what, remedy=error.remedy) from error
+
+
+def _usual(threads: int | None) -> Device:
+    """Return the CPU; numpy where npurt's kernels were not compiled."""
+    try:
+        return CpuDevice(threads)
+    except DeviceNotFound as error:
+        warnings.warn(f"{error}\nnumpy computes meanwhile, which is slow", stacklevel=3)
+        return _numpy("numpy")
+
+
+def _of_others(kind: str) -> Callable[[str], Device] | None:
+    """Return what opens devices of *kind* that another package has, or None.
+
+    A package names it in its entry points, group `GROUP`: a function of the device string.
+
+    Raises:
+        DeviceNotFound: It cannot be imported.
+    """
+    for entry in entry_points(group=GROUP):
+        if entry.name == kind:
+            try:
+                opener: Callable[[str], Device] = entry.load()
+            except (ImportError, AttributeError) as error:
+                raise DeviceNotFound(
+                    f"the package of device {kind!r} cannot be used: {error}",
+                    remedy=f"reinstall it; its entry point is {entry.value}",
+                ) from error
+            return opener
+    return None
 
 
 def _hexagon(name: str) -> Device:
@@ -77,7 +114,8 @@ OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 def devices() -> list[Found]:
     """Say what is here, and why what is not here is not.  Never raises."""
     rows = []
-    for kind in KINDS:
+    others = sorted({entry.name for entry in entry_points(group=GROUP)})
+    for kind in (*KINDS, *others):
         try:
             with open_device(kind) as device:
                 rows.append(Found(kind, True, device.caps.detail))

@@ -1,0 +1,202 @@
+"""Models on devices that run graphs: numpy, others that refuse ops or fail, and foreign ones."""
+
+import errno
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import DriverError, LayoutError, NotOffloaded, SettingError, UnknownDevice
+from npurt.graph import ops
+from npurt.reference.segment import ReferenceSegment
+from npurt.runtime import devices
+from tests.graph.models import logits
+from tests.llm import tiny
+from tests.llm.reference import nmse
+from tests.runtime.test_execute import FLOAT32, Partial
+
+MODELS = ("llama3", "qwen3moe", "qwen35", "gemma3", "lfm2", "gpt-oss", "phi3")
+KINDS = {"llama3": "q8_0", "qwen3moe": "q8_0", "qwen35": "q8_0"}
+F16_CACHE = 1e-6  # nmse: keys and values are rounded to 11 bits; measured: 2e-8 and less
+
+
+def path(model):
+    return tiny.path(model, KINDS.get(model, "bf16"))
+
+
+def opened(model, device="numpy", **options):
+    return npurt.Llama(path(model), device, n_ctx=64, progress=False, **options)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_float64(model):
+    ids = tiny.ids(model)[:20]
+
+    with opened(model, kv_type="f32") as llm:
+        y = llm.eval(ids)
+
+    assert nmse(y, logits(path(model), ids)) < FLOAT32
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_can_be_taken_back_and_states_restored(model):
+    ids = list(tiny.ids(model)[:20])
+    with opened(model) as llm:
+        first = llm.eval(ids)
+        llm.rollback(7)
+        again = llm.eval(ids[13:])
+        llm.rewind(9)
+        snapshot = llm.snapshot()
+        llm.eval([1, 2, 3])
+        llm.restore(snapshot)
+        after = llm.eval(ids[9:])
+
+    assert nmse(again, first[13:]) < F16_CACHE
+    assert nmse(after, first[9:]) < F16_CACHE
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_states_move_to_the_cpu_and_back(model, tmp_path):
+    ids = list(tiny.ids(model)[:16])
+    with opened(model) as llm, opened(model, "cpu") as cpu:
+        llm.eval(ids[:12])
+        want = llm.eval(ids[12:])
+        llm.rewind(12)
+        llm.save_state(tmp_path / "state")
+        cpu.load_state(tmp_path / "state")
+        llm.restore(cpu.snapshot())
+
+        assert np.array_equal(llm.eval(ids[12:]), want)
+        with pytest.raises(LayoutError, match="another model"):
+            llm.restore(npurt_snapshot_of_another(model))
+
+
+def npurt_snapshot_of_another(model):
+    other = "qwen3moe" if model == "llama3" else "llama3"
+    with opened(other) as llm:
+        llm.eval([1, 2])
+        return llm.snapshot()
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+def test_a_full_context_makes_room(model):
+    with opened(model, context_shift=True) as llm:
+        text = llm.generate([1, 2, 3], max_tokens=80, temperature=0)
+        assert llm.timing.generated_tokens == 80 or text
+        assert llm.n_tokens <= 64
+
+
+def test_threads_and_drafts():
+    with opened("llama3") as llm:
+        assert llm.threads == 1
+    with pytest.raises(SettingError, match="numpy does not check guesses"):
+        opened("llama3", draft="lookup")
+
+
+def test_matmul_on_numpy_is_numpys():
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((3, 64), np.float32), rng.standard_normal((32, 64), np.float32)
+    packed = npurt.QTensor.quantize(w, "q8_0")
+
+    y = npurt.matmul(x, packed.T, device="numpy", verify="always")
+
+    assert np.allclose(y, x @ packed.dequantize().T, atol=1e-4)
+
+
+# --- Without compiled code ------------------------------------------------------------------------
+
+NO_LIBRARY = """
+import sys, warnings, npurt
+with npurt.Llama(sys.argv[1], sys.argv[2], n_ctx=32, progress=False) as llm:
+    text = llm.generate("a b", max_tokens=4, temperature=0.8, seed=1)
+    print(text is not None, llm.device.caps.name)
+"""
+
+
+@pytest.mark.parametrize("device", ["numpy", "auto"])
+def test_a_model_runs_where_nothing_was_compiled(device, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", NO_LIBRARY, path("llama3"), device],
+        env=os.environ | {"NPURT_LIBRARIES": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == "True numpy\n", done.stderr
+    assert ("slow" in done.stderr) == (device == "auto")
+
+
+# --- Devices that fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+@pytest.mark.parametrize("failing", [1, 4, 11])
+def test_a_device_that_fails_in_a_text_does_not_change_it(model, failing):
+    device = Partial((ops.Softcap,), failing=(failing,))
+    with opened(model) as llm:
+        want = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
+
+    with opened(model, device) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
+        assert "numpy goes on for partial: it died" in str(llm.report())
+
+
+def test_strict_mode_ends_with_the_device():
+    device = Partial(failing=(3,))
+    with opened("llama3", device, strict=True) as llm, pytest.raises(NotOffloaded, match="it died"):
+        llm.generate([1, 2, 3], max_tokens=12, temperature=0)
+
+
+def test_an_interrupted_run_is_mended(monkeypatch):
+    ids = list(tiny.ids("qwen35")[:16])
+    with opened("qwen35") as llm:
+        want = llm.eval(ids)
+        llm.rewind(8)
+
+        def interrupted(self, values, rows):
+            run(self, values, rows)
+            raise KeyboardInterrupt
+
+        run = ReferenceSegment.run
+        monkeypatch.setattr(ReferenceSegment, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.eval(ids[8:])
+        monkeypatch.setattr(ReferenceSegment, "run", run)
+
+        assert llm.n_tokens == 8
+        assert nmse(llm.eval(ids[8:]), want[8:]) < F16_CACHE
+
+
+# --- Devices of other packages --------------------------------------------------------------------
+
+
+def test_devices_of_other_packages_are_found_by_their_entry_points(monkeypatch):
+    entry = metadata.EntryPoint("partial", "tests.runtime.test_execute:open_partial", devices.GROUP)
+    monkeypatch.setattr(devices, "entry_points", lambda group: [entry] * (group == devices.GROUP))
+
+    with npurt.open_device("partial:3") as device:
+        assert device.caps.name == "partial:3"
+    assert "partial" in {found.device for found in npurt.devices()}
+    with pytest.raises(UnknownDevice, match="'other' is not a device name"):
+        npurt.open_device("other")
+
+
+def test_an_entry_point_that_cannot_be_imported_is_said(monkeypatch):
+    entry = metadata.EntryPoint("broken", "no_such_package:open", devices.GROUP)
+    monkeypatch.setattr(devices, "entry_points", lambda group: [entry])
+
+    with pytest.raises(npurt.DeviceNotFound, match="no_such_package"):
+        npurt.open_device("broken")
+
+
+def test_a_driver_error_while_compiling_is_an_error():
+    class Broken(Partial):
+        def compile(self, part, weights, limits):
+            raise DriverError("no driver", remedy="load it", call="open", code=errno.ENODEV)
+
+    with pytest.raises(DriverError, match="no driver"):
+        opened("llama3", Broken())
