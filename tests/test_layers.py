@@ -19,6 +19,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"device", "graph", "restart"},
     {"segment"},
     {"cpu", "hexagon", "reference", "rknpu"},
+    {"testing"},
     {"runtime"},
     {"llm"},
     {"cli"},
@@ -40,7 +41,8 @@ def imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.Constant) and re.fullmatch(r"npurt(\.\w+)+", str(node.value)):
-        return [str(node.value)] if node.value != "npurt.idl" else []  # for import_module()
+        names = ("npurt.devices", "npurt.idl")  # of entry points, and of a program
+        return [str(node.value)] if node.value not in names else []  # for import_module()
     return []
 
 

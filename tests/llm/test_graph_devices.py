@@ -86,7 +86,8 @@ def npurt_snapshot_of_another(model):
 def test_a_full_context_makes_room(model):
     with opened(model, context_shift=True) as llm:
         text = llm.generate([1, 2, 3], max_tokens=80, temperature=0)
-        assert llm.timing.generated_tokens == 80 or text
+        assert text
+        assert llm.timing.generated_tokens > 61
         assert llm.n_tokens <= 64
 
 

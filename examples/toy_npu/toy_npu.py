@@ -1,0 +1,154 @@
+"""A toy NPU: a device of another package that runs whole layers.
+
+    pip install -e examples/toy_npu
+    npurt run -m model.gguf -dev toy -p Hello
+    npurt run -m model.gguf -dev toy:dies=30 -p Hello      # it dies in its 30th run
+    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # what has no room runs on numpy
+
+It multiplies in int8, with a scale for each row of the weight and of the activations, and has its
+own memory.  Its array of multipliers knows no gating, so it refuses `WeightedSum`; npurt runs that
+op elsewhere and the rest here.  All else (norms, RoPE, attention with its KV cache) it does by the
+functions in `npurt.graph.meaning`, as a real NPU would by its own kernels.
+"""
+
+import errno
+
+import numpy as np
+
+from npurt.device import Caps, Device, Packed, check_product
+from npurt.errors import DeviceFull, DeviceLost, SettingError
+from npurt.graph import ops
+from npurt.reference.segment import ReferenceSegment
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def rounded(x):
+    """Return int8 codes of x and their scales, one a row."""
+    scales = np.maximum(abs(x).max(axis=-1, keepdims=True), 1e-30) / 127
+    return np.rint(x / scales).astype(np.int8), scales.astype(np.float32)
+
+
+def multiply(x, codes, scales):
+    """Return x times a weight in int8: sums of products are integers."""
+    x, x_scales = rounded(x)
+    sums = x.astype(np.int32) @ codes.T.astype(np.int32)
+    return (sums * x_scales * scales.T).astype(np.float32)
+
+
+class ToyPacked(Packed):
+    """A weight as int8 with a scale for each row."""
+
+    def __init__(self, device, tensor):
+        self.device, self.tensor = device, tensor
+        self.codes, self.scales = rounded(tensor.dequantize())
+
+    @property
+    def nbytes(self):
+        return self.codes.nbytes + self.scales.nbytes
+
+    def multiplied(self, rows):
+        return self.codes[rows] * self.scales[rows].astype(np.float64)
+
+    def error(self, rows):
+        """Two float32 products of an exact sum: each half an ulp of the result."""
+        return 2.0**-22 * np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
+
+
+class ToySegment(ReferenceSegment):
+    """Ops on the NPU, with weights in its memory."""
+
+    def __init__(self, device, part, weights, limits):
+        self.device, self.nbytes, self.packed = device, 0, {}
+        for op in part.ops:
+            if isinstance(op, ops.MatMul):
+                self.packed[op.name] = rounded(weights.values(op.weight.name))
+                self.nbytes += sum(array.nbytes for array in self.packed[op.name])
+        device.take(self.nbytes, part.name)
+        super().__init__(part, weights, limits, {ops.MatMul: self.matmul})
+
+    def matmul(self, op, run):
+        y = multiply(run[op.x], *self.packed[op.name])
+        return (y if op.bias is None else y + run[op.bias],)
+
+    def run(self, values, rows):
+        self.device.work()
+        return super().run(values, rows)
+
+    def close(self):
+        super().close()
+        self.device.used -= self.nbytes
+        self.nbytes = 0
+
+
+class ToyDevice(Device):
+    """The NPU, opened.
+
+    Args:
+        memory: Bytes of weights.
+        dies: The run in which it dies; 0: none.
+    """
+
+    def __init__(self, name="toy", memory=1 << 32, dies=0):
+        self.caps = Caps(name, f"toy NPU, int8, {memory >> 20} MiB", simulated=True)
+        self.memory, self.used, self.dies, self.runs = memory, 0, dies, 0
+
+    def take(self, nbytes, what):
+        if self.used + nbytes > self.memory:
+            raise DeviceFull(
+                f"no room for {nbytes} bytes of {what} beside {self.used} of {self.memory}",
+                remedy="give it more with toy:memory=4G",
+                call="alloc",
+                code=errno.ENOMEM,
+            )
+        self.used += nbytes
+
+    def work(self):
+        self.runs += 1
+        if self.runs == self.dies:
+            raise DeviceLost(
+                f"{self.caps.name} died in run {self.runs}",
+                remedy="open it again",
+                call="run",
+                code=errno.EIO,
+            )
+
+    def why_not(self, op):
+        return None
+
+    def pack(self, tensor, *, fine=False):
+        return ToyPacked(self, tensor)
+
+    def matmul(self, x, w, out):
+        check_product(self, x, [w], [out])
+        out[:] = multiply(x, w.codes, w.scales)
+
+    def multiplied(self, x, w):
+        codes, scales = rounded(x)
+        return codes * scales.astype(np.float64)
+
+    def why_not_op(self, op, limits):
+        if isinstance(op, ops.WeightedSum):
+            return "the array of multipliers cannot gate"
+        return None
+
+    def compile(self, part, weights, limits):
+        return ToySegment(self, part, weights, limits)
+
+    def close(self):
+        self.used = 0
+
+
+def open_device(name):
+    """Open what a device string such as ``toy:memory=50M,dies=3`` names."""
+    settings = {"memory": 1 << 32, "dies": 0}
+    for word in filter(None, name.partition(":")[2].split(",")):
+        key, _, value = word.partition("=")
+        unit = UNITS.get(value[-1:], 1)
+        digits = value[:-1] if unit > 1 else value
+        if key not in settings or not digits.isdecimal():
+            raise SettingError(
+                f"{name!r} has a setting {word!r}", remedy="use memory=SIZE and dies=N"
+            )
+        settings[key] = int(digits) * unit
+    return ToyDevice(name, **settings)

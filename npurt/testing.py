@@ -1,0 +1,263 @@
+"""Tests that every device has to pass, for devices of other packages too.
+
+    class TestMine(npurt.testing.DeviceSuite):
+        def open(self):
+            return MyDevice()
+
+pytest then collects the methods below.  Expected values come from float64 numpy.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import Device, MatMul
+from npurt.errors import LayoutError
+from npurt.graph.builder import Builder
+from npurt.graph.graph import Graph
+from npurt.graph.interpreter import Interpreter
+from npurt.graph.ops import Pairing
+from npurt.graph.rows import Rows
+from npurt.graph.state import States
+from npurt.graph.tensor import Dim, Kind
+from npurt.quant.tensor import QTensor
+from npurt.segment import Compiler, Limits, Segment, split
+
+Array = npt.NDArray[Any]
+EIGHT_BITS = 1e-3  # nmse of products whose operands are rounded to 8 bits; 2e-4 is usual
+WIDTH, HEADS, KV_HEADS, FF, VOCABULARY, LAYERS = 64, 4, 2, 96, 128, 2
+
+
+def nmse(y: Array, expected: Array) -> float:
+    """Return the squared error of *y* relative to the squares of *expected*."""
+    return float(((y - expected) ** 2).sum() / (expected**2).sum())
+
+
+def decoder() -> Graph:
+    """Return a Llama of two small layers: ``tokens`` in, ``logits`` out."""
+    b = Builder("small")
+    d, heads = Dim("D", WIDTH), WIDTH // HEADS
+
+    def product(name: str, x: Any, columns: int) -> Any:
+        weight = b.constant(f"{name}.weight", Dim("N", columns), x.shape[-1], dtype="q8_0")
+        return b.matmul(name, x, weight, role=name.rpartition(".")[2])
+
+    def norm(name: str, x: Any) -> Any:
+        return b.rms_norm(name, x, b.constant(f"{name}.weight", d), 1e-6)
+
+    table = b.constant("embedding.weight", Dim("V", VOCABULARY), d, dtype="q8_0")
+    x = b.embedding("embedding", b.tokens(), table)
+    rates = b.table("rates", heads // 2)
+    for i in range(LAYERS):
+        h = norm(f"{i}.attn_norm", x)
+        q, k = (
+            b.rope(
+                f"{i}.{name}_rope", product(f"{i}.{name}", h, n * heads), rates, n, Pairing.HALVES
+            )
+            for name, n in (("q", HEADS), ("k", KV_HEADS))
+        )
+        v = product(f"{i}.v", h, KV_HEADS * heads)
+        mixed = b.attention(f"{i}.attention", q, k, v, HEADS, KV_HEADS, heads**-0.5)
+        x = b.add(f"{i}.mixed", x, product(f"{i}.out", mixed, WIDTH))
+        h = norm(f"{i}.ffn_norm", x)
+        unit = b.gated_unit(f"{i}.unit", product(f"{i}.gate", h, FF), product(f"{i}.up", h, FF))
+        x = b.add(f"{i}", x, product(f"{i}.down", unit, WIDTH))
+    h = norm("norm", b.select_rows("selected", x))
+    b.output(product("output", h, VOCABULARY), "logits")
+    return b.build()
+
+
+class RandomWeights:
+    """Weights of a graph from a seed, as `npurt.segment.Weights`."""
+
+    def __init__(self, graph: Graph, seed: int = 1) -> None:
+        rng = np.random.default_rng(seed)
+        self._tensors: dict[str, QTensor] = {}
+        for tensor in graph.tensors(Kind.WEIGHT):
+            shape = [dim.size or 1 for dim in tensor.shape]
+            values = rng.standard_normal(shape).astype(np.float32) / shape[-1] ** 0.5
+            if len(shape) == 1:
+                values = 1 + values
+            self._tensors[tensor.name] = QTensor.quantize(values, tensor.dtype)
+        self._tables = {
+            tensor.name: 10.0 ** -np.arange(tensor.columns, dtype=np.float64)
+            for tensor in graph.tensors(Kind.TABLE)
+        }
+
+    def quantised(self, name: str) -> QTensor:
+        """Return a weight."""
+        return self._tensors[name]
+
+    def values(self, name: str) -> Array:
+        """Return a weight or table as floats."""
+        return self._tables[name] if name in self._tables else self._tensors[name].dequantize()
+
+
+class DeviceSuite:
+    """What a device has to do.  Override `open`; the other class attributes describe the device."""
+
+    tolerance = EIGHT_BITS  # nmse of a product, and of logits of `decoder`
+    formats = ("q8_0", "f32")
+
+    def open(self) -> Device:
+        """Return the device, opened."""
+        raise NotImplementedError
+
+    # --- Products -------------------------------------------------------------------------------
+
+    def test_products_are_right(self) -> None:
+        """Of one row and of several, of every format that it does not refuse."""
+        rng = np.random.default_rng(2)
+        with self.open() as device:
+            for form in self.formats:
+                w = QTensor.quantize(rng.standard_normal((48, 64)).astype(np.float32), form)
+                if device.why_not(MatMul(1, 64, 48, form)):
+                    continue
+                packed = device.pack(w)
+                for rows in (1, 3, 17):
+                    x = rng.standard_normal((rows, 64)).astype(np.float32)
+                    y = np.full((rows, 48), np.nan, np.float32)
+                    device.matmul(x, packed, y)
+                    expected = x.astype(np.float64) @ w.dequantize().astype(np.float64).T
+                    assert nmse(y, expected) < self.tolerance, (form, rows)
+
+    def test_what_it_says_it_multiplies_is_what_it_multiplies(self) -> None:
+        """To the error that it states: verification relies on that."""
+        rng = np.random.default_rng(3)
+        with self.open() as device:
+            w = QTensor.quantize(rng.standard_normal((32, 64)).astype(np.float32), "q8_0")
+            packed = device.pack(w)
+            x = rng.standard_normal((5, 64)).astype(np.float32)
+            y = np.empty((5, 32), np.float32)
+            device.matmul(x, packed, y)
+            rows = slice(0, 32)
+            multiplied = device.multiplied(x, packed)
+            sizes = device.magnitudes(x, packed)
+            if sizes is None:
+                sizes = np.sqrt((multiplied**2).sum(axis=1))
+            bound = 8 * sizes[:, None] * packed.error(rows) + packed.floor(rows)
+            assert (abs(y - multiplied @ packed.multiplied(rows).T) <= bound).all()
+
+    def test_shapes_that_do_not_fit_are_refused(self) -> None:
+        """With an error of npurt's, and nothing written."""
+        with self.open() as device:
+            packed = device.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
+            out = np.zeros((2, 32), np.float32)
+            for x in (np.ones((2, 32), np.float32), np.ones((3, 64), np.float32)):
+                with contextlib.suppress(LayoutError):
+                    device.matmul(x, packed, out)
+                    raise AssertionError(f"x {x.shape} was taken")
+            assert not out.any()
+
+    def test_it_can_be_closed_twice(self) -> None:
+        """The second call does nothing."""
+        device = self.open()
+        device.close()
+        device.close()
+
+    # --- Graphs ---------------------------------------------------------------------------------
+
+    def test_logits_of_a_small_model(self) -> None:
+        """At once, and token by token, which is the same."""
+        ids = np.arange(7, 27) % VOCABULARY
+        with self.segments() as (segments, graph, weights):
+            expected = reference(graph, weights, ids)
+            whole = evaluate(segments, ids)
+            forget(segments)
+            cut = np.concatenate(
+                [evaluate(segments, ids[:5])]
+                + [evaluate(segments, ids[i : i + 1], i) for i in range(5, len(ids))]
+            )
+            assert nmse(whole, expected) < self.tolerance
+            assert nmse(cut, expected) < self.tolerance
+
+    def test_states_are_those_of_the_graph(self) -> None:
+        """Read, dropped and written back, they go on as before."""
+        ids = np.arange(3, 19) % VOCABULARY
+        with self.segments() as (segments, graph, _):
+            first = evaluate(segments, ids[:8])
+            kept = {
+                (i, t.name): segment.read(t, 0)
+                for i, segment in enumerate(segments)
+                for t in segment.part.tensors(Kind.STATE)
+            }
+            assert {name for _, name in kept} == {t.name for t in graph.tensors(Kind.STATE)}
+            then = evaluate(segments, ids[8:], 8)
+            forget(segments)
+            for i, segment in enumerate(segments):
+                for tensor in segment.part.tensors(Kind.STATE):
+                    segment.write(tensor, 0, kept[i, tensor.name])
+            assert np.array_equal(evaluate(segments, ids[8:], 8), then)
+            forget(segments)
+            assert np.array_equal(evaluate(segments, ids[:8]), first)
+
+    def test_sequences_do_not_see_each_other(self) -> None:
+        """Rows of two sequences in one run give what each gives alone."""
+        one, two = np.arange(6), np.arange(40, 46)
+        with self.segments() as (segments, _, _):
+            alone = evaluate(segments, one), evaluate(segments, two, sequence=1)
+            forget(segments)
+            rows = Rows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2), np.ones(12, np.bool_))
+            both = run(segments, {"tokens": np.concatenate([one, two])}, rows)
+            assert nmse(both, np.concatenate(alone)) < self.tolerance
+
+    def test_counters_count(self) -> None:
+        """Each run of a product is in one of them, with its multiply-adds."""
+        with self.segments() as (segments, graph, _):
+            evaluate(segments, np.arange(4))
+            evaluate(segments, np.arange(4, 5), 4)
+            macs = sum(c.macs for segment in segments for c in segment.counters())
+            per_row = LAYERS * WIDTH * (2 * WIDTH + 2 * WIDTH * KV_HEADS // HEADS + 3 * FF)
+            assert macs == 5 * (per_row + WIDTH * VOCABULARY), graph.name
+
+    @contextlib.contextmanager
+    def segments(self) -> Iterator[tuple[list[Segment], Graph, RandomWeights]]:
+        """Give the segments of `decoder`: on this device, and on numpy what it refuses."""
+        from npurt.reference.device import ReferenceDevice
+
+        graph, limits = decoder(), Limits(rows=64, positions=64, sequences=2, kv_dtype="f32")
+        weights = RandomWeights(graph)
+        with self.open() as device:
+            assert isinstance(device, Compiler), f"{device} runs no graphs"
+            compiler, other = device, ReferenceDevice()
+            parts = split(graph, lambda op: other if compiler.why_not_op(op, limits) else compiler)
+            made: list[Segment] = []
+            try:
+                for owner, part in parts:
+                    made.append(owner.compile(part, weights, limits))
+                yield made, graph, weights
+            finally:
+                for segment in made:
+                    segment.close()
+
+
+def run(segments: list[Segment], inputs: Mapping[str, Array], rows: Rows) -> Array:
+    """Run all segments; one that fails is tried again from the states before."""
+    values = dict(inputs)
+    for segment in segments:
+        values |= segment.run(values, rows)
+    return values["logits"]
+
+
+def evaluate(segments: list[Segment], ids: Array, position: int = 0, sequence: int = 0) -> Array:
+    """Return the logits of *ids* of a sequence from *position* on."""
+    rows = Rows.of(len(ids), position)
+    rows.sequences[:] = sequence
+    return run(segments, {"tokens": ids}, rows)
+
+
+def forget(segments: list[Segment]) -> None:
+    """Drop the states of both sequences."""
+    for segment in segments:
+        segment.forget(0)
+        segment.forget(1)
+
+
+def reference(graph: Graph, weights: RandomWeights, ids: Array) -> Array:
+    """Return the logits in float64."""
+    interpreter = Interpreter(graph, weights.values)
+    inputs = {"tokens": ids}
+    return interpreter.run(inputs, Rows.of(len(ids)), States(graph, np.float64))["logits"]

@@ -1,0 +1,97 @@
+"""The toy NPU of examples/, a device of another package, passes the tests for such devices."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.graph.tensor import Kind
+from npurt.reference.device import ReferenceDevice
+from npurt.runtime import devices
+from npurt.testing import DeviceSuite
+from tests.graph.models import logits
+from tests.llm import tiny
+from tests.llm.reference import nmse
+from tests.runtime.test_execute import FLOAT32
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples/toy_npu"
+OF_INT8 = 0.05  # nmse of logits of random models with W8A8; measured: 0.002 to 0.02
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Make the package importable and its entry point known, as an installation does."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    text = (FOLDER / "pyproject.toml").read_text()
+    name, value = (
+        text.partition(f'entry-points."{devices.GROUP}"]\n')[2].split("\n")[0].split(" = ")
+    )
+    entry = metadata.EntryPoint(name, value.strip('"'), devices.GROUP)
+    monkeypatch.setattr(devices, "entry_points", lambda group: [entry] * (group == entry.group))
+    yield
+    sys.modules.pop("toy_npu", None)
+
+
+@pytest.mark.usefixtures("toy")
+class TestToy(DeviceSuite):
+    tolerance = 0.02  # of two layers of int8 with a scale a row
+
+    def open(self):
+        return npurt.open_device("toy")
+
+
+class TestNumpy(DeviceSuite):
+    tolerance = FLOAT32
+
+    def open(self):
+        return ReferenceDevice()
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("model", ["llama3", "qwen3moe", "qwen35", "gemma3"])
+def test_models_run_on_it(model):
+    path = tiny.path(model, "bf16" if model == "gemma3" else "q8_0")
+    ids = tiny.ids(model)[:20]
+
+    with npurt.Llama(path, "toy", n_ctx=64, progress=False) as llm:
+        y, report = llm.eval(ids), llm.report()
+
+    assert nmse(y, logits(path, ids)) < OF_INT8
+    refused = [row for row in report.rows if not row.offloaded]
+    assert {row.op for row in refused} == ({"combine"} if model == "qwen3moe" else set())
+
+
+@pytest.mark.usefixtures("toy")
+def test_layers_are_whole():
+    """One segment has all of a dense model, its states too."""
+    with npurt.Llama(tiny.path(), "toy", n_ctx=64, progress=False) as llm:
+        (part,) = llm._decoder._executor.parts
+    assert len(part.graph.tensors(Kind.STATE)) == 2 * llm.config.n_layers
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("dies", [1, 5])
+def test_a_text_goes_on_when_it_dies(dies):
+    with npurt.Llama(tiny.path(), f"toy:dies={dies}", n_ctx=64, progress=False) as llm:
+        text = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
+        assert f"died in run {dies}" in str(llm.report())
+        assert llm.timing.generated_tokens > 0
+        assert np.isfinite(llm.eval([1])).all()
+    assert isinstance(text, str)
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_has_no_room_runs_on_numpy():
+    with npurt.Llama(tiny.path(), "toy:memory=1K", n_ctx=64, progress=False) as llm:
+        y = llm.eval([1, 2, 3])
+        assert "has no room for" in str(llm.report())
+    assert nmse(y, logits(tiny.path(), [1, 2, 3])) < 1e-6
+
+
+@pytest.mark.usefixtures("toy")
+def test_wrong_settings_are_refused():
+    with pytest.raises(npurt.SettingError, match="'memory=x'"):
+        npurt.open_device("toy:memory=x")
