@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from npurt import library
+from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.device import Device
 from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
 from npurt.runtime.arguments import optional_integer
-from npurt.settings import DEVICE, read
+from npurt.settings import DEVICE, LIBRARIES, read
 
 KINDS = ("cpu", "hexagon", "rknpu", "numpy")
 GROUP = "npurt.devices"  # of entry points
@@ -63,6 +65,8 @@ def _usual(threads: int | None) -> Device:
     try:
         return CpuDevice(threads)
     except DeviceNotFound as error:
+        if read(LIBRARIES, str) or library.path_of(abi.LIBRARY).exists():
+            raise
         warnings.warn(f"{error}\nnumpy computes meanwhile, which is slow", stacklevel=3)
         return _numpy("numpy")
 

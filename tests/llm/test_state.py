@@ -139,13 +139,13 @@ def test_a_run_that_was_broken_off_leaves_no_trace(hybrid, monkeypatch):
     ids = tiny.ids("qwen35", 100)
     wanted = hybrid.eval(ids)
     hybrid.rewind(60)
-    run = hybrid._plan.run
+    run = hybrid._decoder._plan.run
 
     def breaks(rows, position, head, out):
         run(rows, position, head, out)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hybrid._plan, "run", breaks)
+    monkeypatch.setattr(hybrid._decoder._plan, "run", breaks)
     with pytest.raises(KeyboardInterrupt):
         hybrid.eval(ids[60:80])
     monkeypatch.undo()
@@ -174,8 +174,10 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
     with npurt.Llama(tiny.path("qwen35", "f32"), **options) as llm:
         llm.eval(ids[:21])
         expected = llm.eval_last(ids[21:22]).copy()
-        runs, replay = [], llm._plan.replay
-        monkeypatch.setattr(llm._plan, "replay", lambda *run: runs.append(run) or replay(*run))
+        runs, replay = [], llm._decoder._plan.replay
+        monkeypatch.setattr(
+            llm._decoder._plan, "replay", lambda *run: runs.append(run) or replay(*run)
+        )
 
         llm.rollback(1)
 

@@ -164,7 +164,7 @@ def test_a_wrong_kernel_is_quarantined_for_experts_too():
     path = tiny.path("qwen3moe", "q8_0")
     with npurt.Llama(path, n_ctx=20, verify="always") as llm:
         wanted = llm.eval([1, 2, 3]).copy()
-        step = llm._plan._steps[0]
+        step = llm._decoder._plan._steps[0]
         product = next(p for p in step._products if "_down_exps" in p.names)
         matmul = step.program.ops[product.op].u.matmul
         secret = product.secrets[0]
