@@ -13,11 +13,16 @@
 enum { ALL_DOMAINS = -1, DOMAIN_IDS = DOMAINS * SESSIONS };
 enum { NODE_DOMAINS = 7 }; /* adsp to gdsp1 */
 
-static bool unsigned_asked[DOMAIN_IDS];
+static bool unsigned_asked[DOMAIN_IDS], reserved[DOMAIN_IDS];
 
 bool want_unsigned(int domain)
 {
     return unsigned_asked[domain];
+}
+
+void reserve_domain(int domain, bool on)
+{
+    reserved[domain] = on;
 }
 
 /* --- structs --------------------------------------------------------------------------------- */
@@ -52,6 +57,21 @@ typedef struct {
 } get_uri;
 
 typedef struct {
+    void *context;
+    int domain;
+    void *call;
+} notification;
+
+typedef struct {
+    uint32_t *domains, count;
+    uint64_t flags, context;
+} new_context;
+
+typedef struct {
+    uint64_t context, flags;
+} old_context;
+
+typedef struct {
     uint32_t enable, microseconds;
 } latency;
 
@@ -60,7 +80,7 @@ typedef struct {
 } capability;
 
 _Static_assert(sizeof(reserve_session) == 40 && sizeof(effective_domain) == 24 &&
-                   sizeof(get_uri) == 48,
+                   sizeof(get_uri) == 48 && sizeof(notification) == 24 && sizeof(new_context) == 32,
                "as in remote.h");
 
 /* --- session requests ------------------------------------------------------------------------ */
@@ -106,8 +126,9 @@ static int set_unsigned(void *data)
         return AEE_EBADPARM;
     }
     for (int domain = 0; domain < DOMAIN_IDS; domain++) {
-        if (chosen(v->domain, domain) && is_open(domain) && session_of(domain)->unsigned_pd != on) {
-            return AEE_EALREADYLOADED;
+        if (chosen(v->domain, domain) && is_open(domain) &&
+            (int) session_of(domain)->unsigned_pd != v->value) {
+            return AEE_EALREADYLOADED; /* also for another number that means the same */
         }
     }
     for (int domain = 0; domain < DOMAIN_IDS; domain++) {
@@ -131,10 +152,10 @@ static int close_session(void *data)
         return -1;
     }
     session *s = session_of(domain);
-    if (s->handles && settings()->faithful) {
+    if (session_used(s) && settings()->faithful) {
         raise(SIGSEGV);
     }
-    if (s->handles) {
+    if (session_used(s)) {
         report("FASTRPC_SESSION_CLOSE crashes the real library while a handle is open");
         return AEE_EBADSTATE;
     }
@@ -145,15 +166,32 @@ static int close_session(void *data)
 static int pd_dump(void *data)
 {
     const domain_value *v = data;
-    return is_open(v->domain) ? AEE_ERPC : AEE_SUCCESS;
+    if (!is_domain(v->domain)) {
+        return AEE_EBADPARM;
+    }
+    bool some = false;
+    for (int domain = 0; domain < DOMAIN_IDS; domain++) {
+        some = some || (chosen(v->domain, domain) && is_open(domain));
+    }
+    return some ? AEE_ERPC : AEE_SUCCESS;
+}
+
+/* Kill the PD: the upstream driver has no such request. */
+static int kill_process(void *data)
+{
+    return is_open(*(const int *) data) ? AEE_EUNSUPPORTED : AEE_ERPC;
 }
 
 /* Make the PD crash. */
 static int raise_exception(void *data)
 {
-    session *s = session_of(*(const int *) data);
-    if (!s || s->state != LIVE) {
+    int domain = *(const int *) data;
+    session *s = session_of(domain);
+    if (domain < 0 || domain >= DOMAIN_IDS) {
         return AEE_EBADPARM;
+    }
+    if (!s || s->state != LIVE) {
+        return AEE_ERPC;
     }
     session_kill(s, AEE_ENOSUCH, DSP_EBADSTATE);
     return AEE_SUCCESS;
@@ -175,30 +213,37 @@ static int set_init_memory(void *data)
     if (!is_domain(v->domain)) {
         return AEE_EBADPARM;
     }
-    if (unsigned_asked[v->domain == ALL_DOMAINS ? CDSP : v->domain]) {
+    if (v->domain != ALL_DOMAINS && unsigned_asked[v->domain]) {
         return AEE_EUNSUPPORTED; /* an unsigned PD has 5 MiB */
+    }
+    bool some = false;
+    for (int domain = 0; domain < DOMAIN_IDS; domain++) {
+        some = some || (chosen(v->domain, domain) && !unsigned_asked[domain]);
+    }
+    if (!some) {
+        return AEE_SUCCESS; /* "all" passes over unsigned ones */
     }
     return v->value >= 3 << 20 && v->value <= 200 << 20 ? AEE_SUCCESS : AEE_EBADPARM;
 }
 
 static int name_of_domain(const char *name, uint32_t bytes)
 {
-    return name ? uri_domain_number(name, strnlen(name, bytes)) : -1;
+    return name ? uri_domain_number(name, bytes) : -1;
 }
 
 static int reserve(void *data)
 {
     reserve_session *r = data;
     int domain = name_of_domain(r->domain_name, r->domain_bytes);
-    if (domain < 0) {
+    if (domain < 0 || !r->session_name || !r->session_bytes) {
         return AEE_EBADPARM;
     }
     uint32_t number = 1;
-    while (number < SESSIONS && domain == CDSP && sessions[number].reserved) {
+    while (number < SESSIONS && reserved[(uint32_t) domain + DOMAINS * number]) {
         number++;
     }
-    if (number < SESSIONS && domain == CDSP) {
-        sessions[number].reserved = true;
+    if (number < SESSIONS) {
+        reserve_domain(domain + DOMAINS * (int) number, true);
     }
     r->session = number; /* also when there is none left: the real library writes 4 and 32 */
     r->effective_domain = number < SESSIONS ? (uint32_t) domain + DOMAINS * number : DOMAIN_IDS;
@@ -219,13 +264,34 @@ static int tell_domain(void *data)
 static int tell_uri(void *data)
 {
     get_uri *g = data;
-    if (name_of_domain(g->domain_name, g->domain_bytes) < 0 || g->session >= SESSIONS ||
-        !g->module || !g->uri) {
+    int domain = name_of_domain(g->domain_name, g->domain_bytes);
+    if (domain < 0 || g->session >= SESSIONS || !g->module || !g->module_bytes || !g->uri ||
+        g->uri_bytes <= g->module_bytes) {
         return AEE_EBADPARM;
     }
-    int length = snprintf(g->uri, g->uri_bytes, "%.*s&_dom=%.*s&_session=%u", (int) g->module_bytes,
-                          g->module, (int) g->domain_bytes, g->domain_name, (unsigned) g->session);
+    int length = snprintf(g->uri, g->uri_bytes, "%s&_dom=%s&_session=%u", g->module,
+                          uri_domain_name(domain), (unsigned) g->session);
     return length < (int) g->uri_bytes ? AEE_SUCCESS : AEE_EBADSIZE;
+}
+
+/* Notifications need a PD that sends them: none here does. */
+static int notify(void *data)
+{
+    const notification *n = data;
+    return is_domain(n->domain) && n->domain >= 0 ? AEE_EUNSUPPORTED : AEE_EBADPARM;
+}
+
+/* Contexts over several DSPs: the upstream driver has no such request. */
+static int create_context(void *data)
+{
+    const new_context *c = data;
+    bool good = c->domains && !c->flags && c->count && c->count < DOMAIN_IDS;
+    return good ? AEE_EUNSUPPORTED : AEE_EBADPARM;
+}
+
+static int destroy_context(void *data)
+{
+    return ((const old_context *) data)->flags ? AEE_EBADPARM : AEE_EBADCONTEXT;
 }
 
 /* By number; those that are left out are unknown, or not supported by the upstream driver. */
@@ -236,14 +302,18 @@ static const struct {
     [1] = {sizeof(thread_parameters), set_threads},
     [2] = {sizeof(domain_value), set_unsigned},
     [4] = {sizeof(domain_value), shift_priority},
+    [6] = {sizeof(int), kill_process},
     [7] = {sizeof(int), close_session},
     [8] = {sizeof(domain_value), pd_dump},
     [9] = {sizeof(int), raise_exception},
     [10] = {sizeof(domain_value), process_type},
+    [11] = {sizeof(notification), notify},
     [12] = {sizeof(domain_value), set_init_memory},
     [13] = {sizeof(reserve_session), reserve},
     [14] = {sizeof(effective_domain), tell_domain},
     [15] = {sizeof(get_uri), tell_uri},
+    [17] = {sizeof(new_context), create_context},
+    [18] = {sizeof(old_context), destroy_context},
 };
 
 int remote_session_control(uint32_t request, void *data, uint32_t bytes)
@@ -298,13 +368,13 @@ static int dsp_info(void *data)
     if (!c || c->domain >= DOMAIN_IDS || c->attribute >= ATTRIBUTES) {
         return AEE_EBADPARM;
     }
-    bool here = c->domain % DOMAINS == CDSP && dsp_present();
+    bool listed = c->domain % DOMAINS == CDSP; /* as a remoteproc, be it up or down */
     c->value = 0;
     if (c->attribute == ATTRIBUTE_DOMAIN) {
-        c->value = here;
+        c->value = listed;
         return AEE_SUCCESS;
     }
-    if (!here) {
+    if (!listed || !dsp_present()) {
         errno = ENOENT;
         return AEE_ECONNREFUSED;
     }
@@ -314,44 +384,78 @@ static int dsp_info(void *data)
 
 /* --- handle requests ------------------------------------------------------------------------- */
 
-enum { CONTROL_LATENCY = 1, CONTROL_DSP_INFO = 2, CONTROL_GET_DOMAIN = 4 };
-enum { LATENCY_OFF, LATENCY_PM_QOS, LATENCY_ADAPTIVE };
+enum { CONTROL_LATENCY = 1, CONTROL_DSP_INFO = 2, CONTROL_WAKELOCK = 3, CONTROL_GET_DOMAIN = 4 };
+enum { LATENCY_OFF, LATENCY_PM_QOS, LATENCY_ADAPTIVE, LATENCY_POLL };
+enum { LONGEST_POLL_US = 10000 };
 
-static int set_latency(const void *data, uint32_t bytes)
+/* To wait in the CPU for answers, or no longer to: the upstream driver has no such request.  Without
+ * a handle, the real library starts a session to ask it. */
+static int set_polling(int domain, bool with_handle, uint32_t microseconds)
 {
-    const latency *l = data;
-    if (!data || bytes != sizeof(*l)) {
+    session *s;
+    int result = with_handle ? AEE_SUCCESS : session_use(domain, &s);
+    if (result != AEE_SUCCESS) {
+        return result;
+    }
+    if (!with_handle) {
+        pthread_mutex_lock(&sim_lock);
+        session_leave(s);
+        pthread_mutex_unlock(&sim_lock);
+    }
+    return microseconds < LONGEST_POLL_US ? AEE_EUNSUPPORTED : AEE_EBADPARM;
+}
+
+static int set_latency(int domain, bool with_handle, const latency *l)
+{
+    switch (l->enable) {
+    case LATENCY_PM_QOS:
+    case LATENCY_ADAPTIVE:
+        return AEE_SUCCESS;
+    case LATENCY_OFF:
+    case LATENCY_POLL:
+        return set_polling(domain, with_handle, l->microseconds);
+    default:
         return AEE_EBADPARM;
     }
-    return l->enable <= LATENCY_ADAPTIVE ? AEE_SUCCESS : AEE_EUNSUPPORTED;
+}
+
+static int control(int domain, bool with_handle, uint32_t request, void *data, uint32_t bytes)
+{
+    static const uint32_t sizes[] = {
+        [CONTROL_LATENCY] = sizeof(latency),
+        [CONTROL_WAKELOCK] = sizeof(uint32_t),
+        [CONTROL_GET_DOMAIN] = sizeof(int),
+    };
+    bool known = request < sizeof(sizes) / sizeof(sizes[0]);
+    if (known && sizes[request] && (!data || bytes != sizes[request])) {
+        return AEE_EBADPARM;
+    }
+    int result = AEE_SUCCESS;
+    switch (request) {
+    case CONTROL_LATENCY:
+        return set_latency(domain, with_handle, data);
+    case CONTROL_DSP_INFO:
+        pthread_mutex_lock(&sim_lock);
+        result = dsp_info(data);
+        pthread_mutex_unlock(&sim_lock);
+        return result;
+    case CONTROL_WAKELOCK: /* a matter of Android's kernels */
+        return *(const uint32_t *) data ? AEE_EUNSUPPORTEDAPI : AEE_SUCCESS;
+    case CONTROL_GET_DOMAIN:
+        *(int *) data = domain;
+        return AEE_SUCCESS;
+    default:
+        return AEE_EUNSUPPORTED;
+    }
 }
 
 int remote_handle_control(uint32_t request, void *data, uint32_t bytes)
 {
-    if (request == CONTROL_LATENCY) {
-        return set_latency(data, bytes);
-    }
-    if (request != CONTROL_DSP_INFO) {
-        return AEE_EUNSUPPORTED;
-    }
-    pthread_mutex_lock(&sim_lock);
-    int result = dsp_info(data);
-    pthread_mutex_unlock(&sim_lock);
-    return result;
+    return control(CDSP, false, request, data, bytes);
 }
 
 int remote_handle64_control(uint64_t handle, uint32_t request, void *data, uint32_t bytes)
 {
     int domain = handle_domain(handle);
-    if (domain < 0) {
-        return AEE_EINVHANDLE;
-    }
-    if (request != CONTROL_GET_DOMAIN) {
-        return remote_handle_control(request, data, bytes);
-    }
-    if (!data || bytes != sizeof(int)) {
-        return AEE_EBADPARM;
-    }
-    *(int *) data = domain;
-    return AEE_SUCCESS;
+    return domain < 0 ? AEE_EINVHANDLE : control(domain, true, request, data, bytes);
 }

@@ -68,7 +68,22 @@ static uint64_t add(session *s, uint32_t remote)
     return h->id;
 }
 
-/* --- open ------------------------------------------------------------------------------------ */
+/* --- the session ----------------------------------------------------------------------------- */
+
+bool session_used(const session *s)
+{
+    return s->handles || queues_any(s);
+}
+
+bool session_stop_unused(session *s)
+{
+    bool unused = !session_used(s) && !s->users && (s->state == LIVE || s->state == DEAD);
+    if (unused) {
+        session_stop(s);
+        sweep();
+    }
+    return unused;
+}
 
 /* Have the session live and entered, or return a code. */
 static int enter_session(int domain, session **entered)
@@ -82,7 +97,7 @@ static int enter_session(int domain, session **entered)
         pthread_cond_wait(&sim_changed, &sim_lock);
     }
     if (s->state == DEAD) {
-        if (s->handles) {
+        if (session_used(s)) {
             return s->death;
         }
         session_stop(s);
@@ -119,15 +134,16 @@ static int open_fault(void)
     return (int) code;
 }
 
-/* Say why a skel did not load: the code alone tells little. */
-static void explain(const session *s, const char *uri, int result, bool missing)
+/* Say why a skel did not load: the code alone tells little.  *before* is what had been logged. */
+static void explain(const session *s, const char *uri, int result, bool missing, uint32_t before)
 {
     char said[300] = "";
+    size_t room = load(&s->link->logged) - before + 1;
     if (result != DSP_EUNABLETOLOAD && result != DSP_ENOSUCHSYMBOL) {
         return;
     }
     if (!missing) {
-        session_log(s, said, sizeof(said));
+        session_log(s, said, room < sizeof(said) ? room : sizeof(said));
     }
     report("open of %.200s: %#x\n%s", uri, (unsigned) result,
            missing ? "there is no such file in DSP_LIBRARY_PATH (\";\" separates folders)" : said);
@@ -145,6 +161,7 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
     if (!l) {
         return s->death_in_flight;
     }
+    uint32_t logged = load(&s->link->logged);
     int fd = uri_open(uri);
     result = lane_reserve(s, l, bytes + 1);
     if (result == AEE_SUCCESS) {
@@ -158,17 +175,15 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
     if (fd >= 0) {
         close(fd);
     }
-    explain(s, uri, result, fd < 0);
+    explain(s, uri, result, fd < 0, logged);
     lane_leave(s, l);
     return result;
 }
 
-int remote_handle64_open(const char *uri, uint64_t *handle)
+/* Open a skel in the session of *domain*.  A session that was started for a skel that does not open
+ * stays, as in the real library. */
+static int open_in(int domain, const char *uri, uint64_t *handle)
 {
-    int domain = handle ? uri_domain(uri) : -1;
-    if (domain < 0) {
-        return AEE_EBADPARM;
-    }
     session *s;
     uint32_t remote = 0;
     int result = session_use(domain, &s);
@@ -179,12 +194,33 @@ int remote_handle64_open(const char *uri, uint64_t *handle)
     pthread_mutex_lock(&sim_lock);
     uint64_t id = result == AEE_SUCCESS ? add(s, remote) : 0;
     session_leave(s);
-    session_stop_unused(s);
+    if (result == AEE_ECONNRESET) {
+        session_stop_unused(s);
+    }
     pthread_mutex_unlock(&sim_lock);
     if (id) {
         *handle = id;
     }
     return result == AEE_SUCCESS && !id ? AEE_ENOMEMORY : result;
+}
+
+int remote_handle64_open(const char *uri, uint64_t *handle)
+{
+    pthread_mutex_lock(&sim_lock);
+    int domain = handle ? uri_domain(uri) : -1;
+    pthread_mutex_unlock(&sim_lock);
+    return domain < 0 ? AEE_EBADPARM : open_in(domain, uri, handle);
+}
+
+/* Handles of 32 bits are of this library's own DSP. */
+int remote_handle_open(const char *uri, uint32_t *handle)
+{
+    uint64_t id = 0;
+    int result = uri && handle ? open_in(CDSP, uri, &id) : AEE_EBADPARM;
+    if (result == AEE_SUCCESS) {
+        *handle = (uint32_t) id;
+    }
+    return result;
 }
 
 /* --- use ------------------------------------------------------------------------------------- */
@@ -227,6 +263,27 @@ int remote_handle64_invoke(uint64_t handle, uint32_t scalars, remote_arg *argume
     return result;
 }
 
+/* The handle of 64 bits that has these lower 32; 0: there is none. */
+static uint64_t widened(uint32_t handle)
+{
+    pthread_mutex_lock(&sim_lock);
+    sweep();
+    const open_handle *h = handles;
+    while (h && (uint32_t) h->id != handle) {
+        h = h->next;
+    }
+    uint64_t id = h ? h->id : 0;
+    pthread_mutex_unlock(&sim_lock);
+    return id;
+}
+
+/* The real library says nothing of handles of 32 bits that it does not know. */
+int remote_handle_invoke(uint32_t handle, uint32_t scalars, remote_arg *arguments)
+{
+    uint64_t id = widened(handle);
+    return id ? remote_handle64_invoke(id, scalars, arguments) : AEE_SUCCESS;
+}
+
 int handle_domain(uint64_t handle)
 {
     pthread_mutex_lock(&sim_lock);
@@ -259,10 +316,12 @@ static int close_remote(session *s, uint32_t remote)
     return result;
 }
 
-/* Take one from the count; with the last the session ends.  sim_lock held. */
+/* Take one from the count; with the last the session ends, unless it has a queue, which has a handle
+ * of its own there.  sim_lock held. */
 static void count_down(session *s)
 {
-    if (s->handles && --s->handles == 0 && (s->state == LIVE || s->state == DEAD)) {
+    s->handles -= s->handles > 0;
+    if (!session_used(s) && (s->state == LIVE || s->state == DEAD)) {
         session_stop(s);
         sweep();
     }
@@ -280,9 +339,10 @@ int remote_handle64_close(uint64_t handle)
     }
     session *s = h->s;
     uint32_t remote = h->remote;
-    int result = s->death;
+    bool last = s->handles == 1 && !queues_any(s);
+    int result = last ? AEE_SUCCESS : s->death; /* the last close asks nobody */
     /* The real library ends the session without telling the skel of its last handle. */
-    bool tell = s->state == LIVE && !h->closed && !(faithful && s->handles == 1);
+    bool tell = s->state == LIVE && !h->closed && !(faithful && last);
     h->closed = true;
     if (tell) {
         session_enter(s);
@@ -294,4 +354,10 @@ int remote_handle64_close(uint64_t handle)
     count_down(s);
     pthread_mutex_unlock(&sim_lock);
     return result;
+}
+
+int remote_handle_close(uint32_t handle)
+{
+    uint64_t id = widened(handle);
+    return id ? remote_handle64_close(id) : AEE_SUCCESS;
 }

@@ -201,7 +201,7 @@ static int take_snapshots(const session *s, snapshot pieces[SNAPSHOTS])
     pthread_mutex_lock(&sim_lock);
     for (block *b = block_next(NULL); b && n < SNAPSHOTS; b = block_next(b)) {
         uint8_t *copy = NULL;
-        if (b->bytes <= LARGEST_SNAPSHOT && is_mapped(s, b)) {
+        if (!b->opaque && b->bytes <= LARGEST_SNAPSHOT && is_mapped(s, b)) {
             copy = malloc(b->bytes);
         }
         if (copy) {

@@ -4,7 +4,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MAP_STATIC = 0, MAP_FD = 2, MAP_FD_DELAYED = 3, MAP_FD_NOMAP = 16 };
+enum { MAP_STATIC = 0, MAP_RESERVED = 1, MAP_FD = 2, MAP_FD_DELAYED = 3, MAP_FD_NOMAP = 16 };
+enum { REMOTE_MAP_FLAGS = 1 };         /* REMOTE_MAP_MEM_STATIC alone */
 #define DMA_SPACE ((uint64_t) 1 << 32) /* what the DSP's MMU can reach */
 
 mapping *map_find(session *s, int fd)
@@ -96,30 +97,31 @@ static void settle(mapping *m, int result)
 
 /* --- fastrpc_mmap ---------------------------------------------------------------------------- */
 
-/* The session of a domain for a call about maps, or a code. */
-static int live_session(int domain, int fd, session **s)
+/* The session of a domain for a call about maps, dead or alive, or a code. */
+static int open_session(int domain, int fd, session **s)
 {
     domain = domain == -1 ? CDSP : domain;
     *s = session_of(domain);
     if (fd < 0 || domain < 0 || domain >= DOMAINS * SESSIONS) {
         return AEE_EBADPARM;
     }
-    if (!*s || (*s)->state == IDLE || (*s)->state == STARTING) {
-        return AEE_ENOTINITIALIZED;
-    }
-    return (*s)->state == LIVE ? AEE_SUCCESS : AEE_EFAILED;
+    return !*s || (*s)->state == IDLE || (*s)->state == STARTING ? AEE_ENOTINITIALIZED
+                                                                 : AEE_SUCCESS;
 }
 
-static int check_map(session *s, int fd, int offset, size_t bytes, uint32_t flags)
+static int check_map(session *s, int fd, size_t bytes, uint32_t flags)
 {
     struct stat about;
     uint32_t code;
-    if (offset != 0 || (flags != MAP_STATIC && flags != MAP_FD && flags != MAP_FD_DELAYED &&
-                        flags != MAP_FD_NOMAP)) {
-        return AEE_EBADPARM;
-    }
     if (map_find(s, fd)) {
-        return AEE_EALREADY;
+        return AEE_EALREADY; /* also in a session that is dead */
+    }
+    if (s->state != LIVE) {
+        return AEE_EFAILED;
+    }
+    if (flags != MAP_STATIC && flags != MAP_FD && flags != MAP_FD_DELAYED &&
+        flags != MAP_FD_NOMAP) {
+        return AEE_EFAILED; /* no DSP knows it */
     }
     if (fault_due(FAULT_MAP, &code)) {
         return (int) code;
@@ -145,10 +147,13 @@ static void leave(session *s, lane *l)
 int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, uint32_t flags)
 {
     (void) address;
+    if (offset != 0 || flags == MAP_RESERVED || flags > MAP_FD_NOMAP) {
+        return AEE_EBADPARM;
+    }
     session *s;
     pthread_mutex_lock(&sim_lock);
-    int result = live_session(domain, fd, &s);
-    result = result == AEE_SUCCESS ? check_map(s, fd, offset, bytes, flags) : result;
+    int result = open_session(domain, fd, &s);
+    result = result == AEE_SUCCESS ? check_map(s, fd, bytes, flags) : result;
     mapping *m = result == AEE_SUCCESS ? free_mapping(s) : NULL;
     int memory_fd = fd;
     if (m) {
@@ -178,7 +183,8 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     (void) bytes;
     session *s;
     pthread_mutex_lock(&sim_lock);
-    int result = live_session(domain, fd, &s);
+    int result = open_session(domain, fd, &s);
+    result = result == AEE_SUCCESS && s->state != LIVE ? AEE_EFAILED : result;
     mapping *m = result == AEE_SUCCESS ? map_find(s, fd) : NULL;
     if (result == AEE_SUCCESS) {
         result = !m ? AEE_ENOSUCHMAP : m->references ? AEE_EBADPARM : AEE_SUCCESS;
@@ -202,6 +208,88 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     }
     pthread_mutex_unlock(&sim_lock);
     return result == AEE_SUCCESS ? AEE_SUCCESS : AEE_EFAILED;
+}
+
+/* --- maps by address ------------------------------------------------------------------------- */
+
+/* The descriptor of what remote_mmap64 mapped at *address* of the DSP, or -1. */
+static int fd_at(const session *s, uint64_t address)
+{
+    for (int i = 0; i < MAPPINGS; i++) {
+        const mapping *m = &s->map[i];
+        if (m->id && m->ready && !m->argument && m->address && m->address == address) {
+            return m->fd;
+        }
+    }
+    return -1;
+}
+
+int remote_mmap64(int fd, uint32_t flags, uint64_t address, int64_t bytes, uint64_t *mapped)
+{
+    if (flags != MAP_STATIC || fd < 0 || bytes < 0 || !mapped) {
+        return AEE_EBADPARM;
+    }
+    void *at = (void *) (uintptr_t) address;
+    int result = fastrpc_mmap(CDSP, fd, at, 0, (size_t) bytes, MAP_STATIC);
+    if (result == AEE_SUCCESS) {
+        pthread_mutex_lock(&sim_lock);
+        const mapping *m = map_find(session_of(CDSP), fd);
+        *mapped = m ? m->address : 0;
+        pthread_mutex_unlock(&sim_lock);
+    }
+    return result;
+}
+
+int remote_munmap64(uint64_t mapped, int64_t bytes)
+{
+    session *s;
+    pthread_mutex_lock(&sim_lock);
+    int result = open_session(CDSP, 0, &s);
+    int fd = result == AEE_SUCCESS ? fd_at(s, mapped) : -1;
+    pthread_mutex_unlock(&sim_lock);
+    if (result != AEE_SUCCESS) {
+        return result;
+    }
+    return fd < 0 ? AEE_EBADPARM : fastrpc_munmap(CDSP, fd, NULL, (size_t) bytes);
+}
+
+int remote_mmap(int fd, uint32_t flags, uint32_t address, int bytes, uint32_t *mapped)
+{
+    uint64_t at = 0;
+    int result = remote_mmap64(fd, flags, address, bytes, mapped ? &at : NULL);
+    if (result == AEE_SUCCESS) {
+        *mapped = (uint32_t) at;
+    }
+    return result;
+}
+
+int remote_munmap(uint32_t mapped, int bytes)
+{
+    return remote_munmap64(mapped, bytes);
+}
+
+/* Whether there is a session, for a request that the upstream driver then refuses. */
+static int refused(int domain)
+{
+    session *s;
+    pthread_mutex_lock(&sim_lock);
+    int result = open_session(domain, 0, &s);
+    pthread_mutex_unlock(&sim_lock);
+    return result == AEE_SUCCESS ? AEE_EBADPARM : result;
+}
+
+int remote_mem_map(int domain, int fd, int flags, uint64_t address, size_t bytes, uint64_t *mapped)
+{
+    (void) address;
+    (void) bytes;
+    bool good = fd >= 0 && flags >= 0 && flags < REMOTE_MAP_FLAGS && mapped;
+    return good ? refused(domain) : AEE_EBADPARM;
+}
+
+int remote_mem_unmap(int domain, uint64_t mapped, size_t bytes)
+{
+    (void) bytes;
+    return mapped ? refused(domain) : AEE_EBADPARM;
 }
 
 /* --- arguments ------------------------------------------------------------------------------- */

@@ -3,7 +3,6 @@
 #include "sim.h"
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { BLOCKS = 4096, PAGE = 4096 };
@@ -66,12 +65,25 @@ static bool enter(block b)
 
 /* --- rpcmem ---------------------------------------------------------------------------------- */
 
+static bool deinitialised;
+
+/* The library has called it itself: called again, it begins a new list, and of what was in the old
+ * one rpcmem knows nothing any more. */
 void rpcmem_init(void)
 {
+    pthread_mutex_lock(&sim_lock);
+    deinitialised = false;
+    for (block *b = block_next(NULL); b; b = block_next(b)) {
+        b->listed = false;
+    }
+    pthread_mutex_unlock(&sim_lock);
 }
 
 void rpcmem_deinit(void)
 {
+    pthread_mutex_lock(&sim_lock);
+    deinitialised = true;
+    pthread_mutex_unlock(&sim_lock);
 }
 
 /* Make memory that can be shared; NULL, and *fd is -1. */
@@ -108,7 +120,7 @@ static void discard(const block *b)
 /* Make a block, with sim_lock held. */
 static void *make_block(size_t bytes, bool coherent)
 {
-    block b = {.bytes = bytes, .ours = true};
+    block b = {.bytes = bytes, .ours = true, .listed = true};
     b.at = b.memory = make_memory(bytes, &b.fd);
     b.memory_fd = b.fd;
     if (b.at && !coherent) {
@@ -136,7 +148,7 @@ void *rpcmem_alloc2(int heap, uint32_t flags, size_t bytes)
     void *at = NULL;
     if (fault_due(FAULT_BAD_MEMORY, &argument)) {
         at = (void *) -1;
-    } else if (!fault_due(FAULT_NO_MEMORY, &argument) && set->present &&
+    } else if (!fault_due(FAULT_NO_MEMORY, &argument) && !deinitialised &&
                bytes <= set->rpcmem - (total < set->rpcmem ? total : set->rpcmem) &&
                (set->faithful || bytes <= LARGEST)) {
         at = make_block(bytes, set->coherent);
@@ -154,7 +166,7 @@ void rpcmem_free(void *memory)
 {
     pthread_mutex_lock(&sim_lock);
     block *b = block_starting(memory);
-    block gone = b && b->ours ? *b : (block){0};
+    block gone = b && b->ours && b->listed ? *b : (block){0};
     if (gone.serial) {
         b->serial = 0;
         total -= gone.bytes;
@@ -170,7 +182,7 @@ int rpcmem_to_fd(void *memory)
 {
     pthread_mutex_lock(&sim_lock);
     block *b = block_starting(memory);
-    int fd = b ? b->fd : -1;
+    int fd = b && (b->listed || !b->ours) ? b->fd : -1;
     pthread_mutex_unlock(&sim_lock);
     return fd;
 }
@@ -220,29 +232,50 @@ void remote_register_buf(void *memory, int bytes, int fd)
     remote_register_buf_attr(memory, bytes, fd, 0);
 }
 
+/* Give a descriptor addresses: for arguments of calls, not for the program to look at.  Whether there
+ * is such a descriptor shows at the call. */
 void *remote_register_fd2(int fd, size_t bytes)
 {
-    struct stat about;
-    if (fstat(fd, &about) || bytes == 0 || (size_t) about.st_size < bytes) {
-        return (void *) -1;
+    void *at = MAP_FAILED;
+    if (fd >= 0 && bytes) {
+        at = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (at != MAP_FAILED) {
-        remote_register_buf_attr2(at, bytes, fd, 0);
+    if (at == MAP_FAILED) {
+        return NULL;
     }
+    block b = {.at = at, .memory = at, .bytes = bytes, .fd = fd, .memory_fd = fd, .opaque = true};
+    pthread_mutex_lock(&sim_lock);
+    enter(b);
+    pthread_mutex_unlock(&sim_lock);
     return at;
 }
 
 void *remote_register_fd(int fd, int bytes)
 {
-    return bytes > 0 ? remote_register_fd2(fd, (size_t) bytes) : (void *) -1;
+    return bytes > 0 ? remote_register_fd2(fd, (size_t) bytes) : NULL;
 }
+
+enum { DMA_HANDLES = 256, NO_MAP = 16 };
 
 /* A handle argument carries its descriptor and offset itself; the length is checked on the DSP. */
 int remote_register_dma_handle_attr(int fd, uint32_t bytes, uint32_t attributes)
 {
-    (void) attributes;
-    return fd < 0 || bytes == 0 ? AEE_EBADPARM : AEE_SUCCESS;
+    static int known[DMA_HANDLES], count;
+    (void) bytes;
+    if (fd < 0 || (attributes && attributes != NO_MAP)) {
+        return AEE_EBADPARM;
+    }
+    pthread_mutex_lock(&sim_lock);
+    int i = 0;
+    while (i < count && known[i] != fd) {
+        i++;
+    }
+    if (i == count && count < DMA_HANDLES) {
+        known[count++] = fd;
+    }
+    bool good = i < count;
+    pthread_mutex_unlock(&sim_lock);
+    return good ? AEE_SUCCESS : AEE_EINVHANDLE;
 }
 
 int remote_register_dma_handle(int fd, uint32_t bytes)

@@ -36,6 +36,12 @@ static int wait_on(dspqueue_t q, uint32_t *word, uint32_t seen, uint32_t timeout
     return futex_wait(word, seen, end) ? AEE_SUCCESS : AEE_EEXPIRED;
 }
 
+/* A timeout of 0 ends at once, but as a timeout. */
+static int waited(int result)
+{
+    return result == AEE_EWOULDBLOCK ? AEE_EEXPIRED : result;
+}
+
 /* --- write ----------------------------------------------------------------------------------- */
 
 static int check_buffer(session *s, dspqueue_buffer *b)
@@ -138,8 +144,8 @@ static int write_packet(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue
     return result;
 }
 
-int dspqueue_write(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue_buffer *buffer,
-                   uint32_t bytes, const uint8_t *message, uint32_t timeout_us)
+static int enter_and_write(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue_buffer *buffer,
+                           uint32_t bytes, const uint8_t *message, uint32_t timeout_us)
 {
     if (!queue_enter(q)) {
         return AEE_EBADPARM;
@@ -147,10 +153,16 @@ int dspqueue_write(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue_buff
     return queue_leave(q, write_packet(q, flags, buffers, buffer, bytes, message, timeout_us));
 }
 
+int dspqueue_write(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue_buffer *buffer,
+                   uint32_t bytes, const uint8_t *message, uint32_t timeout_us)
+{
+    return waited(enter_and_write(q, flags, buffers, buffer, bytes, message, timeout_us));
+}
+
 int dspqueue_write_noblock(dspqueue_t q, uint32_t flags, uint32_t buffers, dspqueue_buffer *buffer,
                            uint32_t bytes, const uint8_t *message)
 {
-    return dspqueue_write(q, flags, buffers, buffer, bytes, message, AT_ONCE);
+    return enter_and_write(q, flags, buffers, buffer, bytes, message, AT_ONCE);
 }
 
 int dspqueue_write_early_wakeup_noblock(dspqueue_t q, uint32_t delay_us, uint32_t flags)
@@ -238,27 +250,28 @@ int dspqueue_read(dspqueue_t q, uint32_t *flags, uint32_t most_buffers, uint32_t
                   uint32_t timeout_us)
 {
     reading how = {true, buffer ? most_buffers : 0, message ? most_bytes : 0, buffer, message};
-    return read_packet(q, &how, flags, buffers, bytes, timeout_us);
+    return waited(read_packet(q, &how, flags, buffers, bytes, timeout_us));
 }
 
 int dspqueue_read_noblock(dspqueue_t q, uint32_t *flags, uint32_t most_buffers, uint32_t *buffers,
                           dspqueue_buffer *buffer, uint32_t most_bytes, uint32_t *bytes,
                           uint8_t *message)
 {
-    return dspqueue_read(q, flags, most_buffers, buffers, buffer, most_bytes, bytes, message,
-                         AT_ONCE);
+    reading how = {true, buffer ? most_buffers : 0, message ? most_bytes : 0, buffer, message};
+    return read_packet(q, &how, flags, buffers, bytes, AT_ONCE);
 }
 
 int dspqueue_peek(dspqueue_t q, uint32_t *flags, uint32_t *buffers, uint32_t *bytes,
                   uint32_t timeout_us)
 {
     reading how = {.take = false};
-    return read_packet(q, &how, flags, buffers, bytes, timeout_us);
+    return waited(read_packet(q, &how, flags, buffers, bytes, timeout_us));
 }
 
 int dspqueue_peek_noblock(dspqueue_t q, uint32_t *flags, uint32_t *buffers, uint32_t *bytes)
 {
-    return dspqueue_peek(q, flags, buffers, bytes, AT_ONCE);
+    reading how = {.take = false};
+    return read_packet(q, &how, flags, buffers, bytes, AT_ONCE);
 }
 
 /* --- statistics ------------------------------------------------------------------------------ */

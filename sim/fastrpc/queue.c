@@ -7,7 +7,9 @@
 #define _GNU_SOURCE
 #include "queue.h"
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,6 +18,10 @@ enum { ALIGNMENT = 256 };
 
 static dspqueue_t queues;
 static uint32_t last_id;
+
+/* The last queue of a session was closed when no handle was open any more: that ended the session,
+ * and the real library, which then could not unmap what all queues share, goes on using it. */
+static bool stale[SESSIONS];
 
 /* --- being in use ---------------------------------------------------------------------------- */
 
@@ -84,6 +90,12 @@ bool queues_any(const session *s)
 void queues_drop(void)
 {
     queues = NULL; /* their memory is the parent's too, and stays as it is */
+    queues_reset();
+}
+
+void queues_reset(void)
+{
+    memset(stale, 0, sizeof(stale));
 }
 
 void queues_stuck(bool stuck)
@@ -222,7 +234,7 @@ static int set_up(dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
             return AEE_ENOMEMORY;
         }
     }
-    return tell_shell(q, LINK_QUEUE);
+    return q->deaf ? AEE_SUCCESS : tell_shell(q, LINK_QUEUE);
 }
 
 /* Put a queue that is set up into the list; also one whose session died meanwhile. */
@@ -244,7 +256,7 @@ static int make(session *s, dspqueue_t q, uint32_t request_bytes, uint32_t respo
     q->id = ++last_id;
     q->s = s;
     pthread_mutex_unlock(&sim_lock);
-    int result = full ? AEE_ENOMEMORY : set_up(q, request_bytes, response_bytes);
+    int result = full ? AEE_EBADPARM : set_up(q, request_bytes, response_bytes);
     if (result == AEE_SUCCESS) {
         publish(q);
     } else {
@@ -266,10 +278,25 @@ static int start_session(int domain, session **s)
         return (int) code;
     }
     int result = session_use(domain, s);
-    return result == AEE_ECONNREFUSED ? AEE_EUNSUPPORTED : result;
+    return result == AEE_SUCCESS || result == AEE_ECONNRESET ? result : AEE_EUNSUPPORTED;
 }
 
-static dspqueue_t new_queue(dspqueue_callback packet, dspqueue_callback error, void *context)
+/* Whether the real library would take what a dead session left for the queues' own; sim_lock held. */
+static bool crosses_sessions(int domain)
+{
+    const session *s = session_of(domain);
+    if (stale[domain / DOMAINS] && s->state != LIVE) {
+        report(
+            "a queue was the last to be closed in domain %d: the real library crashes when there "
+            "is to be another; close handles after queues",
+            domain);
+        raise(SIGSEGV);
+    }
+    return stale[domain / DOMAINS];
+}
+
+static dspqueue_t new_queue(dspqueue_callback packet, dspqueue_callback error, void *context,
+                            bool deaf)
 {
     dspqueue_t q = calloc(1, sizeof(*q));
     if (q) {
@@ -277,6 +304,7 @@ static dspqueue_t new_queue(dspqueue_callback packet, dspqueue_callback error, v
         q->packet = packet;
         q->failure = error;
         q->context = context;
+        q->deaf = deaf;
         pthread_mutex_init(&q->reading, NULL);
         pthread_mutex_init(&q->writing, NULL);
     }
@@ -293,26 +321,37 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
                     dspqueue_t *queue)
 {
     session *s;
-    request_bytes = request_bytes ? request_bytes : REQUESTS;
-    response_bytes = response_bytes ? response_bytes : RESPONSES;
-    if (!queue || flags || !is_size(request_bytes) || !is_size(response_bytes)) {
+    if (!queue) {
         return AEE_EBADPARM;
     }
-    if (domain < 0 || domain >= DOMAINS * SESSIONS || domain % DOMAINS != CDSP) {
+    *queue = NULL;
+    domain = domain == -1 ? CDSP : domain;
+    request_bytes = request_bytes ? request_bytes : REQUESTS;
+    response_bytes = response_bytes ? response_bytes : RESPONSES;
+    if (flags || !is_size(request_bytes) || !is_size(response_bytes) || domain < 0 ||
+        domain >= DOMAINS * SESSIONS) {
+        return AEE_EBADPARM;
+    }
+    if (domain % DOMAINS != CDSP) {
         return AEE_EUNSUPPORTED;
     }
+    pthread_mutex_lock(&sim_lock);
+    bool deaf = crosses_sessions(domain);
+    pthread_mutex_unlock(&sim_lock);
     int result = start_session(domain, &s);
     if (result != AEE_SUCCESS) {
         return result;
     }
-    dspqueue_t q = new_queue(packet, error, context);
+    dspqueue_t q = new_queue(packet, error, context, deaf);
     result =
         q ? make(s, q, ring_padded(request_bytes), ring_padded(response_bytes)) : AEE_ENOMEMORY;
     pthread_mutex_lock(&sim_lock);
     session_leave(s);
-    session_stop_unused(s);
+    if (result != AEE_SUCCESS) {
+        session_stop_unused(s);
+    }
     pthread_mutex_unlock(&sim_lock);
-    *queue = result == AEE_SUCCESS ? q : *queue;
+    *queue = result == AEE_SUCCESS ? q : NULL;
     return result;
 }
 
@@ -351,22 +390,34 @@ static void retire(dspqueue_t q, session *s)
         at = &(*at)->next;
     }
     *at = q->next;
-    if (s) {
-        session_stop_unused(s);
+    if (s && s->state == LIVE) {
+        stale[s->domain / DOMAINS] |= session_stop_unused(s);
     }
     pthread_mutex_unlock(&sim_lock);
+}
+
+/* What comes of a queue that is none: in faithful mode the end by a signal, if it is not 0. */
+static int mistaken(int number)
+{
+    pthread_mutex_lock(&sim_lock);
+    bool faithful = settings()->faithful;
+    pthread_mutex_unlock(&sim_lock);
+    if (faithful && number) {
+        raise(number);
+    }
+    return AEE_EBADPARM;
 }
 
 int dspqueue_close(dspqueue_t q)
 {
     session *s;
     if (!queue_enter(q)) {
-        return AEE_EBADPARM;
+        return mistaken(q ? SIGABRT : 0);
     }
     if (!claim_close(q, &s)) {
         return queue_leave(q, AEE_EBADPARM); /* the DSP has it imported */
     }
-    if (s) {
+    if (s && !q->deaf) {
         tell_shell(q, LINK_DROP_QUEUE);
     }
     retire(q, s);
@@ -377,7 +428,7 @@ int dspqueue_close(dspqueue_t q)
 int dspqueue_export(dspqueue_t q, uint64_t *id)
 {
     if (!id || !queue_enter(q)) {
-        return AEE_EBADPARM;
+        return mistaken(q ? 0 : SIGSEGV);
     }
     *id = q->id;
     return queue_leave(q, AEE_SUCCESS);
@@ -386,6 +437,5 @@ int dspqueue_export(dspqueue_t q, uint64_t *id)
 /* Queues to several DSPs at once. */
 int dspqueue_request(void *request)
 {
-    (void) request;
-    return AEE_EUNSUPPORTED;
+    return request ? AEE_EUNSUPPORTED : AEE_EBADPARM;
 }

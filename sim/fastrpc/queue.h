@@ -19,6 +19,7 @@ struct dspqueue {
     void *context;
     pthread_t watcher;
     bool watched, closing, orphan;
+    bool deaf; /* the DSP does not know it */
     int users; /* threads that are in a call on it */
     int ended; /* why it no longer works; 0: it works */
     pthread_mutex_t reading, writing;

@@ -277,6 +277,7 @@ static int start_process(session *s, const link_machine *machine)
         close(k.peer);
         release(s);
         s->state = IDLE;
+        reserve_domain(s->domain, false);
         errno = ENOMEM;
         return -1;
     }
@@ -319,6 +320,7 @@ int session_start(session *s, bool want_unsigned)
     link_machine machine = settings()->machine;
     machine.verbose = settings()->log;
     machine.stack = s->stack ? s->stack : machine.stack;
+    reserve_domain(s->domain, true);
     s->state = STARTING;
     s->unsigned_pd = want_unsigned;
     s->handles = 0;
@@ -351,14 +353,8 @@ void session_stop(session *s)
     queues_forget(s);
     release(s);
     s->state = IDLE;
+    reserve_domain(s->domain, false);
     pthread_cond_broadcast(&sim_changed);
-}
-
-void session_stop_unused(session *s)
-{
-    if (!s->handles && !s->users && !queues_any(s) && (s->state == LIVE || s->state == DEAD)) {
-        session_stop(s);
-    }
 }
 
 /* --- this process's own beginning and end ------------------------------------------------------ */

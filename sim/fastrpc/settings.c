@@ -219,6 +219,7 @@ static bool set_one(char *word)
     }
     if (strcmp(word, "reset") == 0) {
         set_defaults();
+        queues_reset();
         return true;
     }
     current.faithful = strcmp(word, "faithful") == 0;

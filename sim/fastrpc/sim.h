@@ -73,6 +73,8 @@ typedef struct {
     int fd, memory_fd;
     uint32_t serial; /* never used twice; 0: this entry is free */
     bool ours;       /* made by rpcmem_alloc */
+    bool listed;     /* rpcmem knows it: it was not initialised since */
+    bool opaque;     /* nobody may touch it here */
 } block;
 
 /* With sim_lock held; NULL when there is none. */
@@ -130,7 +132,6 @@ enum { MAPPINGS = 512 };
 typedef struct session {
     int domain; /* effective */
     session_state state;
-    bool reserved;  /* by FASTRPC_RESERVE_NEW_SESSION */
     uint32_t stack; /* bytes, of threads that serve calls from its next start on; 0: as usual */
     bool unsigned_pd;
     int handles;
@@ -160,7 +161,6 @@ int session_start(session *s, bool want_unsigned);
 void session_enter(session *s);
 void session_leave(session *s);
 void session_stop(session *s);
-void session_stop_unused(session *s); /* if no handle, call or queue needs it */
 /* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
 size_t session_log(const session *s, char *text, size_t bytes);
 void session_kill(session *s, int code, int code_in_flight);
@@ -197,14 +197,22 @@ void handles_drop(void); /* in a child made by fork: there are none */
 /* Enter the session of a domain, started if need be, or return a code. */
 int session_use(int domain, session **entered);
 int handle_domain(uint64_t handle); /* -1: it is none */
+/* With sim_lock held: whether handles or queues are open in it; and its end, if no handle, call or
+ * queue needs it: true when it came. */
+bool session_used(const session *s);
+bool session_stop_unused(session *s);
 
 /* --- control.c ------------------------------------------------------------------------------- */
-bool want_unsigned(int domain); /* sim_lock held */
+/* With sim_lock held. */
+bool want_unsigned(int domain);
+void reserve_domain(int domain, bool reserved); /* by a session, or a request for one */
 
 /* --- uri.c ----------------------------------------------------------------------------------- */
 
-int uri_domain_number(const char *name, size_t bytes); /* of "cdsp"; -1: there is none */
-/* The domain that a URI names, effective; -1: none that exists. */
+/* The number of "cdsp", which is at most *most* bytes long; -1: there is none.  sim_lock held. */
+int uri_domain_number(const char *name, size_t most);
+const char *uri_domain_name(int number);
+/* The domain that a URI names, effective; -1: none that exists.  sim_lock held. */
 int uri_domain(const char *uri);
 /* Open the file that a URI names, where the DSP would look for it; -1: it is nowhere. */
 int uri_open(const char *uri);
@@ -215,6 +223,7 @@ void queues_forget(session *s);         /* and is gone */
 bool queues_any(const session *s);      /* it has one that is open */
 void queues_drop(void);                 /* in a child made by fork: there are none */
 void queues_stuck(bool stuck);
+void queues_reset(void); /* forget that the next one would crash */
 
 /* --- futex.c --------------------------------------------------------------------------------- */
 uint64_t clock_us(void);

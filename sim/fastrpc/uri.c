@@ -8,36 +8,77 @@
 #include <string.h>
 #include <unistd.h>
 
-/* By number. */
-static const char *const domain_names[] = {"adsp",  "mdsp",  "sdsp", "cdsp",
-                                           "cdsp1", "gdsp0", "gdsp1"};
+#define DOMAIN_KEY "&_dom="
+#define SESSION_KEY "&_session="
 
-int uri_domain_number(const char *name, size_t bytes)
+/* In the order in which the real library tries them: of two that one begins with, the longer. */
+static const struct {
+    const char *name;
+    int number;
+} domains[] = {{"adsp", 0}, {"mdsp", 1},  {"sdsp", 2}, {"cdsp1", 4},
+               {"cdsp", 3}, {"gdsp0", 5}, {"gdsp1", 6}};
+enum { NAMED = sizeof(domains) / sizeof(domains[0]) };
+
+const char *uri_domain_name(int number)
 {
-    for (int i = 0; i < (int) (sizeof(domain_names) / sizeof(domain_names[0])); i++) {
-        if (strlen(domain_names[i]) == bytes && memcmp(domain_names[i], name, bytes) == 0) {
-            return i;
+    int i = 0;
+    while (domains[i].number != number) {
+        i++;
+    }
+    return domains[i].name;
+}
+
+/* The real library takes the beginning of a name for a name, and does not look at its length. */
+int uri_domain_number(const char *name, size_t most)
+{
+    bool faithful = settings()->faithful;
+    size_t bytes = strnlen(name, most);
+    for (int i = 0; i < NAMED && bytes; i++) {
+        size_t length = strlen(domains[i].name);
+        if ((faithful || bytes == length) && strncmp(domains[i].name, name, length) == 0) {
+            return domains[i].number;
         }
     }
     return -1;
 }
 
+/* The domain of a URI as the real library finds it: any of them that occurs anywhere. */
+static int find_domain(const char *uri)
+{
+    for (int i = 0; i < NAMED; i++) {
+        char key[sizeof(DOMAIN_KEY) + 8];
+        snprintf(key, sizeof(key), DOMAIN_KEY "%s", domains[i].name);
+        if (strstr(uri, key)) {
+            return domains[i].number;
+        }
+    }
+    return -1;
+}
+
+static int read_session(const char *text)
+{
+    if (settings()->faithful) {
+        long number = strtol(text, NULL, 10);
+        return number >= 0 && number < SESSIONS ? (int) number : -1;
+    }
+    bool good = text[0] >= '0' && text[0] < '0' + SESSIONS && (!text[1] || text[1] == '&');
+    return good ? text[0] - '0' : -1;
+}
+
 int uri_domain(const char *uri)
 {
-    static const char domain_key[] = "&_dom=", session_key[] = "&_session=";
-    const char *at = uri ? strstr(uri, domain_key) : NULL;
+    const char *at = uri ? strstr(uri, DOMAIN_KEY) : NULL;
     if (!at) {
         return -1;
     }
-    at += strlen(domain_key);
-    int domain = uri_domain_number(at, strcspn(at, "&"));
-    const char *number = strstr(uri, session_key);
+    at += strlen(DOMAIN_KEY);
+    int domain = settings()->faithful ? find_domain(uri) : uri_domain_number(at, strcspn(at, "&"));
+    const char *number = strstr(uri, SESSION_KEY);
     if (domain < 0 || !number) {
         return domain;
     }
-    number += strlen(session_key);
-    bool good = number[0] >= '0' && number[0] < '0' + SESSIONS && (!number[1] || number[1] == '&');
-    return good ? domain + DOMAINS * (number[0] - '0') : -1;
+    int session = read_session(number + strlen(SESSION_KEY));
+    return session < 0 ? -1 : domain + DOMAINS * session;
 }
 
 /* --- files ----------------------------------------------------------------------------------- */

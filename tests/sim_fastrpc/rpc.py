@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 CDSP = 3
-UNSIGNED = 2  # requests of remote_session_control
+UNSIGNED, CLOSE_SESSION = 2, 7  # requests of remote_session_control
 LATE = 0xC
 BAD_PARAMETER = 0xE
 NO_SUCH_MAP = 0x48
@@ -40,7 +40,8 @@ class QueueBuffer(c.Structure):
 CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_void_p)
 BUFFERS, WORD = c.POINTER(QueueBuffer), c.POINTER(c.c_uint32)
 
-SIGNATURES = {
+# What the real library has, too.
+PUBLIC = {
     "remote_handle64_open": (c.c_int, c.c_char_p, c.POINTER(c.c_uint64)),
     "remote_handle64_invoke": (c.c_int, c.c_uint64, c.c_uint32, c.c_void_p),
     "remote_handle64_close": (c.c_int, c.c_uint64),
@@ -64,6 +65,8 @@ SIGNATURES = {
                       c.c_char_p, c.c_uint32),
     "dspqueue_peek": (c.c_int, c.c_void_p, WORD, WORD, WORD, c.c_uint32),
     "dspqueue_get_stat": (c.c_int, c.c_void_p, c.c_int, c.POINTER(c.c_uint64)),
+}  # fmt: skip
+SIMULATOR = {
     "npurt_sim_control": (c.c_int, c.c_char_p),
     "npurt_sim_error": (c.c_size_t, c.c_char_p, c.c_size_t),
     "npurt_sim_log": (c.c_size_t, c.c_int, c.c_char_p, c.c_size_t),
@@ -72,7 +75,7 @@ SIGNATURES = {
     "npurt_sim_process": (c.c_int, c.c_int),
     "npurt_sim_syncs": (c.c_uint64, c.POINTER(c.c_uint64)),
     "ioctl": (c.c_int, c.c_int, c.c_ulong, c.c_void_p),
-}  # fmt: skip
+}
 
 
 def uri(name, *, rest="&_dom=cdsp", symbol=None):
@@ -91,7 +94,7 @@ class Rpc:
     def __init__(self, path: Path):
         self.path = path
         library = c.CDLL(str(path), use_errno=True)
-        for name, (result, *arguments) in SIGNATURES.items():
+        for name, (result, *arguments) in {**PUBLIC, **SIMULATOR}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
@@ -103,6 +106,10 @@ class Rpc:
     def ask_unsigned(self, domain=CDSP, enable=1):
         data = (c.c_int * 2)(domain, enable)
         return self.remote_session_control(UNSIGNED, data, 8)
+
+    def close_session(self, domain=CDSP):
+        """End a session in which nothing is open."""
+        return self.remote_session_control(CLOSE_SESSION, c.byref(c.c_int(domain)), 4)
 
     def open(self, name, **parts):
         """Return (code, handle)."""

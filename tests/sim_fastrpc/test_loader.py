@@ -50,6 +50,7 @@ def test_a_skel_runs_on_its_arch_and_newer_ones(rpc, arch, tmp_path, monkeypatch
             rpc.close(handle)
         else:
             assert "newer Hexagon" in rpc.error()
+            assert rpc.close_session() == 0  # what was started for it stays otherwise
 
     assert all(code == (0 if fits else UNABLE_TO_LOAD) for fits, code in codes), codes
 
@@ -102,6 +103,9 @@ def test_damage_to_a_skel_is_refused_or_ends_its_pd_and_nothing_else(rpc, change
         if code == 0:
             rpc.call_words(handle, STATUS, 0)
             rpc.close(handle)
+
+        else:
+            rpc.close_session()  # one that is dead already is none
 
         hanging.cancel()
         hanging.join()

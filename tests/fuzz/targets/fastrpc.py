@@ -23,6 +23,7 @@ SECONDS = 60
 SKELS = Path(libcdsprpc.__file__).with_name("skels")
 NAMES = ("probe", "probe", "probe", "packets", "stranger", "missing", "")
 DOMAINS = (3, 3, 3, 3, 11, 19, 27, -1, 0, 4, 35, 1 << 30)
+SESSIONS = (3, 11, 19, 27)
 FLAGS = (3, 3, 2, 0, 16, 1, 4, 1 << 31)
 MOST_BYTES = 1 << 20  # of a buffer
 ROOM = 1 << 16  # bytes of the program's own memory
@@ -136,6 +137,7 @@ class Client:
         self.handles, self.blocks, self.queues = [], [], []
         self.own = (c.c_uint8 * (ROOM + MOST_BYTES))()
         self.accepted = 0
+        self.crashing = set()  # sessions in which another queue ends the process
 
     def run(self, calls):
         """Make the calls; release everything."""
@@ -155,6 +157,8 @@ class Client:
             self.rpc.close(handle)
         for block in self.blocks:
             block.free()
+        for domain in SESSIONS:
+            self.rpc.close_session(domain)  # one whose skels did not open
 
     def handle(self, asked):
         """Return the handle that *asked* means."""
@@ -286,6 +290,8 @@ class Client:
         return self.rpc.remote_handle64_control(self.handle(asked), request, data, nbytes)
 
     def queue(self, domain, flags, request, response):
+        if (CDSP if domain == -1 else domain) in self.crashing:
+            return -1
         made, none = c.c_void_p(), libcdsprpc.CALLBACK()
         code = self.rpc.dspqueue_create(
             domain, flags, request, response, none, none, None, c.byref(made)
@@ -330,7 +336,13 @@ class Client:
     def close_queue(self, place):
         queue = self.queue_of(place)
         self.queues = [other for other in self.queues if other != queue]
-        return self.rpc.dspqueue_close(queue)
+        before = self.live()
+        code = self.rpc.dspqueue_close(queue)
+        self.crashing |= before - self.live()
+        return code
+
+    def live(self):
+        return {domain for domain in SESSIONS if self.rpc.process(domain) > 0}
 
 
 def numbers(*values):
@@ -347,7 +359,7 @@ def run(calls):
     rpc.control("reset")
     client = Client()
     client.run(calls)
-    left = [domain for domain in (3, 11, 19, 27) if rpc.process(domain) > 0]
+    left = [domain for domain in SESSIONS if rpc.process(domain) > 0]
     assert not left, f"all is closed, and sessions {left} are open"
     assert rpc.ask_unsigned(CDSP) == 0
     handle = rpc.opened("probe")
@@ -361,7 +373,7 @@ def queues_keep_sessions():
     """A session that only a queue used stays when the queue is closed."""
     CHANGED.append(
         frame.rebuilt(
-            "sim/fastrpc", "queue.c", "        session_stop_unused(s);", "        (void) s;"
+            "sim/fastrpc", "queue.c", "session_stop_unused(s);", "session_used(s);"
         )
     )
 

@@ -1,0 +1,61 @@
+"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its own makefile would, and a kernel for it here.
+
+The library that boards have runs on sim/fastrpc_kernel, which is preloaded.  It is loaded by npurt
+as on a board, by its name, and never linked to.
+"""
+
+import re
+from pathlib import Path
+
+from npurt.build import host
+from npurt.build_zig import Arg, Job, Stamp, objects, whole, zig
+from tests.foreign.sources import Program, unpacked
+
+PROGRAM = Program(
+    "fastrpc",
+    "https://github.com/qualcomm/fastrpc",
+    "29851fde11d4e2a4ce221536485d0f7d46ffca30",
+)
+HERE = Path(__file__).parent
+
+# As src/Makefile.am has them, without PARSE_YAML: what libyaml would read are settings of machines
+# that are none of this one's.  strl.h has the two functions that it takes from libbsd.
+FLAGS = [
+    *("-g0", "-O2", "-w", "-fPIC", "-D_GNU_SOURCE", "-fno-short-enums", "-fno-sanitize=all"),
+    *("-DARM_ARCH_7A", "-DLE_ENABLE", "-DENABLE_UPSTREAM_DRIVER_INTERFACE", "-DUSE_SYSLOG"),
+    *("-DDEFAULT_DOMAIN_ID=3", '-DCONFIG_BASE_DIR="/usr/share/qcom/"'),
+    '-DMACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',
+    '-DDEFAULT_DSP_SEARCH_PATHS=";/usr/lib/rfsa/adsp;/usr/lib/dsp;"',
+]
+
+
+def sources(source: Path) -> list[Path]:
+    """Return the files that the makefile makes the library of."""
+    text = (source / "src/Makefile.am").read_text()
+    listed = re.search(r"^LIBDSPRPC_SOURCES = ((?:.*\\\n)*.*)", text, re.MULTILINE)
+    assert listed
+    return [source / "src" / name for name in re.findall(r"\S+\.c\b", listed[1])]
+
+
+def build() -> Path:
+    """Build the library if it is not up to date; return its path.
+
+    Raises:
+        MissingError: The sources cannot be had here.
+        BuildError: They do not compile.
+    """
+    source = unpacked(PROGRAM)
+    library = source.with_name(f"{source.name}.built") / "libcdsprpc.so.1"
+    flags: list[Arg] = [*FLAGS, f"-I{source / 'inc'}", "-include", HERE / "strl.h"]
+    flags += ["-target", f"{host()}-linux-gnu.2.34"]
+    inputs = [*source.rglob("*.[ch]"), HERE / "strl.h", Path(__file__)]
+    stamp = Stamp(f"{source.name}-{host()}", inputs, "")
+    if stamp.made() is None:
+        folder = library.with_name("objects")
+        folder.mkdir(parents=True, exist_ok=True)
+        made = objects([Job(path, tuple(flags)) for path in sources(source)], folder)
+        with whole(library) as partial:
+            link = ["-shared", "-Wl,-soname,libcdsprpc.so.1", "-ldl", "-lm", "-lpthread"]
+            zig("cc", *flags[-2:], *made, *link, "-o", partial)
+        stamp.record([library])
+    return library
