@@ -32,6 +32,7 @@ int remote_session_control(uint32_t request, void *data, uint32_t nbytes);
 typedef struct { int domain, prio, stack_size; } remote_rpc_thread_params;
 typedef struct { int domain, enable; } remote_rpc_control_unsigned_module;
 typedef struct { int domain, process_type; } remote_process_type;
+typedef struct { int domain; } remote_rpc_process_exception;
 typedef struct {
     char *domain_name; uint32_t domain_name_len;
     char *session_name; uint32_t session_name_len;
@@ -123,6 +124,7 @@ class SessionRequest(IntEnum):
 
     THREAD_PARAMS = 1
     UNSIGNED_MODULE = 2
+    PROCESS_EXCEPTION = 9
     PROCESS_TYPE = 10
     RESERVE_NEW_SESSION = 13
     GET_EFFECTIVE_DOMAIN_ID = 14

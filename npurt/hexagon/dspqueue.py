@@ -12,12 +12,16 @@ from typing import Any
 
 from npurt.errors import DeviceNotFound
 from npurt.hexagon import abi, codes
+from npurt.hexagon.abi import SessionRequest
+from npurt.hexagon.lib import Library
 from npurt.hexagon.rpcmem import U8, Block
 from npurt.hexagon.session import Session
 from npurt.hexagon.transport import Send, Transport
 
 SLICE_US = 1_000_000  # of one wait; the deadline is made of such
 EXPIRED = 0x0C
+CLOSES = 100  # tries to close a queue whose DSP process has ended
+CLOSE_SECONDS = 0.01  # between two of them
 
 
 class Queue(Transport):
@@ -53,7 +57,7 @@ class Queue(Transport):
         domain = self._session.place.effective
         self._library.check("dspqueue_create", domain, 0, 0, 0, no, no, no, made)
         queue = made[0]
-        self._session.before_closing(partial(self._library.call, "dspqueue_close", queue))
+        self._session.before_closing(partial(_close, self._library, domain, queue))
         self._library.check("dspqueue_export", queue, number)
         self._session.call("queue", int(number[0]))
         self._session.call_before_closing("unqueue")
@@ -100,6 +104,24 @@ class Queue(Transport):
     def close(self) -> None:
         """Close queue and session."""
         self._session.close()
+
+
+def _close(library: Library, domain: int, queue: Any) -> None:
+    """Close a queue, if need be by the end of its DSP process.
+
+    A queue that our code there has still open, because it no longer answers, cannot be closed; and
+    a queue keeps its session alive after the last handle, with that process in it.
+    Source: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c, dspqueue_close().
+    """
+    if not library.call("dspqueue_close", queue)[0]:
+        return
+    data = abi.ffi().new("remote_rpc_process_exception *", [domain])
+    size = abi.ffi().sizeof(data[0])
+    library.call("remote_session_control", SessionRequest.PROCESS_EXCEPTION, data, size)
+    for _ in range(CLOSES):  # the library notices the end of a process some time after it
+        if not library.call("dspqueue_close", queue)[0]:
+            return
+        time.sleep(CLOSE_SECONDS)
 
 
 class _Exchange:

@@ -17,6 +17,7 @@ LAYOUTS = {  # struct -> size in bytes, {member: offset}
     "remote_arg": (16, {"buf": 0, "h": 0, "h64": 0, "dma": 0}),
     "remote_rpc_thread_params": (12, {"domain": 0, "prio": 4, "stack_size": 8}),
     "remote_rpc_control_unsigned_module": (8, {"domain": 0, "enable": 4}),
+    "remote_rpc_process_exception": (4, {"domain": 0}),
     "remote_process_type": (8, {"domain": 0, "process_type": 4}),
     "remote_rpc_reserve_new_session": (
         40,
@@ -56,6 +57,7 @@ NUMBERS = {
     abi.SessionRequest: {
         "THREAD_PARAMS": 1,
         "UNSIGNED_MODULE": 2,
+        "PROCESS_EXCEPTION": 9,
         "PROCESS_TYPE": 10,
         "RESERVE_NEW_SESSION": 13,
         "GET_EFFECTIVE_DOMAIN_ID": 14,

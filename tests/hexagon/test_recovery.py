@@ -247,7 +247,7 @@ def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulato
         tell("delay=2:3600000")  # the second call of the new session: info
         old = process()
         kill()
-        interrupt(work.multiply, lambda: process() not in (0, old), then=lambda: tell(""))
+        interrupt(work.multiply, lambda: process() not in (0, old), then=lambda: tell("delay=0"))
         assert work.is_right()
 
 
