@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 CDSP = 3
-UNSIGNED, CLOSE_SESSION = 2, 7  # requests of remote_session_control
+UNSIGNED, CLOSE_SESSION, EXCEPTION = 2, 7, 9  # requests of remote_session_control
 LATE = 0xC
 BAD_PARAMETER = 0xE
 NO_SUCH_MAP = 0x48
@@ -110,6 +110,10 @@ class Rpc:
     def close_session(self, domain=CDSP):
         """End a session in which nothing is open."""
         return self.remote_session_control(CLOSE_SESSION, c.byref(c.c_int(domain)), 4)
+
+    def end_process(self, domain=CDSP):
+        """Have the DSP's process end by an exception."""
+        return self.remote_session_control(EXCEPTION, c.byref(c.c_int(domain)), 4)
 
     def open(self, name, **parts):
         """Return (code, handle)."""
