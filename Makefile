@@ -29,7 +29,7 @@ UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/
 help:
 	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
 	@echo 'make test      run the linters and every test'
-	@echo 'make sanitize  run the tests of C under sanitizers'
+	@echo 'make sanitize  run the tests of C, and fuzzers, under sanitizers'
 	@echo 'make foreign   run programs that others wrote on the simulators'
 	@echo 'make soak      look for more for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
@@ -52,6 +52,7 @@ sanitize: .venv/installed .venv/dev
 	.ci/qemu
 	.ci/clang
 	.ci/sanitized address $(BIN)/python -m pytest -n 2 --dist loadfile $(UNDER_ADDRESS)
+	.ci/sanitized address $(BIN)/python -m tests.fuzz --native --runs 60
 	.ci/sanitized thread $(BIN)/python -m pytest $(UNDER_THREAD)
 
 soak: .venv/installed .venv/dev

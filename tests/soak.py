@@ -7,6 +7,7 @@ What is under way when its time is up is ended, which is no failure.
 
 import argparse
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,25 +15,32 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
+FUZZ = (sys.executable, "-m", "tests.fuzz", "--seed", "{seed}", "--seconds", "{seconds}")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 EXPLORE = "--hypothesis-profile=explore"
 
-# A command with "{seconds}" keeps to its share by itself.
+# A command with "{seconds}" keeps to its share by itself; "{seed}" is another number each time.
 SEARCHES = {
     "properties": (*PYTEST, EXPLORE, "tests"),
+    "fuzzers": FUZZ,
+    "fuzzers of C": (".ci/sanitized", "address", *FUZZ, "--native"),
+    "verification": (sys.executable, "bench/soak_verification.py", "--checks", "100000",
+                     "--seed", "{seed}"),
     "kernels": (".ci/sanitized", "address", *PYTEST, EXPLORE, "tests/cpu", "tests/rknpu"),
     "simulators": (".ci/sanitized", "address", *PYTEST, "tests/sim_fastrpc", "tests/sim_rknpu"),
     "pool": (".ci/sanitized", "thread", *PYTEST, "tests/cpu/test_pool.py"),
-}
+}  # fmt: skip
 
 
 def search(command, seconds):
     """Run *command* for *seconds*; return how often it ended, and the last exit status."""
     keeps_to_it = "{seconds}" in command
-    command = [word.format(seconds=seconds) for word in command]
     until, ended, status = time.monotonic() + seconds, 0, 0
     while status == 0 and (left := until - time.monotonic()) > 0:
-        process = subprocess.Popen(command, cwd=PROJECT, start_new_session=True)
+        words = {"seconds": left, "seed": random.getrandbits(40)}
+        process = subprocess.Popen(
+            [word.format(**words) for word in command], cwd=PROJECT, start_new_session=True
+        )
         try:
             status = process.wait(None if keeps_to_it else left)
             ended += 1

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import random
 import sys
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from tests.fuzz import frame
 def arguments():
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(frame.NAMES))
-    parser.add_argument("--seed", type=int, help="the first; -1: anyone, it is printed")
+    parser.add_argument("--native", action="store_true", help="only targets that run C")
+    parser.add_argument("--seed", type=int, help="the first; by default 0, after the corpus")
     parser.add_argument("--runs", type=int, help="inputs of each target; by default those of CI")
-    parser.add_argument("--seconds", type=float, help="go on so long with each target instead")
+    parser.add_argument("--seconds", type=float, help="share so much time among targets instead")
     parser.add_argument("--jobs", "-j", type=int, default=2, help="processes")
     parser.add_argument("--most", type=int, default=3, help="failures of a target to stop after")
     parser.add_argument("--plant", default="", help="put this known defect of the target back")
@@ -40,11 +40,12 @@ def asked(args, name):
 
 def main():
     args = arguments()
-    if args.seed == -1:
-        args.seed = random.randrange(1 << 40)
-        print(f"seed {args.seed}", flush=True)
+    known = [name for name in frame.NAMES if not args.native or frame.native(name)]
+    names = args.targets or known
+    if args.seconds is not None:
+        args.seconds /= len(names)
     failed = False
-    for name in args.targets or frame.NAMES:
+    for name in names:
         result = frame.campaign(
             name, asked(args, name), jobs=args.jobs, plant=args.plant, most_failures=args.most
         )

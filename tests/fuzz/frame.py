@@ -10,7 +10,8 @@ A target is a module in `tests/fuzz/targets` with a docstring and
 
 and optionally
 
-    SHARES            tests of CI that share its inputs (default: `SHARES` here)
+    NATIVE           whether it runs C of the host, which sanitizers see (default: False)
+    SHARES           tests of CI that share its inputs (default: `SHARES` here)
     SECONDS          CPU time that one input may take (default: `SECONDS` here)
     memory(input)    bytes that it may take beyond what the worker had (default: `MEMORY` here)
     PLANTED          name -> function that puts a known defect back, to show that it is found
@@ -64,6 +65,11 @@ def load(name):
 def runs(name):
     """Return how many inputs of target *name* CI tries."""
     return load(name).RUNS
+
+
+def native(name):
+    """Say whether target *name* runs C of the host, which sanitizers see."""
+    return getattr(load(name), "NATIVE", False)
 
 
 def shares(name):

@@ -22,6 +22,7 @@ from npurt.quant.tensor import QTensor
 from tests.fuzz import frame, sizes
 from tests.hexagon.dsp import Dsp, simulated
 
+NATIVE = True
 RUNS = 400
 SECONDS = 60
 

@@ -17,6 +17,7 @@ from tests.fuzz import frame, sizes
 from tests.sim_fastrpc import rpc as libcdsprpc
 from tests.sim_fastrpc.rpc import CDSP, INVERT, SLEEP, WORK, Block, QueueBuffer, RemoteArg, Rpc
 
+NATIVE = True
 RUNS = 300
 SECONDS = 60
 

@@ -22,6 +22,7 @@ from npurt.errors import NumericsError, VerificationFailed
 from tests.fuzz import frame, models, sizes
 from tests.llm import gguf_files as raw
 
+NATIVE = True
 RUNS = 200
 SHARES = 20
 SECONDS = 60

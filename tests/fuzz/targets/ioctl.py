@@ -14,6 +14,7 @@ from tests.sim_rknpu import client
 from tests.sim_rknpu.bench import Bench, exact, operands
 from tests.sim_rknpu.lists import Task
 
+NATIVE = True
 RUNS = 1000
 SECONDS = 60
 

@@ -21,6 +21,7 @@ from tests.fuzz import sizes
 from tests.rknpu.test_proof import atoms_read, atoms_written
 from tests.sim_rknpu import client
 
+NATIVE = True
 RUNS = 1500
 SETTINGS = "reload=1 hang_ms=0.01 log=0"
 KNOWN = [register for register in REG.values() if register.fields]

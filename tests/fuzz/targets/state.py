@@ -14,6 +14,7 @@ from npurt.llm.state_file import DIGEST, HEADER
 from tests.fuzz import sizes
 from tests.llm import tiny
 
+NATIVE = True
 RUNS = 600
 MODELS = (("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32"))
 FIELDS = ("magic", "version", "form", "length", "own", "model")
