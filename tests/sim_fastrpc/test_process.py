@@ -1,11 +1,10 @@
 """Processes: none is left behind, none is needed that is not there, and a fork starts anew."""
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.limits import HANG_SECONDS
+from tests.limits import HANG_SECONDS, eventually
 from tests.sim_fastrpc.programs import run, start
 
 OPEN = """
@@ -24,10 +23,7 @@ def is_running(process):
 
 
 def assert_ends(processes):
-    deadline = time.monotonic() + 30
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline, processes
-        time.sleep(0.01)
+    assert eventually(lambda: not any(map(is_running, processes))), processes
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ Expected behaviour: rknpu_gem.c, rknpu_job.c and rknpu_drv.c of rknpu 0.9.8, by 
 import contextlib
 import select
 import struct
-import time
 
 import numpy as np
 import pytest
 
+from tests.limits import eventually
 from tests.sim_rknpu import client, lists
 from tests.sim_rknpu.bench import Bench, exact, hangs, operands
 from tests.sim_rknpu.client import (
@@ -428,9 +428,7 @@ def test_a_job_nobody_waits_for_signals_a_fence(bench):
 
 
 def until_refused(count):
-    deadline = time.monotonic() + 60
-    while client.report()["refused"] < count and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert eventually(lambda: client.report()["refused"] >= count)
 
 
 def test_a_job_nobody_waits_for_hangs_until_the_next_or_a_reset(bench):
