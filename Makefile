@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PROMPT ?= Once upon a time, a very small computer
 SECONDS ?= 3600
+LINUX ?= 7.2
 
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests) -name '*.[ch]')
@@ -25,13 +26,14 @@ NOT_UNDER_ADDRESS = tests/cpu/test_aarch64.py tests/cpu/test_amx.py tests/rknpu/
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 
-.PHONY: help demo test sanitize foreign soak models wheels lint clean
+.PHONY: help demo test sanitize foreign kernel soak models wheels lint clean
 
 help:
 	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
 	@echo 'make test      run the linters and every test'
 	@echo 'make sanitize  run the tests of C, and fuzzers, under sanitizers'
 	@echo 'make foreign   run programs that others wrote on the simulators'
+	@echo 'make kernel    run clients of the RK3588 on the rocket driver of Linux'
 	@echo 'make soak      look for more for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
 	@echo 'make wheels    build the wheels of x86_64 and aarch64 into dist/'
@@ -67,6 +69,12 @@ foreign: .venv/dev
 	.ci/qemu
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(BIN)/python -m pytest -m foreign -n 2 --dist loadgroup tests/foreign
+
+# Linux's own rocket driver, in a kernel that is built once and runs as a program: tests/kernel.
+# Where it cannot be had, one line says so.  LINUX=7.3 takes that series.
+kernel: .venv/dev
+	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(BIN)/python -m tests.kernel --linux $(LINUX)
 
 models: .venv/installed
 	$(BIN)/npurt models fetch

@@ -5,6 +5,7 @@ does return at once, one thread can keep all cores busy; docs/decisions/012 comp
 thread for each.  Source: Linux drivers/accel/rocket.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ BACKSTOP_S = 10.0
 # The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
 # of that is left for what even the slowest guess does not know.
 PLANNED_S = 0.25
+# Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
+# file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may
+# already be somebody else's.
+SETTLING_S = 0.01
 
 
 class RocketSpace(Space):
@@ -73,11 +78,13 @@ class RocketDriver(Driver):
         self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
         self._crew = Crew(len(fds) - 1) if threads and len(fds) > 1 else None
+        self._settling_s = 0.0
         if self._crew:
             self.detail += ", a thread for each"
 
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
         lanes, held = [], []
+        self._settling_s = SETTLING_S
         for core, part in enumerate(parts):
             mine = inputs[core : core + 1]
             submit, *others = _submit(part, self.profile)
@@ -101,6 +108,8 @@ class RocketDriver(Driver):
         """Release the device, every buffer and thread.  A second call does nothing."""
         if self._crew:
             self._crew.close()
+        time.sleep(self._settling_s)
+        self._settling_s = 0.0
         super().close()
 
 

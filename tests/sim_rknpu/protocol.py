@@ -47,12 +47,13 @@ def _rows(path):
 
 
 def case(function):
+    """Make a question of a function, which is called with another that opens a file."""
     CASES[function.__name__.replace("_", " ")] = function
     return function
 
 
-def each(**rows):
-    """Make a case of every row, which becomes the last argument of the function."""
+def cases(**rows):
+    """Make a question of every row, which becomes the last argument of the function."""
 
     def make(function):
         for name, row in rows.items():
@@ -105,7 +106,7 @@ def version_with_room_for_three(opened):
     return words(bytes(driver.ffi.buffer(text, 4)).decode(), *lengths)
 
 
-@each(
+@cases(
     after_the_last=0xC0106444,
     far_beyond=0xC0106455,
     of_no_driver=0x5401,
@@ -125,7 +126,7 @@ def argument_nowhere(opened):
 # --- buffers -----------------------------------------------------------------------------------
 
 
-@each(
+@cases(
     of_0_bytes=0,
     of_1_byte=1,
     of_a_page=4096,
@@ -190,7 +191,7 @@ def new_memory(opened):
     return words(before, "again", set(driver.create(5000).bytes.tolist()))
 
 
-@each(twice=(1, 1), of_nothing=(9,), of_zero=(0,), of_all_bits=(0xFFFFFFFF,))
+@cases(twice=(1, 1), of_nothing=(9,), of_zero=(0,), of_all_bits=(0xFFFFFFFF,))
 def close(opened, handles):
     driver = opened()
     new(driver, 64)
@@ -205,7 +206,7 @@ def close_with_padding(opened):
     return said(driver.ioctl, GEM_CLOSE, struct.pack("<II", new(driver, 64)[0], 5))
 
 
-@each(
+@cases(
     whole=(8192, 0, 1),
     its_first_page=(4096, 0, 1),
     a_byte=(1, 0, 1),
@@ -248,7 +249,7 @@ def mapping_that_outlives_its_buffer(opened):
 # --- waiting -----------------------------------------------------------------------------------
 
 
-@each(
+@cases(
     of_nothing=(9, 0),
     of_zero=(0, 0),
     with_reserved=(1, 1),
@@ -261,7 +262,7 @@ def fini(opened, row):
     return said(driver.ioctl, FINI_BO, struct.pack("<II", *row))
 
 
-@each(
+@cases(
     of_nothing=(9, 0, 1 << 62),
     with_reserved=(1, 1, 1 << 62),
     of_nothing_with_reserved=(9, 1, 1 << 62),
@@ -394,7 +395,7 @@ class Job:
         self.raw = struct.pack("<QQQ4I", *at, *counts)
 
 
-@each(
+@cases(
     no_jobs={"count": 0, "size": 0, "reserved": 9, "at": NOWHERE},
     a_size_of_39={"size": 39},
     a_size_of_48={"size": 48},
@@ -427,7 +428,7 @@ def submit_with_a_second_job_nowhere(opened):
     return words(answer, said(bench.c.prep, 10), outcome(bench))
 
 
-@each(
+@cases(
     nothing_wrong={},
     no_tasks={"task_count": 0},
     tasks_of_7_bytes={"task_size": 7, "task_count": 1},
