@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -78,3 +79,20 @@ def test_a_models_text_is_that_of_the_simulator():
     assert real == simulated
     assert "100.0 % of MACs on rknpu:0 (rknpu:0: rocket at /dev/accel/accel0, 3 cores)" in report
     assert "0 fallbacks" in report
+
+
+OPENED_AGAIN = """
+import sys
+import npurt
+
+for _ in range(10):
+    with npurt.Llama(sys.argv[1], device="rknpu") as llm:
+        llm.generate([1, 5, 9], max_tokens=1, temperature=0)
+"""
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_device_may_be_closed_right_after_its_last_job():
+    """Without a wait the driver crashes: SETTLING_S of npurt/rknpu/rocket.py."""
+    python("-c", OPENED_AGAIN, MODEL)
+    time.sleep(1)
