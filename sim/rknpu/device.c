@@ -18,8 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* DRM's mmap offsets start here, so that a client that keeps 32 bits of one finds out.  Those of the
- * files of a driver differ: here each has as many as its buffers may need. */
+/* DRM's mmap offsets start beyond 32 bits.  Those of a driver's files differ: each has OFFSETS. */
 static const uint64_t FIRST_OFFSET = 0x100000000, OFFSETS = 1ull << 40;
 
 static struct file *files;
