@@ -1,13 +1,14 @@
-"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its own makefile would, and a kernel for it here.
+"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its own makefile would, and a kernel to run it on.
 
 The library that boards have runs on sim/fastrpc_kernel, which is preloaded.  It is loaded by npurt
 as on a board, by its name, and never linked to.
 """
 
 import re
+import shutil
 from pathlib import Path
 
-from npurt.build import host
+from npurt.build import PACKAGE, ROOT, build_library, host, make
 from npurt.build_zig import Arg, Job, Stamp, objects, whole, zig
 from tests.foreign.sources import Program, unpacked
 
@@ -59,3 +60,17 @@ def build() -> Path:
             zig("cc", *flags[-2:], *made, *link, "-o", partial)
         stamp.record([library])
     return library
+
+
+def kernel(folder: Path) -> Path:
+    """Build the kernel into *folder*, with npurt's simulator as the DSP beside it; return its path.
+
+    Raises:
+        BuildError: It does not compile.
+    """
+    code = ROOT / "sim/fastrpc_kernel"
+    simulator, shell = make(PACKAGE, host(), ("fastrpc", "shell"))
+    shutil.copy(simulator, folder / "dsp_side.so")
+    shutil.copy(shell, folder / "shell")
+    sources = sorted(code.glob("*.c"))
+    return build_library(host(), folder / "fastrpc_kernel.so", sources=sources, includes=[code])

@@ -1,0 +1,179 @@
+/* Processes of the DSP, each of one file of the device, and calls into them. */
+#define _GNU_SOURCE
+#include "kernel.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { ARGUMENTS = 600, SMALL_QUEUE = 64 };
+enum { SESSION_UNSIGNED = 2, SESSION_CLOSE = 7, EXCEPTION = 9 };
+
+static process processes[PROCESSES];
+
+process *process_of(int file)
+{
+    for (int i = 0; i < PROCESSES; i++) {
+        if (processes[i].used && processes[i].file == file) {
+            return &processes[i];
+        }
+    }
+    return NULL;
+}
+
+/* --- beginning and end ----------------------------------------------------------------------- */
+
+/* Start the session of the DSP.  A queue that nobody uses keeps it as long as the file is open. */
+static int start(process *p)
+{
+    struct {
+        int domain, on;
+    } ask = {p->domain, 1};
+    int code = dsp.session(SESSION_UNSIGNED, &ask, sizeof(ask));
+    return code ? code
+                : dsp.queue_create(p->domain, 0, SMALL_QUEUE, SMALL_QUEUE, NULL, NULL, NULL,
+                                   &p->keeper);
+}
+
+int process_create(int file, const driver_create *asked)
+{
+    if (!(asked->attributes & CREATE_UNSIGNED)) {
+        return fail(ECONNREFUSED); /* as is_session_rejected() of the driver */
+    }
+    pthread_mutex_lock(&kernel_lock);
+    int i = 0;
+    while (i < PROCESSES && processes[i].used) {
+        i++;
+    }
+    bool good = i < PROCESSES && !process_of(file);
+    process *p = &processes[i % PROCESSES];
+    if (good) {
+        *p = (process){.used = true, .file = file, .domain = CDSP + DOMAINS * i};
+        pthread_mutex_init(&p->reverse.calling, NULL);
+    }
+    pthread_mutex_unlock(&kernel_lock);
+    if (!good) {
+        return fail(EBUSY);
+    }
+    if (start(p)) {
+        p->used = false;
+        return fail(ENODEV);
+    }
+    return 0;
+}
+
+void process_leave(process *p)
+{
+    pthread_mutex_lock(&kernel_lock);
+    p->exiting = true;
+    pthread_cond_broadcast(&kernel_changed);
+    pthread_mutex_unlock(&kernel_lock);
+}
+
+void process_end(process *p)
+{
+    process_leave(p);
+    for (int i = 0; i < PROCESS_QUEUES; i++) {
+        if (p->queues[i].used) {
+            queue_end(&p->queues[i]);
+        }
+    }
+    for (int i = 0; i < MODULES; i++) {
+        if (p->modules[i].used && !p->modules[i].queues) {
+            dsp.close(p->modules[i].handle);
+        }
+    }
+    dsp.session(EXCEPTION, &p->domain,
+                sizeof(p->domain)); /* then the queue is not the last of it */
+    dsp.queue_close(p->keeper);
+    dsp.session(SESSION_CLOSE, &p->domain, sizeof(p->domain));
+    p->used = false;
+}
+
+/* --- calls ----------------------------------------------------------------------------------- */
+
+static int serve(process *p, uint32_t handle, uint32_t scalars, argument *arguments)
+{
+    uint32_t method = scalars >> 24 & 31;
+    switch (handle) {
+    case REMOTECTL:
+        return remotectl(p, method, arguments);
+    case REMOTECTL1:
+        return remotectl(p, method - 2, arguments);
+    case CURRENT1:
+        if (method == CURRENT_EXIT) {
+            process_leave(p);
+        } else if (method == CURRENT_EXCEPTION) {
+            dsp.session(EXCEPTION, &p->domain, sizeof(p->domain));
+            return DSP(E_BADSTATE);
+        }
+        return 0;
+    case LISTENER1:
+        method -= 2;
+        /* fallthrough */
+    case LISTENER:
+        return method == LISTENER_NEXT   ? listener_next(p, arguments)
+               : method == LISTENER_MORE ? listener_more(p, arguments)
+                                         : 0;
+    case MESSAGES1:
+        return 0;
+    default:
+        return handle >= FIRST_MODULE ? module_call(p, handle, scalars, arguments)
+                                      : DSP(E_NOSUCHMOD);
+    }
+}
+
+/* Whether the first and the last byte can be read, as copy_from_user() would find it. */
+static bool readable(const void *at, size_t bytes)
+{
+    for (int end = 0; end < 2 && bytes; end++) {
+        char byte;
+        struct iovec from = {(char *) at + (end ? bytes - 1 : 0), 1}, to = {&byte, 1};
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the session of the DSP has died; then calls that wait in the process end. */
+static bool has_died(process *p)
+{
+    bool died = dsp.process(p->domain) < 0;
+    if (died) {
+        process_leave(p);
+    }
+    return died;
+}
+
+int process_call(process *p, const driver_invoke *asked)
+{
+    argument arguments[ARGUMENTS];
+    const driver_argument *in = (const driver_argument *) (uintptr_t) asked->arguments;
+    int buffers = (int) ((asked->scalars >> 16 & 255) + (asked->scalars >> 8 & 255));
+    int all = buffers + (int) ((asked->scalars >> 4 & 15) + (asked->scalars & 15));
+    if (asked->handle >= FIRST_MODULE) {
+        count_call(asked);
+    }
+    for (int i = 0; i < all; i++) {
+        if (i >= buffers) {
+            arguments[i].dma.fd = in[i].fd;
+            arguments[i].dma.offset = (uint32_t) in[i].address;
+            continue;
+        }
+        arguments[i].buffer.at = (void *) (uintptr_t) in[i].address;
+        arguments[i].buffer.bytes = in[i].bytes;
+        if (in[i].bytes > INT_MAX) {
+            return fail(ENOMEM);
+        }
+        if (!readable(arguments[i].buffer.at, in[i].bytes)) {
+            return fail(EFAULT);
+        }
+    }
+    int code = has_died(p) ? E_NOSUCH : serve(p, asked->handle, asked->scalars, arguments);
+    has_died(p);
+    say("call of %#x, scalars %#x: %#x", asked->handle, asked->scalars, (unsigned) code);
+    return code == E_ECONNRESET ? fail(EPIPE) : code;
+}

@@ -1,0 +1,161 @@
+"""npurt, and the recorded questions, on the libcdsprpc that boards have.
+
+The library is built from Qualcomm's sources, unchanged.  sim/fastrpc_kernel is the driver below it,
+and npurt's simulator the DSP: the skel runs under qemu-hexagon.  What this shows is what the
+library's own code does, nothing of a board's driver, firmware, caches or time.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.foreign import fastrpc
+from tests.limits import HANG_SECONDS
+from tests.sim_fastrpc.answers import record
+
+pytestmark = [pytest.mark.foreign, pytest.mark.xdist_group("fastrpc")]
+
+RECORDED = record.recorded()
+# There the library writes where a domain that is none would be in its table, or uses memory that it
+# has freed: what follows is chance, down to hanging.
+CHANCE = {"get_uri", "names", "no_domain_exception", "no_domain_notification", "no_domain_type",
+          "no_domain_type_below", "queue_last", "queue_twice", "reserve"}  # fmt: skip
+
+TEXT = """
+import sys
+import npurt
+from tests.llm import tiny
+
+path = tiny.path("llama3-256", "q4_k_m")
+with npurt.Llama(path, sys.argv[1], n_ctx=64, progress=False, strict=True) as llm:
+    print(repr("".join(llm.generate([1, 2, 3], max_tokens=12, temperature=0, stream=True))))
+    print(llm.report())
+"""
+MATMUL = """
+import numpy as np
+import npurt
+
+rng = np.random.default_rng(0)
+a = rng.standard_normal((4, 256), dtype=np.float32)
+b = rng.integers(-7, 8, (256, 64)).astype(np.float32)
+w = npurt.pack(b, "q8_0", device="hexagon:0")
+error = np.abs(npurt.matmul(a, w, verify="always") - a @ b).max()
+print(error / np.abs(a).max() / np.abs(b).sum(0).max())
+"""
+DOCTOR = """
+import sys
+from npurt.cli import main
+from npurt.hexagon import lib
+
+lib.simulator = lambda: sys.argv[1]  # in whose place the checks of a DSP are made off a board
+sys.exit(main(["doctor", "-dev", "hexagon:sim"]))
+"""
+
+
+@pytest.fixture(scope="session")
+def library(prepared):
+    with prepared("qualcomm/fastrpc"):
+        return fastrpc.build()
+
+
+@pytest.fixture(scope="session")
+def kernel(library, tmp_path_factory):
+    return fastrpc.kernel(tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture
+def run(library, kernel, tmp_path):
+    """Return a function that runs Python on the library: it returns what was said, and counted."""
+
+    def start(code, *arguments, **variables):
+        counts = tmp_path / "counts"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(record.ROOT),
+            "LD_PRELOAD": str(kernel),
+            "NPURT_FASTRPC_LIBRARY": str(library),
+            "NPURT_KERNEL_COUNTS": str(counts),
+            **variables,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout, [json.loads(line) for line in counts.read_text().splitlines()]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def text():
+    """What the model writes on npurt's simulator alone."""
+    command = [sys.executable, "-c", TEXT, "hexagon:sim"]
+    env = {**os.environ, "PYTHONPATH": str(record.ROOT)}
+    return subprocess.check_output(command, env=env, text=True).splitlines()[0]
+
+
+@pytest.mark.parametrize("scenario", [name for name in RECORDED if name not in CHANCE])
+def test_the_library_answers_as_recorded(library, kernel, scenario):
+    assert record.run(library, scenario, LD_PRELOAD=str(kernel)) == RECORDED[scenario]
+
+
+@pytest.mark.parametrize(
+    ("variables", "way"),
+    [
+        ({}, "VTCM, invoke)"),
+        ({"NPURT_HEXAGON_TRANSPORT": "dspqueue"}, "VTCM, dspqueue)"),
+        ({"NPURT_HEXAGON_WORKER": "1"}, "invoke, worker process)"),
+    ],
+)
+def test_a_model_writes_the_same_text(run, text, variables, way):
+    said, counts = run(TEXT, "hexagon:0", **variables)
+
+    assert said.splitlines()[0] == text
+    assert way in said
+    assert "offload: 100.0 %" in said
+    worked = max(counts, key=lambda process: process["calls"])
+    assert worked["calls"] > 100  # each product, or each setting up of one
+    assert worked["maps"] > 0
+    # A product has its input written back and its output invalidated.
+    products = int(re.search(r"verified \d+ of (\d+) products", said)[1])
+    assert sum(process["syncs"] for process in counts) >= products
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"NPURT_SIM_FASTRPC": "crash=9"}, "exited or crashed"),
+        ({"NPURT_SIM_FASTRPC": "ssr=9:300"}, "restarted"),
+    ],
+)
+def test_a_dsp_that_dies_costs_no_token(run, text, variables, reason):
+    said, _ = run(TEXT, "hexagon:0", **variables)
+
+    assert said.splitlines()[0] == text
+    assert "was opened again and its weights uploaded" in said
+    assert reason in said
+
+
+def test_a_product_is_right(run):
+    """8 bits of the weights are exact here; what is lost are bits of the activations."""
+    said, counts = run(MATMUL)
+
+    assert float(said) <= 2**-8
+    assert max(process["calls"] for process in counts) > 0
+
+
+def test_the_doctor_finds_nothing(run, library):
+    said, _ = run(DOCTOR, str(library))
+
+    checks = re.findall(r"^  (\S+) +(library|capabilities|skel|session|transfer|mapping|dspqueue)",
+                        said, re.MULTILINE)  # fmt: skip
+    assert checks == [("ok", name) for name in ("library", "capabilities", "skel", "session",
+                                                "transfer", "mapping", "dspqueue")]  # fmt: skip
