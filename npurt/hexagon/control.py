@@ -68,7 +68,10 @@ def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
 class Places:
     """The sessions of one library: which there are, and which are in use.
 
-    A reserved session cannot be given back to the library, so a free one is used again.
+    A reserved number that no session was opened under cannot be given back, so it is used again.
+    The real library has the number again when its session is closed, and reserves it anew when one
+    is opened there: in between, somebody else in this process could be given it.
+    Source: qualcomm/fastrpc src/fastrpc_apps_user.c, domain_init() and domain_deinit().
     """
 
     def __init__(self, library: Library) -> None:
