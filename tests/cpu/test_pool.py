@@ -103,7 +103,10 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
     w, x = cases.weight(rng, "q4_k", 1500, 512), cases.activations(rng, 2, 512)
     engine = Engine(threads)
     program = Recorded(engine)
-    outputs = chain_of_products(program, w, x, 60)
+    packing = Recorded(engine)
+    image = cases.packed(packing, w)
+    packing.run(1)
+    outputs = chain_of_products(program, image, x, 60)
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     neighbours = [subprocess.Popen(burn) for _ in range(2)]
     try:
@@ -122,13 +125,12 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
     assert counted == [40] * len(program)
 
 
-def chain_of_products(program, w, x, count):
+def chain_of_products(program, image, x, count):
     """Add *count* times the same product, each to an output of its own; return the outputs."""
-    image = cases.packed(program, w)
     source = Input(*x.shape, quantised=True)
     source.values[:] = x
     program.quant(source)
-    outputs = [empty(len(x), len(w)) for _ in range(count)]
+    outputs = [empty(len(x), image.n) for _ in range(count)]
     for y in outputs:
         program.matmul(source, [image], y)
     return outputs
