@@ -325,7 +325,7 @@ class HexagonDevice(Device):
     def magnitudes(self, x: F32, w: Packed) -> F64:
         """Return what the kernels' rounding is proportional to; see `rounding`."""
         assert isinstance(w, HexagonPacked)
-        return rounding.magnitudes(quantise.quantise(x, w.group))
+        return rounding.magnitudes(quantise.quantise(x, w.group), w.group)
 
     # --- Gated delta nets -------------------------------------------------------------------------
 

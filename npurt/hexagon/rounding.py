@@ -5,7 +5,8 @@ In the words of dsp/kernels/product.h: a result is the sum over blocks b of 32 (
     value = sum_b h_b round(w_b x_b / 2^15) V        V = 2^(15 + row's exponent of w + that of x)
 
 with h_b the sum of code products in units of `Kernel.unit`, w_b and x_b the integer scales.  What
-is rounded is off by between -1/2 and 1/2, each independent of the others:
+is rounded is off by between -1/2 and 1/2, each independent of the others as long as the scales x_b
+differ:
 
     the product of scales    times h_b V; |h_b| <= |codes of w| |codes of x| (Cauchy-Schwarz)
     h_b, where unit > 1      times w_b x_b / 2^15 V
@@ -13,9 +14,12 @@ is rounded is off by between -1/2 and 1/2, each independent of the others:
     every step's sum         down, by at most 2^shift V, all the same way; shift = ceil(log2(steps))
     the result, to float32   by 2^-24 of it
 
-So all is proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, which is known of
-x alone, and of w there remain norms of its integers.  The largest code of a row of x is at least
-`LEAST_CODE`, and x_b is below 2^15.
+Where c groups have one x_b, as in data that repeats, their errors may be equal: then c of them are
+off by c / 2 at most, which is sqrt(3 c) of the standard errors that are taken above.
+
+So all is proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, times sqrt(3 c),
+which is known of x alone, and of w there remain norms of its integers.  The largest code of a row
+of x is at least `LEAST_CODE`, and x_b is below 2^15.
 """
 
 import numpy as np
@@ -23,7 +27,7 @@ import numpy.typing as npt
 
 from npurt.hexagon.formats import ImageFormat
 from npurt.hexagon.layout import STEP, Unpacked
-from npurt.hexagon.quantise import BLOCK, Quantised
+from npurt.hexagon.quantise import BLOCK, I32, Quantised
 
 F64 = npt.NDArray[np.float64]
 
@@ -32,12 +36,26 @@ LEAST_CODE = 126  # scales are rounded up a little (dsp/kernels/quantise.c), so 
 FLOAT_UNIT = 2.0**-24
 
 
-def magnitudes(x: Quantised) -> F64:
-    """Return what the errors of each row of activations are proportional to, ``[M]``."""
+def magnitudes(x: Quantised, group: int = BLOCK) -> F64:
+    """Return what the errors of each row of activations are proportional to, ``[M]``.
+
+    Args:
+        group: Columns that share a scale; 0: all of a row, and then no scales are multiplied.
+    """
     blocks = x.codes.reshape(*x.scales.shape, BLOCK).astype(np.float64)
     largest = np.sqrt((blocks**2).sum(axis=2)).max(axis=1, initial=0)
     result: F64 = np.ldexp(largest, x.exponents + 15)
+    if group:
+        used = np.where(blocks.any(axis=2), x.scales, 0)[:, :: group // BLOCK]
+        alike = np.array([_most_alike(row) for row in used], np.float64)
+        result *= np.where(alike > 1, np.sqrt(3 * alike), 1.0)
     return result
+
+
+def _most_alike(scales: I32) -> int:
+    """Return how often the most frequent scale occurs; those of empty groups are 0."""
+    _, counts = np.unique(scales[scales > 0], return_counts=True)
+    return int(counts.max(initial=0))
 
 
 def error(w: Unpacked, fmt: ImageFormat) -> F64:

@@ -104,7 +104,7 @@ def test_the_bound_holds_for_a_scale_a_row():
 
     y = model.product(rounded, held, "i8").astype(np.float64)
     weights = layout.multiplied(image, BY_NAME["i8"], 64, 512).astype(np.float64)
-    unit = rounding.magnitudes(rounded)[:, None] * rounding.error(held, BY_NAME["i8"])
+    unit = rounding.magnitudes(rounded, 0)[:, None] * rounding.error(held, BY_NAME["i8"])
     errors = (y - rounded.values().astype(np.float64) @ weights.T) / unit
 
     assert abs(errors).max() < 8

@@ -85,7 +85,7 @@ WORD = '"0x0201000000b11040"'
         ("1234567", "7 bytes"),
         (raw(MTX512)[:-3], "861 bytes .* 5 are left over at byte 856"),
         ("[", "line 1 column 2"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deeply"),
         ("\udcff[" + "7" * 6, "word 0"),
         (f"[{WORD}, \udcff]", "not JSON"),
         ("{}", "no list of words"),

@@ -129,7 +129,7 @@ def test_both_drivers_ran_the_same_words(simulator):
         a, b = elements(FORMS["int8"], (2, 64), 0), elements(FORMS["int8"], (6000, 64), 1)
         product = Prepared(opened, a, b, FORMS["int8"], Layout.ROW, cores=1)
         part = product.job.parts[0]
-        with part.program.cpu_access(write=False) as memory:
+        with part.program.write() as memory:
             words = memory.view("<u8").reshape(part.count, -1).copy()
         addresses = [index for index in range(128) if words[0, index] & 0xFFFF in (
             0x1070, 0x1110, 0x4020)]  # fmt: skip
