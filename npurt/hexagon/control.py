@@ -6,6 +6,7 @@ unknown: 0x14) and geerlingguy/sbc-reviews#85 (0xffffffff).
 
 import functools
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +69,9 @@ def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
 class Places:
     """The sessions of one library: which there are, and which are in use.
 
-    A reserved number that no session was opened under cannot be given back, so it is used again.
-    The real library has the number again when its session is closed, and reserves it anew when one
-    is opened there: in between, somebody else in this process could be given it.
+    The library has the number of a reserved session again when that is closed, and may give it to
+    others in this process: npurt forgets it then, and reserves anew.  One that was reserved and
+    never opened cannot be given back, so it is used again.
     Source: qualcomm/fastrpc src/fastrpc_apps_user.c, domain_init() and domain_deinit().
     """
 
@@ -78,6 +79,7 @@ class Places:
         self._library = library
         self._known = {name: [Place(name, 0, number)] for name, number in abi.CDSP.items()}
         self._taken: set[Place] = set()
+        self._returned: deque[tuple[Place, bool]] = deque()  # and whether its session has ended
         self._lock = threading.Lock()
 
     def take(self, domain: str = "cdsp", session: int | None = None) -> Place:
@@ -89,7 +91,21 @@ class Places:
         with self._lock:
             return self._take(domain, session)
 
+    def in_use(self) -> set[Place]:
+        """Return the sessions that somebody has."""
+        with self._lock:
+            self._take_back()
+            return set(self._taken)
+
+    def _take_back(self) -> None:
+        while self._returned:
+            place, ended = self._returned.popleft()
+            self._taken.discard(place)
+            if ended and place.session and place in self._known[place.domain]:
+                self._known[place.domain].remove(place)
+
     def _take(self, domain: str, session: int | None) -> Place:
+        self._take_back()
         known = self._known[domain]
         for _ in range(SESSIONS):
             fits = [p for p in known if session in (None, p.session)]
@@ -108,9 +124,13 @@ class Places:
             remedy=f"ask for a session from 0 to {SESSIONS - 1}",
         )
 
-    def give_back(self, place: Place) -> None:
-        """Let others have *place*."""
-        self._taken.discard(place)  # at once, without the lock: who takes one may wait for this
+    def give_back(self, place: Place, *, ended: bool = False) -> None:
+        """Let others have *place*.
+
+        Args:
+            ended: Its session was open and is closed.
+        """
+        self._returned.append((place, ended))  # without the lock: who takes one may wait for this
 
     def _reserve(self, domain: str) -> Place:
         ffi = abi.ffi()

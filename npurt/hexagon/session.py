@@ -56,10 +56,11 @@ class _Owned:
         for fd in list(self.blocks):
             with contextlib.suppress(NpurtError):
                 self.unmap(fd)
+        ended = bool(self.handle and self.handle.state in (State.OPEN, State.DEAD))
         if self.handle:
             self.handle.close()
         self.blocks.clear()
-        places(self.library).give_back(self.place)
+        places(self.library).give_back(self.place, ended=ended)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a method of our code; return what came back."""

@@ -20,6 +20,7 @@ from npurt.errors import (
     DriverError,
     NpurtError,
 )
+from npurt.hexagon import lib
 from npurt.hexagon.caller import Caller
 from npurt.hexagon.control import places
 from npurt.hexagon.handle import Handle, Invocation, State
@@ -443,7 +444,7 @@ def test_a_call_without_an_answer_makes_the_session_dead_and_another_can_be_open
         assert other.place.session == 1
         fake.release("invoke2")
         assert eventually(lambda: fake.count("close") == 1)
-    assert eventually(lambda: len(places(fake.library)._taken) == 0)
+    assert eventually(lambda: not places(fake.library).in_use())
     gc.collect()
     assert fake.count("free") == 1
 
@@ -494,3 +495,18 @@ def test_a_block_can_be_taken_from_the_dsp_first_by_our_code(fake, session):
     session.free(block)
 
     assert (fake.count("invoke5"), fake.count("munmap"), session.mapped_bytes) == (1, 1, 0)
+
+
+def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):
+    """Somebody else in the process may have it then, and npurt takes another."""
+    library = load([lib.simulator()])
+    sessions = places(library)
+    Session.open(library, session=1, deadline=HANG_SECONDS).close()
+
+    theirs = sessions._reserve("cdsp")
+    assert theirs.session == 1
+    others = [sessions.take() for _ in range(3)]
+    assert sorted(place.session for place in others) == [0, 2, 3]
+    for place in others:
+        sessions.give_back(place)
+    sessions._known["cdsp"].append(theirs)  # it was reserved for good
