@@ -66,3 +66,10 @@ def test_the_example_of_the_readme_runs(real_model):
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "offload: 100.0 % of MACs on cpu" in result.stdout
+
+
+def test_the_example_of_an_architecture_is_its_file():
+    text = (PROJECT / "docs/extending/architecture.md").read_text()
+    (example,) = re.findall(r"^```python\n(.+?)^```", text, re.M | re.S)
+
+    assert (PROJECT / "npurt/llm/arch/smollm3.py").read_text().endswith(f"\n\n{example}")
