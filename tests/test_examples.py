@@ -1,0 +1,25 @@
+"""The examples run, on the simulators."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("graph", "y f32[T, D=64] = Add(x, downed)"),
+        ("fastrpc_session", "echo of 42: 42"),
+        ("rocket_buffer", "the product is exact"),
+    ],
+)
+def test_an_example_below_matmul_runs(name, said, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name])
+
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+    assert said in capsys.readouterr().out
