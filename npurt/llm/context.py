@@ -29,6 +29,7 @@ from npurt.llm.state import Snapshot, State
 from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
+from npurt.quant.tensor import QTensor
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.arguments import integer
 from npurt.runtime.execute import Executor
@@ -130,7 +131,10 @@ class Context:
             device=self._device,
         )
         plan = Plan(self._cpu, self._ledger, self._checks)
-        self._decoder = decoder.Decoder(self._model, plan, self.embed, self._taps)
+        scale = config.conventions.embedding_scale
+        # Not self.embed: an object that keeps a method of its own is released by a collection only.
+        embed = functools.partial(embeddings, self._embedding, scale)
+        self._decoder = decoder.Decoder(self._model, plan, embed, self._taps)
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -279,9 +283,7 @@ class Context:
     def embed(self, ids: Sequence[int]) -> F32:
         """Return the embeddings of *ids*, ``[T, D]``."""
         self._require_open()
-        rows = self._embedding[np.asarray(ids)].dequantize()
-        scale = self.config.conventions.embedding_scale
-        return rows if scale == 1 else rows * np.float32(scale)
+        return embeddings(self._embedding, self.config.conventions.embedding_scale, ids)
 
     @property
     def weight_bytes(self) -> int:
@@ -433,3 +435,9 @@ class Context:
         self._state.release()
         del self._decoder, self._taps, self._embedding, self._logits
         vars(self).pop("_model", None)  # a device that runs graphs has none
+
+
+def embeddings(table: QTensor, scale: float, ids: Sequence[int]) -> F32:
+    """Return rows *ids* of *table* times *scale*, ``[T, D]``."""
+    rows = table[np.asarray(ids)].dequantize()
+    return rows if scale == 1 else rows * np.float32(scale)

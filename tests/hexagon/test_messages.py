@@ -127,7 +127,7 @@ def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
 
 def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
     """Other words are told from them, also when all change alike: results of -x, of x / 2."""
-    words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)[:, None]
+    words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)
     good = answer(check=check_of(words))
 
     messages.check(messages.Request(0), good, words)

@@ -194,10 +194,9 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
         taps.reader = lambda values, position: made.append(values.copy())
         plan = Plan(llm._cpu, llm._ledger, llm._checks)
         parts = replace(llm._model, graph=graph, rotations=rotations_of(graph, 64))
-        decoder = Decoder(parts, plan, taps)
-        decoder.x[:10] = llm.embed(ids)
+        decoder = Decoder(parts, plan, llm.embed, taps)
         taps.begin(0, 10)
-        plan.run(10, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
+        decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
         taps.end(ids)
         taps.flush()
 
