@@ -21,8 +21,9 @@ UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	--deselect \
 	tests/rknpu/test_threads.py::test_threads_that_cannot_be_started_end_in_a_clear_error_and_leave_none
 # For aarch64; of an emulator; of how long much work takes.  Deselected: in an emulator; short of
-# memory, which the runtime needs; a program that is to die of a signal.
-NOT_UNDER_ADDRESS = tests/cpu/test_aarch64.py tests/cpu/test_amx.py tests/rknpu/test_long_jobs.py
+# memory, which the runtime needs; a program that is to die of a signal, as some answers are.
+NOT_UNDER_ADDRESS = tests/cpu/test_aarch64.py tests/cpu/test_amx.py tests/rknpu/test_long_jobs.py \
+	tests/sim_fastrpc/test_answers.py
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 

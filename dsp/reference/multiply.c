@@ -84,21 +84,31 @@ static const uint8_t *word(const weights *w, uint32_t step, uint32_t vector)
     return w->tile + at + vector * NPURT_VECTOR + 4 * w->lane;
 }
 
-static int32_t code_of(const weights *w, uint32_t column)
+/* Formats of 4 bits have half as many vectors of codes as the others. */
+static int32_t nibble_of(const weights *w, uint32_t column)
 {
     uint32_t step = column / NPURT_STEP, in_step = column % NPURT_STEP;
-    int32_t stored = word(w, step, in_step / 4)[column % 4];
-    int32_t nibble = word(w, step, in_step / 8)[column % 4] >> (column & 4) & 15;
+    return word(w, step, in_step / 8)[column % 4] >> (column & 4) & 15;
+}
+
+static int32_t byte_of(const weights *w, uint32_t column, uint32_t vector)
+{
+    uint32_t step = column / NPURT_STEP, in_step = column % NPURT_STEP;
+    return word(w, step, vector + in_step / 4)[column % 4];
+}
+
+static int32_t code_of(const weights *w, uint32_t column)
+{
     switch (w->format->kernel) {
     case nib:
     case nibm:
-        return nibble - 8;
+        return nibble_of(w, column) - 8;
     case lut:
-        return w->tile[OTHER * NPURT_VECTOR + 2 * nibble] - 128;
+        return w->tile[OTHER * NPURT_VECTOR + 2 * nibble_of(w, column)] - 128;
     case wide:
-        return stored * 256 + word(w, step, NPURT_STEP / 4 + in_step / 4)[column % 4] - 32768;
+        return byte_of(w, column, 0) * 256 + byte_of(w, column, NPURT_STEP / 4) - 32768;
     default:
-        return stored - 128;
+        return byte_of(w, column, 0) - 128;
     }
 }
 
