@@ -200,7 +200,7 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
 
         assert work.is_right()
         assert f"did not come back within {SOON:g} s" in hexagon.news()[0]
-        assert hexagon._stores[0].transport.place.session == 1
+        assert hexagon._stores[0].transport.place.session > 0
         tell("")  # the late reply comes
         wait_until(lambda: process(3) == 0)  # the first was closed once it came back
         assert work.is_right()
