@@ -1,13 +1,15 @@
 """What every test may ask for: the real models, and Hypothesis without chance or clock."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 
 from npurt import settings
+from npurt.once import once
+from npurt.runtime import matmul
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -36,3 +38,25 @@ def real_model() -> Callable[[str], Path]:
         return models.fetch(name, folder)
 
     return path_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_npus() -> Iterator[None]:
+    """Close what `npurt.matmul` and `npurt.pack` open: they would keep a session until exit.
+
+    Tests of other modules, in the same process, count sessions and memory.
+    """
+    usual, opened = matmul._shared, []
+
+    @once
+    def shared(name: str) -> matmul.Products:
+        if name in ("auto", "cpu"):
+            return usual(name)
+        opened.append(matmul.Products(matmul.open_device(name)))
+        return opened[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matmul, "_shared", shared)
+        yield
+    for products in opened:
+        products.close()
