@@ -7,6 +7,7 @@
 pytest then collects the methods below.  Expected values come from float64 numpy.
 """
 
+import abc
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -96,15 +97,15 @@ class RandomWeights:
         return self._tables[name] if name in self._tables else self._tensors[name].dequantize()
 
 
-class DeviceSuite:
-    """What a device has to do.  Override `open`; the other class attributes describe the device."""
+class DeviceSuite(abc.ABC):
+    """The tests.  A subclass defines `open`, and describes the device by the class attributes."""
 
     tolerance = EIGHT_BITS  # nmse of a product, and of logits of `decoder`
     formats = ("q8_0", "f32")
 
+    @abc.abstractmethod
     def open(self) -> Device:
         """Return the device, opened."""
-        raise NotImplementedError
 
     # --- Products -------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The toy NPU of examples/, a device of another package, passes the tests for such devices."""
 
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -48,6 +49,24 @@ class TestNumpy(DeviceSuite):
 
     def open(self):
         return ReferenceDevice()
+
+
+def test_a_suite_that_opens_no_device_is_not_run(tmp_path):
+    path = tmp_path / "test_mine.py"
+    path.write_text(
+        "from npurt.testing import DeviceSuite\n\n\n"
+        "class TestHalf(DeviceSuite):\n    tolerance = 1\n\n\n"
+        "class TestWhole(DeviceSuite):\n    def open(self): ...\n"
+    )
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+
+    result = subprocess.run([*command, path], capture_output=True, text=True, cwd=tmp_path)
+
+    assert {line.split("::")[1] for line in result.stdout.splitlines() if "::" in line} == {
+        "TestWhole"
+    }, result.stdout
+    with pytest.raises(TypeError, match="abstract method"):
+        DeviceSuite()
 
 
 @pytest.mark.usefixtures("toy")

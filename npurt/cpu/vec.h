@@ -98,22 +98,27 @@ INLINE float max16(f32x16 v)
     return larger(c.x, c.y);
 }
 
+/* (e^r - 1) / r for |r| <= ln 2 / 2: its Taylor polynomial; e^r - 1 has degree 7. */
+INLINE f32x16 expm1_by_r16(f32x16 r)
+{
+    f32x16 p = fma16((f32x16) (1.0f / 5040), r, (f32x16) (1.0f / 720));
+    p = fma16(p, r, (f32x16) (1.0f / 120));
+    p = fma16(p, r, (f32x16) (1.0f / 24));
+    p = fma16(p, r, (f32x16) (1.0f / 6));
+    p = fma16(p, r, (f32x16) (0.5f));
+    return fma16(p, r, (f32x16) (1.0f));
+}
+
 /*
  * e^x to about 2 ulp for x <= 88; 0 below -87.3.
- * e^x = 2^n * e^r, |r| <= ln 2 / 2: Taylor polynomial of degree 7, ln 2 in two parts.
+ * e^x = 2^n * e^r, |r| <= ln 2 / 2; ln 2 is in two parts.
  */
 INLINE f32x16 exp16(f32x16 x)
 {
     const f32x16 n = __builtin_elementwise_rint(x * 1.44269504f);
     f32x16 r = fma16(n, (f32x16) (-0.693145752f), x);
     r = fma16(n, (f32x16) (-1.42860677e-6f), r);
-    f32x16 p = fma16((f32x16) (1.0f / 5040), r, (f32x16) (1.0f / 720));
-    p = fma16(p, r, (f32x16) (1.0f / 120));
-    p = fma16(p, r, (f32x16) (1.0f / 24));
-    p = fma16(p, r, (f32x16) (1.0f / 6));
-    p = fma16(p, r, (f32x16) (0.5f));
-    p = fma16(p, r, (f32x16) (1.0f));
-    p = fma16(p, r, (f32x16) (1.0f));
+    const f32x16 p = fma16(expm1_by_r16(r), r, (f32x16) (1.0f));
     const i32x16 bits = (__builtin_convertvector(n, i32x16) + 127) << 23;
     f32x16 power;
     memcpy(&power, &bits, sizeof power);
@@ -157,14 +162,8 @@ INLINE f32x16 gelu16(f32x16 x)
 INLINE f32x16 tanh16(f32x16 x)
 {
     const f32x16 r = -2.0f * __builtin_elementwise_abs(x);
-    f32x16 p = fma16((f32x16) (1.0f / 5040), r, (f32x16) (1.0f / 720));
-    p = fma16(p, r, (f32x16) (1.0f / 120));
-    p = fma16(p, r, (f32x16) (1.0f / 24));
-    p = fma16(p, r, (f32x16) (1.0f / 6));
-    p = fma16(p, r, (f32x16) (0.5f));
-    p = fma16(p, r, (f32x16) (1.0f));
     const i32x16 near = r > -0.34657359f;
-    const f32x16 e = near ? p * r : exp16(r) - 1.0f;
+    const f32x16 e = near ? expm1_by_r16(r) * r : exp16(r) - 1.0f;
     return __builtin_elementwise_copysign(-e / (2.0f + e), x);
 }
 

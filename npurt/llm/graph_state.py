@@ -17,7 +17,7 @@ from npurt.graph.tensor import Tensor
 from npurt.llm.cache import DTYPES, Positions
 from npurt.llm.config import Config
 from npurt.llm.recurrent import Replay
-from npurt.llm.state import Snapshot, unfit
+from npurt.llm.state import Layout, Snapshot
 from npurt.runtime.execute import Executor
 from npurt.segment import recurrent
 
@@ -113,9 +113,7 @@ class GraphState:
 
     # --- Snapshots ------------------------------------------------------------------------------
 
-    def layout(
-        self, length: int, *, integers: bool = False
-    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+    def layout(self, length: int, *, integers: bool = False) -> Iterator[Layout]:
         """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
         width, float32 = self._config.head_width, np.dtype(np.float32)
         net = self._config.delta
@@ -152,10 +150,8 @@ class GraphState:
             LayoutError: It is of another model, or of a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
-        have = [(array.shape, array.dtype) for array in snapshot.arrays]
-        wanted = list(self.layout(length, integers=snapshot.integers))
-        if length > self.cache.n_ctx or have != wanted:
-            raise unfit(length, self.cache.n_ctx)
+        layout = self.layout(length, integers=snapshot.integers)
+        snapshot.require_fit(layout, self.cache.n_ctx)
         from_snapshot = snapshot.values()
         states = {}
         for layer, tensors in enumerate(self._layers):

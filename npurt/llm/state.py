@@ -4,7 +4,7 @@ That is the tokens, the keys and values of layers with attention, and the states
 It can be copied and put back, taken back by some tokens, saved and loaded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from npurt.llm.convolved import Convolved
 from npurt.llm.recurrent import Recurrent, Replay
 
 Array = npt.NDArray[Any]
+Layout = tuple[tuple[int, ...], npt.DTypeLike]  # shape and dtype of an array
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,15 @@ class Snapshot:
         """Return the arrays, states of integers as float32."""
         return [state_values(a) if a.dtype == np.int32 else a for a in self.arrays]
 
-
-def unfit(length: int, n_ctx: int) -> LayoutError:
-    """Return the error of a snapshot of *length* tokens that does not fit a model."""
-    return LayoutError(
-        f"a snapshot of {length} tokens does not fit this model and its context of {n_ctx}",
-        remedy="restore snapshots of the same model, opened with at least that n_ctx and the same "
-        "kv_type",
-    )
+    def require_fit(self, layout: Iterable[Layout], n_ctx: int) -> None:
+        """Raise LayoutError unless the arrays have this *layout* and the tokens fit *n_ctx*."""
+        length = len(self.tokens)
+        if length > n_ctx or [(array.shape, array.dtype) for array in self.arrays] != list(layout):
+            raise LayoutError(
+                f"a snapshot of {length} tokens does not fit this model and its context of {n_ctx}",
+                remedy="restore snapshots of the same model, opened with at least that n_ctx and "
+                "the same kv_type",
+            )
 
 
 class State:
@@ -152,9 +154,7 @@ class State:
 
     # --- Snapshots ------------------------------------------------------------------------------
 
-    def layout(
-        self, length: int, *, integers: bool = False
-    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+    def layout(self, length: int, *, integers: bool = False) -> Iterator[Layout]:
         """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
         for layer in range(self._config.n_layers):
             if self.recurrent and self._config.is_recurrent(layer):
@@ -190,10 +190,8 @@ class State:
             LayoutError: It is of another model, or of a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
-        have = [(array.shape, array.dtype) for array in snapshot.arrays]
-        wanted = list(self.layout(length, integers=snapshot.integers))
-        if length > self.cache.n_ctx or have != wanted:
-            raise unfit(length, self.cache.n_ctx)
+        layout = self.layout(length, integers=snapshot.integers)
+        snapshot.require_fit(layout, self.cache.n_ctx)
         exact = True
         for layer in range(self._config.n_layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
