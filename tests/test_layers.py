@@ -1,4 +1,4 @@
-"""Imports point down: the layers of the house, enforced."""
+"""Imports point down, from layer to layer and, in a package that has rooms, from room to room."""
 
 import ast
 import re
@@ -25,6 +25,8 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"cli"},
     {"__init__", "__main__"},
 ]
+# The rooms of a package: subpackages with one job each, lowest first, as in LAYERS.
+ROOMS: dict[str, list[set[str]]] = {}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1  # a name that is no module, as in `from npurt import matmul`
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -60,6 +62,70 @@ def wrong_imports(here: str, source: str) -> list[tuple[int, str]]:
     return wrong
 
 
+def wrong_rooms(here: str, source: str, rooms: list[set[str]]) -> list[tuple[int, str]]:
+    """Return (line, module) of each import in *source* that its room may not make.
+
+    Args:
+        here: The module that *source* is, as "npurt.package.room.module".
+        source: Its text.
+        rooms: The rooms of its package, lowest first.
+    """
+    rank = {name: i for i, names in enumerate(rooms) for name in names}
+    _, package, room, *_ = here.split(".")
+    wrong = []
+    for node in ast.walk(ast.parse(source)):
+        for name in targets(node):
+            if name.startswith(f"npurt.{package}."):
+                there = name.split(".")[2]
+                if there != room and rank.get(there, len(rooms)) >= rank[room]:
+                    wrong.append((node.lineno, name))
+    return wrong
+
+
+def targets(node: ast.AST) -> list[str]:
+    """Return the names that a statement imports, as "package.name"; for strings as `imported`."""
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return imported(node)
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Return modules of which each imports the next and the last the first; []: there are none.
+
+    Args:
+        sources: The text of each module, by its name with dots.
+    """
+    arrows = {
+        here: {
+            there
+            for node in ast.walk(ast.parse(source))
+            for name in targets(node)
+            for there in [name if name in sources else name.rpartition(".")[0]]
+            if there in sources and there != here
+        }
+        for here, source in sources.items()
+    }
+    while arrows:
+        last = [here for here, there in arrows.items() if not there & arrows.keys()]
+        if not last:
+            break
+        for here in last:
+            del arrows[here]
+    path = list(arrows)[:1]
+    while path and path[-1] not in path[:-1]:
+        path.append(min(arrows[path[-1]] & arrows.keys()))
+    return path[path.index(path[-1]) + 1 :] if path else []
+
+
+def modules(package: str) -> dict[str, str]:
+    """Return the text of each module of *package*, by its name with dots."""
+    found = {}
+    for path in (ROOT / package).rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path.read_text()
+    return found
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_down(path):
     here = path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -89,3 +155,66 @@ def test_an_import_that_points_down_or_within_is_let_through():
     source = "import numpy\nfrom npurt import errors\nfrom npurt.llm.arch import llama\n"
 
     assert wrong_imports("llm", source) == []
+
+
+ROOMED = [(package, name) for package in ROOMS for name in modules(package)]
+
+
+@pytest.mark.parametrize(("package", "name"), ROOMED)
+def test_imports_between_rooms_point_down(package, name):
+    room = name.split(".")[2:3]
+    known = set().union(*ROOMS[package])
+
+    assert set(room) <= known, f"{name} is in no room: move it into one of {sorted(known)}"
+    assert not room or wrong_rooms(name, modules(package)[name], ROOMS[package]) == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_says_what_it_is_for(package):
+    for room in set().union(*ROOMS[package]):
+        doc = ast.get_docstring(ast.parse(modules(package)[f"npurt.{package}.{room}"]))
+        assert doc, f"npurt.{package}.{room} has no docstring"
+        assert "import" in doc, (
+            f"the docstring of npurt.{package}.{room} has to say what it imports"
+        )
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_modules_of_a_package_with_rooms_import_in_no_circle(package):
+    assert circle(modules(package)) == []
+
+
+EXAMPLE = [{"low", "beside"}, {"high"}]
+
+
+@pytest.mark.parametrize(
+    ("here", "source"),
+    [
+        ("npurt.x.low.a", "from npurt.x.high import b"),
+        ("npurt.x.low.a", "from npurt.x import high"),
+        ("npurt.x.low.a", "def f():\n    import npurt.x.high.b"),
+        ("npurt.x.low.a", "from npurt.x.beside.b import c"),
+        ("npurt.x.low", "import_module('npurt.x.high')"),
+        ("npurt.x.high.a", "from npurt.x import unknown"),
+    ],
+)
+def test_an_import_of_a_higher_room_is_seen(here, source):
+    assert len(wrong_rooms(here, source, EXAMPLE)) == 1
+
+
+def test_an_import_of_a_lower_room_or_the_same_is_let_through():
+    source = "from npurt.x.low.a import b\nfrom npurt.x.high import c\nfrom npurt.y import d\n"
+
+    assert wrong_rooms("npurt.x.high.a", source, EXAMPLE) == []
+
+
+def test_a_circle_of_imports_is_found():
+    sources = {
+        "npurt.x.a": "from npurt.x import b",
+        "npurt.x.b": "def f():\n    from npurt.x.c import thing",
+        "npurt.x.c": "import npurt.x.a",
+        "npurt.x.d": "from npurt.x.a import thing",
+    }
+
+    assert set(circle(sources)) == {"npurt.x.a", "npurt.x.b", "npurt.x.c"}
+    assert circle({**sources, "npurt.x.c": "import os"}) == []
