@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from npurt.cli import parser
+from npurt.llm.arch import ARCHITECTURES
+from npurt.quant.types import FORMATS
 from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
 README = PROJECT / "README.md"
+TESTING = PROJECT / "docs/testing.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -49,6 +52,41 @@ def test_every_link_leads_somewhere(path):
     local = [link for link in links if not link.startswith("http")]
 
     assert [x for x in local if not (path.parent / x).exists() and not (PROJECT / x).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_every_file_of_npurt_that_is_named_exists(path):
+    names = re.findall(r"`((?:[a-z]\w*/)+\w+\.(?:py|c|h|inc|md))`", path.read_text())
+    folders = PROJECT, PROJECT / "npurt", path.parent
+    of_linux = ("drivers/", "arch/", "src/", "linux/", "include/")
+
+    assert [
+        name
+        for name in names
+        if not name.startswith(of_linux) and not any((f / name).exists() for f in folders)
+    ] == []
+
+
+def row_of_the_readme(name):
+    """Return the second cell of a row of the support matrix."""
+    (cell,) = re.findall(rf"^\| {name} \| (.+) \|$", README.read_text(), re.M)
+    return cell
+
+
+def test_the_readme_lists_all_architectures_and_tensor_types():
+    architectures = re.findall(r"`([\w-]+)`", row_of_the_readme("architectures"))
+    types = row_of_the_readme("tensor types").lower().split()
+
+    assert sorted(architectures) == sorted(ARCHITECTURES)
+    assert sorted(types) == sorted(form.name for form in FORMATS)
+
+
+def test_what_ci_runs_is_what_the_documents_say():
+    rows = re.findall(r"^\| `make (\w+)[^|]*\|[^|]*\| (yes|no) \|$", TESTING.read_text(), re.M)
+    commands = re.findall(r"^[^#\n]*\bmake (\w+)", (PROJECT / ".ci/run").read_text(), re.M)
+
+    assert {name for name, said in rows if said == "yes"} == set(commands)
+    assert {name for name, _ in rows} == {"test", "sanitize", "foreign", "kernel", "soak"}
 
 
 def test_the_example_of_the_readme_runs(real_model):

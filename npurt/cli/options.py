@@ -2,12 +2,32 @@
 
 import argparse
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError
 
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
+
+
+class OldName(argparse.Action):
+    """A flag without a value under its old name: *const* is the new one, which it tells."""
+
+    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=const, help=argparse.SUPPRESS)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the flag, and print the new name."""
+        del parser, values
+        print(f"npurt: {option_string} is now called {self.const}", file=sys.stderr)
+        setattr(namespace, self.dest, True)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from npurt.cli.options import OldName
+
 if TYPE_CHECKING:
     from npurt.rknpu.probe import Outcome
 
@@ -18,8 +20,9 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("-dev", "--device", default="rknpu", metavar="NAME",
                         help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
-    parser.add_argument("--risky", action="store_true",
+    parser.add_argument("--unsafe", action="store_true",
                         help="also try what may hang the NPU for good")  # fmt: skip
+    parser.add_argument("--risky", action=OldName, dest="unsafe", const="--unsafe")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.set_defaults(run=run)
 
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     system, connect = way(args.device)
     outcomes: list[Outcome] = []
-    for outcome in probe(connect, risky=args.risky):
+    for outcome in probe(connect, risky=args.unsafe):
         if not args.json and not outcomes:
             print(f"{args.device}{' (simulated)' if system.simulated else ''}")
             print(_columns("trial", "M x K x N", "result", "wall", "driver", "model", ""))
