@@ -101,7 +101,7 @@ typedef struct {
     void (*spread)(const npurt_spreading *op, int64_t record);
     int (*row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
     npurt_dense_fn *dense[3]; /* f32, f16, bf16 */
-    npurt_expand_fn *expand[13];
+    npurt_expand_fn *expand[FORMATS];
 } npurt_level;
 
 /* One instruction set: its vector level and its kernels. */
@@ -109,7 +109,7 @@ typedef struct {
     const char *name;
     int (*works)(void);
     const npurt_level *level;
-    npurt_gemv_fn *gemv[13];
+    npurt_gemv_fn *gemv[FORMATS];
     npurt_gemm_fn *gemm; /* for more than FEW_ROWS; NULL where gemv is the faster for any number */
     npurt_i8_fn *i8;
 } npurt_isa;

@@ -24,6 +24,13 @@ typedef struct {
     int number, bits, book, shift, group, scale, offset;
 } npurt_format;
 
+/* Rows of formats.inc. */
+enum {
+    FORMATS = 0
+#define NPURT_FORMAT(...) +1
+#include "formats.inc"
+};
+
 extern const int8_t npurt_books[3][16];
 
 /* Returns the row of formats.inc with this GGUF type number, or NULL. */

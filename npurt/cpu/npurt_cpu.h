@@ -171,9 +171,10 @@ typedef struct {
 } npurt_cap;
 
 typedef struct {
-    const uint8_t *blocks; /* [n][k / block] of the GGUF type */
+    const uint8_t *blocks; /* [n][row_bytes] of the GGUF type */
     uint8_t *image;
     int64_t n, k;
+    int64_t row_bytes; /* what k columns of a row take in the file */
     int32_t type;
 } npurt_packing;
 

@@ -284,11 +284,11 @@ INLINE uint8_t *put_scales(npurt_format f, const npurt_row_record *rows, int blo
 
 typedef void npurt_read_fn(const uint8_t *block, npurt_row_record *row, int b);
 
-INLINE void pack(npurt_format f, npurt_read_fn *read, size_t block_bytes, const npurt_packing *op,
-                 int64_t panel)
+INLINE void pack(npurt_format f, npurt_read_fn *read, const npurt_packing *op, int64_t panel)
 {
     const int per_block = f.scale == SUPER ? RECORD : BLOCK;
-    const size_t row_bytes = (size_t) (op->k / per_block) * block_bytes;
+    const size_t row_bytes = (size_t) op->row_bytes;
+    const size_t block_bytes = row_bytes / (size_t) (op->k / per_block);
     const int64_t left = op->n - panel * ROWS;
     uint8_t *out = op->image + (size_t) panel * panel_bytes(&f, op->k);
     for (int64_t k = 0; k < op->k; k += RECORD) {
@@ -332,21 +332,6 @@ static void pack_dense(const npurt_packing *op, int64_t panel, size_t bytes)
 }
 
 enum { F32 = 0, F16 = 1, BF16 = 30 };
-enum {
-    BYTES_q4_0 = 18,
-    BYTES_q4_1 = 20,
-    BYTES_q5_0 = 22,
-    BYTES_q5_1 = 24,
-    BYTES_q8_0 = 34,
-    BYTES_q2_k = 84,
-    BYTES_q3_k = 110,
-    BYTES_q4_k = 144,
-    BYTES_q5_k = 176,
-    BYTES_q6_k = 210,
-    BYTES_iq4_nl = 18,
-    BYTES_iq4_xs = 136,
-    BYTES_mxfp4 = 17,
-};
 
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel)
@@ -361,8 +346,8 @@ void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel)
         break;
 #define NPURT_FORMAT(name, number, bits, book, shift, group, scale, offset)                        \
     case number:                                                                                   \
-        pack((npurt_format){number, bits, book, shift, group, scale, offset}, read_##name,         \
-             BYTES_##name, op, panel);                                                             \
+        pack((npurt_format){number, bits, book, shift, group, scale, offset}, read_##name, op,     \
+             panel);                                                                               \
         break;
 #include "formats.inc"
     }

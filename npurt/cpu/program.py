@@ -415,6 +415,7 @@ class Program:
         op.blocks = self._address(blocks, "uint8_t *")
         op.image = self._address(image.data, "uint8_t *")
         op.n, op.k, op.type = image.n, image.k, image.format.number
+        op.row_bytes = image.format.row_bytes(image.k)
         return len(self) - 1
 
     def spread(

@@ -131,12 +131,16 @@ def _bf16(x: F32) -> Blocks:
     return (np.where(np.isnan(x[:, 0]), quiet, rounded) >> np.uint32(16)).astype(np.uint16)
 
 
+def _half_away(values: F32) -> F32:
+    """Round to integers, halves away from zero."""
+    whole = np.trunc(values)
+    return np.asarray(whole + np.trunc(2 * (values - whole)))
+
+
 def _q8_0(x: F32) -> Blocks:
     """Scale amax / 127; codes by the scale before it became float16, half away from zero."""
     d = abs(x).max(axis=-1) / np.float32(127)
-    exact = x * _reciprocal(d)
-    whole = np.trunc(exact)
-    return _blocks("q8_0", d=d, qs=whole + np.trunc(2 * (exact - whole)))
+    return _blocks("q8_0", d=d, qs=_half_away(x * _reciprocal(d)))
 
 
 def _centred(x: F32, half: int) -> tuple[F32, U8]:

@@ -1,0 +1,60 @@
+"""The changes that the documents of docs/extending describe, taken from their blocks.
+
+A block ```diff has hunks; the file is named after +++, hunks are separated by @@.  A block whose
+opening line names a file is that file, whole.  Commands are in blocks ```sh.
+"""
+
+import re
+import textwrap
+from pathlib import Path
+
+BLOCK = re.compile(r"^( *)```(\w+)(?: (\S+))?\n(.*?)^\1```$", re.M | re.S)
+
+
+def blocks(text):
+    """Yield language, named file (or "") and contents of each block of a document."""
+    for _, language, name, body in BLOCK.findall(text):
+        yield language, name, textwrap.dedent(body) if language != "diff" else body
+
+
+def created(text):
+    """Return the files that a document creates."""
+    return [name for _, name, _ in blocks(text) if name]
+
+
+def commands(text):
+    """Return the lines of the shell that a document has the reader type."""
+    return [
+        line for language, _, body in blocks(text) if language == "sh" for line in body.splitlines()
+    ]
+
+
+def apply(text, folder: Path):
+    """Make the changes of a document below *folder*; return the files."""
+    changed = []
+    for language, name, body in blocks(text):
+        if name:
+            path = folder / name
+            path.write_text(body)
+            changed.append(path)
+        elif language == "diff":
+            changed.append(_patch(body, folder))
+    return changed
+
+
+def _patch(body, folder):
+    first, *lines = body.splitlines()
+    indent = len(first) - len(first.lstrip())
+    path = folder / first.strip().removeprefix("+++ ")
+    text = path.read_text()
+    for hunk in "\n".join(line[indent:] for line in lines).split("\n@@\n"):
+        old = _side(hunk, " -")
+        assert text.count(old) == 1, f"{path.name} has {text.count(old)} of these lines:\n{old}"
+        text = text.replace(old, _side(hunk, " +"))
+    path.write_text(text)
+    return path
+
+
+def _side(hunk, marks):
+    kept = [line[1:] for line in hunk.splitlines() if (line or " ")[0] in marks]
+    return "".join(f"{line}\n" for line in kept)

@@ -1,0 +1,93 @@
+"""What docs/extending says can be done to a copy of npurt, and its commands then succeed."""
+
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npurt import build_host
+from tests import extending
+from tests.limits import HANG_SECONDS
+
+PROJECT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [PROJECT / f"docs/extending/{name}.md" for name in ("instruction-set", "tensor-type")]
+COPIED = ("npurt", "tests", "sim", "pyproject.toml", ".clang-format")
+BUILD = """
+from npurt import build_host
+build_host.OPTIMISE = ("-O1",)
+build_host.build_library(build_host.host(), build_host.CPU / "libnpurt_cpu.so")
+"""
+SETS = """
+from npurt.cpu import abi
+lib = abi.lib()
+names = [abi.ffi().string(lib.npurt_isa_name(i)).decode() for i in range(lib.npurt_isa_count())]
+print((names, list(abi.isas())))
+"""
+
+
+def ignored(folder, names):
+    """Caches, and large files that only other tests read."""
+    return {name for name in names if name in ("__pycache__", "data") or name.endswith(".gguf")}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """A copy of npurt with the changes of all documents, compiled, and the files changed."""
+    folder = tmp_path_factory.mktemp("npurt")
+    for name in COPIED:
+        if (PROJECT / name).is_dir():
+            shutil.copytree(PROJECT / name, folder / name, ignore=ignored, symlinks=True)
+        else:
+            shutil.copy(PROJECT / name, folder)
+    (folder / "tests/data").symlink_to(PROJECT / "tests/data")
+    files = [path for text in DOCUMENTS for path in extending.apply(text.read_text(), folder)]
+    run(folder, sys.executable, "-c", BUILD)
+    return folder, files
+
+
+def run(folder, *command):
+    """Run a command in the copy; return what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "NPURT_"))}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_the_commands_of_a_worked_example_succeed(path, changed):
+    folder, _ = changed
+    commands = extending.commands(path.read_text())
+    assert commands
+    if path.stem == "instruction-set":
+        known, here = ast.literal_eval(run(folder, sys.executable, "-c", SETS))
+        assert ("avxvnni" in known) == (build_host.host() == "x86_64")
+        if "avxvnni" not in here:
+            pytest.skip("this CPU has no AVX-VNNI: the example was compiled, and not run")
+
+    for command in commands:
+        first, *rest = shlex.split(command)
+        assert first == "python"
+        assert " passed" in run(folder, sys.executable, *rest, "-p", "no:cacheprovider")
+
+
+def test_worked_examples_are_in_the_style_of_the_project(changed):
+    folder, files = changed
+    python = [path for path in files if path.suffix == ".py"]
+    c = [path for path in files if path.suffix in (".c", ".h")]
+
+    run(folder, sys.executable, "-m", "ruff", "check", "--no-cache", *python)
+    run(folder, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", *python)
+    clang_format = shutil.which("clang-format", path=str(Path(sys.executable).parent))
+    run(folder, clang_format, "--dry-run", "--Werror", *c)
