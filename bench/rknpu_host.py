@@ -30,11 +30,12 @@ import numpy as np
 from cffi import FFI
 
 import npurt
-import npurt.rknpu.device as device_module
-import npurt.rknpu.driver as driver_module
-from npurt.rknpu import cost, host
-from npurt.rknpu.host import round_rows
-from npurt.rknpu.numerics import signs_of
+import npurt.rknpu.device.device as device_module
+import npurt.rknpu.driver.base as driver_module
+from npurt.rknpu.device.quantise import signs_of
+from npurt.rknpu.driver import host
+from npurt.rknpu.driver.host import round_rows
+from npurt.rknpu.plan import cost
 from npurt.runtime.remote import RemoteStep
 from npurt.runtime.shortlist import Shortlist
 from npurt.settings import ROCKET_THREADS

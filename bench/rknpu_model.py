@@ -2,7 +2,7 @@
 
     python bench/rknpu_model.py --models models/*.gguf
 
-Nothing here was timed on an NPU.  The cost model (npurt/rknpu/cost.py), fitted to what others
+Nothing here was timed on an NPU.  The cost model (npurt/rknpu/plan/cost.py), fitted to what others
 measured (tests/rknpu/measurements.py), is applied to every task of every product of a prompt or a
 token, as npurt cuts them: tensors with two passes have twice the rows, the output matrix one row,
 and each job its submit.  The host's rates were timed on another machine; bench/rknpu_host.py does
@@ -19,8 +19,8 @@ from typing import Any
 import npurt
 from npurt.llm.price import prices
 from npurt.llm.speed import Rates, product_jobs, speeds
-from npurt.rknpu import cost
-from npurt.rknpu.system import Simulator
+from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.plan import cost
 
 
 def counts(path: Path, rows: list[Any]) -> dict[str, Any]:

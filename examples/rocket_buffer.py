@@ -8,13 +8,13 @@ import argparse
 
 import numpy as np
 
-from npurt.rknpu import images
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.driver import Work
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.plan import plan, plan_weights
-from npurt.rknpu.proof import Role
-from npurt.rknpu.system import Simulator, System
+from npurt.rknpu.driver.base import Work
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.driver.system import Simulator, System
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.plan import images
+from npurt.rknpu.plan.proof import Role
+from npurt.rknpu.plan.tiling import plan, plan_weights
 
 
 def main():

@@ -104,8 +104,8 @@ def _make_cpu(package: Path, target: str) -> list[Path]:
 
 
 def _make_rk_host(package: Path, target: str) -> list[Path]:
-    sources = _sources("npurt/rknpu")
-    return [build_library(target, package / "rknpu/libnpurt_rk.so", sources=sources)]
+    sources = _sources("npurt/rknpu/driver")
+    return [build_library(target, package / "rknpu/driver/libnpurt_rk.so", sources=sources)]
 
 
 def _make_hexagon_host(package: Path, target: str) -> list[Path]:
@@ -125,7 +125,7 @@ def _make_shell(package: Path, _target: str) -> list[Path]:
 
 PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
-    Product("rk-host", lambda: _inputs("npurt/rknpu"), _make_rk_host),
+    Product("rk-host", lambda: _inputs("npurt/rknpu/driver"), _make_rk_host),
     Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),

@@ -18,15 +18,15 @@ ROOT = Path(__file__).resolve().parents[1] / "npurt"
 VALUES = {
     ("cpu/layout.py", "table"),
     ("hexagon/quantise.py", "_reciprocals"),
-    ("rknpu/device.py", "rows_prepared"),
-    ("rknpu/plan.py", "plan"),
-    ("rknpu/plan.py", "plan_weights"),
-    ("rknpu/needs.py", "rows_within"),
-    ("rknpu/program.py", "address_words"),
-    ("rknpu/program.py", "template"),
-    ("rknpu/proof.py", "_fixed"),
-    ("rknpu/proof.py", "_form_of"),
-    ("rknpu/proof.py", "_index"),
+    ("rknpu/device/device.py", "rows_prepared"),
+    ("rknpu/plan/tiling.py", "plan"),
+    ("rknpu/plan/tiling.py", "plan_weights"),
+    ("rknpu/device/needs.py", "rows_within"),
+    ("rknpu/isa/program.py", "address_words"),
+    ("rknpu/isa/program.py", "template"),
+    ("rknpu/plan/proof.py", "_fixed"),
+    ("rknpu/plan/proof.py", "_form_of"),
+    ("rknpu/plan/proof.py", "_index"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from npurt.cli.options import OldName
 
 if TYPE_CHECKING:
-    from npurt.rknpu.probe import Outcome
+    from npurt.rknpu.doctor.probe import Outcome
 
 
 def add(verbs: Any) -> None:
@@ -29,8 +29,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each trial as it ends."""
-    from npurt.rknpu.device import way
-    from npurt.rknpu.probe import probe
+    from npurt.rknpu.device.device import way
+    from npurt.rknpu.doctor.probe import probe
 
     system, connect = way(args.device)
     outcomes: list[Outcome] = []

@@ -48,7 +48,7 @@ def address(text: str) -> int:
 
 def decode(args: argparse.Namespace) -> int:
     """List the words of a file."""
-    from npurt.rknpu import regcmd
+    from npurt.rknpu.isa import regcmd
 
     return _print(regcmd.parse(_bytes_of(args.file)), args, {})
 
@@ -65,11 +65,11 @@ def _bytes_of(file: Path) -> bytes:
 
 def matmul(args: argparse.Namespace) -> int:
     """Print the program of one task."""
-    from npurt.rknpu import program
-    from npurt.rknpu.forms import FORMS
-    from npurt.rknpu.layout import Layout
-    from npurt.rknpu.lower import Profile
-    from npurt.rknpu.task import Task
+    from npurt.rknpu.isa import program
+    from npurt.rknpu.isa.formats import FORMS
+    from npurt.rknpu.isa.layout import Layout
+    from npurt.rknpu.isa.lower import Profile
+    from npurt.rknpu.isa.task import Task
 
     m, k, n = args.m, args.k, args.n
     task = Task(FORMS[args.dtype], Layout(args.layout), m, k, n, rows=m, columns=k)
@@ -88,7 +88,7 @@ def _overlapping(spans: dict[str, range]) -> Iterator[tuple[str, str]]:
 
 
 def _print(words: list[int], args: argparse.Namespace, about: dict[str, Any]) -> int:
-    from npurt.rknpu import regcmd
+    from npurt.rknpu.isa import regcmd
 
     lines = [regcmd.describe(word) for word in words]
     if args.json:

@@ -20,7 +20,7 @@ from npurt.llm.gguf import GGUF
 from npurt.llm.model import Llama
 from npurt.llm.weights import Matrix, matrices
 from npurt.quant.tensor import QTensor
-from npurt.rknpu import numerics
+from npurt.rknpu.device import quantise as numerics
 
 TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
 for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
@@ -45,7 +45,7 @@ class Price:
     call: str  # weights that are multiplied by one input, in one call, have the same
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # in the file
-    form: str  # on the NPU: a name in `npurt.rknpu.numerics.BY_NAME`; of a stack, the commonest
+    form: str  # on the NPU: a name in `quantise.BY_NAME`; of a stack, the commonest
     error: float  # relative mean square error of its products, expected; of a stack, the mean
     nbytes: int  # on the NPU, of all of it
 

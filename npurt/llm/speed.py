@@ -9,9 +9,9 @@ from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.config import Config, read_config
 from npurt.llm.gguf import GGUF
 from npurt.llm.price import Price
-from npurt.rknpu.cost import CLOCKS, Guess
-from npurt.rknpu.forecast import Weight, jobs, run_seconds
-from npurt.rknpu.plan import Plan
+from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
+from npurt.rknpu.plan.cost import CLOCKS, Guess
+from npurt.rknpu.plan.tiling import Plan
 
 PROMPT = 128  # tokens
 PATCHED_HZ = 600e6  # of rocket in kernels with a frequency patch

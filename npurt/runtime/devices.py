@@ -99,7 +99,7 @@ def _hexagon(name: str) -> Device:
 
 
 def _rknpu(name: str) -> Device:
-    from npurt.rknpu.device import open_rknpu
+    from npurt.rknpu.device.device import open_rknpu
 
     return open_rknpu(name)
 

@@ -105,8 +105,9 @@ def _hexagon(device: str) -> Kind:
 
 
 def _rknpu(device: str) -> Kind:
-    from npurt.rknpu import doctor, doctor_trial
-    from npurt.rknpu.device import DRIVERS
+    from npurt.rknpu.device.device import DRIVERS
+    from npurt.rknpu.doctor import checks as doctor
+    from npurt.rknpu.doctor import trial as doctor_trial
 
     which = device.partition(":")[2]
     if which not in DRIVERS:

@@ -8,7 +8,8 @@ from npurt.doctor import bundle
 from npurt.doctor.anonymous import anonymised
 from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay, wrong
-from npurt.rknpu import doctor, doctor_trial
+from npurt.rknpu.doctor import checks as doctor
+from npurt.rknpu.doctor import trial as doctor_trial
 from npurt.runtime import doctor as all_kinds
 from tests.doctor import boards, rockchip
 

@@ -93,6 +93,6 @@ for _ in range(10):
 
 @pytest.mark.usefixtures("cores")
 def test_a_device_may_be_closed_right_after_its_last_job():
-    """Without a wait the driver crashes: SETTLING_S of npurt/rknpu/rocket.py."""
+    """Without a wait the driver crashes: SETTLING_S of npurt/rknpu/driver/rocket.py."""
     python("-c", OPENED_AGAIN, MODEL)
     time.sleep(1)

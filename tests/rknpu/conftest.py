@@ -2,8 +2,8 @@
 
 import pytest
 
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.system import Simulator
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.driver.system import Simulator
 
 STRICT = "coherent=0 guard=1 strict=1 log=0 cores=3 hang_ms=20 version=908"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.task import Task
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.task import Task
 
 DATA = Path(__file__).resolve().parents[1] / "data/rknpu"
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from npurt.rknpu import images
-from npurt.rknpu.driver import Work
-from npurt.rknpu.plan import plan, plan_weights
-from npurt.rknpu.proof import Role
+from npurt.rknpu.driver.base import Work
+from npurt.rknpu.plan import images
+from npurt.rknpu.plan.proof import Role
+from npurt.rknpu.plan.tiling import plan, plan_weights
 
 GARBAGE = 0x5A
 

@@ -5,8 +5,8 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceFull, NumericsError
-from npurt.rknpu.device import open_rknpu
-from npurt.rknpu.weights import AdaptivePacked
+from npurt.rknpu.device.device import open_rknpu
+from npurt.rknpu.device.weights import AdaptivePacked
 
 NAMES = ["rknpu:sim", "rknpu:sim-vendor"]
 

@@ -5,12 +5,13 @@ import math
 
 import pytest
 
-from npurt.rknpu import cost, numerics
-from npurt.rknpu.cost import Guess
-from npurt.rknpu.forecast import Weight, run_seconds
-from npurt.rknpu.forms import FORMS, form
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.plan import Cut, cut, plan, plan_weights
+from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device.estimate import Weight, run_seconds
+from npurt.rknpu.isa.formats import FORMS, form
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.plan import cost
+from npurt.rknpu.plan.cost import Guess
+from npurt.rknpu.plan.tiling import Cut, cut, plan, plan_weights
 from tests.rknpu.measurements import LANGUAGE, MODELS, PRODUCTS
 from tests.rknpu.test_device import by_scheme, device, inputs, multiply, tensor
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from npurt.errors import DeviceNotFound, DriverError, NpurtError, SettingError
-from npurt.rknpu.detect import driver_name, open_driver
-from npurt.rknpu.proof import Role
-from npurt.rknpu.system import System
+from npurt.rknpu.driver.detect import driver_name, open_driver
+from npurt.rknpu.driver.system import System
+from npurt.rknpu.plan.proof import Role
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 
@@ -289,8 +289,8 @@ def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
         "import resource\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "from npurt.rknpu.detect import open_driver\n"
-        "from npurt.rknpu.system import Simulator\n"
+        "from npurt.rknpu.driver.detect import open_driver\n"
+        "from npurt.rknpu.driver.system import Simulator\n"
         "open_driver(Simulator())\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )

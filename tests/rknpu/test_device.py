@@ -18,10 +18,10 @@ from npurt.errors import (
 )
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import FORMATS
-from npurt.rknpu import device as device_module
-from npurt.rknpu import numerics
-from npurt.rknpu.device import open_rknpu, rows_prepared
-from npurt.rknpu.proof import Role
+from npurt.rknpu.device import device as device_module
+from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device.device import open_rknpu, rows_prepared
+from npurt.rknpu.plan.proof import Role
 from tests.cpu import cases
 from tests.oracle import assert_within, gamma
 from tests.rknpu.conftest import STRICT

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
-from npurt.rknpu import cost
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.driver import SENTINEL, Work
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.memory import Created, Space
-from npurt.rknpu.proof import Role
-from npurt.rknpu.system import System
-from npurt.rknpu.vendor import sync_of
+from npurt.rknpu.driver.base import SENTINEL, Work
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.driver.memory import Created, Space
+from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.vendor import sync_of
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.plan import cost
+from npurt.rknpu.plan.proof import Role
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared, elements, work
@@ -366,8 +366,8 @@ def test_memory_above_4_gib_is_given_back():
 FORKED = """
 import os, sys
 from npurt.errors import DeviceLost
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.system import Simulator
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.driver.system import Simulator
 from tests.rknpu.test_driver import A, B, INT8, RIGHT, Layout, Prepared
 product = Prepared(open_driver(Simulator(), (sys.argv[1],)), A, B, INT8, Layout.ROW)
 child = os.fork()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.device import MAX_EXACT_K
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
-from npurt.rknpu.device import open_rknpu
+from npurt.rknpu.device.device import open_rknpu
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, assert_exact, inputs, multiply
 

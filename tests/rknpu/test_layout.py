@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu import images
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import (
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import (
     Layout,
     arrange,
     from_bytes,
@@ -18,7 +17,8 @@ from npurt.rknpu.layout import (
     to_bytes,
     unpack_weights,
 )
-from npurt.rknpu.plan import plan, plan_weights
+from npurt.rknpu.plan import images
+from npurt.rknpu.plan.tiling import plan, plan_weights
 
 FORM_NAMES = sorted(FORMS)
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceLost, NumericsError
-from npurt.rknpu import cost
-from npurt.rknpu.device import MAX_ROWS, open_rknpu
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.needs import rows_within
-from npurt.rknpu.plan import plan, plan_weights
-from npurt.rknpu.rocket import PLANNED_S, RocketDriver
+from npurt.rknpu.device.device import MAX_ROWS, open_rknpu
+from npurt.rknpu.device.needs import rows_within
+from npurt.rknpu.driver.rocket import PLANNED_S, RocketDriver
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.plan import cost
+from npurt.rknpu.plan.tiling import plan, plan_weights
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import by_scheme, inputs, multiply, tensor
 

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.program import ALIGNMENT, link, single, stride, template
-from npurt.rknpu.regs import REG
-from npurt.rknpu.task import Task
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import ALIGNMENT, link, single, stride, template
+from npurt.rknpu.isa.regs import REG
+from npurt.rknpu.isa.task import Task
 from tests.rknpu.fixtures import A, B, C, load, tasks, whole
 
 FOREIGN = load("foreign_words.json")["programs"]

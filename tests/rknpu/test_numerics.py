@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
-from npurt.rknpu import numerics
-from npurt.rknpu.host import round_rows
-from npurt.rknpu.run import Rectangle, Run, Target
-from npurt.rknpu.system import System
+from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.driver.host import round_rows
+from npurt.rknpu.driver.run import Rectangle, Run, Target
+from npurt.rknpu.driver.system import System
 
 
 def hadamard(n):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd, regs
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.program import stride
-from npurt.rknpu.proof import Role, Span, prove
+from npurt.rknpu.isa import regcmd, regs
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import stride
+from npurt.rknpu.plan.proof import Role, Span, prove
 from tests.sim_rknpu.alone import Lut, Pooling, activation
 from tests.sim_rknpu.programs import PRODUCT_NAMES, Convolution, operand, requantise
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu import cbuf, cost
-from npurt.rknpu.forms import FORMS, form
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.plan import cut, max_rows, plan, plan_weights
+from npurt.rknpu.isa import cbuf
+from npurt.rknpu.isa.formats import FORMS, form
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.plan import cost
+from npurt.rknpu.plan.tiling import cut, max_rows, plan, plan_weights
 from tests.rknpu.fixtures import load
 
 CASES = load("cbuf_cases.json")["cases"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceNotFound
-from npurt.rknpu import layout
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.probe import LOST_IN_A_ROW, RISKY, TRIALS, Trial, operands, probe
+from npurt.rknpu.doctor.probe import LOST_IN_A_ROW, RISKY, TRIALS, Trial, operands, probe
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.isa import layout
+from npurt.rknpu.isa.lower import Profile
 from tests.cli.conftest import npurt
 from tests.rknpu.conftest import STRICT
 
@@ -96,7 +96,7 @@ def test_weights_in_the_wrong_order_are_seen(connect, monkeypatch):
     def wrong(b, form):
         return pack(b.reshape(-1, 2, b.shape[1])[:, ::-1].reshape(b.shape), form)
 
-    monkeypatch.setattr("npurt.rknpu.images.pack_weights", wrong)
+    monkeypatch.setattr("npurt.rknpu.plan.images.pack_weights", wrong)
     outcomes = list(probe(connect))
 
     assert set(states(outcomes[2:])) == {"wrong"}

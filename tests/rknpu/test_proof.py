@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.program import link, stride
-from npurt.rknpu.proof import Role, Span, prove
-from npurt.rknpu.task import Task
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import link, stride
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.proof import Role, Span, prove
 from tests.rknpu.fixtures import A, B, C, load, tasks, whole
 
 AT = 0x40_0000

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from npurt.cli import main
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.regs import REG, REGISTERS
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.regs import REG, REGISTERS
 from tests.llm import tiny
 from tests.rknpu.fixtures import load
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd, regs
-from npurt.rknpu.regs import REG, RegWrite
+from npurt.rknpu.isa import regcmd, regs
+from npurt.rknpu.isa.regs import REG, RegWrite
 from tests.rknpu.fixtures import load
 
 TARGETS = {  # [M] registers.xml, enum target, with bit 0 as in every published program

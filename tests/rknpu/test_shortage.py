@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.rknpu import bank
-from npurt.rknpu.device import fewer, open_rknpu, rows_prepared
+from npurt.rknpu.device import bank
+from npurt.rknpu.device.device import fewer, open_rknpu, rows_prepared
 from tests.llm import reference, tiny
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, assert_exact, inputs, multiply, tensor

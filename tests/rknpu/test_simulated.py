@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import Layout
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
 from tests.oracle import assert_within, gamma
 from tests.rknpu.products import Prepared, elements
 

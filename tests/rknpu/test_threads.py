@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceLost, SettingError
-from npurt.rknpu.detect import open_driver
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.run import Crew, Lane, Run
-from npurt.rknpu.system import System
+from npurt.rknpu.driver.detect import open_driver
+from npurt.rknpu.driver.run import Crew, Lane, Run
+from npurt.rknpu.driver.system import System
+from npurt.rknpu.isa.layout import Layout
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared
@@ -140,7 +140,7 @@ def test_a_job_for_fewer_cores_leaves_the_other_threads_without_work():
 SHORT_OF_MEMORY = """
 import resource
 from npurt.errors import NpurtError
-from npurt.rknpu.run import Crew
+from npurt.rknpu.driver.run import Crew
 from tests.rknpu.test_threads import left
 one = Crew(1)
 one.close()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from npurt.rknpu import uapi_drm, uapi_rknpu, uapi_rocket
-from npurt.rknpu.system import ffi
+from npurt.rknpu.driver import uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu.driver.system import ffi
 
 UAPIS = (uapi_drm, uapi_rocket, uapi_rknpu)
 ALL = [(uapi.__name__.rpartition(".")[2], request) for uapi in UAPIS for request in uapi.REQUESTS]

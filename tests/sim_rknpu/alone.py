@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from npurt.rknpu import regcmd
-from npurt.rknpu.regs import REG
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.regs import REG
 from tests.sim_rknpu.programs import ATOM, PING_PONG, between, bypass, words
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from npurt.rknpu import regcmd
-from npurt.rknpu.regs import REG, REGISTERS
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.regs import REG, REGISTERS
 
 ATOM = 16  # bytes of a pixel of a surface
 PING_PONG = {"pointer_pp_en": 1, "executer_pp_en": 1, "pointer_pp_mode": 1}

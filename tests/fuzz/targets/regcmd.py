@@ -9,14 +9,14 @@ import json
 import numpy as np
 
 from npurt.errors import LayoutError
-from npurt.rknpu import regcmd
-from npurt.rknpu.forms import FORMS
-from npurt.rknpu.layout import Layout
-from npurt.rknpu.lower import Profile
-from npurt.rknpu.program import link, stride
-from npurt.rknpu.proof import Role, Span, prove
-from npurt.rknpu.regs import REG
-from npurt.rknpu.task import Task
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import link, stride
+from npurt.rknpu.isa.regs import REG
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.proof import Role, Span, prove
 from tests.fuzz import sizes
 from tests.rknpu.test_proof import atoms_read, atoms_written
 from tests.sim_rknpu import client
@@ -203,7 +203,7 @@ def check_written(proof, c, before):
 
 def without_banks():
     """The proof does not see that CBUF holds fewer features than a task has."""
-    from npurt.rknpu import proof
+    from npurt.rknpu.plan import proof
 
     proof._Program.check_banks = lambda self: None
 

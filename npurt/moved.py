@@ -1,0 +1,49 @@
+"""Old names of modules, and of what modules hold: importing one works, and warns."""
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds a module by its old name; the module has what that of the new name has."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in self._names else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = self._names[module.__name__]
+        _warn(module.__name__, new)
+        there = vars(import_module(new))
+        vars(module).update({k: v for k, v in there.items() if not k.startswith("__")})
+
+
+def modules(names: Mapping[str, str]) -> None:
+    """Let old names of modules be imported: *names* has the new name of each."""
+    sys.meta_path.append(_Moved(names))
+
+
+def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of *package*: *names* has the module that each name went to."""
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        _warn(f"{package}.{name}", f"{names[name]}.{name}")
+        return getattr(import_module(names[name]), name)
+
+    return find
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

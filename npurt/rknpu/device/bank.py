@@ -1,0 +1,210 @@
+"""Memory that one job can use: an address space for each core, and what products there work in.
+
+Weights would fill it to the last page.  What products need besides, features, results, command
+words and task structs, is therefore reserved before the first weight comes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+
+from npurt.device import Use
+from npurt.errors import DeviceFull
+from npurt.rknpu.device.needs import MAX_ROWS, Need, needs_of
+from npurt.rknpu.driver.base import Driver
+from npurt.rknpu.driver.memory import PAGE, Buffer, Piece, Space
+from npurt.rknpu.plan.proof import Role
+from npurt.rknpu.plan.tiling import padded
+
+SMALLEST_BUFFER = 4096
+# A space that is full with less than that lacks memory, not addresses, of which it has 4 GiB: then
+# another space would be full as well.  Of rknpu's, which stay cut up, some have 600 MB [HW:
+# rknpu-submit].
+ADDRESSES = 1 << 28
+
+
+class Bank:
+    """Address spaces, one for each core, and the buffers that products take turns with.
+
+    Attributes:
+        full: Why the last weight had no room; None: it had.
+        full_at: How many bytes that weight has.
+    """
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self.spaces = tuple(spaces)
+        self.full: DeviceFull | None = None
+        self.full_at = 0
+        self._buffers: dict[tuple[str, int], list[Buffer]] = {}  # by use and core
+
+    @property
+    def shared(self) -> bool:
+        """Whether all cores have one address space."""
+        return len(self.spaces) > 1 and self.spaces[0] is self.spaces[-1]
+
+    def take(self, features: int, results: Sequence[int]) -> tuple[list[Buffer], list[Buffer]]:
+        """Return what a job works in: A of at least *features* bytes, and C of *results*, by core.
+
+        Raises:
+            DeviceFull: There is no memory; then nothing is allocated.
+        """
+        with self._all_or_nothing():
+            a = [
+                self._take("A", 0 if self.shared else core, features)
+                for core in range(len(results))
+            ]
+            return a, [self._take("C", core, nbytes) for core, nbytes in enumerate(results)]
+
+    def _take(self, use: str, core: int, nbytes: int) -> Buffer:
+        """Return a buffer that is not much larger: rocket cleans whole ones.
+
+        When memory is used up, any that is large enough.
+        """
+        size = max(SMALLEST_BUFFER, 1 << (nbytes - 1).bit_length())
+        large = [each for each in self._of(use, core) if each.nbytes >= nbytes]
+        best = min(large, key=lambda each: each.nbytes, default=None)
+        if best and best.nbytes <= size:
+            return best
+        try:
+            return self._alloc(use, core, size)
+        except DeviceFull:
+            if best is None:
+                raise
+            return best
+
+    def _of(self, use: str, core: int) -> list[Buffer]:
+        return self._buffers.setdefault((use, core), [])
+
+    def _alloc(self, use: str, core: int, nbytes: int) -> Buffer:
+        role = Role.INPUT if use == "A" else Role.OUTPUT
+        buffer = self.spaces[core].alloc(nbytes, role, f"{use}, core {core}")
+        self._of(use, core).append(buffer)
+        return buffer
+
+    def reserve(self, driver: Driver, needs: Sequence[Need]) -> None:
+        """Allocate what jobs with *needs* work in, whichever of them runs.
+
+        Raises:
+            DeviceFull: There is no room; then nothing is allocated.
+        """
+        with self._all_or_nothing():
+            for use, core, nbytes in self._largest(needs):
+                self._alloc(use, core, padded(nbytes, PAGE))
+            pieces: list[Piece] = []
+            try:
+                for need in sorted(needs, key=lambda each: -sum(each.tasks)):
+                    self.take(need.features, need.results)
+                    pieces += driver.commands(self.spaces, need.tasks)
+            finally:
+                for piece in pieces:
+                    piece.free()
+
+    def ensure(self, driver: Driver, need: Need) -> None:
+        """Allocate what one job with *need* works in, which others may use as well.
+
+        Raises:
+            DeviceFull: There is no room; then nothing is allocated.
+        """
+        with self._all_or_nothing():
+            self.take(need.features, need.results)
+            for piece in driver.commands(self.spaces, need.tasks):
+                piece.free()
+
+    def _largest(self, needs: Sequence[Need]) -> Iterator[tuple[str, int, int]]:
+        """Yield the use, core and size of the largest buffers."""
+        for core in range(max(len(need.results) for need in needs)):
+            if not (core and self.shared):
+                yield "A", core, max(need.features for need in needs)
+            yield "C", core, max(n.results[core] for n in needs if core < len(n.results))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Free what was allocated within, if memory runs out there."""
+        before = {key: list(buffers) for key, buffers in self._buffers.items()}
+        try:
+            yield
+        except DeviceFull:
+            for key, buffers in self._buffers.items():
+                for buffer in buffers:
+                    if buffer not in before.get(key, ()):
+                        buffer.free()
+            self._buffers = before
+            for space in dict.fromkeys(self.spaces):
+                space.trim()
+            raise
+
+
+class Banks:
+    """The memory of an opened NPU: a bank, and with the vendor's driver further ones as needed."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._banks = [Bank(driver.spaces)]
+        self._uses: Sequence[Use] = ()
+        self._all_open = False
+
+    def reserve(self, uses: Sequence[Use]) -> None:
+        """Keep in each bank what products with *uses* work in, now and in those that come.
+
+        When there is not so much, products have fewer rows at once.
+
+        Raises:
+            DeviceFull: There is not even room for single rows.
+        """
+        self._uses = uses
+        for bank in self._banks:
+            self._reserve(bank)
+
+    def _reserve(self, bank: Bank) -> None:
+        rows = MAX_ROWS
+        cores, seconds = len(bank.spaces), self._driver.planned_s
+        while needs := needs_of(self._uses, rows, cores, seconds):
+            try:
+                bank.reserve(self._driver, needs)
+                break
+            except DeviceFull:
+                if rows == 1:
+                    raise
+                rows //= 2
+
+    def place(self, nbytes: int, upload: Callable[[Bank], None]) -> None:
+        """Call *upload* with a bank that has room for a weight of *nbytes*.
+
+        Raises:
+            DeviceFull: There is none.
+        """
+        for bank in self._with_room(nbytes):
+            try:
+                return upload(bank)
+            except DeviceFull as error:
+                bank.full = copy(error)  # without its traceback, which keeps much alive
+                bank.full_at = nbytes
+        raise copy(next(bank.full for bank in reversed(self._banks) if bank.full))
+
+    def _with_room(self, nbytes: int) -> Iterator[Bank]:
+        """Yield the banks that may have room, then a new one."""
+        for bank in self._banks:
+            if not bank.full or nbytes < bank.full_at:
+                yield bank
+        used = self._banks[-1].spaces[0].used
+        spaces = self._driver.more_spaces() if used >= ADDRESSES and not self._all_open else ()
+        if not spaces:
+            return
+        bank = Bank(spaces)
+        try:
+            self._reserve(bank)
+        except DeviceFull:
+            self._all_open = True
+            return
+        self._banks.append(bank)
+        yield bank
+
+    def freed(self) -> None:
+        """Take note that there is more room than before."""
+        for bank in self._banks:
+            bank.full = None
+        self._all_open = False
+
+    def clear(self) -> None:
+        """Let go of all buffers, for good: the driver frees them when it is closed."""
+        self._banks.clear()

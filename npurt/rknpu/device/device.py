@@ -1,0 +1,467 @@
+"""The RK3588 NPU as a device: weights in its memory, products as prepared jobs.
+
+An NPU that is lost is opened anew and the product repeated; see `restart`.
+"""
+
+import functools
+import itertools
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from npurt.device import (
+    F32,
+    F64,
+    Caps,
+    DeltaNet,
+    Device,
+    MatMul,
+    Packed,
+    Saving,
+    Use,
+    check_product,
+)
+from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, UnsupportedOp
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME
+from npurt.restart import Restarts, patiently
+from npurt.rknpu.device.bank import Bank, Banks
+from npurt.rknpu.device.estimate import saving
+from npurt.rknpu.device.needs import FEW_ROWS, MAX_ROWS, need_of, rows_within, weight_plans
+from npurt.rknpu.device.product import Product
+from npurt.rknpu.device.quantise import BY_NAME as SCHEMES
+from npurt.rknpu.device.quantise import Rounded, Scheme, best, given, round_weight
+from npurt.rknpu.device.weights import AdaptivePacked, PartOnNpu, RkPacked
+from npurt.rknpu.driver import detect, uapi_rknpu, uapi_rocket
+from npurt.rknpu.driver.base import Driver
+from npurt.rknpu.driver.host import I8, I32
+from npurt.rknpu.driver.system import Simulator, System
+
+RESTART_SECONDS = 5.0  # that a driver may take to be back
+KEPT = 1024  # prepared calls
+DRIVERS = {  # by what follows "rknpu:"
+    "": detect.DRIVERS,
+    "0": detect.DRIVERS,
+    "sim": (uapi_rocket.NAME,),
+    "sim-vendor": (uapi_rknpu.NAME,),
+}
+
+
+@functools.cache
+def rows_prepared(rows: int) -> int:
+    """Return for how many rows to prepare a product of *rows*: few numbers, little waste."""
+    step = 1 if rows <= 16 else 16 if rows <= 128 else 64
+    return -(-rows // step) * step
+
+
+class RkDevice(Device):
+    """An opened NPU.
+
+    Args:
+        name: What it is called in device strings.
+        connect: Opens the driver; called again after a failure.
+        simulated: Whether it is a simulator.
+
+    Raises:
+        NpurtError: It cannot be opened; see `detect.open_driver`.
+    """
+
+    def __init__(self, name: str, connect: Callable[[], Driver], *, simulated: bool) -> None:
+        self._connect = connect
+        self._open_driver()
+        self._numbers = itertools.count()
+        self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
+        self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
+        self._prepared: OrderedDict[tuple[tuple[int, ...], int], Prepared] = OrderedDict()
+        self._banks = Banks(self._driver)
+        self._uses: Sequence[Use] = ()
+        self._homeless = False  # whether there may be weights that have no memory
+        self._rows: dict[tuple[int, ...], int] = {}  # at once, of calls for which memory is short
+        self._restarts = Restarts(name, (DriverError,))
+        self._lock = threading.RLock()
+        self.caps = Caps(name, self._driver.detail, simulated)
+
+    # --- Weights ----------------------------------------------------------------------------------
+
+    def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:
+        """Keep memory for products; see `Device.reserve`.
+
+        Raises:
+            DeviceFull: There is not even room for products of single rows.
+            DeviceLost: The NPU failed too often.
+        """
+        with self._lock:
+            self._uses = tuple(uses)
+            self._restarts.surviving(lambda: self._banks.reserve(self._uses), self._reopen)
+
+    def saving(self, op: MatMul, *, fine: bool = False) -> Saving:
+        """Compare what the cost model expects of the NPU and of its host."""
+        return saving(op, self._driver.name, len(self._driver.spaces), fine=fine)
+
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None, or why *op* cannot run: any shape can."""
+        if op.format not in BY_NAME:
+            return f"there is no format {op.format}"
+        return "a weight without elements is none" if 0 in (op.n, op.k) else None
+
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> RkPacked | AdaptivePacked:
+        """Round a weight by the cheapest scheme within its budget, and upload it.
+
+        With *fine* None, rows of activations that lose too much by it are multiplied in float16.
+
+        Raises:
+            UnsupportedOp: It is not a matrix.
+            NumericsError: It holds NaN or infinity.
+            DeviceFull: There is no room for it.
+            DeviceLost: The NPU failed too often.
+        """
+        reason = self.why_not(MatMul(1, tensor.shape[-1], tensor.shape[0], tensor.dtype))
+        if tensor.ndim != 2 or tensor.transposed:
+            raise UnsupportedOp(
+                f"the RK3588 backend cannot pack {tensor!r}: it is not [N, K]",
+                remedy="pass a 2-D weight as it is in the file, not its .T",
+            )
+        if reason:
+            raise UnsupportedOp(
+                f"the RK3588 backend cannot pack {tensor!r}: {reason}",
+                remedy="use device 'cpu' for it",
+            )
+        packed = self.upload(tensor, best(tensor, fine=bool(fine)))
+        adaptive = fine is None and packed.scheme.task == "int8"
+        return AdaptivePacked(packed) if adaptive else packed
+
+    def pack_i8(self, codes: I8, scales: F32) -> RkPacked:
+        """Upload int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, as they are.
+
+        Products round activations to int8 with one scale a row: W8A8, not rotated.
+
+        Raises:
+            LayoutError: Shapes or types do not fit.
+            NumericsError: A scale is not finite.
+            DeviceFull: There is no room for it.
+            DeviceLost: The NPU failed too often.
+        """
+        rounded = given(codes, scales)
+        return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), rounded)
+
+    def upload(self, tensor: QTensor, rounded: Rounded) -> RkPacked:
+        """Put a weight that was rounded on the NPU; errors as `pack`."""
+        packed = RkPacked(self, tensor, rounded, next(self._numbers))
+        with self._lock:
+            self._restarts.surviving(lambda: self._upload(packed), self._reopen)
+            self._packed[packed.number] = packed
+        went = packed.number, packed.parts
+        weakref.finalize(packed, self._gone.append, went).atexit = False
+        return packed
+
+    def _upload(self, packed: RkPacked) -> None:
+        self._tidy()
+        self._banks.place(packed.nbytes, functools.partial(self._upload_to, packed))
+
+    def _upload_to(self, packed: RkPacked, bank: Bank) -> None:
+        """Upload a weight; if nothing was reserved, keep what a product of one row works in."""
+        if not self._uses:
+            parts = weight_plans(packed.scheme, packed.n, packed.k, len(bank.spaces))
+            bank.ensure(self._driver, need_of([parts], packed.scheme.passes))
+        packed.upload(bank)
+
+    def _tidy(self) -> None:
+        """Free what went: later, as an object may go at any time, even while a job is prepared."""
+        while self._gone:
+            number, parts = self._gone.popleft()
+            for key in [key for key in self._prepared if number in key[0]]:
+                self._forget(self._prepared.pop(key))
+            for part in parts:
+                part.free()
+            self._banks.freed()
+            self._rows.clear()
+
+    # --- Products ---------------------------------------------------------------------------------
+
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*; errors as `matmuls`."""
+        self.matmuls(x, [w], [out])
+
+    def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
+        """Multiply x by each weight; those that are rounded alike run as one job.
+
+        Raises:
+            LayoutError: They do not fit; see `Device.matmul`.
+            NumericsError: x holds NaN or infinity.
+            DeviceFull: There is no room for the results.
+            DeviceLost: The NPU failed too often.
+        """
+        check_product(self, x, weights, outs)
+        mine = [w for w in weights if isinstance(w, RkPacked)]
+        if len(mine) < len(weights):
+            for w, out in zip(weights, outs, strict=True):
+                self._adapt(x, w, out)
+            return
+        with self._lock:
+            self._restarts.surviving(functools.partial(self._run, x, mine, outs), self._reopen)
+
+    def _adapt(self, x: F32, w: Packed, out: F32) -> None:
+        """Multiply by one weight, each row of x in the precision that it wants."""
+        if isinstance(w, AdaptivePacked):
+            fine = w.fine_rows(x)
+            for rows, packed in ((~fine, w.coarse), (fine, self._fine(w) if fine.any() else None)):
+                if packed and rows.any():
+                    part = np.empty((int(rows.sum()), w.n), np.float32)
+                    self.matmuls(np.ascontiguousarray(x[rows]), [packed], [part])
+                    out[rows] = part
+        else:
+            self.matmuls(x, [w], [out])
+
+    def _fine(self, w: AdaptivePacked) -> RkPacked:
+        """Return a weight in float16, uploaded when that is first asked for.
+
+        It is the coarse one where float16 cannot hold it, or the NPU's memory.
+        """
+        if w.fine is None:
+            try:
+                w.fine = self.upload(w.tensor, round_weight(w.tensor, SCHEMES["fp16"]))
+            except (NumericsError, DeviceFull):
+                w.fine = w.coarse
+        return w.fine
+
+    def matmul_i8(self, a: I8, b: I8) -> I32:
+        """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
+
+        Raises:
+            DeviceFull: There is no room for the operands.
+            DeviceLost: The NPU failed too often.
+        """
+        y = np.zeros((len(a), b.shape[1]), np.int32)
+        if not (y.size and len(b)):
+            return y
+        packed = self.pack_i8(np.ascontiguousarray(b.T), np.ones(b.shape[1], np.float32))
+        with self._lock:
+            self._restarts.surviving(lambda: self._multiply_i8(a, packed, y), self._reopen)
+        return y
+
+    def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
+        def run(first: int, end: int) -> None:
+            ((product, _),) = self._take_prepared([packed], end - first)
+            product.run_i8(a[first:end], y[first:end])
+
+        self._in_steps([packed], len(a), run)
+
+    def _run(self, x: F32, weights: list[RkPacked], outs: Sequence[F32]) -> None:
+        def run(first: int, end: int) -> None:
+            if end - first == len(x):
+                self._run_at_once(x, weights, outs)
+            else:
+                rows = slice(first, end)
+                self._run_at_once(x[rows], weights, [out[rows] for out in outs], first)
+
+        self._in_steps(weights, len(x), run)
+
+    def _in_steps(
+        self, weights: list[RkPacked], rows: int, run: Callable[[int, int], None]
+    ) -> None:
+        """Call *run* for as many of *rows* at a time as there are time and memory for."""
+        if self._homeless:
+            self._bring(weights)
+        step = self._most_rows(weights, rows)
+        while True:
+            try:
+                for start in range(0, rows, step):
+                    run(start, min(start + step, rows))
+                return
+            except DeviceFull:
+                step = fewer(min(step, rows))
+                if not step:
+                    raise
+                self._rows[tuple([w.number for w in weights])] = step
+
+    def _bring(self, weights: list[RkPacked]) -> None:
+        """Upload what has lost its memory; others may have given some back."""
+        self._banks.freed()
+        for w in weights:
+            if not w.parts:
+                self._upload(w)
+
+    def _most_rows(self, weights: list[RkPacked], rows: int) -> int:
+        """Return how many of *rows* to multiply at once."""
+        short = self._rows and self._rows.get(tuple([w.number for w in weights]))
+        if short:
+            return short
+        if rows <= FEW_ROWS:
+            return FEW_ROWS
+        return min(
+            rows_within(
+                self._driver.planned_s,
+                tuple(part.plan for i in which for part in weights[i].parts),
+                scheme.passes,
+                MAX_ROWS,
+            )
+            for scheme, which in _by_scheme(weights)
+        )
+
+    def _run_at_once(
+        self, x: F32, weights: list[RkPacked], outs: Sequence[F32], first: int = 0
+    ) -> None:
+        """Multiply at most `_most_rows`; errors count them from *first*."""
+        for product, which in self._take_prepared(weights, rows_prepared(len(x))):
+            results = outs if len(which) == len(outs) else [outs[i] for i in which]
+            if product.rows == len(x):
+                product.run(x, results, first)
+            else:
+                _run_padded(product, x, results, first)
+
+    def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
+        """Return the products of a call; the least recently used of too many makes room."""
+        if self._gone:
+            self._tidy()
+        key = tuple([w.number for w in weights]), rows
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            while len(self._prepared) >= KEPT:
+                self._forget(self._prepared.popitem(last=False)[1])
+            prepared = self._prepared[key] = self._prepare(weights, rows)
+        self._prepared.move_to_end(key)
+        return prepared
+
+    def _prepare(self, weights: list[RkPacked], rows: int) -> "Prepared":
+        """Make a product for each scheme and bank, and say which of the weights it has."""
+        prepared: Prepared = []
+        try:
+            for bank, which in _by_bank(weights):
+                together = [weights[i] for i in which]
+                product = Product(self._driver, together, rows, bank, self._make_room)
+                prepared.append((product, which))
+        except BaseException:
+            self._forget(prepared)
+            raise
+        return prepared
+
+    def _forget(self, prepared: "Prepared") -> None:
+        for product, _ in prepared:
+            product.free()
+
+    def _make_room(self) -> bool:
+        """Forget the call that was not needed for longest; False when there is none."""
+        if not self._prepared:
+            return False
+        self._forget(self._prepared.popitem(last=False)[1])
+        return True
+
+    def multiplied(self, x: F32, w: Packed) -> F64:
+        """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
+        assert isinstance(w, RkPacked | AdaptivePacked)
+        return w.rounded(x)
+
+    # --- Life -------------------------------------------------------------------------------------
+
+    def _open_driver(self) -> None:
+        """Open the driver, which is closed with this device, or when nobody has that any more."""
+        self._driver = self._connect()
+        self._close = weakref.finalize(self, self._driver.close)
+        self._close.atexit = False  # the kernel closes it, whatever other threads still do
+
+    def _reopen(self) -> None:
+        """Open the driver again and upload every weight."""
+        self._let_go()
+        repeats = self._driver.repeats
+        patiently(self._open_driver, DriverError, RESTART_SECONDS)
+        self._driver.repeats = repeats
+        self._banks = Banks(self._driver)
+        self._homeless = True
+        try:
+            self._banks.reserve(self._uses)
+            for _, packed in sorted(self._packed.items()):
+                self._upload(packed)
+        except DeviceFull:
+            return  # there is less memory than before: it is said when a weight without is used
+        self._homeless = False
+
+    def news(self) -> list[str]:
+        """Return what happened since the last call; see `Device.news`."""
+        return self._restarts.news()
+
+    def remark(self) -> str:
+        """Return how often jobs were run again, if they were: a board that is slow may be flaky."""
+        times, cause = self._driver.repeats
+        jobs = "a job" if times == 1 else f"{times} jobs"
+        return f"{self.caps.name} ran {jobs} again, the last because {cause}" if times else ""
+
+    def close(self) -> None:
+        """Release the NPU.  A second call does nothing."""
+        with self._lock:
+            self._restarts.closed = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the driver, and with it all memory."""
+        for packed in self._packed.values():
+            packed.parts.clear()
+        self._gone.clear()
+        self._prepared.clear()
+        self._rows.clear()
+        self._banks.clear()
+        self._close()
+
+
+Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
+
+
+def fewer(rows: int) -> int:
+    """Return half of *rows* or less, for which products are prepared; 0: there are none."""
+    return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
+
+
+def _by_bank(weights: Sequence[RkPacked]) -> Iterator[tuple[Bank, list[int]]]:
+    """Yield which of the weights one job can have: those in one bank that are rounded alike."""
+    for _, which in _by_scheme(weights):
+        for bank in dict.fromkeys([weights[i].bank for i in which]):
+            assert bank, "a weight without memory"
+            yield bank, [i for i in which if weights[i].bank is bank]
+
+
+def _by_scheme(weights: Sequence[RkPacked]) -> Iterator[tuple[Scheme, list[int]]]:
+    """Yield each scheme, and which of the weights have it."""
+    for scheme in dict.fromkeys(w.scheme for w in weights):
+        yield scheme, [i for i, w in enumerate(weights) if w.scheme is scheme]
+
+
+def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:
+    """Run a product that was prepared for more rows than x has."""
+    padded = np.zeros((product.rows, x.shape[1]), np.float32)
+    padded[: len(x)] = x
+    wide = [np.empty((product.rows, out.shape[1]), np.float32) for out in outs]
+    product.run(padded, wide, first)
+    for out, result in zip(outs, wide, strict=True):
+        out[:] = result[: len(x)]
+
+
+def way(name: str) -> tuple[System, Callable[[], Driver]]:
+    """Return the kernel that a device string means, and what opens its driver.
+
+    These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
+
+    Raises:
+        UnknownDevice: There is no such device.
+    """
+    kind, _, which = name.partition(":")
+    drivers = DRIVERS.get(which)
+    if kind != "rknpu" or drivers is None:
+        raise UnknownDevice(
+            f"{name!r} is no device: an RK3588 has one NPU",
+            remedy="use rknpu, rknpu:0, rknpu:sim or rknpu:sim-vendor",
+        )
+    system = Simulator() if which.startswith("sim") else System()
+    return system, functools.partial(detect.open_driver, system, drivers)
+
+
+def open_rknpu(name: str) -> RkDevice:
+    """Open what `way` knows.
+
+    Raises:
+        UnknownDevice: There is no such device.
+    """
+    system, connect = way(name)
+    full_name = name if ":" in name else f"{name}:0"
+    return RkDevice(full_name, connect, simulated=system.simulated)

@@ -1,0 +1,91 @@
+"""What a job needs besides its weights: so many rows at most, and so much memory."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from npurt.device import Use
+from npurt.rknpu.device.quantise import Scheme, cuts, usual
+from npurt.rknpu.isa.formats import form
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
+from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
+
+MAX_ROWS = 512  # of one product; jobs that take long have fewer
+FEW_ROWS = 16  # that every weight in scope has the time for
+
+
+@functools.lru_cache(maxsize=1024)
+def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
+    """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
+
+    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.  By the
+    slowest guess, at the clock that the driver leaves the NPU at.
+    """
+    slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
+    while most > FEW_ROWS:
+        work = tasks_of([plan(each, most * passes, Layout.ROW) for each in weights])
+        if max(task_seconds(work, slowest, chained=False, clock_hz=clock_hz)) <= seconds:
+            break
+        most //= 2
+    return most
+
+
+class Need(NamedTuple):
+    """What a job works in."""
+
+    features: int  # bytes of A, which each core reads
+    results: tuple[int, ...]  # bytes of C, of each core
+    tasks: tuple[int, ...]  # of each core
+
+
+def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list[Need]:
+    """Return what the jobs of *uses* need, with one row and with as many as they have.
+
+    Weights are taken to be rounded as most are.
+
+    Args:
+        rows: More are not multiplied at once.
+        seconds: As in `rows_within`.
+    """
+    calls: dict[tuple[str, bool], list[Use]] = {}
+    for use in uses:
+        calls.setdefault((use.call, use.fine), []).append(use)
+    found = []
+    for (_, fine), together in calls.items():
+        scheme = usual(fine=fine)
+        parts = [weight_plans(scheme, use.op.n, use.op.k, cores) for use in together]
+        most = min(rows, max(use.op.m for use in together))
+        most = rows_within(seconds, tuple(itertools.chain(*parts)), scheme.passes, most)
+        found += [need_of(parts, scheme.passes * count) for count in sorted({1, most})]
+    return found
+
+
+def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
+    """Return what a job needs with *stacked* rows of tasks: of each weight the plans of its parts.
+
+    All have the same x, of which each core reads all parts.
+    """
+    plans = [[plan(part, stacked, Layout.ROW) for part in parts] for parts in weights]
+    every = list(itertools.chain(*plans))
+    features = sum(padded(part.a_bytes, LINE) for part in plans[0])
+    return Need(features, tuple(result_offsets(every)[1]), tuple(map(len, tasks_of(every))))
+
+
+def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]:
+    """Return how a weight ``[N, K]`` is cut that is rounded by *scheme*: a plan for each part."""
+    widths = [columns.stop - columns.start for columns in cuts(k, scheme.group)]
+    return [plan_weights(form(scheme.task), n, width, cores=cores) for width in widths]
+
+
+def result_offsets(plans: Sequence[Plan]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return where the results of each plan are in the C of each core, and the sizes of those."""
+    offsets = []
+    ends: list[int] = []
+    for each in plans:
+        ends += [0] * (len(each.c_bytes) - len(ends))
+        offsets.append(tuple(ends[: len(each.c_bytes)]))
+        for core, size in enumerate(each.c_bytes):
+            ends[core] += padded(size, LINE)
+    return offsets, ends

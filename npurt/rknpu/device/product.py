@@ -1,0 +1,187 @@
+"""A prepared product: weights that share an input, for one number of rows, as one job.
+
+Its program is proven and loaded once.  Then a run is: round x into the NPU's memory, submit, scale
+what it wrote.  Nothing of it is built again.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.rknpu.device.bank import Bank
+from npurt.rknpu.device.needs import result_offsets
+from npurt.rknpu.device.quantise import half_scales
+from npurt.rknpu.device.weights import PartOnNpu, RkPacked
+from npurt.rknpu.driver.base import Driver, Job, Work
+from npurt.rknpu.driver.host import I8, I32
+from npurt.rknpu.driver.run import Rectangle, Target
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.tiling import LINE, Block, Plan, padded, plan
+
+
+class Region(NamedTuple):
+    """Where the results of one part of one weight are, core by core."""
+
+    weight: int
+    part: PartOnNpu
+    plan: Plan
+    offsets: tuple[int, ...]  # in the C of each core
+
+
+class Product:
+    """``x @ w.T`` for each of *weights*, which have one K and one scheme, and *rows* rows of x.
+
+    Args:
+        driver: Runs it.
+        weights: All in *bank*.
+        rows: Of x.
+        bank: Where its buffers are.
+        make_room: See `Driver.prepare`.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        weights: Sequence[RkPacked],
+        rows: int,
+        bank: Bank,
+        make_room: Callable[[], bool],
+    ) -> None:
+        self._driver = driver
+        self._parts = [tuple(w.parts) for w in weights]  # not the weights, which may go
+        self._scheme = weights[0].scheme
+        self.rows = rows
+        stacked = rows * self._scheme.passes
+        item = 1 if self._scheme.task == "int8" else 2
+        self._a_offsets: list[int] = []
+        end = 0
+        for part in weights[0].parts:
+            self._a_offsets.append(end)
+            end += padded(stacked * part.kp * item, LINE)
+        self._regions, sizes = _regions(weights, stacked)
+        cores = range(len(sizes))
+        self._a, self._c = bank.take(end, sizes)
+        self._window = self._a[0].window(0, end)
+        self._scales = np.empty((len(self._a_offsets), rows), np.float32)
+        self._job: Job = driver.prepare(
+            [self._work(core) for core in cores],
+            [(buffer, end) for buffer in (self._a[:1] if bank.shared else self._a)],
+            spaces=bank.spaces,
+            make_room=make_room,
+        )
+        self._rounds = self._scheme.task == "int8"
+        if self._rounds:
+            self._job.run.rounds(self._targets(), weights[0].k)
+        self._job.run.reads(self._rectangles(), [w.n for w in weights])
+
+    def _work(self, core: int) -> Work:
+        """List the tasks of one core with their addresses."""
+        tasks: list[Task] = []
+        addresses: list[tuple[int, int, int]] = []
+        a, c = self._a[core].address, self._c[core].address
+        for region in self._regions:
+            if core >= len(region.plan.tiles):
+                continue
+            b = region.part.images[core].address
+            at = a + self._a_offsets[self._index(region)]
+            for tile in region.plan.tiles[core]:
+                tasks.append(tile.task)
+                addresses.append((at + tile.a, b + tile.b, c + region.offsets[core] + tile.c))
+        return Work(tasks, addresses)
+
+    def _index(self, region: Region) -> int:
+        return self._parts[region.weight].index(region.part)
+
+    def run(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
+        """Multiply: x ``[rows, K]``, and an out ``[rows, N]`` for each weight.
+
+        Errors count the rows from *first*.
+
+        Raises:
+            NumericsError: x holds NaN or infinity.
+            DriverError: The NPU failed.
+        """
+        if not self._rounds:
+            for part, codes, scales in zip(
+                self._parts[0], self._codes(), self._scales, strict=True
+            ):
+                _halve(x[:, part.columns], codes, scales, first)
+        self._job.run.bind(x, outs, first)
+        self._driver.run(self._job)
+
+    def run_i8(self, a: I8, out: I32) -> None:
+        """Write ``a @ w.T``, exact, to *out* ``[rows, N]``: a ``[rows, K]`` is codes already.
+
+        The weight is the only one, and of one part.  Not after `run`.
+
+        Raises:
+            DriverError: The NPU failed.
+        """
+        (codes,) = self._codes()
+        codes[:, a.shape[1] :] = 0
+        codes[:, : a.shape[1]] = a
+        self._driver.run(self._job)
+        for region in self._regions:
+            for core, blocks in enumerate(region.plan.blocks):
+                for block in blocks:
+                    y = out[:, block.n.start : block.n.end]  # C has padding beyond
+                    sums = self._rectangle(region, core, block).sums[:, :, : y.shape[1]]
+                    np.sum(sums, axis=0, out=y, dtype=np.int32)
+
+    def _codes(self) -> list[npt.NDArray[Any]]:
+        """Where each part of x is for the first core: ``[passes * rows, Kp]``."""
+        dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
+        rows = self.rows * self._scheme.passes
+        return [
+            self._window[at : at + rows * part.kp * dtype.itemsize].view(dtype).reshape(rows, -1)
+            for part, at in zip(self._parts[0], self._a_offsets, strict=True)
+        ]
+
+    def _targets(self) -> list[Target]:
+        return [
+            Target(part.columns, part.block, part.signs, codes, scales)
+            for part, codes, scales in zip(self._parts[0], self._codes(), self._scales, strict=True)
+        ]
+
+    def _rectangles(self) -> list[Rectangle]:
+        return [
+            self._rectangle(region, core, block)
+            for region in self._regions
+            for core, blocks in enumerate(region.plan.blocks)
+            for block in blocks
+        ]
+
+    def _rectangle(self, region: Region, core: int, block: Block) -> Rectangle:
+        weights, part = region.plan.weights, self._index(region)
+        shape = len(weights.slices), region.plan.rows, block.n.size
+        start = region.offsets[core] + block.offset
+        sums = self._c[core].window(start, start + 4 * math.prod(shape)).view(weights.form.out)
+        w = region.part.scales[block.n.start : block.n.end]
+        return Rectangle(
+            sums.reshape(shape), self._scales[part], w, region.weight, block.n.start, part > 0
+        )
+
+    def free(self) -> None:
+        """Give the program's memory back."""
+        self._job.free()
+
+
+def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list[int]]:
+    """Place the results of all parts of all weights; return them and the size of C by core."""
+    parts = [(index, part) for index, weight in enumerate(weights) for part in weight.parts]
+    plans = [plan(part.plan, rows, Layout.ROW) for _, part in parts]
+    offsets, sizes = result_offsets(plans)
+    placed = zip(parts, plans, offsets, strict=True)
+    return [Region(*which, tiles, at) for which, tiles, at in placed], sizes
+
+
+def _halve(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
+    """Write x as float16 rows, scaled into its range and padded with zeros."""
+    scales[:] = half_scales(x, first)
+    halves[:, x.shape[1] :] = 0
+    halves[:, : x.shape[1]] = x / scales[:, None]

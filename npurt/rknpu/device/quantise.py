@@ -1,0 +1,272 @@
+"""How a weight is rounded for the RK3588 NPU, whose exact int8 products have no block scales.
+
+A result is ``sum_k x[k] w[n, k]`` of int8 codes with one scale a row of x and one a row of w.  One
+outlier then costs a whole row its precision, so K is rotated first: by random signs and by a
+Walsh-Hadamard matrix in blocks of 64 columns, which spreads an outlier over its block and cancels
+in the product, ``(x S H) (w S H).T = 64 x w.T``.  Activations whose rounding shows are rounded
+twice, the second pass taking what the first leaves; both are rows of the same task, so the weights
+are read once.  K may be cut into groups with scales of their own.  What int8 cannot hold stays
+float16.
+
+The relative errors are mean squares: of ``w`` computed from its scales (rounding to a step is off
+by a twelfth of its square on average), of x as measured on three language models: docs/rk3588.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, F64
+from npurt.errors import LayoutError, NumericsError
+from npurt.quant.tensor import QTensor
+from npurt.rknpu.driver.host import I8, round_rows
+
+BLOCK = 64  # columns of a rotation; larger ones gain little
+STEP = 32  # K of a task is a multiple of this
+SLICE = 1024  # rows of w that are float32 at a time
+
+# Budgets of relative error, weights and activations together.
+BUDGET = 3e-4
+FINE_BUDGET = 1.2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to round a product."""
+
+    name: str
+    task: str  # number format of the NPU's tasks
+    passes: int  # of int8 over the activations
+    group: int  # columns of K with scales of their own; 0 for all
+    rotated: bool
+    x_error: float  # relative mean square error that rounding x gives results
+
+
+# The errors of x: worst of the products of SmolLM2-135M and Qwen2.5-0.5B and 1.5B, each the mean
+# over 350 tokens of text; two passes are 254 times finer.
+SCHEMES = (
+    Scheme("int8", "int8", 1, 0, True, 1.2e-4),
+    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / 254**2),
+    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / 254**2),
+    Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
+)
+PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for codes that are given
+BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
+
+
+def usual(*, fine: bool) -> Scheme:
+    """Return the scheme that most weights get, before any is looked at."""
+    return BY_NAME["int8x2" if fine else "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some columns of a weight, rounded.
+
+    Attributes:
+        columns: Which.
+        block: Columns of a rotation, 1 for none.
+        signs: int8 ``[Kp]`` or None.
+        codes: ``[N, Kp]``, int8 or float16, Kp a multiple of 32.
+        scales: float32 ``[N]``: ``x @ w.T`` is the product of the codes times this, times x's.
+    """
+
+    columns: slice
+    block: int
+    signs: I8 | None
+    codes: npt.NDArray[Any]
+    scales: F32
+
+    def values(self, rows: slice) -> F32:
+        """Return what is multiplied, in the rotated basis: ``[rows, Kp]``."""
+        scaled: F32 = self.codes[rows].astype(np.float32) * self.scales[rows, None]
+        return scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A weight ``[N, K]`` rounded by a scheme."""
+
+    scheme: Scheme
+    parts: tuple[Part, ...]
+    w_error: float  # relative mean square error of the weights
+
+    @property
+    def error(self) -> float:
+        """Relative mean square error of results to expect."""
+        return self.w_error + self.scheme.x_error
+
+
+def signs_of(kp: int) -> I8:
+    """Return the signs for *kp* columns: the same for every weight, so that x is rotated once."""
+    return np.random.default_rng(kp).choice(np.array([-1, 1], np.int8), kp)
+
+
+def block_of(kp: int) -> int:
+    """Return the largest block that divides *kp*, at most `BLOCK`."""
+    return min(BLOCK, kp & -kp)
+
+
+def cuts(k: int, group: int) -> list[slice]:
+    """Return the parts of K: of *group* columns, or as few as may be when that is 0."""
+    step = group or k
+    return [slice(start, min(start + step, k)) for start in range(0, k, step)]
+
+
+def round_weight(tensor: QTensor, scheme: Scheme) -> Rounded:
+    """Round a weight ``[N, K]`` by *scheme*.
+
+    Raises:
+        NumericsError: It holds NaN or infinity, or does not fit in float16.
+    """
+    n, k = tensor.shape
+    parts = [_empty(n, columns, scheme) for columns in cuts(k, scheme.group)]
+    energy = lost = 0.0
+    for start in range(0, n, SLICE):
+        rows = slice(start, start + SLICE)
+        values = tensor[rows].dequantize()
+        energy += float((values.astype(np.float64) ** 2).sum())
+        for part in parts:
+            lost += _round_slice(part, rows, np.ascontiguousarray(values[:, part.columns]))
+    return Rounded(scheme, tuple(parts), lost / energy if energy else 0.0)
+
+
+def given(codes: I8, scales: F32) -> Rounded:
+    """Return a weight ``[N, K]`` that is int8 already, with a scale a row, as it is.
+
+    Raises:
+        LayoutError: Shapes or types do not fit.
+        NumericsError: A scale is not finite.
+    """
+    n, k = codes.shape if codes.ndim == 2 else (0, 0)
+    if codes.dtype != np.int8 or not n or not k or scales.shape != (n,):
+        raise LayoutError(
+            f"i8 weights are int8 [N, K] and N scales, not {codes.dtype} {codes.shape} and "
+            f"{scales.shape}",
+            remedy="pass codes of int8 and one float32 for each row of them",
+        )
+    if not np.isfinite(scales).all():
+        raise NumericsError(
+            "a scale of an i8 weight is NaN or infinity", remedy="look for what made the scales"
+        )
+    part = _empty(n, slice(0, k), PLAIN)
+    part.codes[:, :k] = codes
+    part.scales[:] = scales
+    return Rounded(PLAIN, (part,), 0.0)
+
+
+def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
+    kp = -(-(columns.stop - columns.start) // STEP) * STEP
+    rotated = scheme.rotated
+    return Part(
+        columns=columns,
+        block=block_of(kp) if rotated else 1,
+        signs=signs_of(kp) if rotated else None,
+        codes=np.zeros((n, kp), np.int8 if scheme.task == "int8" else np.float16),
+        scales=np.ones(n, np.float32),
+    )
+
+
+def _round_slice(part: Part, rows: slice, values: F32) -> float:
+    """Round some rows into *part*; return the sum of squares that is lost."""
+    codes, scales = part.codes[rows], part.scales[rows]
+    if codes.dtype == np.int8:
+        try:
+            round_rows(values, codes, scales, signs=part.signs, block=part.block, passes=1)
+        except NumericsError as error:
+            raise NumericsError(
+                "a weight holds NaN or infinity, or values too large to add up",
+                remedy="mend the weight; of a file: download or convert it again",
+            ) from error
+        scales /= part.block
+        # Steps of scale * block in a basis whose vectors have length sqrt(block).
+        steps = float((scales.astype(np.float64) ** 2).sum())
+        return steps * part.block * int(codes.shape[1]) / 12
+    with np.errstate(over="ignore"):
+        codes[:, : values.shape[1]] = values
+    if not np.isfinite(codes).all():
+        raise NumericsError(
+            "a weight is NaN, infinite, or above 65504, the largest float16",
+            remedy="use the CPU for this file, or check it: no known model has such weights",
+        )
+    return float(((codes[:, : values.shape[1]] - values.astype(np.float64)) ** 2).sum())
+
+
+def choose(tensor: QTensor, *, fine: bool) -> Iterator[Rounded]:
+    """Yield roundings of *tensor*, cheapest first; the first within its budget is the one to take.
+
+    Args:
+        fine: Take nothing that rounds x to 8 bits, and half the budget.
+    """
+    for scheme in SCHEMES:
+        if not (fine and scheme.x_error > FINE_BUDGET / 2):
+            yield round_weight(tensor, scheme)
+
+
+def best(tensor: QTensor, *, fine: bool) -> Rounded:
+    """Return the cheapest rounding of *tensor* within its budget, else the most exact.
+
+    Raises:
+        NumericsError: As `round_weight`.
+    """
+    budget = FINE_BUDGET if fine else BUDGET
+    tried = []
+    for rounded in choose(tensor, fine=fine):
+        if rounded.error <= budget:
+            return rounded
+        tried.append(rounded)
+    return min(tried, key=lambda rounded: rounded.error)
+
+
+def loses(
+    x: F32, x_error: float, *, kp: int, signs: I8 | None, block: int
+) -> npt.NDArray[np.bool_]:
+    """Say which rows of x ``[M, K]`` one pass of int8 rounds more coarsely than *x_error*.
+
+    The step of a row is a 127th of its largest number once rotated, and rounding is off by a
+    twelfth of its square.  That is compared with the median of the mean squares of every eight
+    columns: with what most of the weight sees, where a few columns are far larger than the others.
+
+    Raises:
+        NumericsError: x holds NaN or infinity.
+    """
+    codes, scales = np.empty((len(x), kp), np.int8), np.empty(len(x), np.float32)
+    round_rows(x, codes, scales, signs=signs, block=block, passes=1)
+    padded = np.zeros((len(x), kp))
+    padded[:, : x.shape[1]] = x
+    squares = (padded.reshape(len(x), -1, 8) ** 2).mean(axis=2)  # rotated: block times that
+    lost = scales.astype(np.float64) ** 2 / 12
+    result: npt.NDArray[np.bool_] = lost > x_error * block * np.median(squares, axis=1)
+    return result
+
+
+HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
+LEAST_EXPONENT = -126  # of a normal float32: smaller rows are scaled by that, to 2^-23 at least
+
+
+def half_scales(x: F32, first: int = 0) -> F32:
+    """Return the powers of two ``[M]`` by which rows of x are divided before they are float16.
+
+    Errors count the rows from *first*.
+
+    Raises:
+        NumericsError: A row holds NaN or infinity.
+    """
+    most = abs(x).max(axis=1)
+    if not np.isfinite(most).all():
+        raise NumericsError(
+            f"row {first + int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
+            remedy="look for the op before this one that overflowed or divided by zero",
+        )
+    exponents = np.maximum(np.frexp(most)[1] - HALF_TOP, LEAST_EXPONENT)
+    return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
+
+
+def halve(x: F32) -> F64:
+    """Return x as float16 rows, scaled by `half_scales`, hold it; raises what that raises."""
+    scales = half_scales(x)[:, None]
+    exact: F64 = (x / scales).astype(np.float16).astype(np.float64) * scales
+    return exact

@@ -1,0 +1,230 @@
+"""Weights on the NPU: rounded, cut over the cores, laid out, in its memory once."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
+from npurt.quant.tensor import QTensor
+from npurt.rknpu.device.bank import Bank
+from npurt.rknpu.device.quantise import (
+    BY_NAME,
+    PLAIN,
+    Part,
+    Rounded,
+    Scheme,
+    halve,
+    loses,
+    round_weight,
+)
+from npurt.rknpu.driver.host import round_rows
+from npurt.rknpu.driver.memory import Buffer, Space
+from npurt.rknpu.isa.formats import form
+from npurt.rknpu.plan.images import weights_image, weights_rows
+from npurt.rknpu.plan.proof import Role
+from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
+
+
+class PartOnNpu:
+    """One part of K of a weight: an image for each core that has rows of it.
+
+    On rocket each core has an address space of its own; on rknpu all share one.
+    """
+
+    def __init__(self, part: Part, task: str, spaces: Sequence[Space], name: str) -> None:
+        n, kp = part.codes.shape
+        self.columns = part.columns
+        self.block = part.block
+        self.signs = part.signs
+        self.scales = part.scales
+        self.kp = kp
+        self.plan: WeightPlan = plan_weights(form(task), n, kp, cores=len(spaces))
+        self.images: list[Buffer] = []
+        try:
+            for core in range(len(self.plan.cores)):
+                image = weights_image(part.codes, self.plan, core)
+                buffer = spaces[core].alloc(image.nbytes, Role.INPUT, f"{name}, core {core}")
+                self.images.append(buffer)
+                with buffer.cpu_access(write=True) as memory:
+                    memory[: image.nbytes] = image
+        except BaseException:
+            self.free()
+            raise
+
+    def rounded(self, x: F32, scheme: Scheme) -> F64:
+        """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
+        mine = x[:, self.columns]
+        if scheme.task != "int8":
+            halves = np.zeros((len(x), self.kp))
+            halves[:, : mine.shape[1]] = halve(mine)
+            return halves
+        codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
+        scales = np.empty(len(x), np.float32)
+        round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
+        values = codes[: len(x)].astype(np.float64)
+        if scheme.passes == 2:
+            values += codes[len(x) :] / 254.0
+        exact: F64 = values * scales[:, None]
+        return exact
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for image in self.images:
+            image.free()
+
+    def codes(self, rows: slice) -> npt.NDArray[Any]:
+        """Return *rows* as the NPU's memory has them, ``[n, Kp]``."""
+        images = []
+        for core, buffer in enumerate(self.images):
+            with buffer.cpu_access(write=False) as memory:
+                images.append(memory[: self.plan.image_bytes(core)])
+        return weights_rows(images, self.plan, rows)
+
+
+class RkPacked(Packed):
+    """A weight rounded by a scheme that meets its budget, and on the NPU once it is uploaded."""
+
+    def __init__(self, device: Device, tensor: QTensor, rounded: Rounded, number: int) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.number = number  # never used twice
+        self.scheme: Scheme = rounded.scheme
+        self.expected_error = rounded.error
+        self.parts: list[PartOnNpu] = []  # none: it has no memory there
+        self.bank: Bank | None = None  # the last that it was in
+        self._nbytes = sum(part.codes.nbytes for part in rounded.parts)
+        self._rounded: Rounded | None = rounded
+        self._again = rounded.scheme is not PLAIN  # whether the tensor rounds to this again
+
+    def upload(self, bank: Bank) -> None:
+        """Write it to the memory of *bank*, again after that was lost.
+
+        Raises:
+            DeviceFull: There is no room.
+        """
+        rounded = self._rounded or round_weight(self.tensor, self.scheme)
+        try:
+            for part in rounded.parts:
+                name = f"weight {self.number}"
+                self.parts.append(PartOnNpu(part, self.scheme.task, bank.spaces, name))
+        except BaseException:
+            self.free()
+            raise
+        self.bank = bank
+        self._rounded = None if self._again else rounded  # the NPU's memory has it
+        self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
+
+    def free(self) -> None:
+        """Give the NPU's memory back."""
+        for part in self.parts:
+            part.free()
+        self.parts.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the images, over all cores."""
+        return self._nbytes
+
+    def multiplied(self, rows: slice) -> F64:
+        """Return *rows* of what is multiplied, rotated: the parts side by side."""
+        values = [
+            part.codes(rows).astype(np.float64) * part.scales[rows, None] for part in self.parts
+        ]
+        return np.concatenate(values, axis=1)
+
+    def rounded(self, x: F32) -> F64:
+        """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
+        return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error; see `Packed.error`.
+
+        What comes from each part is rounded to float32, and so is each sum of them.  Sums of int8
+        products are exact; of float16 products the NPU rounds each to float32 [?].  All are
+        independent, of at most the norms' product.
+        """
+        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
+        roundings = 2 * len(self.parts) + (0 if self.scheme.task == "int8" else self.k)
+        return UNIT * math.sqrt(roundings) * norms
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results may be off besides: the parts and their sums may be flushed."""
+        return np.full(len(range(self.n)[rows]), 3 * len(self.parts) * FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what parts and their sums do not exceed; before them are integers or float64."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most
+
+
+class AdaptivePacked(Packed):
+    """A weight of int8 whose products with some rows of x are of float16.
+
+    Those are rows that have much larger numbers in some columns than in most.  They have an image
+    of their own.  What is multiplied lies side by side, columns of int8, rotated, and then columns
+    of float16; of each row of x, one of the two are zeros.
+
+    Attributes:
+        coarse: Of int8.
+        fine: Of float16; None until a row wants it.
+    """
+
+    def __init__(self, coarse: RkPacked) -> None:
+        self.coarse = coarse
+        self.fine: RkPacked | None = None
+        self.tensor = coarse.tensor
+        self.device = coarse.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the images."""
+        fine = self.fine.nbytes if self.fine and self.fine is not self.coarse else 0
+        return self.coarse.nbytes + fine
+
+    def fine_rows(self, x: F32) -> npt.NDArray[np.bool_]:
+        """Return which rows of x int8 rounds more coarsely than weights are chosen for.
+
+        Two passes would mend that for x, but not what their largest numbers make of the rounding of
+        the weight.
+
+        Raises:
+            NumericsError: x holds NaN or infinity.
+        """
+        error = BY_NAME["int8"].x_error
+        fine = np.zeros(len(x), np.bool_)
+        for part in self.coarse.parts:
+            mine = x[:, part.columns]
+            fine |= loses(mine, error, kp=part.kp, signs=part.signs, block=part.block)
+        return fine
+
+    def multiplied(self, rows: slice) -> F64:
+        """Return *rows* of what is multiplied; see the class."""
+        with np.errstate(over="ignore"):  # then there is no `fine`, and no x to multiply it
+            halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
+        halves[~np.isfinite(halves)] = 0
+        return np.concatenate([self.coarse.multiplied(rows), halves], axis=1)
+
+    def rounded(self, x: F32) -> F64:
+        """Return x ``[M, K]`` as it multiplies these values."""
+        fine = np.zeros(len(x), np.bool_) if self.fine is self.coarse else self.fine_rows(x)
+        values, halves = self.coarse.rounded(x), np.zeros(x.shape)
+        values[fine] = 0
+        halves[fine] = halve(x[fine])
+        return np.concatenate([values, halves], axis=1)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error: that of float16 products, which round the most."""
+        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
+        return UNIT * math.sqrt(2 + self.k) * norms
+
+    def floor(self, rows: slice) -> F64:
+        """Return how far results may be off besides: they may be flushed."""
+        return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return what sums do not exceed; before them are integers, or smaller numbers."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most

@@ -1,0 +1,247 @@
+"""What can be wrong between a board and its RK3588 NPU, in the order in which to look.
+
+Order and messages follow what was found to be the cause in reports, which
+tests/data/doctor/rockchip.json names.  Names in /sys: Linux rk3588-base.dtsi and
+drivers/accel/rocket; the vendor's rk3588s.dtsi and drivers/rknpu, drivers/devfreq.
+"""
+
+import re
+
+from npurt.doctor.check import Check, Result, fail, ok, skip, warn
+from npurt.doctor.system import Node, System
+from npurt.rknpu.doctor import live as live
+from npurt.rknpu.doctor import speed as speed
+from npurt.rknpu.driver.system import CHIPS
+
+TREE = "/sys/firmware/devicetree/base"
+NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
+DRIVERS = {  # what drives the cores -> its folder
+    "rocket": speed.ROCKET,
+    "rknpu": "/sys/bus/platform/drivers/RKNPU",
+}
+FIRST_WITH_ROCKET = (6, 18)  # of Linux
+CONFIG = r"CONFIG_(?:DRM_ACCEL_ROCKET|ROCKCHIP_RKNPU)(?:=[ym]| is not set)"
+KERNELS = (
+    "a kernel with rocket (Linux 6.18 and newer, CONFIG_DRM_ACCEL_ROCKET=m) or the vendor's with "
+    "rknpu 0.9.6 and newer (Armbian: linux-image-vendor-rk35xx), and its device tree"
+)
+
+
+def why_not(system: System) -> str | None:
+    """Return why this machine has no RK3588 to look for, or None."""
+    if "rockchip," in compatible(system):
+        return None
+    return "this is no board with a Rockchip chip"
+
+
+def compatible(system: System) -> str:
+    """Return what the device tree says the board is, a line each."""
+    return system.text(f"{TREE}/compatible") or ""
+
+
+def driver_of(system: System) -> str | None:
+    """Return the driver that has the cores: ``rocket``, ``rknpu`` or None."""
+    for name, folder in DRIVERS.items():
+        if cores_of(system, folder):
+            return name
+    return None
+
+
+def cores_of(system: System, folder: str) -> int:
+    """Return how many devices a platform driver has."""
+    return sum(name.endswith(".npu") for name in system.names(folder))
+
+
+def chip(system: System) -> Result:
+    """Other chips' NPUs have other registers."""
+    found = re.findall(r"^rockchip,((?:rk|rv)\d+\w*)$", compatible(system), re.M)
+    name = found[-1] if found else ""
+    if name.startswith(tuple(CHIPS)):
+        return ok(name)
+    return fail(
+        f"the chip is {name.upper() or 'unknown'}: its NPU has other registers than the RK3588's, "
+        "and programs for one can hang the other",
+        "npurt run -dev cpu; the simulator runs here, too: npurt probe -dev rknpu:sim",
+    )
+
+
+def board(system: System) -> Result:
+    """Say what the board is; an unknown one is no error."""
+    model = system.text(f"{TREE}/model") or "no model in the device tree"
+    kernel = system.text("/proc/sys/kernel/osrelease")
+    return ok(", ".join(part for part in (model, f"Linux {kernel}" if kernel else "") if part))
+
+
+def tree(system: System) -> Result:
+    """The device tree must have the NPU, and enable it."""
+    if NPU not in system.names(TREE):
+        return fail("the device tree has no NPU", KERNELS)
+    status = system.text(f"{TREE}/{NPU}/status") or "okay"
+    if status in ("okay", "ok"):
+        return ok(f"{NPU} is enabled")
+    return fail(
+        f"the device tree has the NPU {status}",
+        "a device tree that enables it: of a newer kernel for this very board, or an overlay that "
+        f"sets status = okay in {NPU}, the other two cores, their IOMMUs and their supply",
+    )
+
+
+def driver(system: System) -> Result:
+    """One of the two drivers must have the cores."""
+    name = driver_of(system)
+    if name:
+        return ok(f"{name} has the NPU")
+    kernel = system.text("/proc/sys/kernel/osrelease") or ""
+    config = _config(system, kernel)
+    if "rocket" in system.names("/sys/module"):
+        return fail(
+            "the driver rocket is loaded and has no core; loaded late, it finds the NPU's supply "
+            "switched off",
+            "sudo dmesg | grep -e rocket -e npu; if it says nothing else: rocket in the initramfs, "
+            "or a kernel with CONFIG_DRM_ACCEL_ROCKET=y",
+        )
+    if "CONFIG_DRM_ACCEL_ROCKET=m" in config:
+        return fail("the driver rocket is not loaded", "sudo modprobe rocket")
+    if "CONFIG_ROCKCHIP_RKNPU=m" in config:
+        return fail("the driver rknpu is not loaded", "sudo modprobe rknpu")
+    if "CONFIG_DRM_ACCEL_ROCKET is not set" in config:
+        return fail(f"Linux {kernel} was built without CONFIG_DRM_ACCEL_ROCKET", KERNELS)
+    return fail(f"Linux {kernel or 'of unknown version'} has no driver{_age(kernel)}", KERNELS)
+
+
+def _config(system: System, kernel: str) -> list[str]:
+    """Return how the kernel was configured, as far as it matters here."""
+    for path in (f"/boot/config-{kernel}", "/proc/config.gz"):
+        found = system.matches(path, CONFIG)
+        if found:
+            return found
+    return []
+
+
+def _age(kernel: str) -> str:
+    version = re.match(r"(\d+)\.(\d+)", kernel)
+    if version and (int(version[1]), int(version[2])) < FIRST_WITH_ROCKET:
+        return ": rocket came with Linux 6.18, and this is not the vendor's kernel"
+    return ""
+
+
+def nodes_of(system: System) -> dict[str, Node]:
+    """Return the nodes of the driver that has the cores."""
+    if driver_of(system) == "rocket":
+        paths = [f"/dev/accel/{name}" for name in system.names("/dev/accel")]
+    else:
+        paths = [
+            f"/dev/dri/{name}"
+            for name in system.names("/sys/class/drm")
+            if re.fullmatch(r"renderD\d+|card\d+", name)
+            and "DRIVER=RKNPU" in (system.text(f"/sys/class/drm/{name}/device/uevent") or "")
+        ]
+        paths.sort(key=lambda path: "render" not in path)
+    found = {path: system.node(path) for path in paths}
+    return {path: node for path, node in found.items() if node}
+
+
+def node(system: System) -> Result:
+    """This user must be allowed to open one of the nodes."""
+    nodes = nodes_of(system)
+    usable = [path for path, node in nodes.items() if node.read and node.write]
+    if usable:
+        return ok(f"{usable[0]} can be opened")
+    if nodes:
+        path, found = next(iter(nodes.items()))
+        return fail(
+            f"no permission to open {path} ({found})",
+            f"sudo usermod -aG {found.group} $USER, then log in again"
+            if found.group != "root"
+            else f"sudo chgrp render {path} && sudo chmod 660 {path}; sudo usermod -aG render "
+            "$USER, then log in again; a udev rule makes it last",
+        )
+    if driver_of(system) == "rknpu" and system.node("/dev/rknpu"):
+        return fail(
+            "there is /dev/rknpu, but no DRM node: this rknpu was built with DMA_HEAP",
+            "a kernel with CONFIG_ROCKCHIP_RKNPU_DRM_GEM=y instead of ..._DMA_HEAP",
+        )
+    folder = "/dev/accel" if driver_of(system) == "rocket" else "/dev/dri"
+    return fail(
+        f"the driver has the NPU, but there is no node in {folder}",
+        f"sudo udevadm trigger; in a container: pass {folder} in",
+    )
+
+
+def version(system: System) -> Result:
+    """The vendor's driver must be of 0.9.6 or newer: before, its requests had other sizes."""
+    if driver_of(system) == "rocket":
+        return ok("rocket has one interface so far")
+    told = system.text("/sys/kernel/debug/rknpu/version") or system.text("/proc/rknpu/version")
+    log = "\n".join(system.log("Initialized rknpu"))
+    found = re.search(r"v(\d+\.\d+\.\d+)", told or "") or re.search(r"rknpu (\d+\.\d+\.\d+)", log)
+    release = found[1] if found else live.version(system)
+    if not release:
+        return skip("only root may read of which version the driver is")
+    if tuple(map(int, release.split("."))) < (0, 9, 6):
+        return fail(f"the driver rknpu is {release}, and npurt needs 0.9.6 or newer", KERNELS)
+    return ok(f"rknpu {release}")
+
+
+def iommu(system: System) -> Result:
+    """Without its IOMMU the NPU would need memory in one piece, which there is little of."""
+    if driver_of(system) == "rocket":
+        return ok("rocket always uses it")
+    status = system.text(f"{TREE}/iommu@fdab9000/status") or "okay"
+    log = system.log(r"rknpu iommu is (?:en|dis)abled|rknpu iommu device-node not found")
+    if status not in ("okay", "ok") or any("non-iommu" in line for line in log):
+        return fail(
+            "the NPU runs without its IOMMU",
+            "a device tree with status = okay in iommu@fdab9000 (rknpu_mmu)",
+        )
+    return ok("enabled")
+
+
+def cores(system: System) -> Result:
+    """The mainline driver knows the cores one by one."""
+    if driver_of(system) == "rknpu":
+        return ok("rknpu has all cores as one")
+    count = cores_of(system, DRIVERS["rocket"])
+    if count < 3 and "rk3583" not in compatible(system):
+        return warn(
+            f"{count} of 3 cores are there: products take {3 / count:.1f} times as long",
+            f"a device tree that enables npu@fdac0000 and npu@fdad0000: head {TREE}/npu@*/status",
+        )
+    return ok(f"{count} cores")
+
+
+CHECKS = (
+    Check("chip", "programs fit one family of chips", chip),
+    Check("board", "what the board says it is", board, ("chip",)),
+    Check("tree", "the device tree enables the NPU", tree, ("chip",)),
+    Check("driver", "one of two drivers has the NPU", driver, ("tree",)),
+    Check("node", "this user may use it", node, ("driver",)),
+    Check("version", "the driver is not too old", version, ("driver",)),
+    Check("iommu", "memory need not be in one piece", iommu, ("driver",)),
+    Check("cores", "all cores are there", cores, ("driver",)),
+    Check("npu-clock", "the NPU is not slowed down", speed.npu, ("driver",)),
+    Check("ddr-clock", "memory is not slowed down", speed.ddr, ("driver",)),
+    Check("cma", "there is memory in one piece", speed.cma, ("driver",)),
+    Check("files", "enough files may be open", speed.files, ("driver",)),
+    Check("alone", "nobody else uses the NPU", live.alone, ("node", "version", "iommu")),
+    Check("open", "npurt can open it", live.opens, ("alone",)),
+    Check("products", "its results are right", live.products, ("open",), symptom=True),
+)
+SIMULATED = tuple(check for check in CHECKS if check.name in ("alone", "open", "products"))
+
+
+def collect(system: System) -> None:
+    """Ask for what no check needs and a reader of a bundle wants to know."""
+    for path in (
+        "/etc/os-release",
+        "/proc/sys/kernel/osrelease",
+        "/proc/cmdline",
+        "/sys/kernel/debug/rknpu/load",
+        "/sys/kernel/debug/clk/clk_summary",
+    ):
+        system.text(path)
+    for core in ("fdab0000", "fdac0000", "fdad0000"):
+        system.text(f"{TREE}/npu@{core}/status")
+    for folder in ("/dev/accel", "/dev/dri", "/dev/dma_heap", "/sys/class/devfreq"):
+        system.names(folder)
+    system.log("(?i)rocket|rknpu|fda[bcd]0000")

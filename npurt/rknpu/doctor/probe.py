@@ -1,0 +1,271 @@
+"""The first program to run on a board: small products, the ones known to go wrong first.
+
+Each is computed twice and compared with numpy; integers must be exact.  The order is that of
+bring-up: what fails first explains what fails after it.  Sources: reports of mtx512/rk3588-npu,
+happyme531/rknpu2_matmul_open, gregordinary/rockchip-npu-notes, ork-driver.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import DeviceLost, DriverError, NpurtError
+from npurt.rknpu.driver.base import Driver, Job, Work
+from npurt.rknpu.driver.memory import Buffer
+from npurt.rknpu.isa.formats import form
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.plan import images
+from npurt.rknpu.plan.cost import npu_seconds
+from npurt.rknpu.plan.proof import Role
+from npurt.rknpu.plan.tiling import Plan, plan, plan_weights
+
+TIMEOUT_S = 2.0
+RUNS = 2  # of each product: the second must give the same
+LOST_IN_A_ROW = 3  # then the rest is left out
+GARBAGE = 0x5A  # where results will be
+PATTERN_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One product ``[M, K] @ [N, K].T``."""
+
+    name: str
+    m: int
+    k: int
+    n: int
+    about: str  # what is wrong when this is the first to fail
+    form: str = "int8"
+    layout: Layout = Layout.ROW
+    cores: int = 1
+    max_n: int = 4096  # columns of a task
+    profile: Profile = Profile.FULL
+    identity: bool = False  # B is a unit matrix
+
+    @property
+    def shape(self) -> str:
+        """M x K x N."""
+        return f"{self.m}x{self.k}x{self.n}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a trial.
+
+    *state* is ``ok``, ``flaky`` (right, but only when run again), ``wrong``, ``error`` or
+    ``left out``.
+    """
+
+    name: str
+    shape: str
+    state: str
+    what: str
+    seconds: float | None = None  # of the last run, from submit to results
+    driver_seconds: float | None = None  # the driver's own figure
+    model_seconds: float | None = None  # what the cost model expects, with one submit
+
+
+_ROWS = tuple(
+    Trial(f"rows, {layout.value}", m, 64, 64, about, layout=layout)
+    for layout, about in (
+        (Layout.ROW, "strides of rows: CNA_DMA_CON1, DPU_DATA_CUBE_NOTCH_ADDR"),
+        (Layout.NATIVE_W, "strides of surfaces: CNA_DMA_CON2 (-3 M), DPU_DST_SURF_STRIDE"),
+    )
+    for m in range(1, 10)
+)
+TRIALS = (
+    Trial("identity", 1, 32, 32, "the layout of weights, or caches that are not maintained",
+          identity=True),
+    Trial("4 x 64 x 64", 4, 64, 64, "the layout of weights: groups of 32 by 32"),
+    *_ROWS,
+    Trial("three groups", 4, 64, 96, "DPU_BS_OW_CFG SIZE_E: only the first surfaces are written"),
+    Trial("half an entry", 126, 2080, 64, "CBUF: K = 32 mod 64 needs more banks than its bytes"),
+    Trial("half an entry", 144, 672, 64, "CBUF: K = 32 mod 64 needs more banks than its bytes"),
+    Trial("long sums", 1, 11008, 64, "CBUF: banks for one group of kernels"),
+    Trial("long sums", 2, 11008, 64, "CBUF: banks for one group of kernels"),
+    Trial("three tasks", 12, 64, 192, "tasks that follow one another: chain, or sums left over",
+          max_n=64),
+    Trial("all cores", 4, 64, 192, "a core that is off, its address space, or its slot", cores=3),
+    Trial("all cores", 128, 1024, 1024, "as before; or memory that is too slow", cores=3),
+    Trial("float16", 4, 64, 64, "precision: CNA_CONV_CON1, DPU_DATA_FORMAT", form="fp16"),
+    Trial("float16", 1, 4096, 64, "precision of long sums", form="fp16"),
+    *(Trial("rows, native-h", m, 64, 64, "M not a multiple of 4: derived, nobody ran it [?]",
+            layout=Layout.NATIVE_H) for m in (2, 3, 5)),
+)  # fmt: skip
+RISKY = (  # seen to hang until the driver was loaded again
+    Trial("without DPU_RDMA", 4, 64, 64, "a list of 108 words: works with the vendor's driver [?]",
+          profile=Profile.SHORT),
+)  # fmt: skip
+
+
+def probe(connect: Callable[[], Driver], *, risky: bool = False) -> Iterator[Outcome]:
+    """Make every trial; what was lost is opened again for the next.
+
+    Args:
+        connect: Opens the driver.
+        risky: Try, last, what may hang the NPU until its driver is loaded again.
+
+    Raises:
+        NpurtError: The driver cannot be opened at first.
+    """
+    opened = connect()
+    driver: Driver | None = opened
+    lost = 0
+    try:
+        yield Outcome("open", "", "ok", opened.detail)
+        yield _memory(opened)
+        for trial in (*TRIALS, *(RISKY if risky else ())):
+            if driver is None or lost == LOST_IN_A_ROW:
+                yield Outcome(trial.name, trial.shape, "left out", "the NPU does not come back")
+                continue
+            outcome = _tried(driver, trial)
+            yield outcome
+            lost = lost + 1 if outcome.state == "error" else 0
+            if outcome.state == "error":
+                driver.close()
+                driver = _again(connect)
+    finally:
+        if driver:
+            driver.close()
+
+
+def _again(connect: Callable[[], Driver]) -> Driver | None:
+    try:
+        return connect()
+    except NpurtError:
+        return None
+
+
+def _memory(driver: Driver) -> Outcome:
+    """Memory keeps what was written, in each address space."""
+    pattern = np.random.default_rng(0).integers(0, 256, PATTERN_BYTES, np.uint8)
+    try:
+        for space in dict.fromkeys(driver.spaces):
+            buffer = space.alloc(PATTERN_BYTES, Role.INPUT, "pattern")
+            with buffer.cpu_access(write=True) as memory:
+                memory[:] = pattern
+            with buffer.cpu_access(write=False) as memory:
+                same = np.array_equal(memory, pattern)
+            buffer.free()
+            if not same:
+                return Outcome("memory", "", "wrong", "it does not keep what was written")
+    except DriverError as error:
+        return Outcome("memory", "", "error", error.what)
+    return Outcome("memory", "", "ok", f"{PATTERN_BYTES} bytes written, cleaned and read")
+
+
+def _tried(driver: Driver, trial: Trial) -> Outcome:
+    try:
+        return _make(driver, trial)
+    except DriverError as error:
+        cause = error.__cause__ if isinstance(error, DeviceLost) else None
+        what = cause.what if isinstance(cause, NpurtError) else error.what
+        return Outcome(trial.name, trial.shape, "error", f"{what}; looks at {trial.about}")
+
+
+def _make(driver: Driver, trial: Trial) -> Outcome:
+    """Compute a product on the NPU, and by numpy.
+
+    Raises:
+        DriverError: The driver does.
+    """
+    a, b = operands(trial)
+    weights = plan_weights(
+        form(trial.form), *b.shape, cores=min(trial.cores, len(driver.spaces)), rows=trial.m
+    )
+    tiles = plan(weights, trial.m, trial.layout, max_n=trial.max_n)
+    usual, driver.profile = driver.profile, trial.profile
+    try:
+        product = _Product(driver, tiles, a, b)
+    finally:
+        driver.profile = usual
+    exact = a.astype(np.float64) @ b.astype(np.float64).T
+    for _ in range(RUNS):
+        seconds, result = product.run()
+        if not np.array_equal(result, exact):
+            break
+    elapsed = driver.elapsed_ns(product.job)
+    expected = npu_seconds([tiles], driver.name).expected
+    times = seconds, None if elapsed is None else elapsed / 1e9, expected
+    product.free()
+    state, what = _verdict(result, exact, product.job.repeated)
+    about = f"{what}; looks at {trial.about}" if state == "wrong" else what
+    return Outcome(trial.name, trial.shape, state, about, *times)
+
+
+def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -> tuple[str, str]:
+    """Return a state and what there is to say; *repeated* is why the job was run again, or ""."""
+    wrong = np.argwhere(result != exact)
+    if len(wrong):
+        row, column = map(int, wrong[0])
+        return "wrong", (
+            f"{len(wrong)} of {exact.size} wrong, first at row {row}, column {column}: "
+            f"{result[row, column]:g}, not {exact[row, column]:g}"
+        )
+    return ("flaky", f"right only when run again: {repeated}") if repeated else ("ok", "")
+
+
+def operands(trial: Trial) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return A ``[M, K]`` and B ``[N, K]``: integers whose products every form adds up exactly."""
+    rng = np.random.default_rng([trial.m, trial.k, trial.n])
+    most, kind = (127, np.int8) if trial.form == "int8" else (8, np.float16)
+    a = rng.integers(-most, most + 1, (trial.m, trial.k)).astype(kind)
+    if trial.identity:
+        return a, np.eye(trial.n, trial.k).astype(kind)
+    return a, rng.integers(-most, most + 1, (trial.n, trial.k)).astype(kind)
+
+
+class _Product:
+    """The buffers and the job of one trial."""
+
+    def __init__(self, driver: Driver, tiles: Plan, a: Any, b: Any) -> None:
+        self._driver, self._plan = driver, tiles
+        self._buffers: list[tuple[Buffer, Buffer, Buffer]] = []
+        works = []
+        for core in range(len(tiles.tiles)):
+            weights = images.weights_image(b, tiles.weights, core)
+            group = (
+                self._filled(core, images.features_image(a, tiles), Role.INPUT),
+                self._filled(core, weights, Role.INPUT),
+                self._filled(core, np.empty(tiles.c_bytes[core], np.uint8), Role.OUTPUT),
+            )
+            self._buffers.append(group)
+            works.append(_work(tiles, core, *(buffer.address for buffer in group)))
+        self.job: Job = driver.prepare(works)
+
+    def _filled(self, core: int, image: npt.NDArray[np.uint8], role: Role) -> Buffer:
+        buffer = self._driver.spaces[core].alloc(image.nbytes, role, role.name)
+        with buffer.cpu_access(write=True) as memory:
+            memory[: image.nbytes] = image
+        return buffer
+
+    def run(self) -> tuple[float, npt.NDArray[Any]]:
+        """Return how long it took, and C."""
+        for _, _, result in self._buffers:
+            with result.cpu_access(write=True) as memory:
+                memory[:] = GARBAGE
+        start = time.perf_counter()
+        self._driver.run(self.job, TIMEOUT_S)
+        seconds = time.perf_counter() - start
+        copies = []
+        for (_, _, result), nbytes in zip(self._buffers, self._plan.c_bytes, strict=True):
+            with result.cpu_access(write=False, nbytes=nbytes) as memory:
+                copies.append(memory.copy())
+        return seconds, images.results_matrix(copies, self._plan)
+
+    def free(self) -> None:
+        """Give everything back."""
+        self.job.free()
+        for group in self._buffers:
+            for buffer in group:
+                buffer.free()
+
+
+def _work(tiles: Plan, core: int, a: int, b: int, c: int) -> Work:
+    mine = tiles.tiles[core]
+    return Work([t.task for t in mine], [(a + t.a, b + t.b, c + t.c) for t in mine])

@@ -1,0 +1,340 @@
+"""Jobs and how they are run, whichever driver the kernel has."""
+
+import abc
+import errno
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
+from npurt.rknpu.driver.memory import Buffer, Piece, Space
+from npurt.rknpu.driver.run import Call, Crew, Lane, Run
+from npurt.rknpu.isa.formats import ATOM
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import ALIGNMENT, link, stride
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds
+from npurt.rknpu.plan.proof import Proof, Role, prove
+
+MARGIN = 20  # on what is expected: a slower clock, memory that is shared
+GRACE_S = 0.5  # beyond that; as long as mainline lets a job take
+ATTEMPTS = 2  # of a job, with a reset between
+
+# Written where a job ends and looked for afterwards.  No sum of int8 products is so large, and as
+# floats of either size it is a NaN that arithmetic does not make.
+SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
+
+
+class Work(NamedTuple):
+    """What one core is to do: tasks, and the addresses of A, B and C of each."""
+
+    tasks: Sequence[Task]
+    addresses: Sequence[tuple[int, int, int]]
+
+
+class Repeats(NamedTuple):
+    """How often a job was run again, and why the last time."""
+
+    times: int
+    cause: str
+
+
+Input = tuple[Buffer, int]  # how many bytes of it there are
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A core's part of a job, proven."""
+
+    program: Piece
+    count: int  # of tasks
+    proof: Proof
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+    @property
+    def last(self) -> tuple[Buffer, int]:
+        """The buffer and offset of the last atom that it writes."""
+        end = int(self.proof.results[-1, 1])
+        for buffer in self.writes:
+            if buffer.address < end <= buffer.address + buffer.nbytes:
+                return buffer, end - ATOM - buffer.address
+        raise AssertionError("the proof names the buffer of each result")
+
+
+class Job:
+    """A prepared job.  Its program stays in the NPU's memory until `free`.
+
+    Args:
+        parts: Of each core.
+        lanes: All that it takes to run it.
+        inputs: As in `Driver.prepare`.
+        crew: Who runs the lanes; None, the caller.
+        owned: What `Driver.commands` returned: it goes with the job.
+        held: What the structs point to.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        lanes: Sequence[Lane],
+        inputs: Sequence[Input] = (),
+        crew: Crew | None = None,
+        owned: Sequence[Piece] = (),
+        held: Sequence[Any] = (),
+    ) -> None:
+        self.parts = tuple(parts)
+        marked = [buffer.window(at, at + ATOM) for buffer, at in lasts(parts)]
+        a = inputs[0][0].window(0, inputs[0][1]) if inputs else None
+        self.run = Run(lanes, SENTINEL, marked, a, crew)
+        self._owned = tuple(owned)
+        self.held = held
+        self.most_s = 0.0  # that it may take
+        self.repeated = ""  # why it was run again, when it was
+        self.timeout_s = 0.0  # that its structs say
+        self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
+        self.freed = self._freed()
+
+    def _freed(self) -> int:
+        count = 0
+        for space in self._spaces:
+            count += space.freed
+        return count
+
+    def check(self) -> None:
+        """See that what was proven still holds.
+
+        Raises:
+            LayoutError: A buffer of it was freed.
+        """
+        if self._freed() == self.freed:
+            return
+        for part in self.parts:
+            used: tuple[Buffer | Piece, ...] = (part.program, *part.reads, *part.writes)
+            for each in used:
+                if not each.alive:
+                    raise LayoutError(
+                        f"a job uses buffer {each.name}, which was freed",
+                        remedy="prepare the job again, with buffers that are there",
+                    )
+        self.freed = self._freed()
+
+    def free(self) -> None:
+        """Give its program's memory back."""
+        for piece in self._owned:
+            piece.free()
+
+
+def lasts(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
+    """Return where each part ends."""
+    return [part.last for part in parts]
+
+
+class Driver(abc.ABC):
+    """An opened NPU.  Not thread-safe.
+
+    Attributes:
+        deadline_s: Seconds that a job may take at most.
+        planned_s: Seconds that a job with many rows may take, by the cost model's slowest guess.
+        repeats: Of all jobs so far.
+        name: Of the kernel's driver.
+        detail: Version and node, for people.
+        spaces: The address space of each core.
+        chained: Whether a program starts its tasks itself.
+        profile: Of the programs that `prepare` makes.
+    """
+
+    deadline_s = math.inf
+    planned_s = math.inf
+    repeats = Repeats(0, "")
+    name: str
+    detail: str
+    spaces: tuple[Space, ...]
+    chained: bool
+    profile = Profile.FULL  # runs under both drivers
+
+    def more_spaces(self) -> tuple[Space, ...]:
+        """Return further address spaces, one for each core, or none when there are no more.
+
+        A job is in those that `spaces` has, or in those that one call returned.
+        """
+        return ()
+
+    def prepare(
+        self,
+        works: Sequence[Work],
+        inputs: Sequence[Input] = (),
+        *,
+        spaces: Sequence[Space] = (),
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> Job:
+        """Make a job of the work of each core, core 0 first; prove it; load its programs.
+
+        Args:
+            works: What to do.
+            inputs: A, which is written through its `window` before each run or by the run itself;
+                then, where cores have address spaces of their own, A of each other core, into which
+                the run copies it.
+            spaces: The address space of each core, by default the first that there are.
+            make_room: See `Space.take`: for the programs.
+
+        Raises:
+            LayoutError: The work does not fit its buffers, or the NPU.
+            DeviceFull: There is no room for the programs.
+        """
+        spaces = spaces or self.spaces
+        if not 0 < len(works) <= len(spaces) or not all(work.tasks for work in works):
+            raise LayoutError(
+                f"work for {len(works)} cores, some perhaps without tasks, is no job",
+                remedy=f"give each of 1 to {len(spaces)} cores a task",
+            )
+        patience = self._patience(self._expected([work.tasks for work in works]))
+        pieces = self.commands(spaces, [len(work.tasks) for work in works], make_room)
+        parts: list[Part] = []
+        try:
+            for program, work in zip(pieces, works, strict=False):
+                parts.append(self._part(program, work))
+            job = self._job(parts, inputs, pieces)
+        except BaseException:
+            for piece in pieces:
+                piece.free()
+            raise
+        job.most_s = min(patience, self.deadline_s)
+        return job
+
+    def _expected(self, work: Sequence[Sequence[Task]]) -> float:
+        """Return the seconds that the cost model expects each core's tasks to take at most."""
+        speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
+        return max(task_seconds(work, speed, chained=self.chained, clock_hz=clock_hz))
+
+    def commands(
+        self,
+        spaces: Sequence[Space],
+        tasks: Sequence[int],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> list[Piece]:
+        """Take memory for the commands of a job with so many *tasks* of each core.
+
+        Returns:
+            A piece for the program of each core, and what else the driver needs.
+
+        Raises:
+            DeviceFull: There is none.
+        """
+        pieces: list[Piece] = []
+        try:
+            for space, count in zip(spaces, tasks, strict=False):
+                nbytes = count * stride(self.profile) * 8
+                taken = space.take(nbytes, Role.PROGRAM, "programs", ALIGNMENT, make_room)
+                pieces.append(taken)
+        except BaseException:
+            for piece in pieces:
+                piece.free()
+            raise
+        return pieces
+
+    def _part(self, program: Piece, work: Work) -> Part:
+        space = program.space
+        at = program.address if self.chained else None
+        words = link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
+        proof = prove(
+            words,
+            space.spans,
+            at=program.address,
+            chained=self.chained,
+            profile=self.profile,
+        )
+        with program.write() as memory:
+            memory.view("<u8")[:] = words.ravel()
+        reads = tuple(space.at(span) for span in sorted(proof.reads))
+        writes = tuple(space.at(span) for span in sorted(proof.writes))
+        return Part(program, len(work.tasks), proof, reads, writes)
+
+    def run(self, job: Job, timeout_s: float = math.inf) -> None:
+        """Run *job* and wait for it; then the CPU sees its results.
+
+        A job that fails, or leaves its last result unwritten, is tried once more after a reset.
+        Each time it may take *timeout_s*, or `deadline_s` or `_patience` if that is less.
+
+        Raises:
+            DeviceLost: It failed again, or the device is gone: open it anew.
+            LayoutError: A buffer of the job was freed.
+            NumericsError: The job rounds x, which holds NaN or infinity.
+        """
+        if not self.spaces[0].is_ours:
+            raise DeviceLost(
+                f"{self.detail} was closed, or opened before this process was forked",
+                remedy="open the device in the process that uses it",
+                call="SUBMIT",
+                code=errno.EBADF,
+            )
+        job.check()
+        timeout_s = min(timeout_s, job.most_s)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._try(job, timeout_s)
+            except DeviceLost:
+                raise
+            except DriverError as error:
+                if attempt == ATTEMPTS:
+                    raise DeviceLost(
+                        f"a job failed {ATTEMPTS} times on {self.detail}: {error.what}",
+                        remedy=error.remedy,
+                        call=error.call,
+                        code=error.code,
+                    ) from error
+                job.repeated = error.what
+                self.repeats = Repeats(self.repeats.times + 1, error.what)
+                self.reset()
+            else:
+                return
+
+    def elapsed_ns(self, job: Job) -> int | None:
+        """Return how long the NPU took for the last run of *job*, where the driver says so."""
+        return None
+
+    def _try(self, job: Job, timeout_s: float) -> None:
+        if job.timeout_s != timeout_s:
+            self._set_timeout(job, timeout_s)
+            job.timeout_s = timeout_s
+        core = self.spaces[0].system.make(job.run)
+        if core is not None:
+            raise DeviceTimeout(
+                f"core {core} ended a job without writing its result",
+                remedy="read `dmesg` for 'NPU job timed out'; load the driver again",
+                call="SUBMIT",
+                code=0,
+            )
+
+    def _patience(self, seconds: float) -> float:
+        """Return how long to wait for a job to which the cost model gives *seconds*."""
+        return GRACE_S + MARGIN * seconds
+
+    @abc.abstractmethod
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+        """Return the job, which owns *pieces* of `commands`.
+
+        That is what cleans, submits, waits, and shows the CPU the results.
+        """
+
+    @abc.abstractmethod
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
+        """Say in the structs of *job* how long to wait."""
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Bring the cores back after a failure, as far as the driver can."""
+
+    def close(self) -> None:
+        """Release the device and every buffer.  A second call does nothing."""
+        for space in self.spaces:
+            space.close()
+
+
+def cleaned(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
+    """Yield the calls that show the NPU its inputs, and the marks where results will be."""
+    for buffer, nbytes in inputs:
+        yield from buffer.space.cleaning(buffer, 0, nbytes)
+    for buffer, at in lasts(parts):
+        yield from buffer.space.cleaning(buffer, at, at + ATOM)

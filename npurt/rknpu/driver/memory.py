@@ -1,0 +1,291 @@
+"""Buffers that the CPU and the NPU share, and the address spaces they are in.
+
+Cache maintenance is here and nowhere else.  The NPU never writes what the CPU writes for it, so
+inputs only have to be cleaned; what it writes is invalidated when a job has ended.
+"""
+
+import abc
+import errno
+import os
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from npurt.errors import DeviceFull, DriverError, LayoutError
+from npurt.ranges import Ranges
+from npurt.rknpu.driver.run import U8, Call
+from npurt.rknpu.driver.system import System
+from npurt.rknpu.plan.proof import Role, Span
+
+SPACE_END = 1 << 32  # registers have 32 bits for an address
+LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20  # bytes; a whole one is cleaned on rocket
+PAGE = 4096  # bytes
+_NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
+
+
+class Created(NamedTuple):
+    """What a driver says of new memory."""
+
+    handle: int
+    address: int
+    memory: U8
+    cookie: int = 0  # the vendor's driver knows it by this, too
+
+
+class Buffer:
+    """Memory that both see.  The CPU may touch it inside `cpu_access` only.
+
+    Attributes:
+        nbytes: Its size.
+        address: Where it is for the NPU.
+        role: What the NPU does with it.
+        name: What for, in messages.
+        alive: False once it was freed.
+        span: All of that, for proofs.
+    """
+
+    def __init__(
+        self, space: "Space", created: Created, nbytes: int, role: Role, name: str
+    ) -> None:
+        self.nbytes = nbytes
+        self.address = created.address
+        self.handle = created.handle
+        self.cookie = created.cookie
+        self.role = role
+        self.name = name
+        self.alive = True
+        self.space = space
+        self.span = Span(self.address, self.address + nbytes, role, name)
+        self._memory = created.memory
+
+    @contextmanager
+    def cpu_access(self, *, write: bool, nbytes: int | None = None) -> Iterator[U8]:
+        """Give the CPU the first *nbytes* (all); with *write*, the NPU sees them afterwards.
+
+        What the NPU wrote is there once `Driver.run` has returned.
+
+        Raises:
+            LayoutError: It was freed.
+        """
+        if not self.alive:
+            raise LayoutError(f"buffer {self.name} was freed", remedy="allocate it again")
+        yield self._memory[:nbytes]
+        if write:
+            self.clean(0, self.nbytes if nbytes is None else nbytes)
+
+    def clean(self, start: int, end: int) -> None:
+        """Show the NPU what the CPU wrote from *start* to *end*."""
+        for call in self.space.cleaning(self, start, end):
+            self.space.system.ioctl(call.fd, call.request, call.argument)
+
+    def window(self, start: int, end: int) -> U8:
+        """Return some of its bytes, for a prepared job that keeps them.
+
+        What is written there the NPU sees if the job was prepared with this buffer as an input;
+        what the NPU writes is there once `Driver.run` has returned.
+
+        Raises:
+            LayoutError: It was freed.
+        """
+        with self.cpu_access(write=False) as memory:
+            return memory[start:end]
+
+    def free(self) -> None:
+        """Give it back to the driver.  A second call does nothing."""
+        if self.alive:
+            self.alive = False
+            self.space.forget(self)
+
+
+class Piece:
+    """A part of a buffer, which has parts of other jobs as well: `Space.take` returns it.
+
+    Attributes:
+        buffer: The whole.
+        start: Where it starts there.
+        nbytes: Its size.
+        address: Where it is for the NPU.
+        alive: False once it was freed.
+    """
+
+    def __init__(self, buffer: Buffer, ranges: Ranges, start: int, nbytes: int) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.nbytes = nbytes
+        self.address = buffer.address + start
+        self.alive = True
+        self._ranges = ranges
+
+    @property
+    def space(self) -> "Space":
+        """The space that it is in."""
+        return self.buffer.space
+
+    @property
+    def name(self) -> str:
+        """What for, in messages."""
+        return self.buffer.name
+
+    @contextmanager
+    def write(self) -> Iterator[U8]:
+        """Give the CPU its bytes; the NPU sees them afterwards."""
+        with self.buffer.cpu_access(write=False) as memory:
+            yield memory[self.start : self.start + self.nbytes]
+        self.buffer.clean(self.start, self.start + self.nbytes)
+
+    def free(self) -> None:
+        """Let others have it.  A second call does nothing."""
+        if self.alive:
+            self.alive = False
+            self._ranges.give_back(self.start, self.nbytes)
+            self.space.freed += 1
+
+
+class Space(abc.ABC):
+    """An address space of the NPU, that of a file: on rocket one a core, on rknpu one for all.
+
+    Args:
+        system: The kernel.
+        fd: The file; closed by `close`.
+    """
+
+    def __init__(self, system: System, fd: int) -> None:
+        self.system = system
+        self.fd = fd
+        self._pid = os.getpid()
+        self._buffers: dict[int, Buffer] = {}  # by address
+        self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
+        self.freed = 0  # how often: what was proven before may no longer hold
+        self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # that `take` takes parts of
+
+    @property
+    def is_ours(self) -> bool:
+        """False once it is closed, and in a process that was forked from the one that opened it."""
+        return self.fd >= 0 and os.getpid() == self._pid
+
+    def close(self) -> None:
+        """Close the file, and with it every buffer.  A second call does nothing."""
+        if self.fd >= 0:
+            self._close_file()
+            self.fd = -1
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of every buffer; the driver frees them when the file is closed."""
+        for buffer in self._buffers.values():
+            buffer.alive = False
+        self._buffers.clear()
+        self._chunks.clear()
+        self.spans.clear()
+
+    def _close_file(self) -> None:
+        self.system.close(self.fd)
+
+    def at(self, span: Span) -> Buffer:
+        """Return the buffer that a proof names."""
+        return self._buffers[span.start]
+
+    def alloc(self, nbytes: int, role: Role, name: str) -> Buffer:
+        """Allocate *nbytes*; their content is arbitrary.
+
+        Raises:
+            DeviceFull: There is no room, or none below 4 GiB.
+            DriverError: The driver refuses.
+        """
+        try:
+            created = self._create(nbytes, role)
+        except DriverError as error:
+            if error.code in _NO_ROOM:
+                raise self._full(nbytes, name, error) from error
+            raise
+        buffer = Buffer(self, created, nbytes, role, name)
+        if buffer.address + nbytes > SPACE_END:
+            self._destroy(buffer)
+            raise self._full(nbytes, name, None)
+        self._buffers[buffer.address] = buffer
+        insort(self.spans, buffer.span, key=lambda span: span.start)
+        return buffer
+
+    def take(
+        self,
+        nbytes: int,
+        role: Role,
+        name: str,
+        step: int,
+        make_room: Callable[[], bool],
+    ) -> Piece:
+        """Return *nbytes* of a buffer that has others of that role as well.
+
+        Args:
+            step: Its start is a multiple of this.
+            make_room: Called when there is no memory; frees a piece, or says that it cannot.
+
+        Raises:
+            DeviceFull: There is no memory.
+            DriverError: The driver refuses.
+        """
+        chunks = self._chunks.setdefault(role, [])
+        while True:
+            for buffer, ranges in chunks:
+                start = ranges.take(nbytes)
+                if start is not None:
+                    return Piece(buffer, ranges, start, nbytes)
+            try:
+                chunks.append(self._chunk(nbytes, role, name, step))
+            except DeviceFull:
+                if not make_room():
+                    raise
+
+    def trim(self) -> None:
+        """Free the buffers that `take` took parts of and nobody has any more."""
+        for role, chunks in self._chunks.items():
+            for buffer, ranges in chunks:
+                if ranges.is_free:
+                    buffer.free()
+            self._chunks[role] = [chunk for chunk in chunks if chunk[0].alive]
+
+    def _chunk(self, nbytes: int, role: Role, name: str, step: int) -> tuple[Buffer, Ranges]:
+        """Allocate a chunk: twice the size of the last, or what is left of memory."""
+        least = -(-nbytes // PAGE) * PAGE
+        usual = min(LEAST_CHUNK << len(self._chunks[role]), MOST_CHUNK)
+        try:
+            buffer = self.alloc(max(usual, least), role, name)
+        except DeviceFull:
+            buffer = self.alloc(least, role, name)
+        return buffer, Ranges(buffer.nbytes, step)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def _full(self, nbytes: int, name: str, error: DriverError | None) -> DeviceFull:
+        return DeviceFull(
+            f"no room for {nbytes} bytes of {name} beside {self.used} bytes of the NPU"
+            + (f": {error.what}" if error else " below 4 GiB"),
+            remedy="run a smaller model or a shorter context; after many runs with the vendor's "
+            "driver, restart the board: its address space is cut up",
+            call=error.call if error else "alloc",
+            code=error.code if error else errno.ENOMEM,
+        )
+
+    def forget(self, buffer: Buffer) -> None:
+        """Destroy a buffer: what `Buffer.free` does."""
+        del self._buffers[buffer.address]
+        self.spans.remove(buffer.span)
+        self.freed += 1
+        if self.is_ours:
+            self._destroy(buffer)
+
+    @abc.abstractmethod
+    def _create(self, nbytes: int, role: Role) -> Created:
+        """Have the driver make and map memory."""
+
+    @abc.abstractmethod
+    def _destroy(self, buffer: Buffer) -> None:
+        """Have the driver take it back."""
+
+    @abc.abstractmethod
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+        """Return the calls that show the NPU what the CPU wrote from *start* to *end*."""

@@ -1,0 +1,154 @@
+"""The mainline driver: one file, and so one address space, for each core.
+
+SUBMIT returns at once and says nothing of a job that was refused, so the sentinel tells.  As it
+does return at once, one thread can keep all cores busy; docs/decisions/012 compares that with a
+thread for each.  Source: Linux drivers/accel/rocket.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from npurt.rknpu.driver import uapi_drm
+from npurt.rknpu.driver import uapi_rocket as uapi
+from npurt.rknpu.driver.base import Driver, Input, Job, Part, cleaned
+from npurt.rknpu.driver.memory import Buffer, Created, Piece, Space
+from npurt.rknpu.driver.run import Call, Crew, Lane
+from npurt.rknpu.driver.system import System, ffi
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import stride
+from npurt.rknpu.plan.proof import Role
+
+BACKSTOP_S = 10.0
+# The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
+# of that is left for what even the slowest guess does not know.
+PLANNED_S = 0.25
+# Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
+# file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may
+# already be somebody else's.
+SETTLING_S = 0.01
+
+
+class RocketSpace(Space):
+    """The address space of one file."""
+
+    def _create(self, nbytes: int, role: Role) -> Created:
+        made = ffi().new("struct drm_rocket_create_bo *", {"size": nbytes})
+        self.system.ioctl(self.fd, uapi.CREATE_BO, made)
+        try:
+            memory = self.system.map(self.fd, nbytes, made.offset)
+        except BaseException:
+            self._close(made.handle)
+            raise
+        return Created(made.handle, made.dma_address, memory)
+
+    def _destroy(self, buffer: Buffer) -> None:
+        self._close(buffer.handle)
+
+    def _close(self, handle: int) -> None:
+        argument = ffi().new("struct drm_gem_close *", {"handle": handle})
+        self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
+
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+        """Clean the caches, always of the whole buffer: the driver knows no parts."""
+        fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
+        return [Call(self.fd, uapi.FINI_BO, fini)]
+
+
+class RocketDriver(Driver):
+    """The NPU under the mainline driver.
+
+    Args:
+        system: The kernel.
+        fds: The node, opened once for each core; closed by `close`.
+        node: Its path.
+        threads: Whether each core has a thread that submits and waits for its jobs.
+
+    Raises:
+        NpurtError: The system has no threads left.
+    """
+
+    name = uapi.NAME
+    chained = False
+    planned_s = PLANNED_S
+
+    def __init__(
+        self, system: System, fds: Sequence[int], node: str, *, threads: bool = False
+    ) -> None:
+        self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
+        self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
+        self._crew = Crew(len(fds) - 1) if threads and len(fds) > 1 else None
+        self._settling_s = 0.0
+        if self._crew:
+            self.detail += ", a thread for each"
+
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+        lanes, held = [], []
+        self._settling_s = SETTLING_S
+        for core, part in enumerate(parts):
+            mine = inputs[core : core + 1]
+            submit, *others = _submit(part, self.profile)
+            held.append(others)
+            call = Call(part.program.space.fd, uapi.SUBMIT, submit)
+            copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
+            lanes.append(Lane([*cleaned([part], mine), call], _waits(part), copy))
+        return Job(parts, lanes, inputs, self._crew, pieces, held)
+
+    def _patience(self, seconds: float) -> float:
+        """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
+        return BACKSTOP_S
+
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
+        job.run.table.timeout = int(timeout_s * 1e9)
+
+    def reset(self) -> None:
+        """Do nothing: the kernel has reset a core whose job it ended."""
+
+    def close(self) -> None:
+        """Release the device, every buffer and thread.  A second call does nothing."""
+        if self._crew:
+            self._crew.close()
+        time.sleep(self._settling_s)
+        self._settling_s = 0.0
+        super().close()
+
+
+def _waits(part: Part) -> list[Call]:
+    """Return the requests that wait for what a core writes, and show it to the CPU."""
+    waits = []
+    for buffer in part.writes:
+        prep = ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle})
+        until = ffi().addressof(prep, "timeout_ns")
+        waits.append(Call(buffer.space.fd, uapi.PREP_BO, prep, until))
+    return waits
+
+
+def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:
+    """Return the request that runs a part on its core, and what it points to."""
+    new = ffi().new
+    step = stride(profile) * 8
+    tasks = new(
+        "struct drm_rocket_task[]",
+        [(part.program.address + i * step, profile.words) for i in range(part.count)],
+    )
+    inputs = new("uint32_t[]", [b.handle for b in (part.program.buffer, *part.reads)])
+    outputs = new("uint32_t[]", [b.handle for b in part.writes])
+    job = new("struct drm_rocket_job *", {
+        "tasks": _pointer(tasks),
+        "task_count": part.count,
+        "task_struct_size": uapi.PARTS["struct drm_rocket_task"],
+        "in_bo_handles": _pointer(inputs),
+        "in_bo_handle_count": len(inputs),
+        "out_bo_handles": _pointer(outputs),
+        "out_bo_handle_count": len(outputs),
+    })  # fmt: skip
+    submit = new("struct drm_rocket_submit *", {
+        "jobs": _pointer(job),
+        "job_count": 1,
+        "job_struct_size": uapi.PARTS["struct drm_rocket_job"],
+    })  # fmt: skip
+    return submit, tasks, inputs, outputs, job
+
+
+def _pointer(data: Any) -> int:
+    return int(ffi().cast("uintptr_t", data))

@@ -1,0 +1,205 @@
+"""A job as one call into C: the structs of `npurt_rk.h`, made once and run again and again."""
+
+import functools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.errors import NpurtError
+from npurt.rknpu.driver.host import I8, at, ffi, lib
+from npurt.rknpu.driver.uapi_drm import Request
+
+U8 = npt.NDArray[np.uint8]
+
+INTERRUPTIONS = 1000  # of one request, by signals
+
+
+class Call(NamedTuple):
+    """A request, and the struct that goes with it."""
+
+    fd: int
+    request: Request
+    argument: Any
+    until: Any = None  # points to where the struct says when to give up
+
+
+class Lane(NamedTuple):
+    """What one core is given and waits for; with rknpu, one lane is all cores."""
+
+    starts: Sequence[Call]  # the last one submits
+    ends: Sequence[Call]
+    copy: U8 | None = None  # where its core reads x, when that is not where the first lane's does
+
+
+class Target(NamedTuple):
+    """Where some columns of x go once they are rounded; see `npurt_rk_part`."""
+
+    columns: slice
+    block: int
+    signs: I8 | None
+    codes: I8  # [passes * M, Kp]
+    scales: F32  # [M]
+
+
+class Rectangle(NamedTuple):
+    """What one core wrote for some columns of one weight; see `npurt_rk_block`."""
+
+    sums: npt.NDArray[Any]  # [slices, passes * M, columns], int32 or float32
+    scales: F32  # [M], of x
+    w: F32  # [N], of the weight's columns: N of them count
+    y: int  # which result
+    first: int  # its column
+    add: bool
+
+
+class Crew:
+    """Threads that run lanes side by side, until it is closed or forgotten.
+
+    Args:
+        threads: How many; whoever runs a job does its first lane.
+
+    Raises:
+        NpurtError: The system has none left.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.handle = lib().npurt_rk_crew_start(threads)
+        if not self.handle:
+            raise NpurtError(
+                f"cannot start {threads} threads: {os.strerror(ffi().errno)}",
+                remedy="close other programs, or unset NPURT_ROCKET_THREADS",
+            )
+        self.close = weakref.finalize(self, _stop, self.handle, os.getpid())
+        self.close.atexit = False
+
+
+def _stop(crew: Any, process: int) -> None:
+    if os.getpid() == process:  # a fork has no such threads
+        lib().npurt_rk_crew_stop(crew)
+
+
+class Run:
+    """A job as `npurt_rk_run` takes it; it multiplies what is in place until it is bound.
+
+    Args:
+        lanes: Of each core.
+        mark: Bytes that cannot be a result.
+        places: Where the mark is put before, and must not be afterwards: `U8` of its size.
+        a: Where the first lane's core reads x.
+        crew: Who runs the lanes; None, the caller.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        mark: bytes = b"",
+        places: Sequence[U8] = (),
+        a: U8 | None = None,
+        crew: Crew | None = None,
+    ) -> None:
+        self.names = [[call.request.name for call in (*lane.starts, *lane.ends)] for lane in lanes]
+        self.first = 0  # row of x, for errors
+        self._address = functools.partial(ffi().from_buffer, ffi().typeof("float[]"))
+        self._y: Any = ffi().NULL
+        self._owned: list[Any] = [lanes, places, a, crew]
+        self.table = ffi().new("npurt_rk_job *", {
+            "lanes": self._array("npurt_rk_lane[]", [self._lane(lane) for lane in lanes]),
+            "lane_count": len(lanes),
+            "crew": ffi().NULL if crew is None else crew.handle,
+            "a": ffi().NULL if a is None else at("void *", a),
+            "a_bytes": 0 if a is None else a.nbytes,
+            "marks": self._array("void *[]", [at("void *", place) for place in places]),
+            "mark_count": len(places),
+            "mark": self._array("char[]", mark),
+            "mark_bytes": len(mark),
+            "tries": INTERRUPTIONS,
+        })  # fmt: skip
+
+    def _array(self, kind: str, values: Any) -> Any:
+        """Return a C array that lives as long as the run."""
+        self._owned.append(ffi().new(kind, values))
+        return self._owned[-1]
+
+    def _lane(self, lane: Lane) -> dict[str, Any]:
+        requests = [
+            {
+                "fd": call.fd,
+                "number": call.request.number,
+                "argument": ffi().cast("void *", call.argument),
+                "until": ffi().cast("int64_t *", call.until or 0),
+            }
+            for call in (*lane.starts, *lane.ends)
+        ]
+        return {
+            "requests": self._array("npurt_rk_request[]", requests),
+            "starts": len(lane.starts),
+            "count": len(requests),
+            "copy": ffi().NULL if lane.copy is None else at("void *", lane.copy),
+        }
+
+    def rounds(self, targets: Sequence[Target], k: int) -> None:
+        """Begin with rounding x ``[M, k]`` into *targets*."""
+        scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
+        parts = [
+            {
+                "signs": ffi().NULL if t.signs is None else at("int8_t *", t.signs),
+                "codes": at("int8_t *", t.codes),
+                "scales": at("float *", t.scales),
+                "first": t.columns.start,
+                "k": t.columns.stop - t.columns.start,
+                "kp": t.codes.shape[1],
+                "block": t.block,
+            }
+            for t in targets
+        ]
+        self._owned += [targets, scratch]
+        self.table.parts = self._array("npurt_rk_part[]", parts)
+        self.table.part_count = len(parts)
+        self.table.pitch = k
+        self.table.scratch = at("float *", scratch)
+        self._shape(len(targets[0].scales), len(targets[0].codes))
+
+    def reads(self, rectangles: Sequence[Rectangle], widths: Sequence[int]) -> None:
+        """End with giving the sums of *rectangles* their scales, in results of *widths* columns."""
+        blocks = [
+            {
+                "sums": at("void *", r.sums),
+                "w": at("float *", r.w),
+                "scales": at("float *", r.scales),
+                "slice": r.sums.strides[0] // 4,
+                "slices": len(r.sums),
+                "columns": r.sums.shape[2],
+                "n": len(r.w),
+                "y": r.y,
+                "first": r.first,
+                "add": int(r.add),
+            }
+            for r in rectangles
+        ]
+        self._owned.append(rectangles)
+        self._y = self._array("float *[]", len(widths))
+        self.table.y_pitch = self._array("int64_t[]", widths)
+        self.table.blocks = self._array("npurt_rk_block[]", blocks)
+        self.table.block_count = len(blocks)
+        self.table.floats = int(rectangles[0].sums.dtype == np.float32)
+        self._shape(len(rectangles[0].scales), rectangles[0].sums.shape[1])
+
+    def _shape(self, rows: int, stacked: int) -> None:
+        self.table.rows = rows
+        self.table.passes = stacked // rows
+
+    def bind(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
+        """Say what to multiply and where results go, float32 in C order; both must live on.
+
+        Errors count the rows of x from *first*.
+        """
+        self.first = first
+        self.table.x = self._address(x)
+        self.table.y = self._y
+        for i, out in enumerate(outs):
+            self._y[i] = self._address(out)

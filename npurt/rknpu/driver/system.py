@@ -1,0 +1,280 @@
+"""The system calls that drivers are made of: the C library's, or a simulator's.
+
+Everything above asks this object, so that a simulated NPU differs from a real one in nothing else.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cffi import FFI
+
+from npurt.errors import (
+    DeviceFull,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceTimeout,
+    DriverError,
+    SettingError,
+)
+from npurt.library import path_of
+from npurt.once import once
+from npurt.rknpu.driver import host, uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu.driver.run import INTERRUPTIONS, U8, Run
+from npurt.rknpu.driver.uapi_drm import Request
+
+# ioctl and open take "..." in C; on the ABIs of 64-bit Linux a call with fixed arguments is the
+# same, and a third faster.
+_CALLS = """
+int open(const char *path, int flags, int mode);
+int close(int fd);
+int ioctl(int fd, unsigned long request, void *argument);
+void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
+int munmap(void *address, size_t length);
+
+int rknpu_sim_set(const char *settings, char *why, size_t size);
+size_t rknpu_sim_report(char *json, size_t size);
+"""  # the last two are in the simulator only
+# How the names of chips with this NPU begin, and how many cores to try; of an RK3582 [?].  A job
+# tells whether they are there: `RknpuDriver.refuses_all_cores`.
+CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
+PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
+
+_REMEDIES: dict[int, tuple[type[DriverError], str]] = {
+    errno.ENOMEM: (DeviceFull, "close other users of the NPU, or run a smaller model"),
+    errno.ENOSPC: (DeviceFull, "close other users of the NPU, or run a smaller model"),
+    errno.ETIMEDOUT: (DeviceTimeout, "read `dmesg`; if it goes on, load the driver again"),
+    errno.EBUSY: (DeviceTimeout, "close other users of the NPU, then try again"),
+    errno.ENODEV: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+    errno.ENXIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+    errno.EIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
+}
+_OTHERWISE = (DriverError, "read `dmesg`, and report this with what it says")
+
+
+@once
+def ffi() -> Any:
+    """Parse the declarations once, on first use."""
+    parser = FFI()
+    for declarations in (_CALLS, uapi_drm.CDEF, uapi_rocket.CDEF, uapi_rknpu.CDEF):
+        parser.cdef(declarations)
+    return parser
+
+
+class System:
+    """The kernel of this machine.
+
+    Args:
+        root: Where /sys and /proc are.
+    """
+
+    simulated = False
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self._folders: dict[int, int] = {}  # descriptors: of a locked node, of its device's folder
+        self._use(ffi().dlopen(None))
+
+    def _use(self, library: Any) -> None:
+        """Call *library*."""
+        self._calls = library
+        self._ioctl = host.ffi().cast("npurt_rk_ioctl *", library.ioctl)
+
+    def open(self, path: str) -> int:
+        """Open a device node; the descriptor is not inherited by other programs.
+
+        Raises:
+            OSError: As errno says.
+        """
+        fd = int(self._calls.open(path.encode(), os.O_RDWR | os.O_CLOEXEC, 0))
+        if fd < 0:
+            raise OSError(ffi().errno, os.strerror(ffi().errno), path)
+        return fd
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor, and with it its locks."""
+        folder = self._folders.pop(fd, None)
+        self._calls.close(fd)
+        if folder is not None:
+            os.close(folder)
+
+    def ioctl(self, fd: int, request: Request, argument: Any) -> None:
+        """Make a request; one that a signal interrupted is made again, within reason.
+
+        Raises:
+            DriverError: errno, with what to do about it; a subclass where one fits.
+        """
+        code = errno.EINTR
+        for _ in range(INTERRUPTIONS):
+            if self._calls.ioctl(fd, request.number, argument) >= 0:
+                return
+            code = ffi().errno
+            if code != errno.EINTR:
+                break
+        raise failure(request.name, code)
+
+    def make(self, run: Run) -> int | None:
+        """Run a job; return the first place in which the mark was left, or None.
+
+        Raises:
+            NumericsError: x holds NaN or infinity; no request was made.
+            DriverError: As `ioctl`; the requests of its lane after the one that failed were not
+                made.
+        """
+        library = host.lib()
+        what = library.npurt_rk_run(self._ioctl, run.table)
+        if not what:
+            return None
+        place = run.table.at
+        if what == library.NPURT_RK_BAD_ROW:
+            raise host.not_finite(run.first + place)
+        if what == library.NPURT_RK_REFUSED:
+            lane = run.table.lanes[place]
+            raise failure(run.names[place][lane.made], lane.error)
+        return int(place)
+
+    def map(self, fd: int, nbytes: int, offset: int) -> U8:
+        """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.
+
+        Raises:
+            DriverError: There is no such memory.
+        """
+        protection = PROT_READ | PROT_WRITE
+        pointer = self._calls.mmap(ffi().NULL, nbytes, protection, MAP_SHARED, fd, offset)
+        if pointer == ffi().cast("void *", -1):
+            raise failure("mmap", ffi().errno)
+        memory = np.frombuffer(ffi().buffer(pointer, nbytes), np.uint8)
+        weakref.finalize(memory, self._calls.munmap, pointer, nbytes).atexit = False
+        return memory
+
+    def lock(self, fd: int, node: str) -> None:
+        """Keep other npurt processes out while *fd* is open: two users can take a board down.
+
+        A device may have two nodes, renderD* and card*, but it has one folder in /sys.
+
+        Raises:
+            DeviceNotFound: Another has it.
+        """
+        if fd in self._folders:
+            return
+        self._lock(fd, node)
+        number = os.fstat(fd).st_rdev
+        path = self.root / f"sys/dev/char/{os.major(number)}:{os.minor(number)}/device"
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # without /sys the node's lock has to do
+        try:
+            self._lock(folder, node)
+        except BaseException:
+            os.close(folder)
+            raise
+        self._folders[fd] = folder
+
+    def _lock(self, fd: int, node: str) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DeviceNotFound(
+                f"{node} is in use by {self._holder(fd)}",
+                remedy="end it, or wait; two programs at once on this NPU can hang the board",
+            ) from error
+
+    def _holder(self, fd: int) -> str:
+        """Say who has the lock, from the kernel's list of them."""
+        inode = os.fstat(fd).st_ino
+        try:
+            locks = (self.root / "proc/locks").read_text()
+        except OSError:
+            locks = ""
+        found = re.search(rf"FLOCK .* (\d+) [0-9a-f]+:[0-9a-f]+:{inode} ", locks)
+        return f"process {found[1]}" if found else "another process"
+
+    def cores(self, driver: str) -> int:
+        """Count the cores that *driver* drives.
+
+        Raises:
+            DeviceNotFound: This is not a chip that the register programs are for.
+        """
+        if driver == uapi_rocket.NAME:
+            return len(list(self.root.glob("sys/bus/platform/drivers/rocket/*.npu")))
+        try:
+            path = self.root / "proc/device-tree/compatible"
+            compatible = path.read_text(errors="replace").split("\0")
+        except OSError:
+            compatible = []
+        for chip, cores in CHIPS.items():
+            if any(name.startswith(f"rockchip,{chip}") for name in compatible):
+                return cores
+        raise DeviceNotFound(
+            f"the chip is {' '.join(filter(None, compatible)) or 'unknown'}, not an RK3588",
+            remedy="use device 'cpu'; the NPUs of other Rockchip chips have other registers",
+        )
+
+
+class Simulator(System):
+    """Simulated nodes of both drivers, in this process.
+
+    Raises:
+        DeviceNotFound: The simulator's library cannot be loaded.
+        SettingError: It does not understand NPURT_SIM_RKNPU.
+    """
+
+    simulated = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._use(ffi().dlopen(str(path_of("rknpu/sim/librknpu_sim.so"))))
+        except OSError as error:
+            raise DeviceNotFound(
+                f"cannot load the RK3588 simulator: {error}",
+                remedy="reinstall npurt; in a checkout run `python npurt/build.py`",
+            ) from error
+        refused = self.report()["settings_refused"]
+        if refused:
+            raise SettingError(
+                f"the RK3588 simulator refuses NPURT_SIM_RKNPU: {refused}",
+                remedy="docs/simulators.md lists its settings",
+            )
+
+    def set(self, settings: str) -> None:
+        """Apply ``key=value`` settings, separated by spaces: docs/simulators.md lists them.
+
+        Raises:
+            SettingError: The simulator does not understand them.
+        """
+        why = ffi().new("char[]", 256)
+        if self._calls.rknpu_sim_set(settings.encode(), why, len(why)):
+            reason = ffi().string(why).decode()
+            raise SettingError(
+                f"the RK3588 simulator refuses {settings!r}: {reason}",
+                remedy="docs/simulators.md lists its settings",
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Return its counters and the cost model's estimates since it was loaded or told to."""
+        text = ffi().new("char[]", self._calls.rknpu_sim_report(ffi().NULL, 0) + 4096)
+        self._calls.rknpu_sim_report(text, len(text))
+        report: dict[str, Any] = json.loads(ffi().string(text))
+        return report
+
+    def lock(self, fd: int, node: str) -> None:
+        """Do nothing: each process has a simulated NPU of its own."""
+
+    def cores(self, driver: str) -> int:
+        """Return how many cores are simulated."""
+        return int(self.report()["core_count"])
+
+
+def failure(call: str, code: int) -> DriverError:
+    """Return the error of a call that failed with *code*."""
+    kind, remedy = _REMEDIES.get(code, _OTHERWISE)
+    name = errno.errorcode.get(code, "unknown errno")
+    return kind(f"{call} failed: {os.strerror(code)} ({name})", remedy=remedy, call=call, code=code)

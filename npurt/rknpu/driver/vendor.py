@@ -1,0 +1,261 @@
+"""The vendor's driver: one file and address space for all cores, and tasks that start each other.
+
+Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from npurt.errors import DriverError, LayoutError
+from npurt.rknpu.driver import uapi_rknpu as uapi
+from npurt.rknpu.driver.base import Driver, Input, Job, Part, Work, cleaned
+from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Piece, Space
+from npurt.rknpu.driver.run import Call, Lane
+from npurt.rknpu.driver.system import System, ffi
+from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import stride
+from npurt.rknpu.isa.regcmd import TAIL
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.proof import Role
+
+LINE = 64  # bytes of a cache line
+INT8 = FORMS["int8"]
+TASK_BYTES = uapi.PARTS["struct rknpu_task"]
+
+
+class RknpuSpace(Space):
+    """An IOMMU domain: an address space that all processes share.
+
+    Args:
+        system: The kernel.
+        fd: The node.
+        version: The driver's, as DRV_VERSION tells it.
+        domain: Its number; before `uapi.DOMAINS_SINCE` there is 0 alone.
+    """
+
+    def __init__(self, system: System, fd: int, version: int, domain: int = 0) -> None:
+        super().__init__(system, fd)
+        self.domain = domain
+        self._flags = {
+            Role.PROGRAM: 0,  # not cached: written once
+            Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
+            Role.INPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
+            Role.OUTPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
+        }
+        if version >= uapi.ALIGNMENT_SINCE:
+            self._flags[Role.INPUT] |= uapi.IOVA_ALIGNMENT
+            self._flags[Role.OUTPUT] |= uapi.IOVA_ALIGNMENT
+
+    def _create(self, nbytes: int, role: Role) -> Created:
+        made = ffi().new("struct rknpu_mem_create *", {
+            "size": nbytes,
+            "flags": self._flags[role],
+            "iommu_domain_id": self.domain,
+        })  # fmt: skip
+        self.system.ioctl(self.fd, uapi.MEM_CREATE, made)
+        place = ffi().new("struct rknpu_mem_map *", {"handle": made.handle})
+        try:
+            self.system.ioctl(self.fd, uapi.MEM_MAP, place)
+            memory = self.system.map(self.fd, nbytes, place.offset)
+        except BaseException:
+            self._close(made.handle, made.obj_addr)
+            raise
+        return Created(made.handle, made.dma_addr, memory, made.obj_addr)
+
+    def _destroy(self, buffer: Buffer) -> None:
+        self._close(buffer.handle, buffer.cookie)
+
+    def _close(self, handle: int, cookie: int) -> None:
+        argument = ffi().new("struct rknpu_mem_destroy *", {"handle": handle, "obj_addr": cookie})
+        self.system.ioctl(self.fd, uapi.MEM_DESTROY, argument)
+
+    def _close_file(self) -> None:
+        if self.domain == 0:  # the others have its file
+            super()._close_file()
+
+    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+        """Clean the caches of a part; memory that is not cached needs no cleaning."""
+        if not self._flags[buffer.role] & uapi.CACHEABLE:
+            return []
+        return [sync_of(buffer, start, end, uapi.TO_DEVICE)]
+
+
+def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Call:
+    """Return the request for the cache lines from *start* to *end*."""
+    first = start // LINE * LINE
+    sync = ffi().new("struct rknpu_mem_sync *", {
+        "flags": direction,
+        "obj_addr": buffer.cookie,
+        "offset": first,
+        "size": min(-(-end // LINE) * LINE, buffer.nbytes) - first,
+    })  # fmt: skip
+    return Call(buffer.space.fd, uapi.MEM_SYNC, sync)
+
+
+class RknpuDriver(Driver):
+    """The NPU under the vendor's driver.
+
+    Args:
+        system: The kernel.
+        fd: The node; closed by `close`.
+        node: Its path.
+        cores: How many there are.
+        version: The driver's, as DRV_VERSION tells it.
+    """
+
+    name = uapi.NAME
+    chained = True
+
+    def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
+        release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        self.detail = f"rknpu {release} at {node}, {cores} core{'s' if cores > 1 else ''}"
+        self._version = version
+        self._space = RknpuSpace(system, fd, version)
+        self._others: list[RknpuSpace] = []
+        self.spaces = (self._space,) * cores
+
+    def more_spaces(self) -> tuple[Space, ...]:
+        """Return the next IOMMU domain: its addresses are the same, its memory is another."""
+        domain = len(self._others) + 1
+        if self._version < uapi.DOMAINS_SINCE or domain >= uapi.DOMAINS:
+            return ()
+        first = self._space
+        self._others.append(RknpuSpace(first.system, first.fd, self._version, domain))
+        return (self._others[-1],) * len(self.spaces)
+
+    def close(self) -> None:
+        """Release the device and every buffer.  A second call does nothing."""
+        for space in self._others:
+            space.close()
+        super().close()
+
+    def refuses_all_cores(self) -> bool:
+        """Return whether the driver refuses a job for all cores: a smallest product on each.
+
+        It has no other way to say how many there are, and a device tree may name a chip with more.
+        What else goes wrong here will go wrong again where it can be mended.
+        """
+        size = INT8.group
+        task = Task(INT8, Layout.ROW, 1, size, size, rows=1, columns=size)
+        buffers: list[Buffer] = []
+        try:
+            buffers.append(self._space.alloc(PAGE, Role.INPUT, "A and B"))
+            buffers.append(self._space.alloc(PAGE, Role.OUTPUT, "C"))
+            a, c = (buffer.address for buffer in buffers)
+            job = self.prepare([
+                Work([task], [(a, a + PAGE // 2, c + core * PAGE // 4)])
+                for core in range(len(self.spaces))
+            ])  # fmt: skip
+            try:
+                self._try(job, job.most_s)
+            finally:
+                job.free()
+        except DriverError as error:
+            return error.call == uapi.SUBMIT.name and error.code == errno.EINVAL
+        finally:
+            for buffer in buffers:
+                buffer.free()
+            self._space.trim()
+        return False
+
+    def commands(
+        self,
+        spaces: Sequence[Space],
+        tasks: Sequence[int],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> list[Piece]:
+        """Add the structs that tell the kernel of each task; see `Driver.commands`."""
+        pieces = super().commands(spaces, tasks, make_room)
+        nbytes = sum(tasks) * TASK_BYTES
+        try:
+            return [*pieces, spaces[0].take(nbytes, Role.TASKS, "tasks", TASK_BYTES, make_room)]
+        except BaseException:
+            for piece in pieces:
+                piece.free()
+            raise
+
+    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+        if max(part.count for part in parts) > uapi.MAX_TASKS:
+            raise LayoutError(
+                f"a core cannot run {max(part.count for part in parts)} tasks in one job",
+                remedy=f"use at most {uapi.MAX_TASKS}: larger tiles, or several jobs",
+            )
+        tasks = pieces[-1]
+        assert isinstance(tasks.space, RknpuSpace)
+        with tasks.write() as memory:
+            table = ffi().from_buffer("struct rknpu_task[]", memory)
+            _fill(table, parts, self.profile)
+        submit = _submit(parts, tasks, tasks.space.domain)
+        call = Call(self._space.fd, uapi.SUBMIT, submit)
+        ends = [sync for part in parts for sync in _syncs(part)]
+        lane = Lane([*cleaned(parts, inputs), call], ends)
+        return Job(parts, [lane], inputs, owned=pieces, held=[submit])
+
+    def _set_timeout(self, job: Job, timeout_s: float) -> None:
+        (submit,) = job.held
+        submit.timeout = int(timeout_s * 1000)
+
+    def elapsed_ns(self, job: Job) -> int | None:
+        """Return from first command to interrupt, as the driver measured it."""
+        (submit,) = job.held
+        return int(submit.hw_elapse_time)
+
+    def reset(self) -> None:
+        """Reset all cores.
+
+        Raises:
+            DriverError: The driver cannot.
+        """
+        argument = ffi().new("struct rknpu_action *", {"flags": uapi.RESET})
+        self._space.system.ioctl(self._space.fd, uapi.ACTION, argument)
+
+
+def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
+    """Write an entry for each task, core after core."""
+    step = stride(profile) * 8
+    i = 0
+    for part in parts:
+        for place in range(part.count):
+            table[i] = {
+                "enable_mask": profile.enable.value,
+                "int_mask": uapi.INT_MASK,
+                "int_clear": uapi.INT_CLEAR,
+                "regcfg_amount": profile.words - TAIL,
+                "regcmd_addr": part.program.address + place * step,
+            }
+            i += 1
+
+
+def _submit(parts: Sequence[Part], tasks: Piece, domain: int) -> Any:
+    """Return the request that runs each part on its core."""
+    submit = ffi().new("struct rknpu_submit *", {
+        "flags": uapi.PC | uapi.PINGPONG,
+        "task_number": sum(part.count for part in parts),
+        "task_obj_addr": tasks.buffer.cookie,
+        "iommu_domain_id": domain,
+        "core_mask": uapi.CORE_MASK[len(parts)],
+        "fence_fd": -1,
+    })  # fmt: skip
+    start = tasks.start // TASK_BYTES
+    for slot, part in enumerate(parts, uapi.FIRST_SLOT[len(parts)]):
+        submit.subcore_task[slot] = {"task_start": start, "task_number": part.count}
+        start += part.count
+    return submit
+
+
+def _syncs(part: Part) -> list[Call]:
+    """Return the requests that show the CPU what a core has written."""
+    low = int(part.proof.results[:, 0].min())
+    high = int(part.proof.results[:, 1].max())
+    return [
+        sync_of(
+            buffer,
+            max(low - buffer.address, 0),
+            min(high - buffer.address, buffer.nbytes),
+            uapi.FROM_DEVICE,
+        )
+        for buffer in part.writes
+    ]

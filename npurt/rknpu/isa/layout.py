@@ -1,0 +1,151 @@
+"""How features, weights and results lie in memory, and back.  Pure numpy.
+
+The letters: C [M, N] = A [M, K] @ B [N, K].T.  Features and results are cut into atoms of 16 bytes
+along a row.  Every layout puts *p* rows side by side: ``[M/p, atoms, p, 16]``.  ROW is p = 1, plain
+row-major; NATIVE is p = M; a panel is p = 8 or 16.  Sources: mtx512/rk3588-npu feature_data(),
+weight_int8(), weight_fp16(); happyme531/rknpu2_matmul_open (panels); gregordinary/rocket-userspace
+weight_int4(), weight_tf32().
+"""
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+from npurt.rknpu.isa.formats import ATOM, INT4, Form
+
+Bytes = npt.NDArray[np.uint8]
+
+_ELEMENT: dict[int, np.dtype[Any]] = {
+    8: np.dtype(np.int8),
+    16: np.dtype("<f2"),
+    32: np.dtype("<f4"),
+}  # by bits
+
+
+class Layout(Enum):
+    """Where the elements of A and C are, and which way the NPU walks over them."""
+
+    ROW = "row"
+    NATIVE_W = "native-w"  # rows of A are the width of an image one pixel high
+    NATIVE_H = "native-h"  # the same memory; rows are its height
+    PANEL8 = "panel8"
+    PANEL16 = "panel16"
+
+    @property
+    def panel_rows(self) -> int:
+        """What the number of rows must be a multiple of."""
+        return {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(self, 1)
+
+    def panel(self, m: int) -> int:
+        """Rows side by side, of *m*.
+
+        Raises:
+            LayoutError: *m* is not a multiple of it.
+        """
+        native = self in (Layout.NATIVE_W, Layout.NATIVE_H)
+        rows = max(m, 1) if native else self.panel_rows
+        if m < 1 or m % rows:
+            raise LayoutError(
+                f"{m} rows do not divide into panels of {rows}",
+                remedy=f"pad to {max(1, -(-m // rows)) * rows} rows",
+            )
+        return rows
+
+
+def pad(x: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
+    """Return *x* with zeros added up to ``[rows, columns]``."""
+    padded = np.zeros((rows, columns), x.dtype)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded
+
+
+def to_bytes(x: npt.NDArray[Any], form: Form) -> Bytes:
+    """Return the elements of ``[R, K]`` as bytes ``[R, K * bits / 8]``.
+
+    Args:
+        x: int8 for int8 and int4 (codes -8 to 7), float16, or float32 for tf32.
+
+    Raises:
+        LayoutError: The type is another, or a code does not fit in 4 bits.
+    """
+    want = np.dtype(_ELEMENT[max(8, form.bits)])
+    if x.dtype != want:
+        raise LayoutError(
+            f"{form.name} takes {want}, not {x.dtype}", remedy=f"convert with .astype('{want}')"
+        )
+    if form.code != INT4:
+        return np.asarray(np.ascontiguousarray(x).view(np.uint8))
+    if x.shape[1] % 2 or (x.size and (x.min() < -8 or x.max() > 7)):
+        raise LayoutError(
+            f"{x.shape[1]} codes from {x.min()} to {x.max()} are no pairs of 4 bits",
+            remedy="quantise to -8 .. 7 and pad K to a multiple of 32",
+        )
+    nibbles = np.ascontiguousarray(x).view(np.uint8) & 15
+    low, high = nibbles[:, ::2], nibbles[:, 1::2]
+    return np.asarray(low | high << 4, np.uint8)
+
+
+def from_bytes(data: Bytes, form: Form) -> npt.NDArray[Any]:
+    """Inverse of `to_bytes`: bytes ``[R, B]`` to elements."""
+    data = np.ascontiguousarray(data)
+    if form.code != INT4:
+        return np.asarray(data.view(_ELEMENT[form.bits]))
+    pairs = np.stack([data << 4, data & 0xF0], axis=-1).view(np.int8)
+    return np.asarray((pairs >> 4).reshape(len(data), -1))
+
+
+def arrange(rows: Bytes, layout: Layout) -> Bytes:
+    """Lay out the bytes of ``[M, B]``; B is a multiple of 16.  Returns ``[M/p, B/16, p, 16]``.
+
+    Raises:
+        LayoutError: B or M does not divide.
+    """
+    m, row_bytes = rows.shape
+    p = layout.panel(m)
+    if row_bytes % ATOM:
+        raise LayoutError(
+            f"rows of {row_bytes} bytes are not whole atoms of {ATOM}",
+            remedy="pad K or N with zeros: `pad`",
+        )
+    atoms = rows.reshape(m // p, p, row_bytes // ATOM, ATOM)
+    return np.ascontiguousarray(atoms.transpose(0, 2, 1, 3))
+
+
+def restore(image: Bytes, layout: Layout, m: int) -> Bytes:
+    """Inverse of `arrange`: the bytes of *m* rows in any shape, to ``[M, B]``."""
+    p = layout.panel(m)
+    atoms = image.reshape(m // p, -1, p, ATOM)
+    return np.ascontiguousarray(atoms.transpose(0, 2, 1, 3)).reshape(m, -1)
+
+
+def pack_weights(b: npt.NDArray[Any], form: Form) -> Bytes:
+    """Reorder B into what the weight DMA reads: one 1024-byte tile is one step of the MAC array.
+
+    Args:
+        b: ``[N, K]`` of the type that `to_bytes` takes; N a multiple of the group, K of the step.
+
+    Returns:
+        ``[N/group, K/step, group, bytes of a step]``.
+
+    Raises:
+        LayoutError: N or K is not a multiple.
+    """
+    n, k = b.shape
+    if n % form.group or k % form.k_step:
+        raise LayoutError(
+            f"weights [N={n}, K={k}] do not divide into tiles of {form.group} x {form.k_step}",
+            remedy=f"pad N to {-(-n // form.group) * form.group} "
+            f"and K to {-(-k // form.k_step) * form.k_step} with zeros",
+        )
+    data = to_bytes(b, form).reshape(n // form.group, form.group, k // form.k_step, -1)
+    return np.ascontiguousarray(data.transpose(0, 2, 1, 3))
+
+
+def unpack_weights(packed: Bytes, form: Form) -> npt.NDArray[Any]:
+    """Inverse of `pack_weights`."""
+    groups, steps, group, step_bytes = packed.shape
+    rows = packed.transpose(0, 2, 1, 3).reshape(groups * group, steps * step_bytes)
+    return from_bytes(rows, form)

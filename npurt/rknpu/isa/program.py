@@ -1,0 +1,116 @@
+"""Programs: the command words of tasks, with their addresses filled in, one after another.
+
+Tasks of one shape share a template, so a program of many tasks is a few numpy operations, and
+pointing it elsewhere is three words a task.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError
+from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.formats import ATOM
+from npurt.rknpu.isa.lower import Profile, fields
+from npurt.rknpu.isa.regs import REG
+from npurt.rknpu.isa.task import Task
+
+U64 = npt.NDArray[np.uint64]
+
+ALIGNMENT = 64  # bytes; Mesa starts each task of a program on a line of the cache
+
+# The registers that hold the addresses of A, B and C.
+ADDRESSES = ("CNA_FEATURE_DATA_ADDR", "CNA_DCOMP_ADDR0", "DPU_DST_BASE_ADDR")
+
+
+def stride(profile: Profile) -> int:
+    """Words from the start of a task to that of the next."""
+    line = ALIGNMENT // 8
+    return -(-profile.words // line) * line
+
+
+@functools.cache
+def address_words(profile: Profile) -> tuple[int, ...]:
+    """Where in a task the words are that write `ADDRESSES`."""
+    return tuple(profile.order.index(REG[name]) for name in ADDRESSES)
+
+
+@functools.lru_cache(maxsize=4096)
+def template(task: Task, profile: Profile) -> U64:
+    """Return a task's words, ``[stride]``, at address 0 and alone; the rest is filler.
+
+    Raises:
+        LayoutError: The task does not fit CBUF, or a register.
+    """
+    values = fields(task)
+    writes = [register(**values.get(register.name, {})) for register in profile.order]
+    words = np.zeros(stride(profile), np.uint64)
+    words[: profile.words] = [
+        regcmd.encode(write) for write in [*writes, *regcmd.tail(profile.enable)]
+    ]
+    words.flags.writeable = False
+    return words
+
+
+def link(
+    tasks: Sequence[Task],
+    addresses: npt.ArrayLike,
+    *,
+    profile: Profile = Profile.FULL,
+    chain_at: int | None = None,
+) -> U64:
+    """Return the words of *tasks*, ``[T, stride]``.
+
+    Args:
+        tasks: What to compute, in order.
+        addresses: Of A, B and C of each task, ``[T, 3]``, in the NPU's address space.
+        profile: Which blocks take part.
+        chain_at: The address that the words will have, when each task is to start the next; None
+            when the driver starts them one by one.
+
+    Raises:
+        LayoutError: An address is not a multiple of 16 below 4 GiB, or a task does not fit.
+    """
+    words = np.stack([template(task, profile) for task in tasks])
+    places = np.asarray(addresses, np.int64)
+    bad = (places < 0) | (places >= 1 << 32) | (places % ATOM != 0)
+    if bad.any():
+        raise LayoutError(
+            f"{ADDRESSES[np.argwhere(bad)[0, 1]]} = {places[bad][0]:#x} is no multiple of {ATOM} "
+            "below 4 GiB",
+            remedy="align each matrix to 64 bytes, and keep buffers below 4 GiB",
+        )
+    words[:, address_words(profile)] |= places.astype(np.uint64) << 16
+    if chain_at is not None:
+        step = stride(profile) * 8
+        for i in range(len(tasks) - 1):
+            after = regcmd.tail(profile.enable, chain_at + (i + 1) * step, profile.words)
+            words[i, len(profile.order) : profile.words] = [regcmd.encode(w) for w in after]
+    return words
+
+
+def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:
+    """Return the addresses of A, of the image of B and of C, of which the task is no part."""
+    sizes = {
+        "A": (a, task.rows * task.form.in_bytes(task.columns)),
+        "B": (b, task.weight_bytes),
+        "C": (c, task.rows * task.n * task.form.out_bytes),
+    }
+    return {name: range(start, start + size) for name, (start, size) in sizes.items()}
+
+
+def single(task: Task, a: int, b: int, c: int, profile: Profile = Profile.FULL) -> list[int]:
+    """Return the words of one task at these addresses, tail included.
+
+    Raises:
+        LayoutError: As `link`; or a matrix runs past 4 GiB.
+    """
+    for name, span in spans(task, a, b, c).items():
+        if 0 <= span.start < 1 << 32 < span.stop:
+            raise LayoutError(
+                f"{name} at {span.start:#x} has {len(span)} bytes and runs past 4 GiB",
+                remedy=f"put it at {(1 << 32) - len(span) & -ALIGNMENT:#x} or below",
+            )
+    return [int(word) for word in link([task], [[a, b, c]], profile=profile)[0, : profile.words]]

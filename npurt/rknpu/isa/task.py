@@ -1,0 +1,142 @@
+"""One task: a product that fits CBUF and the register fields, and how the NPU walks over it.
+
+Pure integers.  The NPU computes the product as a 1x1 convolution: rows of A are the pixels of an
+image, K its channels, B its kernels.  Sources of the two address generators:
+happyme531/rknpu2_matmul_open (ROW, NATIVE_W, panels), mtx512/rk3588-npu (NATIVE_H), Mesa
+rkt_task.c.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from npurt.errors import LayoutError
+from npurt.rknpu.isa import cbuf
+from npurt.rknpu.isa.formats import ATOM, MAX_K, Form
+from npurt.rknpu.isa.layout import Layout
+
+MAX_N = 8192  # [M] DATA_CUBE_CHANNEL, 13 bits; ork-driver saw 16384 go wrong silently
+ANY_LINE_STRIDE = 0x200  # not used when there is one line [?]: what happyme531 writes
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """How the CNA reads A, in atoms.
+
+    ``atom(h, w, s)`` is at ``h * line_stride + w + s * (width + surf_stride)`` when *by_line*, else
+    at ``h // 4 * line_stride + h % 4 * width + w + s * (4 * width + surf_stride)``.
+    """
+
+    width: int
+    height: int
+    by_line: bool
+    line_stride: int
+    surf_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """How the DPU writes C, in atoms.
+
+    ``atom(h, w, s)`` is at ``h * (width + notch) + w + s % S * surf_stride + s // S * surf_add``,
+    S being the surfaces of a group.
+    """
+
+    width: int
+    height: int
+    notch: int
+    surf_stride: int
+    surf_add: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """``C[m, n] = A[m, k] @ B[n, k].T`` where A and C may be parts of larger matrices.
+
+    Raises:
+        LayoutError: A size is not a multiple of what the NPU computes at once, or too large.
+    """
+
+    form: Form
+    layout: Layout
+    m: int
+    k: int
+    n: int
+    rows: int  # of the A and the C that this is a part of
+    columns: int  # of that A; C has n
+
+    def __post_init__(self) -> None:
+        form = self.form
+        _check("M", self.m, 1, cbuf.MAX_WIDTH)
+        _check("K", self.k, form.k_step, MAX_K)
+        _check("K of A", self.columns, form.k_step, 1 << 30)
+        _check("N", self.n, form.group, MAX_N)
+        if self.k > self.columns or self.m > self.rows:
+            raise LayoutError(
+                f"a task of {self.m} x {self.k} is no part of an A of {self.rows} x {self.columns}",
+                remedy="give the size of the whole A",
+            )
+        if self.layout is Layout.NATIVE_H and self.m != self.rows:
+            raise LayoutError(
+                f"native-h cannot take {self.m} of {self.rows} rows", remedy="use native-w"
+            )
+        self.layout.panel(self.m)
+
+    @cached_property
+    def features(self) -> Features:
+        """How A is read."""
+        row_atoms = self.form.in_bytes(self.columns) // ATOM
+        if self.layout is Layout.NATIVE_H:
+            return Features(1, self.m, False, 4, self.m - 4)
+        if self.layout is not Layout.NATIVE_W:
+            panel = self.layout.panel(self.m)
+            return Features(panel, self.m // panel, True, panel * row_atoms, 0)
+        if self.m == self.rows:
+            return Features(self.m, 1, False, ANY_LINE_STRIDE, -3 * self.m)
+        return Features(self.m, 1, True, self.rows, self.rows - self.m)
+
+    @cached_property
+    def results(self) -> Results:
+        """How C is written."""
+        surfaces = self.form.surfaces
+        if self.layout is Layout.NATIVE_H:
+            return Results(1, self.m, 0, self.rows, self.rows * surfaces)
+        if self.layout is Layout.NATIVE_W:
+            return Results(self.m, 1, 0, self.rows, self.rows * surfaces)
+        panel = self.layout.panel(self.m)
+        notch = (self.n // self.form.out_atom - 1) * panel
+        return Results(panel, self.m // panel, notch, panel, panel * surfaces)
+
+    def offset_in_a(self, m: int, k: int) -> int:
+        """Bytes from the start of A to the part of it that starts at row *m* and column *k*."""
+        if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
+            return m * ATOM + self.form.in_bytes(k) * self.rows
+        panel = self.layout.panel_rows
+        return m * self.form.in_bytes(self.columns) + self.form.in_bytes(k) * panel
+
+    def offset_in_c(self, m: int) -> int:
+        """Bytes from the start of C to the part of it that starts at row *m*."""
+        if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
+            return m * ATOM
+        return m * self.n * self.form.out_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the image of B."""
+        return self.n * self.form.in_bytes(self.k)
+
+
+def _check(name: str, value: int, step: int, most: int) -> None:
+    if value < 1:
+        raise LayoutError(
+            f"{name} = {value} leaves nothing to compute", remedy=f"give {step} to {most}"
+        )
+    if value > most:
+        raise LayoutError(
+            f"{name} = {value} is more than the {most} that one task takes",
+            remedy=f"split the product into tasks of at most {most}",
+        )
+    if value % step:
+        raise LayoutError(
+            f"{name} = {value} is no multiple of {step}",
+            remedy=f"pad {name} to {-(-value // step) * step} with zeros",
+        )

@@ -1,0 +1,11 @@
+"""How a product becomes tasks: tiling, buffer images, expected time, and the proof of a program.
+
+Pure functions; nothing here opens a device.
+Imports `isa`.  Begin with `tiling`, then `proof`.
+"""
+
+from npurt import moved
+
+__getattr__ = moved.attributes(
+    __name__, dict.fromkeys(("plan", "plan_weights"), "npurt.rknpu.plan.tiling")
+)

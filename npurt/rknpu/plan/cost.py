@@ -1,0 +1,199 @@
+"""How long products take on the NPU, and the host's part of them: low, expected and high.
+
+The model has few parameters, each a physical quantity: how much of the MAC array's peak tasks
+reach, what memory delivers, what starting a task and a job costs, and the rates of the host's
+loops.  It was fitted to measurements that others published (`tests/rknpu/measurements.py` lists
+them, with those that were left out and have to fall in the range).  npurt itself was never timed on
+this chip.
+
+The range is that of boards and of what nobody has measured: `Guess.low` is the fastest that the
+measurements allow, `Guess.high` the slowest.  Decisions use `Guess.expected`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from npurt.rknpu.isa import cbuf
+from npurt.rknpu.isa.formats import Form
+from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.tiling import Plan
+
+# The clock that each driver gives the NPU when nobody changes anything, Hz.  rknpu: what its
+# governor takes under load.  rocket: the rate of the device tree's assigned-clock-rates, which the
+# driver never changes; kernels with a frequency patch have 600 MHz.  [HW: npu-notes, clock.md]
+CLOCKS = {"rknpu": 1e9, "rocket": 200e6}
+CHAINED = {"rknpu": True, "rocket": False}  # whether a job's tasks start each other
+BUS_BYTES = 16  # that a core reads in a clock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One guess at what a board does.  Sources are below, with the values."""
+
+    mac_share: float  # of the MAC array's peak, while a task multiplies
+    core_bytes_s: float  # that one core reads
+    all_bytes_s: float  # that all cores read
+    task_s: float  # from the end of a task to the start of the next
+    submit_s: float  # of each job, besides
+    job_s: float  # the host's work on each job, whatever its size
+    element_s: float  # of the host, for each element of x: rotate and round
+    sum_s: float  # of the host, for each sum that it reads and scales
+    sync_bytes_s: float  # of the host's cache maintenance
+    unit_s: float  # of the host: all but products, for each token, layer and element of its widths
+    layer_s: float  # of the host: the same for each layer, whatever the number of tokens
+
+
+class Guess(NamedTuple, Generic[T]):
+    """Three values; of seconds, the least, the likely and the most."""
+
+    low: T
+    expected: T
+    high: T
+
+
+# [HW] mac_share: 0.97 (happyme531, int8 128x1024x8192), 0.88 (rk-llama.cpp, float16 Q K^T);
+#   0.8 fits the products of 4096 columns by marfrit/rk-llama.cpp.
+# [HW] bytes: 11.1e9 one core, 26.6e9 to 28.6e9 three, LPDDR5 (npu-notes, rk-llama.cpp); boards with
+#   LPDDR4X have two thirds of the bandwidth.
+# [HW] task_s, rknpu: what is left of chained products of 320 tasks (rknpu-submit).  rocket: an
+#   interrupt each; 44 us less a task with a batching patch, and what is left of 320 tasks at 600
+#   MHz (npu-notes, iova-and-multicore.md and not-mac-bound.md).
+# [HW] submit_s, rknpu: 33 us (librknnrt), 54 to 67 us (ork-driver), 121 us for a small product,
+#   interrupt included (rknpu-submit).  rocket: 27 us with its interrupt on a fast core, 52 us as it
+#   comes, 109 us with a product of 64x256x512 (npu-notes).
+# The host's rates are npurt's loops, timed on an x86-64 server (bench/RESULTS.md): 1.4 ns an
+#   element, 1.7 ns a sum, 20 us a job.  Low: as fast, on all four fast cores.  Expected: one
+#   Cortex-A76 takes 2.5 times as long.  High: 5 times.
+# [HW] sync_bytes_s: 127 ms less for 1.4 GB less, five threads (npu-notes, bo-sync-cost.md).
+_RKNPU = Guess(
+    Speed(0.97, 11.1e9, 31.0e9, 1e-6, 33e-6, 5e-6, 0.35e-9, 0.4e-9, 12e9, 2.5e-9, 50e-6),
+    Speed(0.85, 11.1e9, 27.5e9, 10e-6, 50e-6, 50e-6, 3.5e-9, 4.2e-9, 8e9, 6.5e-9, 300e-6),
+    Speed(0.70, 7.4e9, 18.3e9, 40e-6, 100e-6, 100e-6, 7.0e-9, 8.5e-9, 2e9, 25e-9, 600e-6),
+)
+SPEEDS: dict[str, Guess[Speed]] = {
+    "rknpu": _RKNPU,
+    "rocket": Guess(
+        replace(_RKNPU.low, task_s=20e-6, submit_s=27e-6),
+        replace(_RKNPU.expected, task_s=60e-6, submit_s=52e-6),
+        replace(_RKNPU.high, task_s=120e-6, submit_s=110e-6),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the tasks of a product move and multiply."""
+
+    macs: int  # of the padded product
+    feature_bytes: int
+    weight_bytes: int
+    result_bytes: int
+    tasks: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes between memory and the NPU."""
+        return self.feature_bytes + self.weight_bytes + self.result_bytes
+
+
+def count(product: Plan) -> Counts:
+    """Count what *product* moves and multiplies, over all cores."""
+    every = [tile.task for tiles in product.tiles for tile in tiles]
+    macs = sum(task.m * task.k * task.n for task in every)
+    features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
+    return Counts(macs, features, weights, results, len(every))
+
+
+def mac_rate(kind: Form) -> int:
+    """Products that a core adds up in a clock."""
+    return kind.group * (16 if kind.bits == 32 else 32)
+
+
+def guess(driver: str, seconds: Callable[[Speed], float]) -> Guess[float]:
+    """Return *seconds* by each guess at what boards with *driver* do."""
+    return Guess(*[seconds(speed) for speed in SPEEDS[driver]])
+
+
+def npu_seconds(plans: Sequence[Plan], driver: str, clock_hz: float | None = None) -> Guess[float]:
+    """Return how long a job of *plans* takes from its submit to its end.
+
+    Args:
+        driver: A key of `SPEEDS`.
+        clock_hz: Of the NPU; by default that of `CLOCKS`.
+    """
+    hz = clock_hz or CLOCKS[driver]
+    work = tasks_of(plans)
+    return guess(
+        driver,
+        lambda speed: (
+            speed.submit_s + max(task_seconds(work, speed, chained=CHAINED[driver], clock_hz=hz))
+        ),
+    )
+
+
+def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Guess[float]:
+    """Return what the host does for a job of *plans*, which share their x: round, sync, scale.
+
+    Args:
+        passes: Rows of a task for each row of x.
+    """
+    elements = plans[0].rows // passes * plans[0].weights.k_padded
+    cores = len(plans[0].tiles)
+    results = sum(count(each).result_bytes for each in plans)
+    copies = 1 if CHAINED[driver] else cores  # rocket's cores have address spaces of their own
+    synced = passes * elements * copies + results
+    sums = results // plans[0].weights.form.out_bytes
+    return guess(
+        driver,
+        lambda speed: (
+            speed.job_s
+            + elements * speed.element_s
+            + sums * speed.sum_s
+            + synced / speed.sync_bytes_s
+        ),
+    )
+
+
+def tasks_of(plans: Sequence[Plan]) -> list[list[Task]]:
+    """Return the tasks of each core when *plans* are one job."""
+    work: list[list[Task]] = [[] for _ in range(max(len(each.tiles) for each in plans))]
+    for each in plans:
+        for tasks, tiles in zip(work, each.tiles, strict=False):
+            tasks += [tile.task for tile in tiles]
+    return work
+
+
+def task_seconds(
+    work: Sequence[Sequence[Task]], speed: Speed, *, chained: bool, clock_hz: float
+) -> list[float]:
+    """Return how long each core is at work with its tasks, all cores at once."""
+    bandwidth = min(speed.core_bytes_s, BUS_BYTES * clock_hz, speed.all_bytes_s / len(work))
+    mac_s = speed.mac_share * clock_hz
+    return [
+        sum(_seconds(task, bandwidth, mac_s, chained and len(tasks) > 1) for task in tasks)
+        + speed.task_s * max(0, len(tasks) - 1)  # the first starts with the job
+        for tasks in work
+    ]
+
+
+def _bytes(task: Task) -> tuple[int, int, int]:
+    features = task.m * task.form.in_bytes(task.k)
+    return features, task.weight_bytes, task.m * task.n * task.form.out_bytes
+
+
+def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float:
+    """Return how long the NPU takes for *task*.
+
+    Weights stream in, group of kernels after group, and results stream out while it multiplies;
+    but when CBUF has no room for a second group, each waits until the last was used up.  Features
+    come first, and in a chain while the task before multiplies.
+    """
+    mac = task.m * task.k * task.n / mac_rate(task.form) / mac_s
+    features, weights, results = (size / bandwidth for size in _bytes(task))
+    _, banks = cbuf.split(task.form, task.k, task.features.width, task.features.height)
+    waits = banks < 2 * cbuf.weight_banks(task.form, task.k)
+    busy = max(mac + weights if waits else mac, weights + results)
+    return max(busy, features + weights + results) if chained else features + busy

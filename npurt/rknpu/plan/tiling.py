@@ -1,0 +1,226 @@
+"""Cut a product into tasks that fit the NPU, over its cores.  Pure integers.
+
+B is cut for good, when it is packed: by N over the cores, and by K where that lets more rows fit at
+once.  A product with m rows is then cut by M and N into tasks.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from npurt.errors import LayoutError
+from npurt.rknpu.isa import cbuf
+from npurt.rknpu.isa.formats import Form
+from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.task import Task
+
+CORES = 3  # of an RK3588
+TYPICAL_ROWS = 128  # a prefill batch for which B is cut well
+TILE_N = 4096  # of one task; 8192 fits, but float16 of that size once led to a time-out [?]
+LINE = 64  # bytes: where a part of a buffer starts
+
+
+class Cut(NamedTuple):
+    """Part of a dimension."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Where the next part starts."""
+        return self.start + self.size
+
+
+def cut(total: int, parts: int, step: int) -> tuple[Cut, ...]:
+    """Cut *total* into at most *parts* of about the same size; all are multiples of *step*."""
+    units = total // step
+    parts = min(parts, units)
+    edges = [units * i // parts * step for i in range(parts + 1)]
+    return tuple(Cut(start, end - start) for start, end in itertools.pairwise(edges))
+
+
+def padded(size: int, step: int) -> int:
+    """Return *size*, rounded up to a multiple of *step*."""
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """How B ``[N, K]`` is cut.
+
+    The image of a core is that of its rows of B, one slice of K after another.
+    """
+
+    form: Form
+    n: int
+    k: int
+    cores: tuple[Cut, ...]  # of N padded; cores that have nothing to do are left out
+    slices: tuple[Cut, ...]  # of K padded; C is the sum of their products
+
+    @property
+    def k_padded(self) -> int:
+        """Columns of A."""
+        return self.slices[-1].end
+
+    def image_bytes(self, core: int) -> int:
+        """Size of a core's image."""
+        return self.cores[core].size * self.form.in_bytes(self.k_padded)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_weights(
+    form: Form,
+    n: int,
+    k: int,
+    *,
+    cores: int = CORES,
+    rows: int = TYPICAL_ROWS,
+    max_k: int | None = None,
+) -> WeightPlan:
+    """Cut B ``[N, K]`` so that products with about *rows* rows move the fewest bytes.
+
+    With long sums few rows fit beside a group of kernels, and B is read again for each tile of
+    rows; with K cut, it is read less often, and partial sums are written instead.
+
+    Raises:
+        LayoutError: A size is below 1.
+    """
+    if min(n, k, cores, rows) < 1:
+        raise LayoutError(
+            f"no product has N = {n}, K = {k}, rows = {rows} on {cores} cores",
+            remedy="use sizes from 1",
+        )
+    most = padded(min(max_k or form.k_max, form.k_max), form.k_step)
+    k_padded, n_padded = padded(k, form.k_step), padded(n, form.n_step)
+    best: tuple[int, tuple[Cut, ...]] | None = None
+    for parts in range(-(-k_padded // most), k_padded // form.k_step + 1):
+        slices = cut(k_padded, parts, form.k_step)
+        fit = max_rows(form, max(part.size for part in slices), Layout.ROW)
+        if not fit:
+            continue
+        tiles = -(-rows // fit)
+        moved = tiles * form.in_bytes(k_padded) * n_padded
+        moved += 2 * parts * rows * n_padded * form.out_bytes  # written, and read by the host
+        if best is None or moved < best[0]:
+            best = moved, slices
+        if tiles == 1:
+            break
+    assert best is not None  # one step of K always fits
+    return WeightPlan(form, n, k, cut(n_padded, cores, form.n_step), best[1])
+
+
+def max_rows(form: Form, k: int, layout: Layout) -> int:
+    """Most rows of A that fit one task, a multiple of the layout's panel; 0 when none do."""
+    if layout is Layout.NATIVE_W:
+        return cbuf.max_width(form, k)
+    panel = 1 if layout is Layout.NATIVE_H else layout.panel_rows
+    return panel * cbuf.max_lines(form, k, panel)
+
+
+class Block(NamedTuple):
+    """Part of a core's C: ``[slices, rows, n]``, each ``[rows, n]`` in the plan's layout."""
+
+    n: Cut  # of N padded
+    offset: int  # bytes
+
+
+class Tile(NamedTuple):
+    """A task, what it computes, and where in A, in its core's image of B, and in its core's C."""
+
+    task: Task
+    m: int
+    k: int
+    n: int
+    a: int
+    b: int
+    c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tasks of one product with *m* rows."""
+
+    weights: WeightPlan
+    m: int
+    rows: int  # of A and C: *m*, padded to whole panels
+    layout: Layout
+    tiles: tuple[tuple[Tile, ...], ...]  # by core
+    blocks: tuple[tuple[Block, ...], ...]  # by core
+    c_bytes: tuple[int, ...]  # by core
+
+    @property
+    def a_bytes(self) -> int:
+        """Size of A, which every core reads."""
+        return self.rows * self.weights.form.in_bytes(self.weights.k_padded)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(
+    weights: WeightPlan,
+    m: int,
+    layout: Layout = Layout.ROW,
+    *,
+    max_m: int | None = None,
+    max_n: int = TILE_N,
+) -> Plan:
+    """Cut a product with *m* rows into tasks of at most *max_m* rows and *max_n* columns.
+
+    Raises:
+        LayoutError: *m* is below 1, or the layout cannot be cut and *m* rows do not fit one task.
+    """
+    form = weights.form
+    rows = padded(m, layout.panel_rows)
+    fit = min(max_rows(form, part.size, layout) for part in weights.slices)
+    fit = min(fit, max_m or fit) // layout.panel_rows * layout.panel_rows
+    if m < 1 or fit < 1 or (layout is Layout.NATIVE_H and rows > fit):
+        raise LayoutError(
+            f"{m} rows of {layout.value} cannot be cut into tasks of {fit}",
+            remedy="use from 1 row, and layout 'row' or 'native-w' for many",
+        )
+    row_cuts = cut(rows, -(-rows // fit), layout.panel_rows)
+    tiles, blocks, sizes = [], [], []
+    for core in weights.cores:
+        column_cuts = [
+            Cut(core.start + part.start, part.size)
+            for part in cut(core.size, -(-core.size // max_n), form.n_step)
+        ]
+        blocks.append(tuple(_blocks(weights, rows, column_cuts)))
+        tiles.append(tuple(_tiles(weights, rows, layout, core, row_cuts, blocks[-1])))
+        sizes.append(blocks[-1][-1].offset + _block_bytes(weights, rows, column_cuts[-1]))
+    return Plan(weights, m, rows, layout, tuple(tiles), tuple(blocks), tuple(sizes))
+
+
+def _block_bytes(weights: WeightPlan, rows: int, columns: Cut) -> int:
+    return len(weights.slices) * rows * columns.size * weights.form.out_bytes
+
+
+def _blocks(weights: WeightPlan, rows: int, column_cuts: list[Cut]) -> Iterator[Block]:
+    offset = 0
+    for columns in column_cuts:
+        yield Block(columns, offset)
+        offset += padded(_block_bytes(weights, rows, columns), LINE)
+
+
+def _tiles(
+    weights: WeightPlan,
+    rows: int,
+    layout: Layout,
+    core: Cut,
+    row_cuts: tuple[Cut, ...],
+    blocks: tuple[Block, ...],
+) -> Iterator[Tile]:
+    """Yield the tasks of a core; those that read the same weights follow one another."""
+    form = weights.form
+    for n, offset in blocks:
+        for i, k in enumerate(weights.slices):
+            group_rows = n.start - core.start
+            b = core.size * form.in_bytes(k.start) + group_rows * form.in_bytes(k.size)
+            partial = offset + i * rows * n.size * form.out_bytes
+            for m in row_cuts:
+                task = Task(form, layout, m.size, k.size, n.size, rows, weights.k_padded)
+                a = task.offset_in_a(m.start, k.start)
+                c = partial + task.offset_in_c(m.start)
+                yield Tile(task, m.start, k.start, n.start, a, b, c)
