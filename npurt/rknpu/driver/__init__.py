@@ -1,7 +1,7 @@
 """The two kernel drivers, rocket and rknpu, behind one interface: memory, jobs, detection.
 
 Has the C library that runs a job in one call (`npurt_rk.h`), and the simulator's entry.
-Imports `isa` and `plan`.  Begin with `base`, then `rocket` or `vendor`.
+May import `isa` and `plan`.  Begin with `base`, then `rocket` or `vendor`.
 """
 
 from npurt import moved

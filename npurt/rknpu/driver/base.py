@@ -40,6 +40,16 @@ class Repeats(NamedTuple):
     cause: str
 
 
+class Want(NamedTuple):
+    """Memory to take from an address space; see `Space.take`."""
+
+    space: Space
+    nbytes: int
+    role: Role
+    name: str
+    step: int
+
+
 Input = tuple[Buffer, int]  # how many bytes of it there are
 
 
@@ -222,17 +232,23 @@ class Driver(abc.ABC):
         Raises:
             DeviceFull: There is none.
         """
+        wanted = [
+            Want(space, count * stride(self.profile) * 8, Role.PROGRAM, "programs", ALIGNMENT)
+            for space, count in zip(spaces, tasks, strict=False)
+        ]
         pieces: list[Piece] = []
         try:
-            for space, count in zip(spaces, tasks, strict=False):
-                nbytes = count * stride(self.profile) * 8
-                taken = space.take(nbytes, Role.PROGRAM, "programs", ALIGNMENT, make_room)
-                pieces.append(taken)
+            for space, nbytes, role, name, step in (*wanted, *self._tables(spaces, tasks)):
+                pieces.append(space.take(nbytes, role, name, step, make_room))
         except BaseException:
             for piece in pieces:
                 piece.free()
             raise
         return pieces
+
+    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[Want]:
+        """Return the memory that the kernel needs for a job beside the programs."""
+        return ()
 
     def _part(self, program: Piece, work: Work) -> Part:
         space = program.space

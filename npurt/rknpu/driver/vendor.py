@@ -4,12 +4,12 @@ Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from npurt.errors import DriverError, LayoutError
 from npurt.rknpu.driver import uapi_rknpu as uapi
-from npurt.rknpu.driver.base import Driver, Input, Job, Part, Work, cleaned
+from npurt.rknpu.driver.base import Driver, Input, Job, Part, Want, Work, cleaned
 from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Piece, Space
 from npurt.rknpu.driver.run import Call, Lane
 from npurt.rknpu.driver.system import System, ffi
@@ -161,21 +161,9 @@ class RknpuDriver(Driver):
             self._space.trim()
         return False
 
-    def commands(
-        self,
-        spaces: Sequence[Space],
-        tasks: Sequence[int],
-        make_room: Callable[[], bool] = lambda: False,
-    ) -> list[Piece]:
-        """Add the structs that tell the kernel of each task; see `Driver.commands`."""
-        pieces = super().commands(spaces, tasks, make_room)
-        nbytes = sum(tasks) * TASK_BYTES
-        try:
-            return [*pieces, spaces[0].take(nbytes, Role.TASKS, "tasks", TASK_BYTES, make_room)]
-        except BaseException:
-            for piece in pieces:
-                piece.free()
-            raise
+    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[Want]:
+        """Return room for the structs that describe each task to the kernel."""
+        return [Want(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
 
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:

@@ -1,5 +1,5 @@
 """What the NPU understands: number formats, memory layouts, registers, tasks as command words.
 
 Pure functions of integers and numpy arrays; nothing here opens a device.
-Imports `npurt.errors` and `npurt.files` alone.  Begin with `task`, then `lower` and `regcmd`.
+May import `npurt.errors` and `npurt.files` alone.  Begin with `task`, then `lower` and `regcmd`.
 """

@@ -1,7 +1,7 @@
 """How a product becomes tasks: tiling, buffer images, expected time, and the proof of a program.
 
 Pure functions; nothing here opens a device.
-Imports `isa`.  Begin with `tiling`, then `proof`.
+May import `isa`.  Begin with `tiling`, then `proof`.
 """
 
 from npurt import moved
