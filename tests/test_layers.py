@@ -181,8 +181,12 @@ def test_a_room_says_what_it_is_for(package):
         )
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_modules_of_a_package_with_rooms_import_in_no_circle(package):
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+IN_CIRCLES = {"hexagon", "llm"} - ROOMS.keys()  # not yet untied
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in IN_CIRCLES])
+def test_modules_of_a_package_import_in_no_circle(package):
     assert circle(modules(package)) == []
 
 

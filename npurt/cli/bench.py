@@ -3,8 +3,9 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
+
+from npurt.cli.tables import markdown
 
 PROMPTS = (512,)
 GUESSES = (1, 2, 3, 4, 6, 8)
@@ -162,16 +163,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         )
     return markdown(COLUMNS, lines)
-
-
-def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table with its columns lined up."""
-    lines = [columns, ["-" * len(c) for c in columns], *lines]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
 
 
 def rows_of(path: str) -> dict[tuple[str, str], float]:

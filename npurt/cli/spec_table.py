@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from npurt.cli.tables import markdown
 from npurt.errors import NpurtError
 from npurt.files import replacing
 
@@ -19,8 +20,6 @@ Rows = Sequence[dict[str, Any]]
 
 def table(rows: Rows) -> str:
     """Return the rows as a markdown table, a text that differs from plain decoding's marked."""
-    from npurt.cli.bench import markdown
-
     lines = [
         (
             row["prompt"],

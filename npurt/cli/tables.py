@@ -1,0 +1,13 @@
+"""Tables in markdown, their columns lined up."""
+
+from collections.abc import Sequence
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table with the head *columns* and a row for each of *lines*."""
+    lines = [columns, ["-" * len(c) for c in columns], *lines]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
