@@ -15,7 +15,9 @@ from tests import extending
 from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [PROJECT / f"docs/extending/{name}.md" for name in ("instruction-set", "op", "tensor-type")]
+DOCUMENTS = [
+    PROJECT / f"docs/extending/{name}.md" for name in ("instruction-set", "op", "tensor-type")
+]
 COPIED = ("npurt", "tests", "sim", "pyproject.toml", ".clang-format")
 BUILD = """
 from npurt import build_host

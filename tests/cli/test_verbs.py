@@ -10,7 +10,7 @@ import _cffi_backend
 import pytest
 
 import npurt as library
-from npurt.cli import VERBS, parser
+from npurt.cli import VERBS
 from npurt.llm.perplexity import perplexity
 from npurt.runtime.devices import devices
 from tests.cli.conftest import PROJECT, assert_failed, assert_usage, environment, spawn
@@ -492,11 +492,3 @@ def test_the_example_reports_and_says_what_went_wrong():
     assert wrong.code == 1
     assert "remedy" in wrong.err
     assert "Traceback" not in wrong.err
-
-
-@pytest.mark.parametrize(
-    ("flag", "said"), [("--unsafe", ""), ("--risky", "npurt: --risky is now called --unsafe\n")]
-)
-def test_a_flag_keeps_its_old_name_which_says_the_new_one(flag, said, capsys):
-    assert parser().parse_args(["probe", flag]).unsafe
-    assert capsys.readouterr().err == said
