@@ -8,14 +8,15 @@ LINUX ?= 7.2
 
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests) -name '*.[ch]')
-BUILT_FROM = $(shell find npurt/cpu npurt/build*.py $(wildcard dsp idl sim npurt/hexagon/idl) \
+BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
+	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
 # What tests C of the host: kernels, pool, simulators, drivers' clients.  ThreadSanitizer sees what
 # threads share.
 UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	$(wildcard $(patsubst %,tests/%/test_*.py, cpu rknpu sim_fastrpc sim_rknpu))) \
-	$(patsubst %,tests/hexagon/test_%.py, device line memory reference rpcmem session transport) \
+	$(patsubst %,tests/hexagon/test_%.py, device memory native_call reference rpcmem session transport) \
 	--deselect tests/cpu/test_bounds.py::test_a_read_past_the_end_is_caught \
 	--deselect tests/sim_rknpu/test_kernels.py::test_every_variant_gives_the_same_bits \
 	--deselect \
@@ -24,7 +25,7 @@ UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 # memory, which the runtime needs; a program that is to die of a signal, as some answers are.
 NOT_UNDER_ADDRESS = tests/cpu/test_aarch64.py tests/cpu/test_amx.py tests/rknpu/test_long_jobs.py \
 	tests/sim_fastrpc/test_answers.py
-UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_line hexagon/test_transport \
+UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 
 .PHONY: help demo test sanitize foreign kernel soak models wheels lint clean
@@ -95,7 +96,7 @@ lint: .venv/dev
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 clean:
-	rm -rf .venv/installed .venv/dev build dist npurt/cpu/*.so
+	rm -rf .venv/installed .venv/dev build dist npurt/cpu/*.so npurt/hexagon/fastrpc/*.so
 	rm -rf npurt/hexagon/skel npurt/hexagon/sim npurt/rknpu/sim
 	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard npurt tests examples bench sim) -name __pycache__ -prune -exec rm -rf {} +

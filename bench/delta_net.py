@@ -29,9 +29,9 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
 from npurt.device import DeltaNet
-from npurt.hexagon import messages
-from npurt.hexagon.device import open_hexagon
-from npurt.hexagon.messages import REPLY
+from npurt.hexagon.device.device import open_hexagon
+from npurt.hexagon.session import messages
+from npurt.hexagon.session.messages import REPLY
 from npurt.llm.recurrent import SPACING
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.recurrence import RemoteDelta

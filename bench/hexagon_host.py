@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from npurt.hexagon.device import open_hexagon
+from npurt.hexagon.device.device import open_hexagon
 from npurt.quant.tensor import QTensor
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
 
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME, FORMATS
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME, FORMATS
 from tests.cpu import cases, delta_cases
 from tests.hexagon import delta_kernel
 from tests.hexagon.kernels import Driver
@@ -34,7 +34,7 @@ ARCHS = ("v68", "v73")
 
 def image(name: str, k: int, n: int) -> np.ndarray:
     """An image of any contents: what packets are executed does not depend on them."""
-    return np.zeros(layout.image_bytes(BY_NAME[name], n, k), np.uint8)
+    return np.zeros(images.image_bytes(BY_NAME[name], n, k), np.uint8)
 
 
 def count(driver: Driver, name: str, m: int, k: int, n: int, group: int) -> dict[str, object]:

@@ -13,7 +13,8 @@ import json
 import numpy as np
 
 import npurt
-from npurt.hexagon import batch, lib
+from npurt.hexagon.device import batch
+from npurt.hexagon.fastrpc import lib
 
 
 def synchronised():

@@ -26,9 +26,9 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input, empty
 from npurt.device import FLUSHED, UNIT, DeltaError, DeltaNet, DeltaState, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
-from npurt.hexagon import delta, layout, quantise
-from npurt.hexagon.device import HexagonDevice, HexagonPacked
-from npurt.hexagon.formats import BY_NAME as HEXAGON_FORMATS
+from npurt.hexagon.device.device import HexagonDevice, HexagonPacked
+from npurt.hexagon.layout import delta, images, quantise
+from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime import delta_check
@@ -273,11 +273,11 @@ def hexagon_model(rng) -> Tally:
     m, n, k = shape_of(rng, fmt if BY_NAME[fmt].block > 1 else "q8_0", 128)
     packed = HexagonPacked(None, weight(rng, fmt, n, k), 0, fmt)
     try:
-        packed.part = SimpleNamespace(array=layout.pack(packed.tensor))
+        packed.part = SimpleNamespace(array=images.pack(packed.tensor))
     except UnsupportedOp:
         return Tally()
     x = rows(rng, m, k)
-    held = layout.unpack(packed.part.array, packed.format, n, k)
+    held = images.unpack(packed.part.array, packed.format, n, k)
     y = model.product(quantise.quantise(x), held, fmt)
     device = HexagonDevice.__new__(HexagonDevice)  # what it says of x needs no session
     return check_product(rng, packed, device.multiplied(x, packed), y, device.magnitudes(x, packed))

@@ -6,7 +6,7 @@ python examples/fastrpc_session.py --real        # libcdsprpc of this system
 
 import argparse
 
-from npurt.hexagon import control, lib
+from npurt.hexagon.fastrpc import control, lib
 from npurt.hexagon.session import NONCE_MASK, Session
 
 

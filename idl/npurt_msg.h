@@ -1,6 +1,6 @@
 /*
  * The batch: what npurt asks of the DSP in one call, and the answer.  Little-endian; the same bytes
- * go through FastRPC invoke and through dspqueue.  npurt/hexagon/messages.py has the same structs;
+ * go through FastRPC invoke and through dspqueue.  npurt/hexagon/session/messages.py has the same structs;
  * tests/hexagon compares the two.
  *
  * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  FastRPC maintains caches only
@@ -52,7 +52,7 @@ typedef struct {
     uint32_t group;   /* MATMUL: columns that share an activation scale: 32, 128, or 0: all (i8) */
     uint32_t scale;   /* DELTA: of results, bits of a float32; else 0 */
     npurt_ref x;      /* float32, may be y of an earlier op */
-    npurt_ref w;      /* MATMUL: an image as in npurt/hexagon/layout.py */
+    npurt_ref w;      /* MATMUL: an image as in npurt/hexagon/layout/images.py */
     npurt_ref y;      /* float32 */
 } npurt_op;
 

@@ -109,8 +109,9 @@ def _make_rk_host(package: Path, target: str) -> list[Path]:
 
 
 def _make_hexagon_host(package: Path, target: str) -> list[Path]:
-    sources = _sources("npurt/hexagon")
-    return [build_library(target, package / "hexagon/libnpurt_line.so", sources=sources)]
+    sources = _sources("npurt/hexagon/fastrpc")
+    out = package / "hexagon/fastrpc/libnpurt_native_call.so"
+    return [build_library(target, out, sources=sources)]
 
 
 def _make_skels(package: Path, _target: str) -> list[Path]:
@@ -126,7 +127,7 @@ def _make_shell(package: Path, _target: str) -> list[Path]:
 PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
     Product("rk-host", lambda: _inputs("npurt/rknpu/driver"), _make_rk_host),
-    Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
+    Product("hexagon-host", lambda: _inputs("npurt/hexagon/fastrpc"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),
     Product("shell", lambda: _inputs("sim/fastrpc/shell"), _make_shell),

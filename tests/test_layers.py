@@ -27,6 +27,15 @@ LAYERS = [  # lowest first; two names in one layer never import each other
 ]
 # The rooms of a package: subpackages with one job each, lowest first, as in LAYERS.
 ROOMS: dict[str, list[set[str]]] = {
+    "hexagon": [
+        {"idl"},
+        {"fastrpc"},
+        {"layout"},
+        {"session"},
+        {"connect"},
+        {"device"},
+        {"doctor"},
+    ],
     "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

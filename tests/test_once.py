@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1] / "npurt"
 # Functions that may have `functools.cache`: their results are plain values, as good made twice.
 VALUES = {
     ("cpu/layout.py", "table"),
-    ("hexagon/quantise.py", "_reciprocals"),
+    ("hexagon/layout/quantise.py", "_reciprocals"),
     ("rknpu/device/device.py", "rows_prepared"),
     ("rknpu/plan/tiling.py", "plan"),
     ("rknpu/plan/tiling.py", "plan_weights"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npurt.cli import options
 
 if TYPE_CHECKING:
-    from npurt.hexagon.elf import SharedObject
+    from npurt.hexagon.doctor.elf import SharedObject
 
 
 def add(verbs: Any) -> None:
@@ -25,7 +25,7 @@ def add(verbs: Any) -> None:
 
 
 def _arch(text: str) -> int:
-    from npurt.hexagon.loadable import VERSIONS
+    from npurt.hexagon.doctor.loadable import VERSIONS
 
     if not re.fullmatch(r"v?\d\d", text) or int(text[-2:]) not in VERSIONS:
         known = f"v{VERSIONS[0]} to v{VERSIONS[-1]}"
@@ -35,7 +35,7 @@ def _arch(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Verify: exit status 1 when it would not load.  Info: what it is made of."""
-    from npurt.hexagon import elf, loadable
+    from npurt.hexagon.doctor import elf, loadable
 
     data = options.bytes_of(args.file)
     if args.action == "info":

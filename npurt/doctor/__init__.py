@@ -1,6 +1,6 @@
 """Why an NPU does not run here: checks in order, each with its evidence and what mends it.
 
-`check` is the frame and knows no NPU; backends have lists of checks (`npurt.hexagon.doctor`).  What
-a check sees of the machine goes through a `System`, so that the same checks judge this machine, a
-tree of files, or the evidence that somebody else's machine left in a bundle.
+`check` is the frame and knows no NPU; each backend has a list of checks, as in
+`npurt.hexagon.doctor.checks`.  A check sees the machine through a `System` alone, so that the same
+checks judge this machine, a tree of files, or the evidence in somebody else's bundle.
 """

@@ -93,7 +93,7 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
 
 
 def _hexagon(name: str) -> Device:
-    from npurt.hexagon.device import open_hexagon  # who uses the CPU alone does not load it
+    from npurt.hexagon.device.device import open_hexagon  # loaded on first use
 
     return open_hexagon(name)
 

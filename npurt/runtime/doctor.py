@@ -90,18 +90,19 @@ def kinds(device: str | None = None) -> list[Kind]:
 
 
 def _hexagon(device: str) -> Kind:
-    from npurt.hexagon import doctor, doctor_trial, names
-    from npurt.hexagon.lib import simulator
-    from npurt.hexagon.way import Way
+    from npurt.hexagon.connect.connection import Way
+    from npurt.hexagon.doctor import checks, trial
+    from npurt.hexagon.fastrpc import names
+    from npurt.hexagon.fastrpc.lib import simulator
 
     name = names.parse(device)
     simulated = f"arch=v{name.arch}" if name.arch else ""
     way = Way(library=simulator() if name.simulated else "", domain=name.domain,
               simulate=simulated)  # fmt: skip
-    probes: dict[str, Probe] = {"hexagon": lambda: doctor_trial.trial(way)}
+    probes: dict[str, Probe] = {"hexagon": lambda: trial.trial(way)}
     if name.simulated:
-        return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
-    return Kind(device, doctor.CHECKS, doctor.why_not, probes, doctor.collect)
+        return Kind(device, checks.SIMULATED, lambda system: None, probes, simulated=True)
+    return Kind(device, checks.CHECKS, checks.why_not, probes, checks.collect)
 
 
 def _rknpu(device: str) -> Kind:

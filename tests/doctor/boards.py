@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from npurt.doctor.machine import Machine
-from npurt.hexagon import codes
+from npurt.hexagon.fastrpc import codes
 
 DATA = json.loads((Path(__file__).parents[1] / "data/doctor/boards.json").read_text())
 WORKING, REPORTS = DATA["working"], DATA["boards"]

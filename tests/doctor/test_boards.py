@@ -7,13 +7,13 @@ import pytest
 from npurt.doctor.anonymous import anonymised
 from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay, wrong
-from npurt.hexagon import doctor
+from npurt.hexagon.doctor import checks
 from tests.doctor import boards
 
 
 def examine(system):
     recorder = Recorder(system)
-    return diagnose(doctor.CHECKS, recorder), recorder
+    return diagnose(checks.CHECKS, recorder), recorder
 
 
 def states(findings):
@@ -43,7 +43,7 @@ def test_there_are_enough_boards():
 def test_a_board_that_works_has_nothing_to_mend(tmp_path):
     findings, _ = examine(boards.tree("working", tmp_path))
 
-    assert states(findings) == {c.name: "ok" for c in doctor.CHECKS} | {"banks": "skip"}
+    assert states(findings) == {c.name: "ok" for c in checks.CHECKS} | {"banks": "skip"}
 
 
 @pytest.mark.parametrize("name", ["working", *boards.REPORTS])

@@ -7,9 +7,10 @@ import pytest
 from npurt.build_host import build_library, host
 from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay
-from npurt.hexagon import abi, doctor, lib
-from npurt.hexagon.doctor_trial import trial
-from npurt.hexagon.way import Way
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.doctor import checks
+from npurt.hexagon.doctor.trial import trial
+from npurt.hexagon.fastrpc import abi, lib
 
 STEPS = [
     "library",
@@ -29,7 +30,7 @@ def tried(simulate="", seconds=60, library=""):
 
 
 def judged(seen):
-    findings = diagnose(doctor.SIMULATED, Recorder(Replay({"probe hexagon": seen})))
+    findings = diagnose(checks.SIMULATED, Recorder(Replay({"probe hexagon": seen})))
     return {f.check.name: f.result for f in findings}, start_here(findings)
 
 
@@ -213,4 +214,4 @@ def test_a_library_that_is_not_there_is_named(tmp_path):
 def test_a_trial_that_a_stranger_made_up_is_judged_without_harm(probe):
     results, _ = judged(probe)
 
-    assert set(results) == set(doctor.LIVE)
+    assert set(results) == set(checks.LIVE)

@@ -49,7 +49,7 @@ print(error / np.abs(a).max() / np.abs(b).sum(0).max())
 DOCTOR = """
 import sys
 from npurt.cli import main
-from npurt.hexagon import lib
+from npurt.hexagon.fastrpc import lib
 
 lib.simulator = lambda: sys.argv[1]  # in whose place the checks of a DSP are made off a board
 sys.exit(main(["doctor", "-dev", "hexagon:sim"]))

@@ -4,7 +4,8 @@ import gc
 
 import pytest
 
-from npurt.hexagon import control, skel
+from npurt.hexagon.fastrpc import control
+from npurt.hexagon.session import skel
 from tests.hexagon.dsp import NBYTES, Dsp, simulated
 from tests.hexagon.fake import Fake, compile_fake
 from tests.hexagon.simulator import tell

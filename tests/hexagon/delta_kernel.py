@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt import build_hexagon
-from npurt.hexagon import delta
+from npurt.hexagon.layout import delta
 from tests.hexagon.qemu import Program
 
 SOURCES = [Path(__file__).with_name("delta_driver.c"), build_hexagon.DSP / "kernels/delta.c"]

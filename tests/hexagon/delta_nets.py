@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.hexagon import delta
+from npurt.hexagon.layout import delta
 from tests.cpu.delta_nets import shapes
 from tests.hexagon import delta_model
 from tests.hexagon.delta_kernel import packed

@@ -5,11 +5,13 @@ import contextlib
 import numpy as np
 
 from npurt.errors import DriverError
-from npurt.hexagon import layout, lib, messages
-from npurt.hexagon.interface import interface
-from npurt.hexagon.messages import Flag
-from npurt.hexagon.session import Session
-from npurt.hexagon.store import aligned
+from npurt.hexagon.device.session_memory import aligned
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.idl.interface import interface
+from npurt.hexagon.layout import images
+from npurt.hexagon.session import messages
+from npurt.hexagon.session.messages import Flag
+from npurt.hexagon.session.session import Session
 from npurt.quant.tensor import QTensor
 from tests.limits import HANG_SECONDS
 
@@ -41,9 +43,9 @@ class Dsp:
 
     def weight(self, tensor):
         """Copy a tensor's image in."""
-        fmt = layout.format_of(tensor)
-        ref = self.take(layout.image_bytes(fmt, *tensor.shape))
-        layout.pack(tensor, self.bytes(ref))
+        fmt = images.format_of(tensor)
+        ref = self.take(images.image_bytes(fmt, *tensor.shape))
+        images.pack(tensor, self.bytes(ref))
         return ref
 
     def bytes(self, ref):
@@ -64,7 +66,7 @@ class Dsp:
             "m": m,
             "k": k,
             "n": n,
-            "format": layout.format_of(tensor).number,
+            "format": images.format_of(tensor).number,
             "group": 32,
             "x": x_ref or self.put(x),
             "w": w or self.weight(tensor),

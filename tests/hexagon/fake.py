@@ -2,7 +2,7 @@
 
 from npurt.build_host import build_library, host
 from npurt.build_zig import ROOT
-from npurt.hexagon.lib import load
+from npurt.hexagon.fastrpc.lib import load
 
 SOURCE = ROOT / "tests/hexagon/fake_rpc.c"
 CONTROLS = """

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from npurt import build_hexagon
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME
 from tests.hexagon.qemu import Program
 
 DRIVER = Path(__file__).with_name("kernel_driver.c")
@@ -43,11 +43,11 @@ class Driver(Program):
         *split* rows are quantised by a call of their own; y's rows are *pad* floats longer than n.
         """
         m, k = x.shape
-        first, last = tiles or (0, -(-n // layout.TILE))
+        first, last = tiles or (0, -(-n // images.TILE))
         y_stride = 4 * (n + pad)
         number = BY_NAME[fmt].number
         job = struct.pack("<10I", m, k, n, group, number, 4 * k, y_stride, first, last, split)
-        used = image.reshape(-1, layout.tile_bytes(BY_NAME[fmt], k))[first:last]
+        used = image.reshape(-1, images.tile_bytes(BY_NAME[fmt], k))[first:last]
         self.send(job + x.tobytes() + used.tobytes())
         head = struct.unpack("<4I", self.read(16))
         activations = np.frombuffer(self.read(head[3]), np.uint8)

@@ -6,7 +6,7 @@ whole integer sums here, and nothing wraps, saturates or lies in lanes.
 
 import numpy as np
 
-from npurt.hexagon.formats import BY_NAME
+from npurt.hexagon.layout.formats import BY_NAME
 
 ROUND = 1 << 14  # half of Q15
 
@@ -15,8 +15,8 @@ def product(x, held, fmt):
     """float32 ``[M, N]`` of quantised activations times what an image holds.
 
     Args:
-        x: `npurt.hexagon.quantise.Quantised` rows.
-        held: `npurt.hexagon.layout.Unpacked` weights.
+        x: `npurt.hexagon.layout.quantise.Quantised` rows.
+        held: `npurt.hexagon.layout.images.Unpacked` weights.
         fmt: Name of the format.
     """
     kind = BY_NAME[fmt].kind

@@ -5,8 +5,8 @@ import numpy as np
 
 from npurt import build
 from npurt.build_hexagon import DSP
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME
 from tests.hexagon.kernels import FILL, Answer
 
 CDEF = """
@@ -43,7 +43,7 @@ class Reference:
     def run(self, x, image, fmt, n, *, group=32, tiles=None, split=0, pad=0):
         """Quantise *x* and multiply it by *tiles* (first, last) of *image*."""
         m, k = x.shape
-        first, last = tiles or (0, -(-n // layout.TILE))
+        first, last = tiles or (0, -(-n // images.TILE))
         x = np.ascontiguousarray(x)
         activations = np.full(self.lib.npurt_activation_bytes(m, k), FILL, np.uint8)
         q = self._struct("npurt_quantisation", m=m, k=k, group=group, x_stride=4 * k)
@@ -54,7 +54,7 @@ class Reference:
         p = self._struct("npurt_product", m=m, k=k, n=n, y_stride=y.shape[1])
         p.format = self.lib.npurt_find_format(BY_NAME[fmt].number)
         p.activations, p.y = q.activations, self._at("float *", y)
-        used = image.reshape(-1, layout.tile_bytes(BY_NAME[fmt], k))[first:last]
+        used = image.reshape(-1, images.tile_bytes(BY_NAME[fmt], k))[first:last]
         if not failed:
             self.lib.npurt_multiply(p, self._at("void *", used), first, last)
         return Answer(bool(failed), 0, 0, activations, y)

@@ -7,11 +7,12 @@ import signal
 
 import numpy as np
 
-from npurt.hexagon import layout, lib
-from npurt.hexagon.batch import Batch, Weight
-from npurt.hexagon.store import Store
-from npurt.hexagon.way import Way
-from npurt.hexagon.worker import Worker
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.worker import Worker, connect
+from npurt.hexagon.device.batch import Batch, Weight
+from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.layout import images
 from npurt.quant.tensor import QTensor
 from tests.limits import HANG_SECONDS, SOON, eventually
 
@@ -60,9 +61,9 @@ class Product:
         self.batch = Batch(self.store, [self._upload(t) for t in tensors], 32)
 
     def _upload(self, tensor):
-        fmt = layout.format_of(tensor)
-        _, part = self.store.take(layout.image_bytes(fmt, *tensor.shape))
-        layout.pack(tensor, part.array)
+        fmt = images.format_of(tensor)
+        _, part = self.store.take(images.image_bytes(fmt, *tensor.shape))
+        images.pack(tensor, part.array)
         self.store.wrote(part)
         return Weight(part, *tensor.shape, fmt.number)
 
@@ -96,6 +97,6 @@ def impatient(transport):
 @contextlib.contextmanager
 def opened(**fields):
     """Open a transport on the simulator, and close it."""
-    with contextlib.closing(way(**fields).connect()) as transport:
+    with contextlib.closing(connect(way(**fields))) as transport:
         yield transport
     gc.collect()

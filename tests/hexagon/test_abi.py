@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from npurt.hexagon import abi
+from npurt.hexagon.fastrpc import abi
 
 LAYOUTS = {  # struct -> size in bytes, {member: offset}
     "remote_buf": (16, {"pv": 0, "nLen": 8}),
@@ -134,7 +134,7 @@ def test_the_request_that_crashes_the_library_is_not_there():
 
 def test_importing_the_backend_parses_and_opens_nothing():
     code = (
-        "import cffi; cffi.FFI.cdef = None; import npurt.hexagon.abi; "
+        "import cffi; cffi.FFI.cdef = None; import npurt.hexagon.fastrpc.abi; "
         "assert 'cdsprpc' not in open('/proc/self/maps').read()"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

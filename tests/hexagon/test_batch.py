@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt import build
-from npurt.hexagon import messages, skel
-from npurt.hexagon.control import places
-from npurt.hexagon.delta import Shape, pack_state
-from npurt.hexagon.dspqueue import Queue
-from npurt.hexagon.handle import Handle, Invocation
-from npurt.hexagon.messages import Flag, Kind, Status
+from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.handle import Handle, Invocation
+from npurt.hexagon.layout.delta import Shape, pack_state
+from npurt.hexagon.session import messages, skel
+from npurt.hexagon.session.dspqueue import Queue
+from npurt.hexagon.session.messages import Flag, Kind, Status
 from tests.hexagon.dsp import (
     CANARY,
     NBYTES,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npurt.hexagon import cache, probe
-from npurt.hexagon.way import Way
+from npurt.hexagon.connect import measurements, probe
+from npurt.hexagon.connect.connection import Way
 from npurt.settings import cache_folder
 
 
@@ -21,15 +21,15 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_is_remembered_is_recalled_by_its_identity_alone(folder):
-    cache.remember("a board", "capacity", 5)
-    cache.remember("a board", "dspqueue", False)
-    cache.remember("another", "capacity", 7)
+    measurements.remember("a board", "capacity", 5)
+    measurements.remember("a board", "dspqueue", False)
+    measurements.remember("another", "capacity", 7)
 
-    assert cache.recall("a board", "capacity") == 5
-    assert cache.recall("a board", "dspqueue") is False
-    assert cache.recall("another", "capacity") == 7
-    assert cache.recall("another", "dspqueue") is None
-    assert cache.recall("a third", "capacity") is None
+    assert measurements.recall("a board", "capacity") == 5
+    assert measurements.recall("a board", "dspqueue") is False
+    assert measurements.recall("another", "capacity") == 7
+    assert measurements.recall("another", "dspqueue") is None
+    assert measurements.recall("a third", "capacity") is None
     assert [path.name for path in folder.iterdir()] == ["hexagon.json"]
 
 
@@ -44,7 +44,7 @@ DAMAGE = {
     "rather deep": '{"a board": {"capacity": %s}}' % ("[" * 900 + "]" * 900),
     "many digits": '{"a board": {"capacity": %s}}' % ("9" * 5000),
     "not a value": '{"a board": {"capacity": {"a": 1}}}',
-    "large": '{"a board": {"capacity": 7}, "": {"": "%s"}}' % ("x" * cache.MOST_BYTES),
+    "large": '{"a board": {"capacity": 7}, "": {"": "%s"}}' % ("x" * measurements.MOST_BYTES),
 }
 
 
@@ -53,9 +53,9 @@ def test_a_damaged_file_says_nothing_and_is_replaced(folder, damage):
     folder.mkdir()
     (folder / "hexagon.json").write_bytes(damage.encode(errors="surrogateescape"))
 
-    assert cache.recall("a board", "capacity") is None
-    cache.remember("a board", "capacity", 5)
-    assert cache.recall("a board", "capacity") == 5
+    assert measurements.recall("a board", "capacity") is None
+    measurements.remember("a board", "capacity", 5)
+    assert measurements.recall("a board", "capacity") == 5
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -70,9 +70,9 @@ def test_whatever_is_in_the_file_it_can_be_asked_and_added_to(text):
     file.parent.mkdir(exist_ok=True)
     file.write_text(text)
 
-    cache.recall("a", "b")
-    cache.remember("a", "b", 5)
-    assert cache.recall("a", "b") == 5
+    measurements.recall("a", "b")
+    measurements.remember("a", "b", 5)
+    assert measurements.recall("a", "b") == 5
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -80,9 +80,9 @@ def test_what_is_no_file_says_nothing_and_stays(folder, make):
     folder.mkdir()
     make(folder / "hexagon.json")
 
-    assert cache.recall("a board", "capacity") is None
-    cache.remember("a board", "capacity", 5)
-    assert cache.recall("a board", "capacity") is None
+    assert measurements.recall("a board", "capacity") is None
+    measurements.remember("a board", "capacity", 5)
+    assert measurements.recall("a board", "capacity") is None
     assert not (folder / "hexagon.json").is_file()
 
 
@@ -91,18 +91,18 @@ def test_a_user_without_a_home_has_nothing_kept(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number without a name
 
-    cache.remember("a board", "capacity", 5)
-    assert cache.recall("a board", "capacity") is None
+    measurements.remember("a board", "capacity", 5)
+    assert measurements.recall("a board", "capacity") is None
 
 
 @pytest.mark.parametrize("known", [True, -1, "much", None, 1.5])
 def test_a_capacity_that_is_none_is_measured_again(monkeypatch, fake, known):
     monkeypatch.setattr(probe, "_measure", lambda way: (77, False))
     way = Way(str(fake.path))
-    cache.remember(cache.identity(fake.library, "cdsp"), "capacity", known)
+    measurements.remember(measurements.identity(fake.library, "cdsp"), "capacity", known)
 
     assert probe.capacity(way) == 77
-    assert cache.recall(cache.identity(fake.library, "cdsp"), "capacity") == 77
+    assert measurements.recall(measurements.identity(fake.library, "cdsp"), "capacity") == 77
 
 
 @pytest.mark.parametrize(
@@ -119,21 +119,21 @@ def test_a_system_that_does_not_say_how_much_memory_it_has_has_none(tmp_path, me
 def test_a_folder_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file where the folder should be")
 
-    cache.remember("a board", "capacity", 5)
-    assert cache.recall("a board", "capacity") is None
+    measurements.remember("a board", "capacity", 5)
+    assert measurements.recall("a board", "capacity") is None
 
 
 def test_a_value_that_cannot_be_kept_leaves_the_old_file_and_no_other(folder):
-    cache.remember("a board", "capacity", 5)
+    measurements.remember("a board", "capacity", 5)
 
     with pytest.raises(TypeError):
-        cache.remember("a board", "capacity", object())
-    assert cache.recall("a board", "capacity") == 5
+        measurements.remember("a board", "capacity", object())
+    assert measurements.recall("a board", "capacity") == 5
     assert [path.name for path in folder.iterdir()] == ["hexagon.json"]
 
 
 def test_readers_beside_a_writer_see_whole_files(folder):
-    cache.remember("a board", "text", "x" * 100)
+    measurements.remember("a board", "text", "x" * 100)
     stop = threading.Event()
     seen = set()
 
@@ -144,7 +144,7 @@ def test_readers_beside_a_writer_see_whole_files(folder):
     reader = threading.Thread(target=read)
     reader.start()
     for n in range(100):
-        cache.remember("a board", "text", "x" * (100 + 100000 * (n % 2)))
+        measurements.remember("a board", "text", "x" * (100 + 100000 * (n % 2)))
     stop.set()
     reader.join()
     assert seen <= {100, 100100}
@@ -180,17 +180,17 @@ def board(root, *, model="Radxa Dragon Q6A\0", firmware=b"1", domain="cdsp"):
 
 
 def test_board_firmware_and_library_make_the_identity(fake, tmp_path):
-    first = cache.identity(fake.library, "cdsp", board(tmp_path / "1"))
+    first = measurements.identity(fake.library, "cdsp", board(tmp_path / "1"))
 
     assert "Radxa Dragon Q6A | qcom/qcs6490/cdsp.mbn " in first
     assert "\0" not in first
     assert str(fake.path) in first
-    assert first == cache.identity(fake.library, "cdsp", tmp_path / "1")
+    assert first == measurements.identity(fake.library, "cdsp", tmp_path / "1")
     others = {
-        cache.identity(fake.library, "cdsp", board(tmp_path / "2", model="Rubik Pi 3\0")),
-        cache.identity(fake.library, "cdsp", board(tmp_path / "3", firmware=b"22")),
-        cache.identity(fake.library, "cdsp1", tmp_path / "1"),
-        cache.identity(fake.library, "cdsp", tmp_path / "nothing here"),
+        measurements.identity(fake.library, "cdsp", board(tmp_path / "2", model="Rubik Pi 3\0")),
+        measurements.identity(fake.library, "cdsp", board(tmp_path / "3", firmware=b"22")),
+        measurements.identity(fake.library, "cdsp1", tmp_path / "1"),
+        measurements.identity(fake.library, "cdsp", tmp_path / "nothing here"),
         first,
     }
     assert len(others) == 5

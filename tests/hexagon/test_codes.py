@@ -17,7 +17,7 @@ from npurt.errors import (
     NpurtError,
     SettingError,
 )
-from npurt.hexagon import codes
+from npurt.hexagon.fastrpc import codes
 from npurt.hexagon.idl.skel import SUPPORT
 
 HAP = (Path(__file__).parents[2] / "dsp/hap.h").read_text()

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import DeviceFull, DeviceLost
-from npurt.hexagon import batch, lib, recurrence, scratch
-from npurt.hexagon.device import HexagonDevice
-from npurt.hexagon.rpcmem import Block
-from npurt.hexagon.scratch import MOST_BLOCKS, MOST_BYTES, Scratch, block_bytes
+from npurt.hexagon.device import batch, delta_state, scratch
+from npurt.hexagon.device.device import HexagonDevice
+from npurt.hexagon.device.scratch import MOST_BLOCKS, MOST_BYTES, Scratch, block_bytes
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.rpcmem import Block
 from tests.cpu.delta_nets import net_of
 from tests.hexagon.delta_nets import OPTIONS, own, run
 from tests.hexagon.products import inputs, multiply, tensor
@@ -91,7 +92,7 @@ def test_weights_that_take_each_others_place_arrive(incoherent):
 @pytest.mark.parametrize("worker", [False, True])
 def test_states_of_delta_nets_arrive(worker, incoherent):
     """Written, advanced, copied, read back, taken back and written again: to the bit."""
-    net = own(net_of({"heads": 2, "width": 32, "tokens": recurrence.MOST_ROWS + 8}))
+    net = own(net_of({"heads": 2, "width": 32, "tokens": delta_state.MOST_ROWS + 8}))
     with npurt.open_device("hexagon:sim") as coherent:
         wanted = run(coherent, net)
         begun = run(coherent, net.first(4))

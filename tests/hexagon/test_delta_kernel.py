@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.hexagon_kernels import ARCHS as COUNTED
 from bench.hexagon_kernels import delta_counts
 from npurt import build_hexagon
-from npurt.hexagon import delta
+from npurt.hexagon.layout import delta
 from tests.cpu import cases, delta_cases, delta_oracle
 from tests.cpu.delta_nets import (
     CONFIGURATIONS,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import npurt
 from npurt.device import state_values
 from npurt.errors import DeviceLost, NumericsError, StateFormatError
-from npurt.hexagon import delta, recurrence
-from npurt.hexagon.device import HexagonDevice
+from npurt.hexagon.device import delta_state
+from npurt.hexagon.device.device import HexagonDevice
+from npurt.hexagon.layout import delta
 from npurt.llm import state_file
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import UPSTREAM, net_of
@@ -23,7 +24,7 @@ from tests.hexagon.simulator import kill, tell, way
 from tests.llm import tiny
 from tests.llm.reference import nmse
 
-KEPT = recurrence.MOST_ROWS  # as many tokens as can be done again
+KEPT = delta_state.MOST_ROWS  # as many tokens as can be done again
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +202,7 @@ def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
 
 
 def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
-    monkeypatch.setattr(recurrence, "MOST_TOKENS", 4)
+    monkeypatch.setattr(delta_state, "MOST_TOKENS", 4)
     net = own(net_of({"heads": 2, "width": 32, "tokens": 11}))
     with npurt.open_device("hexagon:sim") as device:
         state = after(device, net, 2)
@@ -236,7 +237,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
     net = own(net_of({"heads": 2, "width": 64, "tokens": 8}))
     wanted = run(fresh, net)
     state = after(fresh, net, 7)
-    plain, loads = recurrence.Memory.load, []
+    plain, loads = delta_state.Memory.load, []
 
     def load(memory, form):
         loads.append(form.count)
@@ -244,7 +245,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
             tell("crash=3")  # the third of seven
         plain(memory, form)
 
-    monkeypatch.setattr(recurrence.Memory, "load", load)
+    monkeypatch.setattr(delta_state.Memory, "load", load)
     tell("crash=1")
 
     state.advance(net.after(7))
@@ -328,7 +329,7 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
 @pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
 def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monkeypatch):
     """The tokens since the last copy are done in double: closer to it the kernel is not either."""
-    monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))
     wanted = run(fresh, net.first(tokens))
     state = after(fresh, net, tokens)
@@ -341,7 +342,7 @@ def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monke
 
 
 def test_a_device_that_is_given_up_leaves_the_state_of_the_caller(fresh, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 2}))
     before = net.state.copy()
     tell("crash=1+")
@@ -430,7 +431,7 @@ def test_a_snapshot_of_a_dsp_that_has_died_is_exact(tokens, fresh):
 
 
 def test_a_snapshot_that_cannot_be_exact_is_refused(fresh, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 3}))
     state = after(fresh, net, 2)
     state._there = None
@@ -617,7 +618,7 @@ def test_integers_that_are_no_state_are_refused(tmp_path):
 
 
 def test_ctrl_c_in_the_middle_of_a_net_leaves_no_trace(undisturbed, monkeypatch):
-    plain, calls = recurrence.Memory.run, []
+    plain, calls = delta_state.Memory.run, []
 
     def run(memory, rows):
         y = plain(memory, rows)
@@ -630,7 +631,7 @@ def test_ctrl_c_in_the_middle_of_a_net_leaves_no_trace(undisturbed, monkeypatch)
 
         def interrupted(token):
             calls.clear()
-            monkeypatch.setattr(recurrence.Memory, "run", run)
+            monkeypatch.setattr(delta_state.Memory, "run", run)
             with pytest.raises(KeyboardInterrupt):
                 llm.eval(tiny.ids("qwen35", 20))
             monkeypatch.undo()

@@ -19,8 +19,8 @@ from npurt.errors import (
     SettingError,
     UnsupportedOp,
 )
-from npurt.hexagon import lib
-from npurt.hexagon.device import HexagonDevice, open_hexagon
+from npurt.hexagon.device.device import HexagonDevice, open_hexagon
+from npurt.hexagon.fastrpc import lib
 from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
@@ -158,7 +158,7 @@ def test_results_may_go_to_parts_of_rows(shared):
 
 
 def test_more_rows_than_the_scratch_memory_holds_are_done_in_parts(shared, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.batch.MOST_ROWS", 16)
+    monkeypatch.setattr("npurt.hexagon.device.batch.MOST_ROWS", 16)
     packed = shared.pack(tensor(40, 64))
     x = inputs(37, 64)
 
@@ -293,7 +293,7 @@ IN_THE_PLACE = f"""
 import os, signal
 import numpy as np
 import npurt
-from npurt.hexagon.lib import load
+from npurt.hexagon.fastrpc.lib import load
 from npurt.quant.tensor import QTensor
 
 with npurt.open_device("hexagon:0") as device:

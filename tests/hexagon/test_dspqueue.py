@@ -2,16 +2,18 @@
 
 import pytest
 
-from npurt.hexagon import cache, lib, messages, probe
-from npurt.hexagon.lib import load
-from npurt.hexagon.way import Way
+from npurt.hexagon.connect import measurements, probe
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.lib import load
+from npurt.hexagon.session import messages
 from tests.hexagon.simulator import opened, way
 
 DEAD = ["queue_stuck=1", "queue_create=1+", "queue_read=1+", "start=1+"]
 
 
 def known(what):
-    return cache.recall(cache.identity(load([lib.simulator()]), "cdsp"), what)
+    return measurements.recall(measurements.identity(load([lib.simulator()]), "cdsp"), what)
 
 
 def test_a_queue_that_answers_is_found_to_work_and_remembered(simulator, monkeypatch):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from bench.hexagon_kernels import ARCHS as COUNTED
 from bench.hexagon_kernels import small_counts
 from npurt import build_hexagon
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME, FORMATS
-from npurt.hexagon.quantise import quantise
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME, FORMATS
+from npurt.hexagon.layout.quantise import quantise
 from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.weights import weight
@@ -44,7 +44,7 @@ def groups(name):
 def check(driver, name, image, x, n, *, group, **options):
     """Run, and compare activations' results with the model's to the bit; return the answer."""
     answer = driver.run(x, image, name, n, group=group, **options)
-    held = layout.unpack(image, BY_NAME[name], n, x.shape[1])
+    held = images.unpack(image, BY_NAME[name], n, x.shape[1])
     expected = model.product(quantise(x, group), held, name)
     assert not answer.failed
     np.testing.assert_array_equal(answer.result(n).view(np.uint32), expected.view(np.uint32))
@@ -112,7 +112,7 @@ def test_extreme_codes_neither_wrap_nor_saturate(drivers, name, sign):
 
 def test_int8_sums_of_the_longest_rows_are_exact(drivers):
     """-128 times 127, 65536 times."""
-    image = layout.pack_i8(np.full((32, 65536), -128, np.int8), np.ones(32, np.float32))
+    image = images.pack_i8(np.full((32, 65536), -128, np.int8), np.ones(32, np.float32))
     x = np.full((1, 65536), 127, np.float32)
 
     answer = check(drivers("v68"), "i8", image, x, 32, group=0)
@@ -169,7 +169,7 @@ def test_results_beyond_float32_are_infinite_or_zero(drivers, largest):
     rng = np.random.default_rng(5)
     codes = rng.integers(-127, 128, (32, 64), dtype=np.int8)
     scales = np.where(np.arange(32) % 2, largest, 1).astype(np.float32)
-    image = layout.pack_i8(codes, scales)
+    image = images.pack_i8(codes, scales)
     x = rng.uniform(1, 2, (1, 64)).astype(np.float32) * np.float32(largest)
 
     answer = check(drivers("v68"), "i8", image, x, 32, group=0)
@@ -194,7 +194,7 @@ def test_a_value_that_is_not_finite_is_reported(drivers, value, where):
 
 def test_float32_results_of_known_sums(drivers):
     """codes 1 times 127: 127 * 32 exactly; so the units of x, of w and of the result are right."""
-    image = layout.pack_i8(np.ones((32, 32), np.int8), np.full(32, 2.0, np.float32))
+    image = images.pack_i8(np.ones((32, 32), np.int8), np.full(32, 2.0, np.float32))
     x = np.full((1, 32), 0.5, np.float32)
 
     y = drivers("v68").run(x, image, "i8", 32, group=0).result(32)
@@ -242,13 +242,13 @@ def test_results_are_within_the_roundings_of_the_exact_product(drivers, name, ki
     n, k = 64, 1536
     image = weight(rng, name, n, k)
     x = inputs(rng, kind, 5, k)
-    w = layout.multiplied(image, BY_NAME[name], n, k).astype(np.float64)
+    w = images.multiplied(image, BY_NAME[name], n, k).astype(np.float64)
     q = quantise(x)
 
     y = drivers("v68").run(x, image, name, n).result(n).astype(np.float64)
 
     exact = q.values().astype(np.float64) @ w.T
-    held = layout.unpack(image, BY_NAME[name], n, k)
+    held = images.unpack(image, BY_NAME[name], n, k)
     floats = 2.0**-23 * (abs(q.values().astype(np.float64)) @ abs(w).T)  # of w and of y
     assert (abs(y - exact) <= bound(q, held, BY_NAME[name].kind) + floats).all()
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from npurt import build_hexagon
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME, FORMATS
-from npurt.hexagon.quantise import multiplied, quantise
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME, FORMATS
+from npurt.hexagon.layout.quantise import multiplied, quantise
 from npurt.quant.tensor import QTensor
 from tests.hexagon.weights import tensor
 
@@ -45,7 +45,7 @@ def test_codes_come_back_unchanged(name, n, k, seed):
     t = tensor(np.random.default_rng(seed), name, n, columns(name, 32 * k))
     fmt = BY_NAME[name]
 
-    held = layout.unpack(layout.pack(t), fmt, n, t.shape[1])
+    held = images.unpack(images.pack(t), fmt, n, t.shape[1])
 
     file = t.canonical()
     codes = file.codes.astype(np.int32)
@@ -60,7 +60,7 @@ def test_scales_are_off_by_half_a_unit_of_the_row_at_most(name):
     t = tensor(np.random.default_rng(1), name, 33, columns(name, 512))
     fmt = BY_NAME[name]
 
-    held = layout.unpack(layout.pack(t), fmt, *t.shape)
+    held = images.unpack(images.pack(t), fmt, *t.shape)
 
     unit = np.ldexp(1.0, held.exponents)[:, None]
     exact = t.canonical().scales.astype(np.float64) * (fmt.kind.unit / fmt.gain)
@@ -76,7 +76,7 @@ def test_scales_are_off_by_half_a_unit_of_the_row_at_most(name):
 def test_floats_are_off_by_half_a_scale_of_their_block(name):
     t = QTensor.quantize(np.random.default_rng(2).standard_normal((40, 96)).astype("f4"), name)
 
-    values = layout.multiplied(layout.pack(t), BY_NAME[name], 40, 96)
+    values = images.multiplied(images.pack(t), BY_NAME[name], 40, 96)
 
     exact = t.dequantize().astype(np.float64)
     block = abs(exact.reshape(40, 3, 32)).max(axis=2, keepdims=True)
@@ -90,7 +90,7 @@ def test_one_image_byte_by_byte():
     blocks = np.zeros((1, 2), BY_Q4)
     blocks["d"] = 2
     blocks["qs"] = np.arange(16, dtype=np.uint8) * 17  # codes i and i in byte i
-    image = layout.pack(QTensor(blocks, "q4_0"))
+    image = images.pack(QTensor(blocks, "q4_0"))
 
     assert image.size == (2 + 9) * 128
     assert image[:4].view(np.uint32)[0] == (-13 + 156) << 23
@@ -106,21 +106,21 @@ BY_Q4 = QTensor.quantize(np.zeros((1, 32), np.float32), "q4_0").format.dtype
 
 def test_rows_can_be_unpacked_in_parts():
     t = tensor(np.random.default_rng(3), "q4_k", 100, 256)
-    image = layout.pack(t)
+    image = images.pack(t)
 
-    part = layout.multiplied(image, BY_NAME["q4_k"], 100, 256, slice(30, 71))
+    part = images.multiplied(image, BY_NAME["q4_k"], 100, 256, slice(30, 71))
 
-    whole = layout.multiplied(image, BY_NAME["q4_k"], 100, 256)
+    whole = images.multiplied(image, BY_NAME["q4_k"], 100, 256)
     np.testing.assert_array_equal(part, whole[30:71])
 
 
 def test_an_image_can_be_written_in_place():
     t = tensor(np.random.default_rng(4), "q8_0", 40, 64)
-    out = np.full(layout.image_bytes(BY_NAME["q8_0"], 40, 64), 0xA5, np.uint8)
+    out = np.full(images.image_bytes(BY_NAME["q8_0"], 40, 64), 0xA5, np.uint8)
 
-    layout.pack(t, out)
+    images.pack(t, out)
 
-    np.testing.assert_array_equal(out, layout.pack(t))
+    np.testing.assert_array_equal(out, images.pack(t))
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -137,36 +137,36 @@ def spanning(powers):
 
 def test_a_row_whose_scales_span_too_much_is_refused():
     """2^14 still has an integer, 1; 2^15 rounds to 0, and |12 x 32| / 2 of 2^14 is lost: 2^-9."""
-    exact = layout.multiplied(layout.pack(spanning(14)), BY_NAME["mxfp4"], 1, 64)
+    exact = images.multiplied(images.pack(spanning(14)), BY_NAME["mxfp4"], 1, 64)
     np.testing.assert_array_equal(exact, spanning(14).dequantize())
     with pytest.raises(UnsupportedOp, match="span"):
-        layout.pack(spanning(15))
+        images.pack(spanning(15))
 
 
 def test_scales_that_are_not_finite_or_too_large_are_refused():
     blocks = np.zeros((2, 1), BY_Q4)
     blocks["d"][1] = np.inf
     with pytest.raises(NumericsError, match="row 1"):
-        layout.pack(QTensor(blocks, "q4_0"))
+        images.pack(QTensor(blocks, "q4_0"))
     huge = QTensor.quantize(np.full((1, 32), 1e38, np.float32), "f32")
     with pytest.raises(UnsupportedOp, match="too large"):
-        layout.pack(huge)
+        images.pack(huge)
 
 
 def test_wrong_shapes_are_refused():
     t = tensor(np.random.default_rng(0), "q4_0", 32, 64)
     with pytest.raises(LayoutError):
-        layout.pack(t.T)
+        images.pack(t.T)
     with pytest.raises(LayoutError):
-        layout.pack(t, np.empty(7, np.uint8))
+        images.pack(t, np.empty(7, np.uint8))
     with pytest.raises(LayoutError):
-        layout.pack_i8(np.zeros((4, 33), np.int8), np.ones(4, np.float32))
+        images.pack_i8(np.zeros((4, 33), np.int8), np.ones(4, np.float32))
 
 
 def test_a_weight_of_zeros_is_zero():
     t = QTensor.quantize(np.zeros((33, 64), np.float32), "q4_1")
 
-    assert not layout.multiplied(layout.pack(t), BY_NAME["q4_1"], 33, 64).any()
+    assert not images.multiplied(images.pack(t), BY_NAME["q4_1"], 33, 64).any()
 
 
 # --- activations --------------------------------------------------------------------------------

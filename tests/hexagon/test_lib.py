@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from npurt.errors import DeviceNotFound, DriverError
-from npurt.hexagon import abi, codes, control, lib, skel
-from npurt.hexagon.control import SESSIONS, Place, capabilities, places
-from npurt.hexagon.lib import CANDIDATES, find, load
+from npurt.hexagon.fastrpc import abi, codes, control, lib
+from npurt.hexagon.fastrpc.control import SESSIONS, Place, capabilities, places
+from npurt.hexagon.fastrpc.lib import CANDIDATES, find, load
+from npurt.hexagon.session import skel
 from npurt.library import path_of
 from tests.hexagon.fake import compile_fake
 from tests.limits import HANG_SECONDS
@@ -96,7 +97,7 @@ def test_a_library_that_is_loaded_is_found_again_behind_names_that_are_not(fake,
     """As on Android, where the system's is the last candidate."""
     last = shutil.copy(fake.path, tmp_path / "libcdsprpc.so")
     code = f"""
-from npurt.hexagon.lib import load
+from npurt.hexagon.fastrpc.lib import load
 candidates = ["libcdsprpc.so.99", {str(last)!r}]
 assert load(candidates) is load(candidates)
 """
@@ -111,7 +112,7 @@ def test_a_second_fastrpc_library_is_refused_before_it_is_loaded(fake, tmp_path)
     code = f"""
 import ctypes
 from npurt.errors import DeviceNotFound
-from npurt.hexagon.lib import load, loaded
+from npurt.hexagon.fastrpc.lib import load, loaded
 assert loaded() == []
 load([{str(first)!r}])
 assert loaded() == [{str(first)!r}]
@@ -302,7 +303,7 @@ def test_a_private_copy_of_the_skel_comes_first_and_goes_with_the_process(skels,
     code = f"""
 import os
 from pathlib import Path
-from npurt.hexagon import skel
+from npurt.hexagon.session import skel
 skel.publish(skel.choose(73, Path({str(skels)!r})))
 skel.publish(skel.choose(68, Path({str(skels)!r})))
 skel.publish(skel.choose(68, Path({str(skels)!r})))
@@ -331,7 +332,7 @@ PUBLISH_NOWHERE = """
 import os, resource, shutil
 from pathlib import Path
 import npurt
-from npurt.hexagon import skel
+from npurt.hexagon.session import skel
 
 skel.publish(skel.choose(68))
 {trouble}
@@ -355,7 +356,7 @@ def test_where_there_is_no_room_for_a_copy_a_remedy_is_given_and_nothing_left(tm
 PUBLISH_AT_ONCE = """
 import os, threading
 from pathlib import Path
-from npurt.hexagon import skel
+from npurt.hexagon.session import skel
 
 code = skel.choose(68, Path({skels!r}))
 published = Path(os.environ["TMPDIR"])
@@ -413,7 +414,7 @@ if child:
 PUBLISH_AND_DIE = """
 import os, signal
 from pathlib import Path
-from npurt.hexagon import skel
+from npurt.hexagon.session import skel
 skel.publish(skel.choose(68, Path({skels!r})))
 {then}
 """

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from npurt import build
 from npurt.cli import main
 from npurt.errors import LayoutError
-from npurt.hexagon import elf
-from npurt.hexagon.loadable import verify
+from npurt.hexagon.doctor import elf
+from npurt.hexagon.doctor.loadable import verify
 
 FOREIGN = Path(__file__).parents[1] / "data/skel/calculator_skel_v68.elf"
 

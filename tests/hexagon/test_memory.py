@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull
-from npurt.hexagon import probe, scratch, store
-from npurt.hexagon.device import HexagonDevice
+from npurt.hexagon.connect import probe
+from npurt.hexagon.device import scratch, session_memory
+from npurt.hexagon.device.device import HexagonDevice
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
 from tests.hexagon.simulator import tell, way
 
@@ -20,7 +21,7 @@ def device(simulator):
 
 
 def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 16)
     weight = tensor(64, 256)
     for _ in range(12):
         packed = device.pack(weight)
@@ -50,8 +51,8 @@ def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
 
 
 def test_blocks_grow_with_the_weights(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 16)
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 18)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(session_memory, "MOST_BYTES", 1 << 18)
     kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
     sizes = [arena.block.nbytes for arena in device._stores[0]._arenas]
 
@@ -64,9 +65,9 @@ def test_blocks_grow_with_the_weights(device, monkeypatch):
 
 def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, monkeypatch):
     """Three products of one input over two sessions equal those of one."""
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 17)
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 17)
-    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 17)
+    monkeypatch.setattr(session_memory, "MOST_BYTES", 1 << 17)
+    monkeypatch.setattr(session_memory, "PROVEN_BYTES", 0)
     monkeypatch.setattr(probe, "capacity", lambda way: scratch.RESERVED_BYTES + (1 << 17))
     weights, x = [], inputs(2, 256)
 
@@ -88,7 +89,7 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
 @pytest.mark.parametrize("worker", [False, True])
 def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, monkeypatch):
     """A worker could open it again, in another process."""
-    monkeypatch.setattr(store, "PROVEN_BYTES", 0)
+    monkeypatch.setattr(session_memory, "PROVEN_BYTES", 0)
     monkeypatch.setattr(probe, "capacity", lambda way: 0)
     with HexagonDevice("hexagon:test", way(session=2, worker=worker)) as device:
         with pytest.raises(DeviceFull):
@@ -100,7 +101,7 @@ def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, mo
 
 @pytest.mark.parametrize("fault", ["no_memory=1+", "bad_memory=1+", "map=1+"])
 def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 14)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 14)
     kept, large = device.pack(tensor(32, 64)), tensor(256, 256)
     tell(fault)
     with pytest.raises(DeviceFull):
@@ -112,8 +113,8 @@ def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, 
 
 
 def test_too_many_blocks_are_not_mapped(device, monkeypatch):
-    monkeypatch.setattr(store, "LEAST_BYTES", 4096)
-    monkeypatch.setattr(store, "MOST_BYTES", 4096)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(session_memory, "MOST_BYTES", 4096)
     transport = device._stores[0].transport
     monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=4))
     weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]

@@ -9,7 +9,7 @@ import pytest
 
 from npurt import build
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NumericsError
-from npurt.hexagon import messages
+from npurt.hexagon.session import messages
 from tests.hexagon.dsp import check_of
 
 HEADER = Path(__file__).parents[2] / "idl/npurt_msg.h"

@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.errors import DeviceNotFound
-from npurt.hexagon.names import Name, parse
+from npurt.hexagon.fastrpc.names import Name, parse
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.hexagon.quantise import GROUPS, quantise
+from npurt.hexagon.layout.quantise import GROUPS, quantise
 
 GREATEST = np.finfo(np.float32).max
 EDGES = [

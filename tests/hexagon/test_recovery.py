@@ -11,9 +11,12 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceFull, DeviceLost
-from npurt.hexagon import cache, device, lib, messages, probe, store
-from npurt.hexagon.device import HexagonDevice
-from npurt.hexagon.lib import load
+from npurt.hexagon.connect import measurements, probe
+from npurt.hexagon.device import device, session_memory
+from npurt.hexagon.device.device import HexagonDevice
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.lib import load
+from npurt.hexagon.session import messages
 from npurt.quant.tensor import QTensor
 from tests.hexagon.simulator import WAYS, impatient, kill, process, tell, wait_until, way
 from tests.limits import SOON, interrupt
@@ -153,7 +156,7 @@ def test_a_dsp_that_does_not_come_back_ends_in_an_error(fault, simulator, monkey
 
 def test_an_upload_over_which_the_dsp_dies_is_repeated(simulator, monkeypatch):
     """A weight that needs a block of its own: the DSP dies when it is to map it."""
-    monkeypatch.setattr(store, "LEAST_BYTES", 1 << 15)
+    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 15)
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("crash=1")
@@ -227,7 +230,7 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
         assert work.is_right()
         assert hexagon._stores[0].transport.name == "invoke"
     library = load([lib.simulator()])
-    assert cache.recall(cache.identity(library, "cdsp"), "dspqueue") is False
+    assert measurements.recall(measurements.identity(library, "cdsp"), "dspqueue") is False
     assert not probe.queue_works(way())
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt import build_hexagon
-from npurt.hexagon import layout
-from npurt.hexagon.formats import BY_NAME, FORMATS
-from npurt.hexagon.quantise import quantise
+from npurt.hexagon.layout import images
+from npurt.hexagon.layout.formats import BY_NAME, FORMATS
+from npurt.hexagon.layout.quantise import quantise
 from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.reference import Reference
@@ -60,7 +60,7 @@ def case(name, rows, extreme, m, k, n, seed):
     if name == "i8" and extreme:  # results on both sides of what float32 holds
         codes = np.full((n, k), 127 if extreme > 0 else -128, np.int8)
         scales = 2.0 ** (40 if extreme > 0 else -55) * rng.uniform(0.5, 2, n)
-        return x, layout.pack_i8(codes, scales.astype(np.float32))
+        return x, images.pack_i8(codes, scales.astype(np.float32))
     return x, weight(rng, name, n, k, extreme)
 
 
@@ -107,7 +107,7 @@ def test_it_equals_the_integers_of_the_model(reference, name, n, seed, **shape):
 
     y = reference.run(x, image, name, n, group=group).result(n)
 
-    held = layout.unpack(image, BY_NAME[name], n, x.shape[1])
+    held = images.unpack(image, BY_NAME[name], n, x.shape[1])
     assert_same_bits(y, model.product(quantise(x, group), held, name))
 
 

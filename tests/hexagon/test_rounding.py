@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.hexagon import layout, quantise, rounding
-from npurt.hexagon.formats import BY_NAME
+from npurt.hexagon.layout import error_bound, images, quantise
+from npurt.hexagon.layout.formats import BY_NAME
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import find
@@ -46,14 +46,14 @@ def measured(kind, x, tensor):
     """Return errors over the bound's standard error, ``[M, N]``."""
     fmt = BY_NAME[kind]
     n, k = tensor.shape
-    image = layout.pack(tensor)
-    held = layout.unpack(image, fmt, n, k)
+    image = images.pack(tensor)
+    held = images.unpack(image, fmt, n, k)
     rounded = quantise.quantise(x)
     y = model.product(rounded, held, kind).astype(np.float64)
-    exact = rounded.values().astype(np.float64) @ layout.multiplied(image, fmt, n, k).T.astype(
+    exact = rounded.values().astype(np.float64) @ images.multiplied(image, fmt, n, k).T.astype(
         float
     )
-    unit = rounding.magnitudes(rounded)[:, None] * rounding.error(held, fmt)
+    unit = error_bound.magnitudes(rounded)[:, None] * error_bound.error(held, fmt)
     assert ((unit > 0) | (y == exact)).all()
     return (y - exact) / np.where(unit > 0, unit, 1)
 
@@ -98,13 +98,13 @@ def test_the_bound_holds_for_a_scale_a_row():
     """Only the result is rounded, to float32: by 2^-24 of it at most, and here near that."""
     rng = np.random.default_rng(9)
     codes = rng.integers(-127, 128, (64, 512)).astype(np.int8)
-    image = layout.pack_i8(codes, rng.uniform(1, 2, 64).astype(np.float32))
-    held = layout.unpack(image, BY_NAME["i8"], 64, 512)
+    image = images.pack_i8(codes, rng.uniform(1, 2, 64).astype(np.float32))
+    held = images.unpack(image, BY_NAME["i8"], 64, 512)
     rounded = quantise.quantise(rng.standard_normal((8, 512)).astype(np.float32), 0)
 
     y = model.product(rounded, held, "i8").astype(np.float64)
-    weights = layout.multiplied(image, BY_NAME["i8"], 64, 512).astype(np.float64)
-    unit = rounding.magnitudes(rounded, 0)[:, None] * rounding.error(held, BY_NAME["i8"])
+    weights = images.multiplied(image, BY_NAME["i8"], 64, 512).astype(np.float64)
+    unit = error_bound.magnitudes(rounded, 0)[:, None] * error_bound.error(held, BY_NAME["i8"])
     errors = (y - rounded.values().astype(np.float64) @ weights.T) / unit
 
     assert abs(errors).max() < 8
@@ -113,7 +113,7 @@ def test_the_bound_holds_for_a_scale_a_row():
 
 def test_rows_of_zeros_have_no_error():
     x = np.zeros((2, 256), np.float32)
-    assert (rounding.magnitudes(quantise.quantise(x)) == 0).all()
+    assert (error_bound.magnitudes(quantise.quantise(x)) == 0).all()
     assert (measured("q8_0", x, weights("q8_0", 32, 256, 0)) == 0).all()
 
 
@@ -122,7 +122,7 @@ def test_a_known_magnitude():
     x = np.zeros((1, 64), np.float32)
     x[0, 3] = 1
     rounded = quantise.quantise(x)
-    (magnitude,) = rounding.magnitudes(rounded)
+    (magnitude,) = error_bound.magnitudes(rounded)
 
     assert magnitude == abs(rounded.codes).max() * 2.0 ** (15 + int(rounded.exponents[0]))
     assert 1 <= magnitude <= 2.02

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
-from npurt.hexagon.lib import load
-from npurt.hexagon.rpcmem import ALIGN, LARGEST, Arena, Block, Synchroniser, allocate
+from npurt.hexagon.fastrpc.lib import load
+from npurt.hexagon.fastrpc.rpcmem import ALIGN, LARGEST, Arena, Block, Synchroniser, allocate
 from tests.hexagon.fake import compile_fake
 from tests.limits import HANG_SECONDS
 
@@ -80,7 +80,7 @@ def test_a_block_lives_as_long_as_its_arrays(fake):
 
 _OUTLIVES = """
 import gc, sys
-from npurt.hexagon import abi, lib, rpcmem
+from npurt.hexagon.fastrpc import abi, lib, rpcmem
 
 array = rpcmem.allocate(lib.load([sys.argv[1]]), 4096).array
 del lib._library, abi.ffi  # as the end of the interpreter does, in an order of its own

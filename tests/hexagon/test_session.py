@@ -20,14 +20,14 @@ from npurt.errors import (
     DriverError,
     NpurtError,
 )
-from npurt.hexagon import lib
-from npurt.hexagon.caller import Caller
-from npurt.hexagon.control import places
-from npurt.hexagon.handle import Handle, Invocation, State
-from npurt.hexagon.interface import interface
-from npurt.hexagon.lib import load
-from npurt.hexagon.rpcmem import allocate
-from npurt.hexagon.session import Session
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.caller import Caller
+from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.lib import load
+from npurt.hexagon.fastrpc.rpcmem import allocate
+from npurt.hexagon.idl.interface import interface
+from npurt.hexagon.session.session import Session
 from tests.limits import HANG_SECONDS, SOON, eventually, interrupt
 
 CALLS = ("open", "invoke", "close", "mmap", "munmap")
@@ -346,9 +346,9 @@ AT_EXIT = """
 import atexit
 from pathlib import Path
 from npurt.errors import DeviceTimeout
-from npurt.hexagon import skel
-from npurt.hexagon.rpcmem import allocate
-from npurt.hexagon.session import Session
+from npurt.hexagon.session import skel
+from npurt.hexagon.fastrpc.rpcmem import allocate
+from npurt.hexagon.session.session import Session
 from tests.hexagon.fake import Fake
 skel.FOLDER = Path({folder!r})
 fake = Fake(Path({path!r}))

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt import build
-from npurt.hexagon import abi, elf, skel
-from npurt.hexagon.control import places
-from npurt.hexagon.handle import Handle, Invocation
-from npurt.hexagon.interface import interface
-from npurt.hexagon.loadable import verify
-from npurt.hexagon.rpcmem import allocate
+from npurt.hexagon.doctor import elf
+from npurt.hexagon.doctor.loadable import verify
+from npurt.hexagon.fastrpc import abi
+from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.handle import Handle, Invocation
+from npurt.hexagon.fastrpc.rpcmem import allocate
+from npurt.hexagon.idl.interface import interface
+from npurt.hexagon.session import skel
 from tests.hexagon.dsp import call_of, code_of, simulated
 
 MANIFEST = json.loads((skel.FOLDER / "manifest.json").read_text())

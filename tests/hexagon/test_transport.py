@@ -17,8 +17,9 @@ from npurt.errors import (
     NumericsError,
     SettingError,
 )
-from npurt.hexagon import messages
-from npurt.hexagon.way import Way
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.worker import connect
+from npurt.hexagon.session import messages
 from tests.hexagon.simulator import (
     WAYS,
     Product,
@@ -189,7 +190,7 @@ def test_a_worker_that_is_killed_is_a_lost_device(signal_number, simulator):
 def test_a_worker_that_cannot_open_says_why_and_is_gone(simulator, monkeypatch):
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "wrong_arch=1+")
     with pytest.raises(DriverError, match="0x80000406") as caught:
-        way(worker=True).connect()
+        connect(way(worker=True))
     assert caught.value.code == 0x80000406
     assert caught.value.remedy
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from npurt.hexagon import layout
+from npurt.hexagon.layout import images
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME as GGUF
 
@@ -32,5 +32,5 @@ def weight(rng, name, n, k, extreme=0):
     """The image of such a tensor, or of int8 codes for i8."""
     if name == "i8":
         codes = rng.integers(-128, 128, (n, k), dtype=np.int8)
-        return layout.pack_i8(codes, rng.uniform(0.5, 2, n).astype(np.float32))
-    return layout.pack(tensor(rng, name, n, k, extreme))
+        return images.pack_i8(codes, rng.uniform(0.5, 2, n).astype(np.float32))
+    return images.pack(tensor(rng, name, n, k, extreme))

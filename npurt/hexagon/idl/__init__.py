@@ -6,7 +6,8 @@
     (answer,) = call.unpack()
 
 `parser` has the grammar, `types` the bytes of each type, `method` calls, `header` and `skel` the C.
-Needs nothing but npurt.errors, so that the build can use it before npurt is installed.
+The lowest room: it may import npurt.errors, npurt.files and npurt.once alone, so that the build can
+use it before npurt is installed.  `interface` has npurt's own interface.
 """
 
 from pathlib import Path

@@ -16,8 +16,9 @@ from cffi import FFI
 
 from npurt import build
 from npurt.build_hexagon import DSP
-from npurt.hexagon import layout, messages
-from npurt.hexagon.messages import Kind, Status
+from npurt.hexagon.layout import images
+from npurt.hexagon.session import messages
+from npurt.hexagon.session.messages import Kind, Status
 from npurt.quant.tensor import QTensor
 from tests.fuzz import frame, sizes
 from tests.hexagon.dsp import Dsp, simulated
@@ -142,15 +143,15 @@ def native():
 
 
 @functools.cache
-def images():
+def uploaded():
     """Return the images of the weights, and where each lies in the block."""
     found, at = [], W.start
     for i, (fmt, n, k) in enumerate(WEIGHTS):
         values = np.random.default_rng(i).standard_normal((n, k), np.float32)
         tensor = QTensor.quantize(values, fmt)
-        kind = layout.format_of(tensor)
-        image = np.zeros(layout.image_bytes(kind, n, k), np.uint8)
-        layout.pack(tensor, image)
+        kind = images.format_of(tensor)
+        image = np.zeros(images.image_bytes(kind, n, k), np.uint8)
+        images.pack(tensor, image)
         found.append((at, image, kind.number))
         at += -(-len(image) // 128) * 128
     assert at <= W.stop
@@ -176,13 +177,13 @@ def bytes_of(value, fd):
     for op, out in zip(value["ops"], request.ops, strict=True):
         for name in FIELDS:
             number = op[name]
-            out[name] = images()[number[1]][2] if isinstance(number, list) else number
+            out[name] = uploaded()[number[1]][2] if isinstance(number, list) else number
         for part in "xwy":
             block, offset, nbytes, stride = op[part]
             if isinstance(offset, list):
-                offset = images()[offset[1]][0]
+                offset = uploaded()[offset[1]][0]
             if isinstance(nbytes, list):
-                nbytes = len(images()[nbytes[1]][1])
+                nbytes = len(uploaded()[nbytes[1]][1])
             out[part] = (fd if block == 0 else 1000 + block, offset, nbytes, stride)
     data = request.data.tobytes()
     more = value["nbytes"]
@@ -199,7 +200,7 @@ def contents(value):
     if value["odd"]:
         x[rng.integers(0, len(x), 50)] = float(value["odd"])
     block[X.start : X.stop] = x.view(np.uint8)
-    for at, image, _ in images():
+    for at, image, _ in uploaded():
         block[at : at + len(image)] = image
     return block
 

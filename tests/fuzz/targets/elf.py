@@ -10,7 +10,7 @@ from pathlib import Path
 
 from npurt import build
 from npurt.cli import main
-from npurt.hexagon.skel import FOLDER
+from npurt.hexagon.session.skel import FOLDER
 from tests.fuzz import frame, sizes
 
 RUNS = 1500
@@ -152,7 +152,7 @@ def run(value):
 
 def unchecked_relocations():
     """A relocation may change anything."""
-    from npurt.hexagon import elf
+    from npurt.hexagon.doctor import elf
 
     elf._Image._check_relocation = lambda self, place, symbol, symbols: None
 

@@ -1,0 +1,57 @@
+"""How a DSP is reached: which library, which session, by what transport; and opening it."""
+
+import contextlib
+import threading
+from dataclasses import dataclass
+
+from npurt.errors import SettingError
+from npurt.hexagon.fastrpc.lib import Library, find
+from npurt.hexagon.session.dspqueue import Queue
+from npurt.hexagon.session.session import Session
+from npurt.hexagon.session.transport import Transport
+
+TRANSPORTS = ("invoke", "dspqueue")
+
+_SIMULATED = threading.Lock()  # settings of the simulator are a process's, until a session is open
+
+
+@dataclass(slots=True)
+class Way:
+    """All that opening a session needs; plain values, so that it can be told to a worker.
+
+    Raises:
+        SettingError: There is no such transport.
+    """
+
+    library: str  # file of the FastRPC library; "": the system's
+    domain: str = "cdsp"  # a key of `abi.CDSP`
+    session: int | None = None  # 0 to 3; None: any that is free
+    transport: str = "invoke"
+    worker: bool = False  # let a process of its own make the calls
+    deadline: float = 60.0  # seconds that a call may take
+    simulate: str = ""  # settings for the simulator, such as "arch=v73"
+
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise SettingError(
+                f"there is no transport {self.transport!r}",
+                remedy=f"use one of {', '.join(TRANSPORTS)}",
+            )
+
+    def load(self) -> Library:
+        """Return the library; errors as `lib.find`."""
+        library = find(self.library or None)
+        if self.simulate and library.simulated:
+            library.check("npurt_sim_control", self.simulate.encode(), about=self.simulate)
+        return library
+
+    def open_session(self) -> Transport:
+        """Open a session that this process calls itself, whatever `worker` says.
+
+        Raises:
+            NpurtError: It cannot be opened; see `Session.open`.
+        """
+        with _SIMULATED if self.simulate else contextlib.nullcontext():
+            library = self.load()
+            session = Session.open(library, self.domain, self.session, deadline=self.deadline)
+        return Queue(session) if self.transport == "dspqueue" else session

@@ -1,0 +1,94 @@
+"""What was measured of a DSP, kept between processes: one small JSON file, by what it depends on.
+
+Nothing in it is needed: a file that is missing or damaged is one that says nothing.
+"""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from npurt.files import parsed, replacing
+from npurt.hexagon.fastrpc.lib import Library
+from npurt.settings import cache_folder
+
+NAME = "hexagon.json"
+PLAIN = (str, int, float, bool)  # what values may be
+MOST_BYTES = 1 << 20  # of the file, which has some hundred: a larger one is not ours
+
+
+def identity(library: Library, domain: str, root: Path = Path("/")) -> str:
+    """Return what measurements of *domain* depend on: board, firmware, library.
+
+    Args:
+        root: Where the system's files are.
+    """
+    parts = [domain, _file(Path(library.path))]
+    if not library.simulated:
+        parts += [_board(root), _firmware(root, domain)]
+    return " | ".join(parts)
+
+
+def _board(root: Path) -> str:
+    return _text(root / "sys/firmware/devicetree/base/model")
+
+
+def _firmware(root: Path, domain: str) -> str:
+    """Return name, size and date of the file that the DSP was started from."""
+    for processor in sorted((root / "sys/class/remoteproc").glob("*")):
+        if _text(processor / "name") == domain:
+            name = _text(processor / "firmware")
+            return f"{name} {_file(root / 'lib/firmware' / name)}"
+    return "unknown firmware"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip("\0\n ")
+    except (OSError, UnicodeDecodeError):
+        return "unknown"
+
+
+def _file(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return "unknown"
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def recall(identity: str, what: str) -> Any:
+    """Return what is known, or None."""
+    return _load().get(identity, {}).get(what)
+
+
+def remember(identity: str, what: str, value: Any) -> None:
+    """Keep *value*; where the folder cannot be written, nothing is kept."""
+    known = _load()
+    known.setdefault(identity, {})[what] = value
+    text = json.dumps(known, indent=1)
+    with contextlib.suppress(OSError):
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / NAME, durable=False) as file:
+            file.write(text.encode())
+
+
+def _load() -> dict[str, dict[str, Any]]:
+    try:
+        with open(cache_folder() / NAME, "rb", opener=_at_once) as file:
+            known = parsed(file.read(MOST_BYTES))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(known, dict) or not all(isinstance(v, dict) for v in known.values()):
+        return {}
+    return {
+        name: {what: value for what, value in values.items() if isinstance(value, PLAIN)}
+        for name, values in known.items()
+    }
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open *path*, and do not wait for somebody to write to a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

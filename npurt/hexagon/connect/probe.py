@@ -1,0 +1,82 @@
+"""Finding out by trying, in a process that may be killed: dspqueue, and how much can be mapped."""
+
+import contextlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from npurt.errors import DeviceFull, NpurtError
+from npurt.hexagon.connect import measurements
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.worker import Worker
+from npurt.hexagon.session import messages
+
+QUEUE_SECONDS = 1  # in which a message must be answered
+STEP = 256 << 20  # bytes, of the search for the most that can be mapped
+MEASURE_SECONDS = 20  # for one step
+MOST = 1 << 32  # bytes that 32-bit addresses reach
+
+
+def queue_works(way: Way) -> bool:
+    """Say whether an empty batch through dspqueue is answered; tried once for each firmware."""
+    library = way.load()
+    identity = measurements.identity(library, way.domain)
+    known = measurements.recall(identity, "dspqueue")
+    if not isinstance(known, bool):
+        known = library.has_dspqueue and _try_queue(way)
+        measurements.remember(identity, "dspqueue", known)
+    return known
+
+
+def _try_queue(way: Way) -> bool:
+    request, reply = messages.Request(0), messages.reply()
+    way = replace(way, transport="dspqueue", session=None, deadline=QUEUE_SECONDS)
+    try:
+        with contextlib.closing(Worker(way)) as worker:
+            worker.prepare(request.data, reply)()
+            messages.check(request, reply)
+    except NpurtError:
+        return False
+    return True
+
+
+def forget_queue(way: Way) -> None:
+    """Remember that dspqueue failed in use."""
+    measurements.remember(measurements.identity(way.load(), way.domain), "dspqueue", False)
+
+
+def capacity(way: Way) -> int:
+    """Return how many bytes a session can map, measured once for each firmware.
+
+    A step less than what worked: the DSP needs addresses of its own.  Half of the free memory of
+    this machine is the limit of what is tried; a measurement that ends there is not kept.
+    """
+    identity = measurements.identity(way.load(), way.domain)
+    known = measurements.recall(identity, "capacity")
+    if type(known) is int and known >= 0:  # anybody may have written it
+        return known
+    found, limited = _measure(way)
+    if not limited:
+        measurements.remember(identity, "capacity", found)
+    return found
+
+
+def _measure(way: Way) -> tuple[int, bool]:
+    """Return bytes, and whether this machine's memory was the limit."""
+    limit = min(available_memory() // 2, MOST)
+    mapped = 0
+    way = replace(way, transport="invoke", session=None, deadline=MEASURE_SECONDS)
+    with contextlib.closing(Worker(way)) as worker, contextlib.suppress(DeviceFull):
+        while mapped + STEP <= limit:
+            worker.allocate(STEP)
+            mapped += STEP
+    return max(mapped - STEP, 0), mapped + STEP > limit
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the bytes that programs can still take, as the kernel estimates them; 0: unknown."""
+    try:
+        found = re.search(r"^MemAvailable: *(\d+) kB$", meminfo.read_text(), re.M)
+    except OSError:  # no /proc, as in some sandboxes
+        return 0
+    return int(found[1]) * 1024 if found else 0

@@ -1,0 +1,356 @@
+"""A session in a process of its own, which can be killed when the DSP does not answer.
+
+Parent and worker share a socket of packets.  A packet from the parent is a number, a letter and
+what belongs to it; the answer is the same number, "+" and a result, or "-" and an error as JSON.
+So an answer is told from that to an earlier packet, which Ctrl-C kept the parent from reading.
+Blocks are allocated by the worker, where their numbers count, and come to the parent as file
+descriptors.
+
+    o a `Way`, as JSON        -> [info, simulated], as JSON
+    a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
+    m [method of `Transport`, number of a block], as JSON -> nothing
+    x numbers of the blocks written and read, -1: none, as int32, and the batch
+                              -> reply, and 8 bytes: packets of instructions so far
+    n                         -> nothing: all before is done
+
+The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from npurt import errors
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
+from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.fastrpc import codes
+from npurt.hexagon.fastrpc.caller import refuse_fork
+from npurt.hexagon.fastrpc.rpcmem import U8, Block
+from npurt.hexagon.session import messages
+from npurt.hexagon.session.session import OPENING_SECONDS
+from npurt.hexagon.session.transport import Info, Send, Transport
+
+Answer = tuple[bytes, list[int]]  # and file descriptors
+
+NUMBER_BYTES = 4
+_BLOCKS = struct.Struct("<2i")
+MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
+_START = """
+import sys
+sys.path[:] = {path!r}
+from npurt.hexagon.connect.worker import main
+main({fd}, {life})
+"""
+
+
+class Worker(Transport):
+    """The parent's end.
+
+    Args:
+        way: What the worker shall open.
+        opening: Seconds that it may take for that.
+
+    Raises:
+        NpurtError: As `Session.open`.
+    """
+
+    name = "worker"
+
+    def __init__(self, way: Way, opening: float = 2 * OPENING_SECONDS) -> None:
+        self._parent = os.getpid()
+        self._deadline = way.deadline
+        self._number = 0  # of the last packet
+        self._interrupted = False  # it may not have been answered yet
+        self._packets = 0
+        self._end, self._process, life = _spawn()
+        owned = self._end, self._process, life
+        self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
+        try:
+            told = self._ask(b"o" + json.dumps(asdict(way)).encode(), opening)
+            info, self.simulated = json.loads(told)
+            self.info = Info(*info)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return memory that the worker has allocated and mapped; see `Transport.allocate`."""
+        fds: list[int] = []
+        try:
+            number, size = json.loads(self._ask(b"a%d" % nbytes, self._deadline, fds))
+            return Block(np.frombuffer(mmap.mmap(fds[0], size), np.uint8), number)
+        except OSError as error:
+            raise DeviceFull(
+                f"cannot map {nbytes} bytes that are shared with the DSP: {error}",
+                remedy="close other programs, or use a smaller model",
+                call="mmap",
+                code=error.errno or 0,
+            ) from error
+        finally:
+            _close_all(fds)
+
+    def free(self, block: Block) -> None:
+        """Have the worker unmap *block*."""
+        self._on_block("free", block)
+
+    def sync_for_device(self, block: Block) -> None:
+        """Have the worker do it: caches of memory, not of one process."""
+        self._on_block("sync_for_device", block)
+
+    def sync_for_cpu(self, block: Block) -> None:
+        """Have the worker do it, as `sync_for_device`."""
+        self._on_block("sync_for_cpu", block)
+
+    def _on_block(self, method: str, block: Block) -> None:
+        self._ask(b"m" + json.dumps([method, block.fd]).encode(), self._deadline)
+
+    def prepare(self, request: U8, reply: U8) -> Send:
+        """Return a function that has the worker send *request*; see `Transport.prepare`."""
+        return partial(self._exchange, request, reply)
+
+    def _exchange(
+        self, request: U8, reply: U8, written: Block | None = None, read: Block | None = None
+    ) -> None:
+        numbers = (-1 if block is None else block.fd for block in (written, read))
+        packet = b"x" + _BLOCKS.pack(*numbers) + request.tobytes()
+        answer = self._ask(packet, self._deadline)
+        reply[:] = np.frombuffer(answer, np.uint8, reply.nbytes)
+        self._packets = int.from_bytes(answer[reply.nbytes :], "little")
+
+    def packets(self) -> int:
+        """Return what the worker said with its last reply."""
+        return self._packets
+
+    def settle(self) -> None:
+        """Wait until the worker is done with what was interrupted."""
+        if self._interrupted:
+            self._ask(b"n", self._deadline)
+
+    def close(self) -> None:
+        """Tell the worker to end, and kill it if it does not.  A second call does nothing."""
+        self._finalizer()
+
+    def _ask(self, packet: bytes, seconds: float, fds: list[int] | None = None) -> bytes:
+        """Send a packet, return the answer; descriptors that come with it go to *fds*."""
+        refuse_fork(self._parent, "a call to the worker")
+        if not self._finalizer.alive:
+            raise NpurtError("the worker is closed", remedy="open the device again")
+        self._interrupted = True
+        self._number = (self._number + 1) % (1 << 32)
+        number = self._number.to_bytes(NUMBER_BYTES, "little")
+        end = time.monotonic() + seconds
+        try:
+            self._end.settimeout(seconds)
+            self._end.send(number + packet)
+            answer = b""
+            while answer[:NUMBER_BYTES] != number:
+                self._end.settimeout(max(end - time.monotonic(), 0.001))
+                answer = self._receive([] if fds is None else fds)
+        except TimeoutError as error:
+            raise self._late(seconds) from error
+        except OSError as error:
+            raise self._lost(error) from error
+        self._interrupted = False
+        if answer[NUMBER_BYTES:][:1] == b"-":
+            raise self._retold(json.loads(answer[NUMBER_BYTES + 1 :]))
+        return answer[NUMBER_BYTES + 1 :]
+
+    def _receive(self, fds: list[int]) -> bytes:
+        """Return the next answer; *fds* then holds what came with it, and no other."""
+        _close_all(fds)  # of an answer that nobody waited for
+        answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+        fds += passed
+        if not answer:
+            raise self._lost(None)
+        return answer
+
+    def _late(self, seconds: float) -> DeviceTimeout:
+        self._process.kill()
+        self.close()
+        return DeviceTimeout(
+            f"the worker for the Hexagon did not answer within {seconds:g} s and was killed",
+            remedy=codes.decode(0x0C).remedy,
+            call=codes.INVOKE,
+            code=0x0C,
+        )
+
+    def _lost(self, error: OSError | None) -> DeviceLost:
+        self.close()
+        return DeviceLost(
+            f"the worker for the Hexagon ended ({error or self._process.returncode})",
+            remedy=codes.REOPEN,
+            call=codes.INVOKE,
+            code=0x27,
+        )
+
+    def _retold(self, told: dict[str, Any]) -> NpurtError:
+        """Return the worker's error; after a lost or late DSP the worker is of no use."""
+        kind = getattr(errors, told.pop("kind"))
+        error = kind(told.pop("what"), **told)
+        assert isinstance(error, NpurtError)
+        if isinstance(error, DeviceLost | DeviceTimeout):
+            self.close()
+        return error
+
+
+def connect(way: Way) -> Transport:
+    """Open a session, in a worker where *way* asks for one.
+
+    Raises:
+        NpurtError: It cannot be opened; see `Session.open`.
+    """
+    return Worker(way) if way.worker else way.open_session()
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
+    """Start a worker; return the parent's socket, the process, and the pipe it lives by.
+
+    Raises:
+        DriverError: The system has no process or descriptor left.
+    """
+    try:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(mine)
+            passed.enter_context(its)
+            watched, life = os.pipe()
+            undo.callback(os.close, life)
+            passed.callback(os.close, watched)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=sys.path, fd=its.fileno(), life=watched)],
+                pass_fds=(its.fileno(), watched),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C on the terminal is the parent's
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise DriverError(
+            f"cannot start a worker for the Hexagon: {error}",
+            remedy="close other programs, or raise the limits that `ulimit -n -u` shows",
+            call="fork",
+            code=error.errno or 0,
+        ) from error
+    return mine, process, life
+
+
+def _reap(parent: int, end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
+    """End a worker: by closing its socket, then, when it takes long, by force."""
+    end.close()
+    if parent != os.getpid():
+        return  # a fork's copy: the worker is the parent's
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    os.close(life)
+    process.kill()
+    process.wait()
+
+
+# --- The worker's end ----------------------------------------------------------------------------
+
+
+def main(fd: int, life: int) -> None:
+    """Serve one parent until it closes the socket *fd*; end at once when the pipe *life* closes."""
+    threading.Thread(target=_follow, args=(life,), daemon=True).start()
+    with socket.socket(fileno=fd) as end:
+        server = _Server(end)
+        try:
+            while packet := end.recv(MOST_BYTES):
+                server.serve(packet)
+        finally:
+            server.close()
+
+
+def _follow(life: int) -> None:
+    os.read(life, 1)
+    os._exit(1)
+
+
+class _Server:
+    """One session, and the answers to what is asked of it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._transport: Transport | None = None
+        self._blocks: dict[int, Block] = {}  # by number
+        self._exchanges: dict[int, tuple[U8, U8, Send]] = {}  # by size of the batch
+
+    def serve(self, packet: bytes) -> None:
+        """Answer one packet."""
+        number, letter = packet[:NUMBER_BYTES], packet[NUMBER_BYTES:][:1]
+        work = {
+            b"o": self._open,
+            b"a": self._allocate,
+            b"m": self._on_block,
+            b"x": self._exchange,
+            b"n": self._nothing,
+        }[letter]
+        try:
+            answer, fds = work(packet[NUMBER_BYTES + 1 :])
+            socket.send_fds(self._end, [number, b"+", answer], fds)
+        except NpurtError as error:
+            told = {"kind": type(error).__name__, **vars(error)}
+            self._end.send(number + b"-" + json.dumps(told).encode())
+
+    def close(self) -> None:
+        """Close the session."""
+        if self._transport:
+            self._transport.close()
+
+    def _open(self, way: bytes) -> Answer:
+        opened = self._transport = Way(**json.loads(way)).open_session()
+        return json.dumps([opened.info, opened.simulated]).encode(), []
+
+    def _allocate(self, nbytes: bytes) -> Answer:
+        assert self._transport
+        block = self._transport.allocate(int(nbytes))
+        self._blocks[block.fd] = block
+        return json.dumps([block.fd, block.nbytes]).encode(), [block.fd]
+
+    def _on_block(self, asked: bytes) -> Answer:
+        method, number = json.loads(asked)
+        getattr(self._transport, method)(self._blocks[number])
+        if method == "free":
+            del self._blocks[number]
+        return b"", []
+
+    def _nothing(self, nothing: bytes) -> Answer:
+        return nothing, []
+
+    def _exchange(self, packet: bytes) -> Answer:
+        assert self._transport
+        written, read = map(self._blocks.get, _BLOCKS.unpack_from(packet))
+        batch = packet[_BLOCKS.size :]
+        request, reply, send = self._exchanges.get(len(batch)) or self._prepare(len(batch))
+        request[:] = np.frombuffer(batch, np.uint8)
+        reply[:] = 0
+        send(written, read)
+        return reply.tobytes() + self._transport.packets().to_bytes(8, "little"), []
+
+    def _prepare(self, nbytes: int) -> tuple[U8, U8, Send]:
+        assert self._transport
+        request, reply = np.zeros(nbytes, np.uint8), messages.reply()
+        self._exchanges[nbytes] = request, reply, self._transport.prepare(request, reply)
+        return self._exchanges[nbytes]

@@ -1,0 +1,107 @@
+"""A prepared batch: one input times several weights of one session, ready to be sent again.
+
+Everything is made once: the message, views of the memory it names, the call.  A run copies x in,
+calls, and copies the results out.  Another number of rows takes other memory, and its names are
+patched into the message.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npurt.device import F32
+from npurt.hexagon.device.scratch import BATCH_BYTES
+from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
+from npurt.hexagon.session import messages
+from npurt.hexagon.session.messages import Flag, Request
+
+MOST_ROWS = 512  # of a batch: what the CPU device takes at once too
+
+
+class Weight(NamedTuple):
+    """What a batch needs of a weight."""
+
+    part: Slice
+    n: int
+    k: int
+    format: int  # number of the GGUF type
+
+
+class Batch:
+    """``y_i = x @ w_i.T`` for all *weights*, which are in *store* and have the same K.
+
+    Attributes:
+        rows: The most rows of x that one run takes.
+    """
+
+    def __init__(self, store: Store, weights: Sequence[Weight], group: int) -> None:
+        self._store = store
+        self._widths = [weights[0].k, *(w.n for w in weights)]
+        self._strides = [aligned(4 * width) for width in self._widths]
+        self.rows = max(1, min(BATCH_BYTES // sum(self._strides), MOST_ROWS))
+        self._request = Request(len(weights))
+        self._ops: Any = self._request.ops
+        for i, weight in enumerate(weights):
+            op = self._ops[i]
+            op["flags"] = Flag.NEW_W | (Flag.SAME_X if i else 0)
+            op["k"], op["n"], op["format"], op["group"] = weight.k, weight.n, weight.format, group
+            op["w"] = weight.part.block.fd, weight.part.offset, weight.part.nbytes, 0
+        self._new = True
+        self._reply = messages.reply()
+        self._send = store.transport.prepare(self._request.data, self._reply)
+        self.forget_scratch()
+
+    def forget_scratch(self) -> None:
+        """Drop all views of scratch memory; the next run takes new ones."""
+        self._count = 0
+        self._blocks: tuple[Block, ...] = ()
+        self._x: F32 = np.empty(0, np.float32)
+        self._ys: list[F32] = []
+        self._lasts: list[Any] = []
+
+    def _set_rows(self, rows: int) -> None:
+        """Take memory for *rows* rows of x, and of each result after the other."""
+        self.forget_scratch()  # Ctrl-C may come at any line
+        sizes = [stride * rows for stride in self._strides]
+        x, y = self._store.scratch.pair(sizes[0], sum(sizes[1:]), self)
+        places = [(x, 0), *((y, int(start)) for start in np.cumsum([0, *sizes[1:-1]]))]
+        refs = [
+            (block.fd, start, size, stride)
+            for (block, start), size, stride in zip(places, sizes, self._strides, strict=True)
+        ]
+        self._x, *self._ys = (
+            block.array[start : start + size].view(np.float32).reshape(rows, -1)[:, :width]
+            for (block, start), size, width in zip(places, sizes, self._widths, strict=True)
+        )
+        self._lasts = [y[-1, -1:].view(np.uint32) for y in self._ys]
+        self._ops["m"], self._ops["x"] = rows, refs[0]
+        for op, ref in zip(self._ops, refs[1:], strict=True):
+            op["y"] = ref
+        self._blocks = x, y
+        self._count = rows
+
+    def run(self, x: F32, outs: Sequence[F32]) -> None:
+        """Write ``x @ w_i.T`` to *outs*; at most `rows` rows.
+
+        Raises:
+            DeviceLost: The DSP process is gone, or the call or its results did not arrive.
+            DeviceTimeout: It did not answer in time.
+            DeviceFull: There is no memory for so many rows.
+            NumericsError: *x* holds NaN or infinity.
+            DriverError: It refused.
+        """
+        if len(x) != self._count:
+            self._set_rows(len(x))
+        self._x[...] = x
+        if self._store.written:
+            self._store.sync()
+        self._request.next()
+        self._send(*self._blocks)
+        messages.check(self._request, self._reply, self._lasts)
+        if self._new:
+            self._ops["flags"] &= ~np.uint32(Flag.NEW_W)
+            self._new = False
+        for y, out in zip(self._ys, outs, strict=True):
+            out[...] = y

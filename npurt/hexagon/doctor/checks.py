@@ -1,0 +1,239 @@
+"""What can be wrong between a board and its Hexagon, in the order in which to look.
+
+Order and messages follow what was found to be the cause in reports: qualcomm/fastrpc (#N),
+qualcomm-linux/kernel (K#N), ggml-org/llama.cpp (L#N), and those of the makers of boards.
+"""
+
+import re
+
+from npurt.doctor.check import Check, Result, fail, ok, skip, warn
+from npurt.doctor.system import System
+from npurt.hexagon.doctor import files, live
+from npurt.hexagon.doctor.files import on_linux, remoteproc
+
+NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
+VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # of the vendor's kernels
+HEAP = "/dev/dma_heap/system"
+BOARD = "/sys/firmware/devicetree/base"
+
+
+def why_not(system: System) -> str | None:
+    """Return why this board has no Hexagon to look for, or None."""
+    maker = re.search(
+        r"^(rockchip|allwinner|brcm|amlogic|mediatek|nvidia),", compatible(system), re.M
+    )
+    if maker and not remoteproc(system):
+        return f"this is a board of {maker[1]}: it has no Hexagon"
+    return None
+
+
+def compatible(system: System) -> str:
+    """Return what the device tree says the board is, a line each."""
+    return system.text(f"{BOARD}/compatible") or ""
+
+
+def machine(system: System) -> Result:
+    """Only 64-bit ARM has a Hexagon beside it."""
+    name = system.machine()
+    if name == "aarch64":
+        return ok("64-bit ARM")
+    if not name:
+        return fail(
+            "the evidence does not say of which machine it is, as that of a simulator does not",
+            "npurt doctor -dev hexagon:sim --from BUNDLE",
+        )
+    return fail(
+        f"this is no 64-bit ARM machine but {name}: only the simulator runs here",
+        "npurt doctor -dev hexagon:sim",
+    )
+
+
+def board(system: System) -> Result:
+    """Say what the board is; an unknown one is no error."""
+    model = system.text(f"{BOARD}/model") or "no device tree"
+    soc = system.text("/sys/devices/soc0/soc_id")
+    kernel = system.text("/proc/sys/kernel/osrelease")
+    about = [model, f"SoC id {soc}" if soc else "", f"Linux {kernel}" if kernel else ""]
+    return ok(", ".join(part for part in about if part))
+
+
+@on_linux
+def dsp(system: System) -> Result:
+    """The kernel must know the compute DSP as a remote processor."""
+    path = remoteproc(system)
+    if path:
+        return ok(path)
+    return fail(
+        "no remote processor is called cdsp: the kernel has no driver for it, or the device tree "
+        "no such node",
+        "sudo modprobe qcom_q6v5_pas; if that changes nothing: a kernel and device tree for this "
+        "board, from its maker",
+    )
+
+
+_REASONS = (  # errno in the kernel's log, what it means, what helps; source: K#923, K#1086
+    ("-2", "the kernel did not find its firmware when it looked for it", ""),
+    (
+        "-22",
+        "its firmware was refused (-22): it is not signed for this device",
+        "install the firmware that the maker of this very device ships, then: sudo reboot",
+    ),
+    (
+        "-110",
+        "it was started and did not answer (-110)",
+        "sudo reboot; if it happens again, another version of the firmware",
+    ),
+)
+
+
+@on_linux
+def running(system: System) -> Result:
+    """The DSP must have been started."""
+    path = remoteproc(system)
+    state = system.text(f"{path}/state") or "unknown"
+    if state in ("running", "attached"):
+        return ok(f"the CDSP is {state}")
+    start = f"echo start > {path}/state"
+    if state == "crashed":
+        return fail(
+            "the CDSP has crashed: the kernel's log says in which code",
+            f"sudo dmesg | grep remoteproc; then: sudo sh -c 'echo stop > {path}/state; {start}'",
+        )
+    log = "\n".join(system.log("cdsp"))
+    errors = re.findall(r"(?:rproc cdsp: |failed with error )(-\d+)", log)
+    for errno, reason, command in _REASONS:
+        if errors and errors[-1] == errno:
+            return fail(f"the CDSP is {state}: {reason}", command or f"sudo sh -c '{start}'")
+    return fail(
+        f"the CDSP is {state}: perhaps its firmware was not there yet when the kernel looked",
+        f"sudo sh -c '{start}'",
+    )
+
+
+@on_linux
+def driver(system: System) -> Result:
+    """FastRPC's driver must have made its nodes."""
+    misc = system.names("/sys/class/misc")
+    if any(name.startswith(("fastrpc-cdsp", "adsprpc-smd")) for name in misc):
+        return ok("the FastRPC driver has the CDSP")
+    if "fastrpc" in system.names("/sys/module"):
+        return fail(
+            "the FastRPC driver is loaded, but does not know the CDSP: the device tree lacks its "
+            "fastrpc node, or the DSP has only just started",
+            "sudo dmesg | grep fastrpc; if it says nothing of a cdsp: a device tree for this "
+            "board, from its maker",
+        )
+    return fail(
+        "the FastRPC driver is not loaded",
+        "sudo modprobe fastrpc; if there is none: a kernel with CONFIG_QCOM_FASTRPC",
+    )
+
+
+@on_linux
+def node(system: System) -> Result:
+    """This user must be allowed to open one of the nodes."""
+    names = NODES if any(system.node(n) for n in NODES) else VENDOR_NODES
+    nodes = {name: system.node(name) for name in names}
+    there = {name: found for name, found in nodes.items() if found}
+    readable = [name for name, found in there.items() if found.read]
+    if readable:
+        return ok(f"{', '.join(readable)} can be opened")
+    if not there:
+        return fail(
+            f"there is no {NODES[1]}",
+            "sudo udevadm trigger; in a container: pass the node and /dev/dma_heap/system in",
+        )
+    name = next((n for n in names[::-1] if n in there), names[0])
+    return fail(f"no permission to open {name} ({there[name]})", _permit(name, there[name].group))
+
+
+@on_linux
+def heap(system: System) -> Result:
+    """Memory that is shared with the DSP comes from the DMA heap."""
+    found = system.node(HEAP)
+    if found is None:
+        return warn(
+            f"there is no {HEAP}: the library falls back to memory of the FastRPC driver",
+            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
+        )
+    if found.read:
+        return ok(f"{HEAP} can be opened")
+    return fail(f"no permission to open {HEAP} ({found})", _permit(HEAP, found.group))
+
+
+def _permit(path: str, group: str) -> str:
+    """Return what lets this user open a node: check with access(2), advise by group."""
+    if group not in ("root", "0"):
+        return f"sudo usermod -aG {group} $USER, then log in again"
+    return (
+        "install FastRPC's udev rules (Debian, Ubuntu: sudo apt install fastrpc-support), then: "
+        "sudo usermod -aG fastrpc $USER, and log in again; until the next boot: "
+        f"sudo chmod a+rw {path}"
+    )
+
+
+@on_linux
+def daemon(system: System) -> Result:
+    """Only the daemon passes on what the DSP's own log says of a crash."""
+    if system.runs("cdsprpcd"):
+        return ok("cdsprpcd runs")
+    return warn(
+        "cdsprpcd does not run: the DSP's log of a crash is lost", "sudo systemctl start cdsprpcd"
+    )
+
+
+def banks(system: System) -> Result:
+    """How many sessions are left can only be found by using them up."""
+    return skip("not counted: it would take every session that is left")
+
+
+CHECKS = (
+    Check("machine", "a Hexagon sits beside 64-bit ARM cores", machine),
+    Check("board", "what the board says it is", board, ("machine",)),
+    Check("remoteproc", "the kernel knows the compute DSP", dsp, ("machine",)),
+    Check("firmware", "the DSP's program is there", files.firmware, ("remoteproc",)),
+    Check("running", "the DSP was started", running, ("remoteproc",)),
+    Check("driver", "FastRPC has the DSP", driver, ("running",)),
+    Check("node", "this user may call the DSP", node, ("driver",)),
+    Check("heap", "memory can be shared with the DSP", heap, ("machine",)),
+    Check("library", "the system's FastRPC library, one of it", live.library, ("machine",)),
+    Check("capabilities", "the DSP says what it is", live.capabilities, ("library", "node")),
+    Check("shell", "what processes on the DSP start with", files.shell, ("machine",)),
+    Check("build", "firmware and shell are of one build", files.build, ("firmware", "shell")),
+    Check("skel", "npurt's code fits the DSP", live.skel, ("machine",)),
+    Check("path", "where the DSP looks for files", files.path, ("machine",)),
+    Check(
+        "session",
+        "npurt's code starts on the DSP",
+        live.session,
+        ("library", "node", "skel"),
+        symptom=True,
+    ),
+    Check("transfer", "calls and memory arrive whole", live.transfer, ("session",), symptom=True),
+    Check(
+        "mapping", "memory can be mapped and unmapped", live.mapping, ("transfer",), symptom=True
+    ),
+    Check("dspqueue", "calls without the kernel", live.dspqueue, ("mapping",)),
+    Check("daemon", "the DSP's log of crashes", daemon, ("machine",)),
+    Check("banks", "how many sessions are left", banks, ("machine",)),
+)
+LIVE = ("library", "capabilities", "skel", "session", "transfer", "mapping", "dspqueue")
+SIMULATED = tuple(check for check in CHECKS if check.name in LIVE)
+
+
+def collect(system: System) -> None:
+    """Ask for what no check needs and a reader of a bundle wants to know."""
+    for path in (
+        "/etc/os-release",
+        "/proc/sys/kernel/osrelease",
+        f"{BOARD}/compatible",
+        "/sys/devices/soc0/machine",
+        "/sys/module/firmware_class/parameters/path",
+    ):
+        system.text(path)
+    for processor in system.names("/sys/class/remoteproc"):
+        for name in ("name", "state", "firmware"):
+            system.text(f"/sys/class/remoteproc/{processor}/{name}")
+    for folder in ("/sys/class/misc", "/dev/dma_heap", "/dev/accel", "/usr/share/qcom/conf.d"):
+        system.names(folder)
+    system.log("fastrpc|remoteproc|q6v5|cdsp")

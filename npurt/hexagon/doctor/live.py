@@ -1,0 +1,173 @@
+"""Checks that read what a trial of the DSP saw (`doctor_trial`)."""
+
+import re
+from typing import Any
+
+from npurt.doctor.check import Result, fail, ok, warn
+from npurt.doctor.system import System
+from npurt.hexagon.doctor.files import configured
+
+TRIAL = "hexagon"
+OLDEST = 68
+PACKAGES = (
+    r"Package: (?:lib[ac]dsprpc1|libfastrpc1|qcom-fastrpc1|fastrpc)\n(?:[^\n]+\n)*?Version: [^\n]+"
+)
+INSTALL = "sudo apt install libfastrpc1 (RadxaOS: libcdsprpc1)"
+REPORT = (
+    "sudo journalctl -b | grep -i -e cdsprpcd -e fastrpc shows what the DSP said; npurt doctor "
+    "--bundle report.tar.gz puts together what a report needs"
+)
+_HERE = re.compile("npurt doctor")  # advice to come here, where we are
+
+
+def _step(system: System, name: str) -> dict[str, Any]:
+    """Return what a step saw, {} when it was not made."""
+    steps = system.probe(TRIAL).get("steps")
+    step = steps.get(name) if isinstance(steps, dict) else None
+    return step if isinstance(step, dict) else {}
+
+
+def _number(step: dict[str, Any], name: str) -> float:
+    value = step.get(name)
+    return value if isinstance(value, int | float) else 0.0
+
+
+def _list(step: dict[str, Any], name: str) -> list[Any]:
+    value = step.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _trouble(system: System, *names: str) -> Result | None:
+    """Return the failure of the first of these steps that failed or was not made, or None."""
+    for name in names:
+        step = _step(system, name)
+        if "error" in step:
+            remedy = str(step.get("remedy", ""))
+            return fail(
+                str(step["error"]), remedy if remedy and not _HERE.search(remedy) else REPORT
+            )
+        if not step:
+            ended = system.probe(TRIAL).get("ended") or f"it was not tried: {name}"
+            return fail(f"the DSP does not answer: {ended}", _HANG)
+    return None
+
+
+_HANG = (
+    "compare the builds of firmware and shell above; restart the DSP: sudo sh -c 'echo stop > "
+    "/sys/class/remoteproc/remoteprocN/state; echo start > /sys/class/remoteproc/remoteprocN/state'"
+)
+
+
+def library(system: System) -> Result:
+    """The system's library must load, alone, and be no stub."""
+    trouble = _trouble(system, "library")
+    if trouble:
+        return trouble
+    step = _step(system, "library")
+    copies = [str(path) for path in _list(step, "loaded")]
+    if len(copies) > 1:
+        folders = system.environment("LD_LIBRARY_PATH")
+        return fail(
+            f"two FastRPC libraries are loaded, and the second one ends every session: "
+            f"{', '.join(copies)}",
+            f"take the folder of one of them out of LD_LIBRARY_PATH, which is {folders!r}",
+        )
+    if step.get("unsigned") == 0xFFFF_FFFF:
+        return fail(
+            f"{step.get('path')} is the SDK's stub and not the system's library: it refuses even "
+            "what needs no DSP (0xffffffff)",
+            f"unset LD_LIBRARY_PATH NPURT_FASTRPC_LIBRARY; {INSTALL}",
+        )
+    missing = ", ".join(map(str, _list(step, "missing")))
+    package = " ".join(system.matches("/var/lib/dpkg/status", PACKAGES) or []).split("Version: ")
+    about = [str(step.get("path")), *package[1:2], f"without {missing}" if missing else ""]
+    return ok(", ".join(part for part in about if part))
+
+
+def capabilities(system: System) -> Result:
+    """What the DSP says of itself; old firmware does not know the question."""
+    trouble = _trouble(system, "capabilities")
+    if trouble:
+        return trouble
+    step = _step(system, "capabilities")
+    arch = version(system)
+    if step.get("arch") is None:
+        known = f"; FastRPC's configuration says v{arch}" if arch else ""
+        return warn(
+            f"the DSP does not say its version: old firmware, or no access (#180, #267){known}",
+            "update the DSP's firmware, if there is a newer one",
+        )
+    about = (
+        f"v{arch}, {_number(step, 'hvx_contexts'):g} HVX contexts, "
+        f"{_number(step, 'vtcm_bytes') / (1 << 20):g} MiB of VTCM"
+    )
+    if step.get("unsigned") is False:
+        return warn(f"{about}; it says that it takes signed code only, which may be wrong (#401)")
+    return ok(about)
+
+
+def version(system: System) -> int | None:
+    """Return the DSP's version: what it says, else what FastRPC's configuration says."""
+    arch = _step(system, "capabilities").get("arch")
+    if isinstance(arch, int):
+        return arch
+    text = configured(system).get("CDSP_ARCH", "").removeprefix("v")
+    return int(text) if text.isdecimal() else None
+
+
+def skel(system: System) -> Result:
+    """There must be code of npurt for this DSP."""
+    arch = version(system)
+    step = _step(system, "skel")
+    oldest = min((n for n in _list(step, "available") if isinstance(n, int)), default=OLDEST)
+    if arch is not None and arch < oldest:
+        return fail(
+            f"this DSP is a v{arch}, and npurt's code is for v{oldest} and newer",
+            "use the CPU: npurt run -dev cpu",
+        )
+    trouble = _trouble(system, "skel")
+    if trouble:
+        return trouble
+    for finding in _list(step, "findings"):
+        if isinstance(finding, dict) and finding.get("level") == "error":
+            return fail(f"{step.get('file')}: {finding.get('what')}", str(finding.get("remedy")))
+    return ok(str(step.get("file")))
+
+
+def session(system: System) -> Result:
+    """npurt's code must start."""
+    trouble = _trouble(system, "session")
+    if trouble:
+        return trouble
+    info = _step(system, "session").get("info")
+    info = info if isinstance(info, dict) else {}
+    power = "full clocks" if _number(info, "power") else "no vote for clocks"
+    took = _number(_step(system, "session"), "seconds") * 1000
+    threads, vtcm = _number(info, "threads"), _number(info, "vtcm_bytes") / 1024
+    return ok(f"started in {took:.0f} ms: {threads:g} threads, {vtcm:g} KiB of VTCM, {power}")
+
+
+def transfer(system: System) -> Result:
+    """Calls must arrive, copied and shared memory whole."""
+    trouble = _trouble(system, "echo", "copy", "shared")
+    if trouble:
+        return trouble
+    echo, shared = _step(system, "echo"), _step(system, "shared")
+    return ok(
+        f"a call takes {_number(echo, 'seconds') * 1e6:.0f} us; "
+        f"{_number(shared, 'bytes') / (1 << 20):g} MiB of shared memory arrive whole"
+    )
+
+
+def mapping(system: System) -> Result:
+    """Memory must be mapped and unmapped again and again."""
+    cycles = _number(_step(system, "mapping"), "cycles")
+    return _trouble(system, "mapping") or ok(f"{cycles:g} times")
+
+
+def dspqueue(system: System) -> Result:
+    """Queues are a faster way that many boards do not have."""
+    trouble = _trouble(system, "dspqueue")
+    if trouble:
+        return warn(f"dspqueue does not work here, plain calls are used: {trouble.what}")
+    return ok("messages are answered")

@@ -1,0 +1,220 @@
+"""One thread that makes a session's calls, and callers who wait for them no longer than they say.
+
+A call that the DSP does not answer blocks for ever, and nothing cancels it.  So it is made on a
+thread of its own, and only that thread is lost with it.  The thread has signals blocked: one that
+interrupts a call in the kernel leaks its context and sends the call again (qualcomm/fastrpc#347).
+It is one thread for good: the DSP keeps a thread for each thread that ever called it.
+
+There are two ways to it.  `Caller.run` takes anything that Python can do, in turn.  `Caller.call`
+takes a call of C, through a `Line`: what is done many times for each token.
+"""
+
+import atexit
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
+from npurt.hexagon.fastrpc.native_call import End, Line, Native
+
+T = TypeVar("T")
+
+EXIT_SECONDS = 10  # that the library may take to unload while a call hangs
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # a thread's own
+
+
+class _Job(Generic[T]):
+    """One call: what to do, and then its result or its error."""
+
+    __slots__ = ("done", "error", "given_up", "result", "work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self.result: T
+        self.error: BaseException | None = None
+        self.given_up = False  # nobody waits: if it has not begun, it shall not
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def run(self) -> None:
+        try:
+            if not self.given_up:
+                self.result = self.work()
+        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+            self.error = error
+        self.done.release()
+
+    def outcome(self) -> T:
+        """Return what came of it, or raise it, once: a kept error keeps the frames it went through.
+
+        They keep this job, and all that they were called with, until a garbage collection.
+        """
+        error, self.error = self.error, None
+        try:
+            if error is not None:
+                raise error
+            return self.result
+        finally:
+            del error
+
+
+def refuse_fork(process: int, what: str) -> None:
+    """Raise NpurtError when this is not *process*, but a fork of it."""
+    if process != os.getpid():
+        raise NpurtError(
+            f"{what} in a process forked from the one that opened the device",
+            remedy="start processes with multiprocessing's 'spawn', and open the device there",
+        )
+
+
+class Caller:
+    """Runs one job after the other.
+
+    Raises:
+        NpurtError: The system has no thread left.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._line = Line()
+        self._process = os.getpid()
+        self._abandoned = False  # the last job may still run: nobody waits for it
+        self._late: Callable[[], bool] | None = None  # whether what was given up last still runs
+        arguments = self._jobs, self._line
+        self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise NpurtError(
+                f"{name}: {error}",
+                remedy="close other programs, or raise the limit that `ulimit -u` shows",
+            ) from error
+
+    @property
+    def stuck(self) -> bool:
+        """True while a job runs that was given up: no other is taken."""
+        return self._late is not None and self._late()
+
+    def call(self, call: Native, deadline: float, what: str) -> tuple[int, int] | None:
+        """Have *call* made on the thread; return what it returned, and its errno.
+
+        Returns None when the thread has something else to do, or will do nothing any more: `run`
+        waits for the first, and says the second.
+
+        Args:
+            call: Is kept, with all it refers to, until it ends.
+            deadline: Seconds to wait.
+            what: For the error: its name.
+
+        Raises:
+            DeviceTimeout: It did not end in time.  If it had not begun, it never will.
+        """
+        self._abandoned = True
+        end, code, errno = self._line.call(call, deadline)
+        if end == End.BUSY:
+            return None
+        if end != End.DONE:
+            raise self._given_up(self._line.is_busy, deadline, what)
+        self._abandoned = False
+        return code, errno
+
+    def run(self, work: Callable[[], T], deadline: float, what: str) -> T:
+        """Return what *work* returns, or raise what it raises, from the thread.
+
+        Jobs that were left behind, as by Ctrl-C, end first, within the same deadline.
+
+        Args:
+            work: Is kept, with all it refers to, until it ends.
+            deadline: Seconds to wait.
+            what: For the error: the name of the call.
+
+        Raises:
+            DeviceTimeout: It did not end in time.  If it had not begun, it never will.
+        """
+        if threading.current_thread() is self._thread:
+            return work()
+        refuse_fork(self._process, what)
+        if self.stuck:
+            raise DeviceLost(
+                f"{self.name}: {what} cannot be called, an earlier call has not come back",
+                remedy="open the device again, in another process if that fails",
+                call=what,
+                code=0x0C,
+            )
+        if not self._thread.is_alive():
+            raise NpurtError(
+                f"{self.name}: {what} cannot be called, it is closed",
+                remedy="open the device again",
+            )
+        job = _Job(work)
+        self._abandoned = True
+        self._put(job)
+        if not job.done.acquire(timeout=deadline):
+            job.given_up = True
+            raise self._given_up(job.done.locked, deadline, what)
+        self._abandoned = False
+        return job.outcome()
+
+    def _put(self, job: _Job[Any] | None) -> None:
+        self._jobs.put(job)
+        self._line.ring()
+
+    def _given_up(self, late: Callable[[], bool], deadline: float, what: str) -> DeviceTimeout:
+        """Return the error for what did not end in time, and remember how to ask whether it has."""
+        self._late = late
+        atexit.register(self._limit_exit)
+        return DeviceTimeout(
+            f"{self.name}: {what} did not come back within {deadline:g} s; the device is given up",
+            remedy="raise NPURT_DEADLINE if the device was only slow; a DSP that hangs is "
+            "restarted through its remoteproc state, see `npurt doctor`",
+            call=what,
+            code=0x0C,
+        )
+
+    def _limit_exit(self) -> None:
+        """Let the kernel end this process if the library cannot unload for a hanging call."""
+        if self.stuck:
+            signal.alarm(EXIT_SECONDS)
+
+    def hang_up(self) -> None:
+        """Take no `call` any more; on the thread."""
+        self._line.close()
+
+    def settle(self, deadline: float) -> None:
+        """Wait until nothing runs that an interrupted `run` left behind.
+
+        Raises:
+            DeviceTimeout: It did not end in time.
+        """
+        if self._abandoned:
+            self.run(_nothing, deadline, "an interrupted call")
+
+    def close(self, last: Callable[[], None], deadline: float) -> None:
+        """Run *last* after all else and end the thread; wait for that, but not if it is stuck.
+
+        What *last* refers to stays until it ran: for ever, when a call never comes back.
+        """
+        self._put(_Job(last))
+        self._put(None)
+        if not self.stuck and threading.current_thread() is not self._thread:
+            self._thread.join(deadline)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]", line: Line) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    while True:
+        line.serve()
+        while not jobs.empty():
+            job = jobs.get()
+            if job is None:
+                return
+            job.run()
+            del job  # and with it what it holds

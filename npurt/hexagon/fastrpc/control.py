@@ -1,0 +1,185 @@
+"""What can be asked of and told to a DSP before a session is open, and how old libraries differ.
+
+Source: qualcomm/fastrpc inc/remote.h; for the fallbacks ggml-org/llama.cpp#16911 (requests 13 to 15
+unknown: 0x14) and geerlingguy/sbc-reviews#85 (0xffffffff).
+"""
+
+import functools
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from npurt.errors import DeviceNotFound
+from npurt.hexagon.fastrpc import abi, codes
+from npurt.hexagon.fastrpc.abi import Attribute, HandleRequest, SessionRequest
+from npurt.hexagon.fastrpc.lib import Library
+from npurt.once import once
+
+SESSIONS = 4  # that the library gives a process on one DSP
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a DSP says of itself; None where it does not say."""
+
+    arch: int | None = None  # 68 for v68
+    hvx_contexts: int | None = None
+    vtcm_bytes: int | None = None
+    unsigned: bool | None = None  # may say False where unsigned processes work (fastrpc#401)
+    hmx: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a session lives: a DSP and one of its sessions."""
+
+    domain: str  # "cdsp"
+    session: int
+    effective: int  # the number that stands for both in calls
+
+
+def capabilities(library: Library, domain: str = "cdsp") -> Capabilities:
+    """Ask the DSP what it is; needs no session.  Never raises."""
+    ask = functools.partial(_ask, library, abi.CDSP[domain])
+    version = ask(Attribute.ARCH_VER)
+    digits = (version or 0) & 0xFF
+    page, count = ask(Attribute.VTCM_PAGE), ask(Attribute.VTCM_COUNT)
+    unsigned = ask(Attribute.UNSIGNED_PD_SUPPORT)
+    hmx = ask(Attribute.HMX_SUPPORT_DEPTH), ask(Attribute.HMX_SUPPORT_SPATIAL)
+    return Capabilities(
+        arch=(digits >> 4) * 10 + (digits & 15) or None,
+        hvx_contexts=ask(Attribute.HVX_SUPPORT_128B),
+        vtcm_bytes=None if page is None or count is None else page * count,
+        unsigned=None if unsigned is None else bool(unsigned),
+        hmx=None if None in hmx else any(hmx),
+    )
+
+
+def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
+    """Return GET_DSP_INFO's answer, or None."""
+    if "remote_handle_control" not in library.features:
+        return None
+    data = abi.ffi().new("remote_dsp_capability *", [domain, attribute, 0])
+    size = abi.ffi().sizeof(data[0])
+    code, _ = library.call("remote_handle_control", HandleRequest.GET_DSP_INFO, data, size)
+    return None if code else int(data.capability)
+
+
+class Places:
+    """The sessions of one library: which there are, and which are in use.
+
+    The library has the number of a reserved session again when that is closed, and may give it to
+    others in this process: npurt forgets it then, and reserves anew.  One that was reserved and
+    never opened cannot be given back, so it is used again.
+    Source: qualcomm/fastrpc src/fastrpc_apps_user.c, domain_init() and domain_deinit().
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._known = {name: [Place(name, 0, number)] for name, number in abi.CDSP.items()}
+        self._taken: set[Place] = set()
+        self._returned: deque[tuple[Place, bool]] = deque()  # and whether its session has ended
+        self._lock = threading.Lock()
+
+    def take(self, domain: str = "cdsp", session: int | None = None) -> Place:
+        """Return a session that nobody uses: number *session*, or any.
+
+        Raises:
+            DeviceNotFound: It is in use, or the library has no more.
+        """
+        with self._lock:
+            return self._take(domain, session)
+
+    def in_use(self) -> set[Place]:
+        """Return the sessions that somebody has."""
+        with self._lock:
+            self._take_back()
+            return set(self._taken)
+
+    def _take_back(self) -> None:
+        while self._returned:
+            place, ended = self._returned.popleft()
+            self._taken.discard(place)
+            if ended and place.session and place in self._known[place.domain]:
+                self._known[place.domain].remove(place)
+
+    def _take(self, domain: str, session: int | None) -> Place:
+        self._take_back()
+        known = self._known[domain]
+        for _ in range(SESSIONS):
+            fits = [p for p in known if session in (None, p.session)]
+            free = [p for p in fits if p not in self._taken]
+            if free:
+                self._taken.add(free[0])
+                return free[0]
+            if fits and session is not None:
+                raise DeviceNotFound(
+                    f"session {session} of the {domain} is in use in this process",
+                    remedy="close the device that has it, or ask for another session",
+                )
+            known.append(self._reserve(domain))
+        raise DeviceNotFound(
+            f"there is no session {session} of the {domain}",
+            remedy=f"ask for a session from 0 to {SESSIONS - 1}",
+        )
+
+    def give_back(self, place: Place, *, ended: bool = False) -> None:
+        """Let others have *place*.
+
+        Args:
+            ended: Its session was open and is closed.
+        """
+        self._returned.append((place, ended))  # without the lock: who takes one may wait for this
+
+    def _reserve(self, domain: str) -> Place:
+        ffi = abi.ffi()
+        data = ffi.new("remote_rpc_reserve_new_session *")
+        names = ffi.new("char[]", domain.encode()), ffi.new("char[]", b"npurt")
+        data.domain_name, data.domain_name_len = names[0], len(domain)
+        data.session_name, data.session_name_len = names[1], len("npurt")
+        code, errno = self._control(SessionRequest.RESERVE_NEW_SESSION, data)
+        if code:
+            why = codes.decode(code, "remote_session_control", errno)
+            raise DeviceNotFound(
+                f"the {domain} has no further session for this process: {why}",
+                remedy="use session 0, and close other Hexagon devices of this process",
+            )
+        return Place(domain, data.session_id, data.effective_domain_id)
+
+    def _control(self, request: SessionRequest, data: Any) -> tuple[int, int]:
+        size = abi.ffi().sizeof(data[0])
+        return self._library.call("remote_session_control", request, data, size)
+
+    def allow_unsigned(self, place: Place) -> None:
+        """Ask for an unsigned process; must come before the first session of *place*.
+
+        Raises:
+            DriverError: There is a signed one already.
+        """
+        data = abi.ffi().new("remote_rpc_control_unsigned_module *", [place.effective, 1])
+        code, errno = self._control(SessionRequest.UNSIGNED_MODULE, data)
+        if code:
+            raise codes.failed("remote_session_control", code, errno, "an unsigned process")
+
+    def uri(self, place: Place, module: str) -> str:
+        """Return what to open for *module* in *place*; *module* names file and entry point."""
+        ffi = abi.ffi()
+        data = ffi.new("remote_rpc_get_uri *")
+        room = len(module) + 64
+        texts = [ffi.new("char[]", text.encode()) for text in (place.domain, module)]
+        uri = ffi.new("char[]", room + 1)
+        data.domain_name, data.domain_name_len = texts[0], len(place.domain)
+        data.session_id = place.session
+        data.module_uri, data.module_uri_len = texts[1], len(module)
+        data.uri, data.uri_len = uri, room
+        code, _ = self._control(SessionRequest.GET_URI, data)
+        if code:  # an old library: it knows session 0 only
+            return f"{module}&_dom={place.domain}"
+        return bytes(ffi.string(uri)).decode()
+
+
+@once
+def places(library: Library) -> Places:
+    """Return the sessions of *library*, the same for everybody in this process."""
+    return Places(library)

@@ -1,0 +1,196 @@
+"""The FastRPC library of this process: found, opened once, every return code looked at.
+
+A process can have one such library: each sets an environment variable when it is loaded, and a
+second one ends the process at its first open.
+Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-org/llama.cpp#27677.
+"""
+
+import ctypes
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import DeviceNotFound, NpurtError
+from npurt.hexagon.fastrpc import abi, codes
+from npurt.hexagon.fastrpc.caller import refuse_fork
+from npurt.library import path_of
+from npurt.once import once
+from npurt.settings import FASTRPC_LIBRARY, read
+
+CANDIDATES = (
+    "libcdsprpc.so.1",  # what runtime packages install; the bare .so is for developers
+    "libcdsprpc.so",
+    "/vendor/lib64/libcdsprpc.so",  # Android
+)
+SAID_BYTES = 1024  # that the simulator says of itself
+INSTALL = (
+    "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
+    f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
+)
+APART = "use the other device in a process of its own"
+_FASTRPC = re.compile(r"lib[acs]dsprpc(_sim)?\.so[.\d]*$")
+
+
+class Library:
+    """An opened FastRPC library.
+
+    Attributes:
+        path: The file.
+        c: Its functions, for what must be fast; their codes are then the caller's to look at.
+        features: The names of `abi.OPTIONAL` that it has.
+        process: Where it was loaded; it does not survive a fork.
+        simulated: True for npurt's simulator.
+        ioctl: For the memory that the library gives: its own ioctl(), or else the program's.
+    """
+
+    def __init__(self, path: str, functions: Any) -> None:
+        self.path = path
+        self.c = functions
+        self.features = frozenset(name for name in abi.OPTIONAL if hasattr(functions, name))
+        self.process = os.getpid()
+        self.simulated = self.features.issuperset(abi.SIMULATOR)
+        self.ioctl = _ioctl(functions)
+
+    @property
+    def has_dspqueue(self) -> bool:
+        """Whether every function of dspqueue that npurt calls is there."""
+        return self.features.issuperset(abi.DSPQUEUE)
+
+    def call(self, name: str, *arguments: Any) -> tuple[int, int]:
+        """Call *name*; return its code, unsigned, and the errno it left, 0 if it left none."""
+        abi.ffi().errno = 0
+        code = getattr(self.c, name)(*arguments)
+        return code & 0xFFFF_FFFF, abi.ffi().errno
+
+    def check(self, name: str, *arguments: Any, about: str = "") -> None:
+        """Call *name*, for which there is only success.
+
+        Raises:
+            NpurtError: It returned another code; see `codes.failed`.
+        """
+        code, errno = self.call(name, *arguments)
+        if code:
+            raise codes.failed(name, code, errno, about)
+
+    def unstarted(self) -> NpurtError | None:
+        """Return why npurt's simulator started no DSP process; None: it did not say, or is none."""
+        if "npurt_sim_error" not in self.features:
+            return None
+        text = abi.ffi().new("char[]", SAID_BYTES)
+        self.c.npurt_sim_error(text, SAID_BYTES)
+        said = abi.ffi().string(text).decode(errors="replace")
+        what, _, remedy = said.partition("\n  remedy: ")
+        if not what:
+            return None
+        command = " ".join(remedy.split()) or "install another qemu: apt-get install qemu-user"
+        return DeviceNotFound(f"the simulated DSP does not start: {what}", remedy=command)
+
+    def __repr__(self) -> str:
+        return f"Library({self.path!r})"
+
+
+def _ioctl(functions: Any) -> Any:
+    """Return the ioctl of a library that stands for the kernel, or else the program's.
+
+    The linker finds libc's, too, in a library that needs libc.  The program's is mostly the same
+    one, unless another library was preloaded to stand for the kernel.
+    """
+    ffi = abi.ffi()
+    libc = ffi.dlopen("libc.so.6")
+    own = getattr(functions, "ioctl", libc.ioctl)
+    return own if own != libc.ioctl else ffi.dlopen(None).ioctl
+
+
+def find(path: str | os.PathLike[str] | None = None) -> Library:
+    """Return the library at *path*, or that of `NPURT_FASTRPC_LIBRARY`, or the system's.
+
+    Raises:
+        DeviceNotFound: There is none that can be used.  The message lists every path and why.
+    """
+    path = path or read(FASTRPC_LIBRARY, str)
+    return load((os.fspath(path),) if path else CANDIDATES)
+
+
+def simulator() -> str:
+    """Return the path of npurt's simulator."""
+    return str(path_of("hexagon/sim/libcdsprpc_sim.so"))
+
+
+def load(candidates: Sequence[str]) -> Library:
+    """Return the first candidate that opens and has every symbol in `abi.SYMBOLS`.
+
+    Raises:
+        DeviceNotFound: There is none, or another FastRPC library is in this process.
+    """
+    tried, remedy = [], INSTALL
+    for candidate in candidates:
+        other = _other_than(candidate)
+        if other:
+            tried.append(f"{candidate}: {other} is loaded, and two would end the process")
+            remedy = APART
+            continue
+        try:
+            functions = abi.ffi().dlopen(candidate)
+        except OSError as error:
+            reason = str(error).partition(".  Additionally")[0]  # what cffi adds is no help here
+            tried.append(f"{candidate}: {reason.rpartition(f'{candidate}: ')[2]}")
+            continue
+        missing = [name for name in abi.SYMBOLS if not hasattr(functions, name)]
+        if not missing:
+            library = _library(_file(candidate))
+            refuse_fork(library.process, f"{candidate} is used")
+            return library
+        tried.append(f"{candidate}: has no {', '.join(missing)}")
+    raise DeviceNotFound(
+        "cannot load the FastRPC library; tried\n    " + "\n    ".join(tried),
+        remedy=remedy,
+    )
+
+
+def _other_than(candidate: str) -> str:
+    """Return a file beside which *candidate* would be a second FastRPC library; "": there is none.
+
+    Where there are two already, every one is a second.
+    """
+    there = loaded() if _FASTRPC.search(candidate) else []
+    return there[0] if len(there) > 1 or (there and not _is_loaded(candidate)) else ""
+
+
+def _is_loaded(candidate: str) -> bool:
+    """Ask the dynamic linker, which knows files by more than their names.
+
+    By ctypes: what is not loaded is no error to the linker, and cffi crashes over one without text.
+    """
+    try:
+        ctypes.CDLL(candidate, os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+@once
+def _library(path: str) -> Library:
+    """Return the one `Library` of a file: what is known of its sessions must not be split.
+
+    It stays loaded: memory of it may be freed last of all when the interpreter ends.
+    """
+    return Library(path, abi.ffi().dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE))
+
+
+def loaded() -> list[str]:
+    """Return the files of FastRPC libraries that are mapped into this process, sorted."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # no /proc, as in some sandboxes
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
+    return sorted(path for path in paths if _FASTRPC.search(path))
+
+
+def _file(candidate: str) -> str:
+    """Return the file that dlopen() chose for *candidate*."""
+    if os.sep in candidate:
+        return os.path.realpath(candidate)
+    return next(iter(loaded()), candidate) if _FASTRPC.search(candidate) else candidate

@@ -1,0 +1,173 @@
+"""Memory that CPU and DSP share: blocks of rpcmem, and parts of them.
+
+A block lives as long as anybody can reach it: numpy arrays of it keep it, and so does the session
+that has it mapped.  So nothing is freed that the DSP or Python may still touch.
+Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and running it.
+"""
+
+import errno
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import DeviceFull, DriverError, LayoutError
+from npurt.hexagon.fastrpc import abi
+from npurt.hexagon.fastrpc.abi import SyncFlag
+from npurt.hexagon.fastrpc.lib import Library
+
+U8 = npt.NDArray[np.uint8]
+
+ALIGN = 128  # bytes: an HVX vector; offsets of tensors are multiples of it
+LARGEST = (1 << 31) - mmap.PAGESIZE  # the library keeps sizes in an int, and loses what is beyond
+
+
+class Block:
+    """Shared memory.
+
+    Attributes:
+        array: The bytes.
+        fd: The number by which the DSP knows it.
+    """
+
+    def __init__(self, array: U8, fd: int) -> None:
+        self.array = array
+        self.fd = fd
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return int(self.array.nbytes)
+
+
+class Synchroniser:
+    """DMA_BUF_IOCTL_SYNC of blocks, each whole: the kernel knows no part.
+
+    Its methods do nothing where *fd* is no dma-buf but memory like any other, which no cache hides,
+    and raise DriverError when the kernel refuses.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._ioctl = library.ioctl
+        self._end_write = abi.ffi().new("uint64_t *", SyncFlag.END | SyncFlag.WRITE)
+        self._start_read = abi.ffi().new("uint64_t *", SyncFlag.READ)
+
+    def for_device(self, fd: int) -> None:
+        """Let the DSP see what the host has written."""
+        if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._end_write) < 0:
+            self._again(fd, self._end_write)
+
+    def for_cpu(self, fd: int) -> None:
+        """Let the host see what the DSP has written."""
+        if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._start_read) < 0:
+            self._again(fd, self._start_read)
+
+    def _again(self, fd: int, request: Any) -> None:
+        """Look at the errno of a request that failed; repeat it until it does not."""
+        number = abi.ffi().errno
+        while number in (errno.EINTR, errno.EAGAIN):
+            if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) >= 0:
+                return
+            number = abi.ffi().errno
+        if number != errno.ENOTTY:
+            raise DriverError(
+                f"DMA_BUF_IOCTL_SYNC of shared memory failed: {os.strerror(number)}",
+                remedy="update kernel and FastRPC library: `npurt doctor` lists both",
+                call="DMA_BUF_IOCTL_SYNC",
+                code=number,
+            )
+
+
+def allocate(library: Library, nbytes: int) -> Block:
+    """Take *nbytes* of rpcmem, rounded up to pages; its content is arbitrary.
+
+    Raises:
+        DeviceFull: There is not so much.
+        LayoutError: *nbytes* is not from 1 to 2 GiB less a page.
+    """
+    if not 1 <= nbytes <= LARGEST:
+        raise LayoutError(
+            f"a shared block of {nbytes} bytes cannot be had",
+            remedy=f"use 1 to {LARGEST} bytes for each block",
+        )
+    ffi = abi.ffi()
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    name = "rpcmem_alloc2" if "rpcmem_alloc2" in library.features else "rpcmem_alloc"
+    memory = getattr(library.c, name)(abi.HEAP_SYSTEM, abi.CACHED, size)
+    address = int(ffi.cast("uintptr_t", memory))
+    if address in (0, abi.INVALID):
+        raise _none_left(name, size, address)
+    owned = ffi.gc(memory, library.c.rpcmem_free)
+    fd = int(library.c.rpcmem_to_fd(memory))
+    if fd < 0:
+        raise _none_left("rpcmem_to_fd", size, fd)
+    return Block(np.frombuffer(ffi.buffer(owned, size), np.uint8), fd)
+
+
+def _none_left(call: str, nbytes: int, answer: int) -> DeviceFull:
+    return DeviceFull(
+        f"{call} of {nbytes} bytes gave {answer:#x}: there is no such memory to share with the DSP",
+        remedy="close other programs, use a smaller model, and check that /dev/dma_heap/system can "
+        "be opened: see `npurt doctor`",
+        call=call,
+        code=answer & 0xFFFF_FFFF,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a block, as messages name it."""
+
+    block: Block
+    offset: int
+    nbytes: int
+
+    @property
+    def array(self) -> U8:
+        """Its bytes."""
+        return self.block.array[self.offset : self.offset + self.nbytes]
+
+
+def aligned(nbytes: int) -> int:
+    """Return *nbytes* rounded up to `ALIGN`."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+class Arena:
+    """A block that is handed out in parts, which may come back."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._free = [(0, block.nbytes)]  # from, to; in order
+        self._returned: deque[Slice] = deque()
+
+    def take(self, nbytes: int) -> Slice | None:
+        """Return *nbytes* bytes, aligned, or None when they do not fit anywhere."""
+        self._collect()
+        size = aligned(nbytes)
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
+                return Slice(self.block, start, nbytes)
+        return None
+
+    def give_back(self, part: Slice) -> None:
+        """Let others have *part*.  May be called at any moment, by a finalizer too."""
+        self._returned.append(part)
+
+    def _collect(self) -> None:
+        """Merge what came back into the free ranges."""
+        while self._returned:
+            part = self._returned.popleft()
+            self._free.append((part.offset, part.offset + aligned(part.nbytes)))
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(self._free):
+            if merged and merged[-1][1] == start:
+                merged[-1] = merged[-1][0], end
+            else:
+                merged.append((start, end))
+        self._free = merged

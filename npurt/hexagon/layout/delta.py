@@ -1,0 +1,259 @@
+"""Gated delta nets as the DSP has them: states in a form of their own, tokens as rows.
+
+Pure: numpy arrays only.  dsp/kernels/delta.h describes both.  Letters: N sequences, T tokens, K and
+H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, DeltaNet
+from npurt.errors import NumericsError
+from npurt.hexagon.fastrpc.rpcmem import aligned
+
+I32 = npt.NDArray[np.int32]
+
+WIDEST = 128  # NPURT_DELTA_WIDEST
+BIAS = 157  # of exponents
+EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
+HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
+INTEGER_BITS = 30
+MOST_EXPONENT = 900  # what is as large is infinite in float32, but not in float64
+
+# Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
+# greatest element and d has 16, so a row that is all d k has 25, of which 16 are not read: 9 bits
+# below the greatest element, which is at most the norm, rounded to nearest: 2^-10 / sqrt(3); so are
+# elements of k and q.  Mostly there are 13.
+ERROR = 2.0**-10
+
+# Of an element of k or q where all are below 2^-87: half a unit, which is 2^13 of what a mantissa
+# counts there, 2^-110 (delta_prepare.h: LEAST_TOP, narrow); twice that where gains divide k.
+LEAST = 2.0**-97
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a net's op says of it, but for the number of tokens."""
+
+    sequences: int
+    k_heads: int
+    heads: int
+    width: int
+    gates: bool  # a decay for each element of k
+    grouped: bool
+    scale: float
+
+    @property
+    def along_k(self) -> int:
+        """Floats of a head of q or k in a row."""
+        return -(-self.width // 64) * 64
+
+    @property
+    def along_v(self) -> int:
+        """Floats of a head of v in a row."""
+        return -(-self.width // 32) * 32
+
+    @property
+    def words(self) -> int:
+        """int32 of a head's state."""
+        return self.along_k * self.along_v + self.along_k // 2 + 3 * self.along_v + self.along_k
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states."""
+        return 4 * self.sequences * self.heads * self.words
+
+    @property
+    def parts(self) -> list[int]:
+        """Floats of q, k, v, beta and decay in a row of x."""
+        keys, few = self.k_heads * self.along_k, aligned(4 * self.heads) // 4
+        values = self.heads * self.along_v
+        return [keys, keys, values, few, self.heads * self.along_k if self.gates else few]
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of a row of x, and of one of y."""
+        return 4 * sum(self.parts), 4 * self.heads * self.along_v
+
+
+def shape_of(net: DeltaNet) -> Shape:
+    """Return the shape of *net*."""
+    n, _, h, w = net.v.shape
+    gates = net.decay.shape[-1] > 1
+    return Shape(n, net.k.shape[2], h, w, gates, net.grouped, net.scale)
+
+
+class Row(NamedTuple):
+    """Views of rows of x, as in `DeltaNet`: ``[N, T, heads, W]``, padding of heads included."""
+
+    q: F32
+    k: F32
+    v: F32
+    beta: F32  # [N, T, H]
+    decay: F32
+
+    @classmethod
+    def of(cls, x: F32, shape: Shape) -> Self:
+        """Return the parts of *x* ``[N, T, sum of parts]``."""
+        q, k, v, beta, decay = np.split(x, np.cumsum(shape.parts)[:-1], axis=2)
+        q, k, v = _heads(q, shape.k_heads), _heads(k, shape.k_heads), _heads(v, shape.heads)
+        decay = _heads(decay, shape.heads) if shape.gates else decay[..., : shape.heads, None]
+        return cls(q, k, v, beta[..., : shape.heads], decay)
+
+    def write(self, net: DeltaNet) -> None:
+        """Write the tokens of *net*, and what pads them."""
+        width = net.v.shape[3]
+        for part, values in ((self.q, net.q), (self.k, net.k), (self.v, net.v)):
+            part[..., :width] = values
+            if width < part.shape[3]:
+                part[..., width:] = 0
+        self.beta[...] = net.beta
+        gates = net.decay.shape[3]
+        self.decay[..., :gates] = net.decay
+        if gates < self.decay.shape[3]:
+            self.decay[..., gates:] = net.decay[..., -1:]  # not one that would outlast them
+
+
+def results(y: F32, shape: Shape) -> F32:
+    """View rows of y ``[N, T, H * Wv]`` as results ``[N, T, H, W]``."""
+    return _heads(y, shape.heads)[..., : shape.width]
+
+
+def _heads(rows: F32, heads: int) -> F32:
+    """View ``[N, T, heads * width]`` as ``[N, T, heads, width]``."""
+    return rows.reshape(*rows.shape[:2], heads, rows.shape[2] // heads)
+
+
+def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
+    """Return what *state* ``[N, H, W, W]`` is after the tokens of *rows* of x, in double.
+
+    For a state whose device is gone: that is what the kernel approximates.
+    """
+    s, share = state.astype(np.float64), shape.heads // shape.k_heads
+    heads = np.arange(shape.heads)
+    of_k = heads // share if shape.grouped else heads % shape.k_heads
+    for part in rows:
+        row = Row.of(part, shape)
+        for t in range(part.shape[1]):
+            k = row.k[:, t, of_k, None, : shape.width].astype(np.float64)
+            v = row.v[:, t, :, : shape.width, None]
+            s *= np.exp(row.decay[:, t, :, None, : shape.width].astype(np.float64))
+            s += row.beta[:, t, :, None, None] * (v - (s * k).sum(-1, keepdims=True)) * k
+    return s.astype(np.float32)
+
+
+def pack_state(state: F32, shape: Shape, words: I32) -> None:
+    """Write *state* ``[N, H, W (of v), W (of k)]`` to *words* ``[N * H, shape.words]``.
+
+    Every lane of v has the exponent of its greatest element, and 30 bits below it.
+
+    Raises:
+        NumericsError: It holds NaN or infinity.
+    """
+    values = np.zeros((len(words), shape.along_k, shape.along_v), np.float32)
+    rows = state.reshape(-1, shape.width, shape.width)
+    values[:, : shape.width, : shape.width] = rows.transpose(0, 2, 1)
+    greatest = np.abs(values).max(axis=1)
+    if not np.isfinite(greatest).all():
+        raise NumericsError(
+            "the state of a delta net holds NaN or infinity",
+            remedy="check the model file with device 'cpu'",
+        )
+    _, bits = np.frexp(greatest)
+    parts = _parts(words, shape)
+    parts.exponents[:] = np.where(greatest > 0, bits - (INTEGER_BITS - 1) + BIAS, EMPTY)
+    parts.gains[:] = HALF
+    parts.k[:] = parts.d[:] = parts.shifts[:] = 0  # no update is left to be made
+    scaled = np.rint(np.ldexp(values, (INTEGER_BITS - bits)[:, None]))
+    parts.integers[...] = _in_pairs(scaled, shape)
+
+
+def unpack_state(words: I32, shape: Shape, state: F32) -> None:
+    """Write what *words* hold to *state*; the inverse of `pack_state`."""
+    for i, head in enumerate(np.ndindex(state.shape[:2])):  # one at a time: they fit into a cache
+        values = _unpacked(words[i : i + 1], shape)
+        with np.errstate(over="ignore", under="ignore"):
+            state[head] = values[: shape.width, : shape.width]
+
+
+def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
+    """Return the state ``[Wv, Wk]`` of the words ``[1, shape.words]`` of a head."""
+    parts = _parts(words, shape)
+    lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2)
+    values: npt.NDArray[np.float64] = lanes.astype(np.float64, order="C").reshape(
+        shape.along_v, shape.along_k
+    )
+    values *= np.ldexp(1.0, -parts.shifts).T
+    np.floor(values, out=values)
+    k = parts.k.transpose(0, 1, 3, 2).astype(np.float64).reshape(1, -1)
+    values += (parts.d >> 16).T * k
+    gains = (parts.gains if shape.gates else parts.gains[:, :1]) / 2.0**31
+    values *= np.ldexp(gains, np.minimum(parts.exponents - BIAS, MOST_EXPONENT).T)
+    return values
+
+
+def exact_state(words: I32, shape: Shape) -> I32:
+    """Return the integers of *words*: `npurt.device.STATE_INTEGERS` says what they are.
+
+    The update that is still to be made is made, as the next token would.
+    """
+    parts, w = _parts(words, shape), shape.width
+    # from [pair, 32, block, 2, 32] to [of v: block, 32][of k: pair, 2, 32]
+    lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2).astype(np.int64)
+    integers = lanes.reshape(len(words), shape.along_v, shape.along_k)
+    shifts = parts.shifts[..., None]
+    integers = integers << np.maximum(-shifts, 0) >> np.maximum(shifts, 0)
+    k = parts.k.transpose(0, 1, 3, 2).reshape(len(words), 1, shape.along_k).astype(np.int64)
+    integers += (parts.d >> 16).astype(np.int64)[..., None] * k
+    exact = np.empty((len(words), w, w + 2), np.int32)
+    exact[..., :w] = integers[:, :w, :w]
+    exact[..., w] = parts.exponents[:, :w] - BIAS
+    exact[..., w + 1] = parts.gains[:, :w] if shape.gates else parts.gains[:, :1]
+    return exact.reshape(shape.sequences, shape.heads, w, w + 2)
+
+
+def words_of(exact: I32, shape: Shape) -> I32:
+    """Return words ``[N * H, shape.words]`` that hold *exact*; the inverse of `exact_state`."""
+    w = shape.width
+    heads = exact.reshape(-1, w, w + 2)
+    words = np.zeros((len(heads), shape.words), np.int32)
+    parts = _parts(words, shape)
+    integers = np.zeros((len(heads), shape.along_k, shape.along_v), np.int32)
+    integers[:, :w, :w] = heads[..., :w].transpose(0, 2, 1)
+    parts.integers[...] = _in_pairs(integers, shape)
+    parts.exponents[:] = EMPTY
+    parts.exponents[:, :w] = heads[..., w] + BIAS
+    parts.gains[:] = heads[:, -1:, w + 1]  # what pads k has the decay of its last element
+    if shape.gates:
+        parts.gains[:, :w] = heads[..., w + 1]
+    return words
+
+
+class _Parts(NamedTuple):
+    """Views of the words of states; the update of the last token, k d, is still to be made."""
+
+    integers: Any  # [states, pairs of vectors, 32, blocks, 2, 32]
+    k: Any  # int16 [states, pairs of vectors, 32, 2]
+    d: I32  # [states, Wv], 16 bits twice
+    shifts: I32
+    exponents: I32
+    gains: I32  # [states, Wk]
+
+
+def _parts(words: I32, shape: Shape) -> _Parts:
+    v, k = shape.along_v, shape.along_k
+    ends = np.cumsum([k * v, k // 2, v, v, v])
+    integers, pairs, d, shifts, exponents, gains = np.split(words, ends, axis=1)
+    integers = integers.reshape(len(words), k // 64, 32, v // 32, 2, 32)
+    rows = pairs.view(np.int16).reshape(len(words), k // 64, 32, 2)
+    return _Parts(integers, rows, d, shifts, exponents, gains)
+
+
+def _in_pairs(values: npt.NDArray[Any], shape: Shape) -> Any:
+    """View ``[states, Wk, Wv]`` as the integers lie: pairs of rows, blocks, rows, lanes."""
+    split = values.reshape(len(values), shape.along_k // 64, 2, 32, shape.along_v // 32, 32)
+    return split.transpose(0, 1, 3, 4, 2, 5)

@@ -1,0 +1,162 @@
+"""The batch and its reply as bytes: the structs of idl/npurt_msg.h, in numpy.
+
+Pure: touches no library.  A request is made once for a step that is done many times, its fields
+are views of its bytes.  tests/hexagon/test_messages.py compares the two languages.
+"""
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, NumericsError
+from npurt.hexagon.fastrpc.rpcmem import U8
+
+PROTOCOL = 3
+BATCH_MAGIC = 0x4254_504E  # "NPTB"
+REPLY_MAGIC = 0x5254_504E  # "NPTR"
+CHECK_FACTOR = 0x9E37_79B1
+MAX_OPS = 256
+MAX_M = 1 << 16
+MAX_N = 1 << 24
+MAX_HEADS = 4096
+ALIGNMENT = 128  # bytes, of offsets and of the stride of x
+
+
+Words = Iterable[npt.NDArray[np.uint32]]  # of one element each
+
+
+def _words(*names: str) -> list[tuple[str, Any]]:
+    return [(name, "<u4") for name in names]
+
+
+REF = np.dtype([("fd", "<i4"), *_words("offset", "nbytes", "stride")])
+_REFS = [("x", REF), ("w", REF), ("y", REF)]
+OP = np.dtype([*_words("kind", "flags", "m", "k", "n", "format", "group", "scale"), *_REFS])
+BATCH = np.dtype(_words("magic", "protocol", "sequence", "count"))
+_REPLY = _words("magic", "sequence", "status", "done", "check", "reserved")
+REPLY = np.dtype([*_REPLY, ("pcycles", "<u8")])
+_HEAD, _WHOLE = struct.Struct("<4I"), struct.Struct("<6IQ")  # the two again: numpy takes 10 us more
+
+
+class Kind(IntEnum):
+    """What an op does."""
+
+    MATMUL = 1
+    DELTA = 2
+
+
+class Flag(IntFlag):
+    """What an op may rely on, or may not; and variants of delta nets."""
+
+    SAME_X = 1
+    NEW_W = 2
+    GROUPED = 4
+    GATES = 8
+
+
+class Status(IntEnum):
+    """Why a batch stopped."""
+
+    BATCH = 1
+    OP = 2
+    SHAPE = 3
+    MAP = 4
+    MEMORY = 5
+    THREADS = 6
+    VALUE = 7
+
+
+_MEANING = {
+    Status.BATCH: "the batch is damaged or of another version",
+    Status.OP: "it has an unknown kind, format, flag or group",
+    Status.SHAPE: "one of its sizes or strides is not allowed",
+    Status.MAP: "a part of memory that it names is not mapped, or misaligned",
+    Status.MEMORY: "the DSP has no memory for its activations",
+    Status.THREADS: "the DSP could not start threads",
+    Status.VALUE: "its activations hold NaN or infinity",
+}
+
+
+class Request:
+    """A batch of *count* ops: its bytes, and its parts as views of them.
+
+    Attributes:
+        data: What is sent.
+        head: The first struct, of `BATCH`.
+        ops: The ops, of `OP`.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.data = np.zeros(BATCH.itemsize + count * OP.itemsize, np.uint8)
+        self.head = self.data[: BATCH.itemsize].view(BATCH)[0]
+        self.ops: npt.NDArray[np.void] = self.data[BATCH.itemsize :].view(OP)
+        self.head["magic"], self.head["protocol"] = BATCH_MAGIC, PROTOCOL
+        self.head["count"] = count
+        self.ops["kind"] = Kind.MATMUL
+
+    def next(self) -> None:
+        """Give it another number, so that its reply is known from older ones."""
+        magic, protocol, sequence, count = _HEAD.unpack_from(self.data.data)
+        _HEAD.pack_into(self.data.data, 0, magic, protocol, (sequence + 1) % (1 << 32), count)
+
+
+def reply() -> U8:
+    """Return room for a reply."""
+    return np.zeros(REPLY.itemsize, np.uint8)
+
+
+def check(request: Request, answer: U8, words: Words | None = None) -> int:
+    """Return the DSP cycles that *request* took, 0 where they are not known.
+
+    Args:
+        request: What was asked.
+        answer: The reply.
+        words: The bits of the last number of each result, as the host sees them.
+
+    Raises:
+        DeviceLost: *answer* is not the reply to *request*, or none that a DSP gives: the call or
+            the reply did not arrive whole.  Or *words* are not those that the DSP wrote: the reply
+            came, and results did not.
+        DeviceFull: The DSP has no memory left.
+        NumericsError: There is a NaN or an infinity in the activations.
+        DriverError: The DSP refused an op.
+    """
+    magic, sequence, status, done, check_word, _, pcycles = _WHOLE.unpack_from(answer.data)
+    _, _, asked, count = _HEAD.unpack_from(request.data.data)
+    if magic != REPLY_MAGIC or sequence != asked:
+        raise _lost(f"the reply is not that of batch {asked}: magic {magic:#x}, batch {sequence}")
+    if not (status in _MEANING and done < max(count, 1) if status else done == count):
+        raise _lost(f"the reply is damaged: status {status}, {done} of {count} ops done")
+    if status:
+        raise _refusal(Status(status), done, count)
+    if words is not None and _check_of(words) != check_word:
+        raise _lost("the reply came, and results did not")
+    return int(pcycles)
+
+
+def _check_of(words: Words) -> int:
+    """Return what a reply says of *words*; see npurt_reply."""
+    check = 0
+    for word in words:
+        check ^= word.item()
+        check = ((check << 13 | check >> 19) * CHECK_FACTOR) & 0xFFFF_FFFF
+    return check
+
+
+def _lost(what: str) -> DeviceLost:
+    remedy = "nothing, if the session is opened again and goes on"
+    return DeviceLost(what, remedy=remedy, call="execute", code=0)
+
+
+def _refusal(status: Status, done: int, count: int) -> NpurtError:
+    what = f"the DSP stopped at op {done + 1} of {count}: {_MEANING[status]}"
+    if status == Status.VALUE:
+        return NumericsError(what, remedy="check the model file with device 'cpu'")
+    error, remedy = DriverError, "reinstall npurt; if that does not help, report it"
+    if status in (Status.MEMORY, Status.THREADS):
+        error, remedy = DeviceFull, "use a shorter prompt, or smaller batches"
+    return error(what, remedy=remedy, call="execute", code=status)

@@ -1,0 +1,324 @@
+"""A session: our code on the DSP, in a process of its own there, and the memory mapped into it."""
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
+from npurt.hexagon.fastrpc import abi, codes
+from npurt.hexagon.fastrpc.abi import HandleRequest, MapFlag
+from npurt.hexagon.fastrpc.caller import Caller
+from npurt.hexagon.fastrpc.control import Capabilities, Place, capabilities, places
+from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.lib import Library
+from npurt.hexagon.fastrpc.native_call import Native
+from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
+from npurt.hexagon.idl.interface import interface
+from npurt.hexagon.session import skel
+from npurt.hexagon.session.messages import PROTOCOL
+from npurt.hexagon.session.transport import Info, Send, Transport
+
+T = TypeVar("T")
+
+NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
+OPENING_SECONDS = 30  # the kernel itself gives up after 10
+CLOSING_SECONDS = 10
+LATENCY_US = 100  # that the CPU may take to wake up for an answer
+
+
+class _Owned:
+    """What a session holds, and how it is let go: memory, handle, thread, number."""
+
+    def __init__(self, library: Library, place: Place) -> None:
+        self.library = library
+        self.place = place
+        self.caller = Caller(f"{place.domain} session {place.session}")
+        self.handle: Handle | None = None
+        self.blocks: dict[int, Block] = {}  # mapped, by fd
+        self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
+        self._process = os.getpid()
+        self._released = False
+
+    def release(self) -> None:
+        """Let go of everything, in order, on the session's thread, as soon as that is free."""
+        if self._process == os.getpid() and not self._released:  # a fork has no such thread
+            self._released = True
+            self.caller.close(self._close, CLOSING_SECONDS)
+
+    def _close(self) -> None:
+        self.caller.hang_up()
+        while self.first:
+            with contextlib.suppress(NpurtError):
+                self.first.pop()()
+        for fd in list(self.blocks):
+            with contextlib.suppress(NpurtError):
+                self.unmap(fd)
+        ended = bool(self.handle and self.handle.state in (State.OPEN, State.DEAD))
+        if self.handle:
+            self.handle.close()
+        self.blocks.clear()
+        places(self.library).give_back(self.place, ended=ended)
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a method of our code; return what came back."""
+        assert self.handle
+        call = interface().method(name).pack(*arguments)
+        self.handle.invoke(Invocation(call))
+        return call.unpack()
+
+    def map(self, block: Block) -> None:
+        """Show *block* to the DSP, or leave no trace."""
+        address = abi.ffi().cast("void *", block.array.ctypes.data)
+        area = self.place.effective, block.fd, address
+        self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
+        try:
+            self.call("map", block.fd, block.nbytes)
+        except BaseException:
+            self.library.call("fastrpc_munmap", *area, block.nbytes)
+            raise
+        self.blocks[block.fd] = block
+
+    def unmap(self, fd: int) -> None:
+        """Take a block from the DSP: first from our code there, which knows it by number."""
+        block = self.blocks.pop(fd)
+        address = abi.ffi().cast("void *", block.array.ctypes.data)
+        try:
+            if self.handle and self.handle.state is State.OPEN:
+                self.call("unmap", fd)
+        finally:
+            self.library.call("fastrpc_munmap", self.place.effective, fd, address, block.nbytes)
+
+
+class Session(Transport):
+    """An open session, and the default transport: one FastRPC invoke for each batch.
+
+    Close it, or let it go: it is closed with its last reference, or at exit.
+
+    Attributes:
+        library: The FastRPC library.
+        place: DSP and number of the session.
+        capabilities: What the DSP said before.
+        info: What our code said after.
+        deadline: Seconds that a call may take.
+    """
+
+    name = "invoke"
+
+    def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
+        self.library = owned.library
+        self.place = owned.place
+        self.simulated = owned.library.simulated
+        self.capabilities = told
+        self._owned = owned
+        self.deadline = deadline
+        self._synchronise = Synchroniser(owned.library)
+        self._finalizer = weakref.finalize(self, owned.release)
+        self.info = self._greet()
+
+    @classmethod
+    def open(
+        cls, library: Library, domain: str = "cdsp", session: int | None = None, *, deadline: float
+    ) -> Self:
+        """Start our code in a session of its own; if a step fails, those before it are undone.
+
+        Args:
+            library: The FastRPC library.
+            domain: Which DSP, a key of `abi.CDSP`.
+            session: Its number, 0 to 3; None takes one that is free.
+            deadline: Seconds that each later call may take.
+
+        Raises:
+            DeviceNotFound: There is no such DSP or session, or npurt has no code for it.
+            DriverError: It cannot be opened; the message says why.
+        """
+        place = places(library).take(domain, session)
+        with contextlib.ExitStack() as undo:
+            undo.callback(places(library).give_back, place)
+            owned = _Owned(library, place)
+            undo.pop_all()
+            undo.callback(owned.release)
+            told = owned.caller.run(
+                partial(capabilities, library, domain), OPENING_SECONDS, "GET_DSP_INFO"
+            )
+            owned.caller.run(partial(_start, owned, told.arch), OPENING_SECONDS, codes.OPEN)
+            opened = cls(owned, told, deadline)
+            undo.pop_all()
+        return opened
+
+    def _greet(self) -> Info:
+        """Make sure that calls arrive, and that our code is of this version."""
+        nonce = secrets.randbits(64)
+        (answer,) = self.call("echo", nonce)
+        if answer != nonce ^ NONCE_MASK:
+            raise DeviceLost(
+                f"{self.place.domain}: an echo of {nonce:#x} came back as {answer:#x}: calls do "
+                "not arrive",
+                remedy=codes.DOCTOR,
+                call=codes.INVOKE,
+                code=0,
+            )
+        (info,) = self.call("info")
+        known = Info(**info)
+        if known.protocol != PROTOCOL:
+            raise DriverError(
+                f"the skel speaks protocol {known.protocol}, npurt {PROTOCOL}",
+                remedy="reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
+                call="info",
+                code=known.protocol,
+            )
+        return known
+
+    @property
+    def alive(self) -> bool:
+        """False once calls are refused."""
+        handle = self._owned.handle
+        return handle is not None and handle.state is State.OPEN
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a method of our code with its arguments; return what came back.
+
+        Raises:
+            DeviceLost: The DSP process is gone.
+            DeviceTimeout: It did not answer in time: the session is dead.
+            DriverError: The method failed.
+        """
+        return self.run(partial(self._owned.call, name, *arguments), name)
+
+    def prepare(self, request: U8, reply: U8) -> Send:
+        """Return a function that makes the call `execute`; errors as in `call`."""
+        assert self._owned.handle
+        call = interface().method("execute").pack(request.data, reply.data)
+        invocation = Invocation(call)
+        return partial(self._execute, invocation, self._owned.handle.native(invocation))
+
+    def _execute(
+        self,
+        invocation: Invocation,
+        native: Native,
+        written: Block | None = None,
+        read: Block | None = None,
+    ) -> None:
+        """Make a call the quick way, or, when the thread is not free, in turn."""
+        handle = self._owned.handle
+        assert handle
+        handle.require_open(codes.INVOKE)
+        if written is not None:
+            self._synchronise.for_device(written.fd)
+        try:
+            answer = self._owned.caller.call(native, self.deadline, "execute")
+        except DeviceTimeout as error:
+            self.die(error.what)
+            raise
+        if answer is None:
+            self.run(partial(handle.invoke, invocation), "execute")
+        elif answer[0]:
+            raise handle.failed(invocation, *answer)
+        if read is not None:
+            self._synchronise.for_cpu(read.fd)
+
+    def run(self, work: Callable[[], T], what: str) -> T:
+        """Do *work* on the session's thread; a timeout is the session's death."""
+        try:
+            return self._owned.caller.run(work, self.deadline, what)
+        except DeviceTimeout as error:
+            self.die(error.what)
+            raise
+
+    def settle(self) -> None:
+        """Wait for a call that was interrupted.
+
+        Raises:
+            DeviceTimeout: It did not come back: the session is dead.
+        """
+        self._owned.caller.settle(self.deadline)
+
+    def require_open(self, call: str) -> None:
+        """Raise unless *call* may be made; see `Handle.require_open`."""
+        assert self._owned.handle
+        self._owned.handle.require_open(call)
+
+    def die(self, why: str) -> None:
+        """Let no call through any more."""
+        if self._owned.handle:
+            self._owned.handle.die(why)
+
+    def before_closing(self, work: Callable[[], Any]) -> None:
+        """Have *work* done first when the session closes, on its thread; errors do not matter.
+
+        It must not refer to the session, which would then never be forgotten.
+        """
+        self._owned.first.append(work)
+
+    def call_before_closing(self, name: str) -> None:
+        """Have a method of our code called first when the session closes; see `before_closing`."""
+        self.before_closing(partial(self._owned.call, name))
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return shared memory that is mapped; see `rpcmem.allocate` and `map`."""
+        block = allocate(self.library, nbytes)
+        self.map(block)
+        return block
+
+    def map(self, block: Block) -> None:
+        """Show *block* to the DSP until `free` or the end of the session, which keeps it alive.
+
+        Raises:
+            DeviceFull: The session has no room for it.
+            DeviceLost: The DSP process is gone.
+        """
+        try:
+            self.run(partial(self._owned.map, block), "map")
+        except (DeviceLost, DeviceTimeout):
+            raise
+        except DriverError as error:
+            self.call("echo", 0)  # when the DSP is gone this says so
+            raise DeviceFull(
+                f"the session cannot map {block.nbytes} bytes more: {error.what}",
+                remedy="close other programs that use the DSP, or use a smaller model or context",
+                call=error.call,
+                code=error.code,
+            ) from error
+
+    def free(self, block: Block) -> None:
+        """Take *block* from the DSP; see `Transport.free`."""
+        self.run(partial(self._owned.unmap, block.fd), "unmap")
+
+    def sync_for_device(self, block: Block) -> None:
+        """Clean the CPU's caches of *block*; errors as `Synchroniser`."""
+        self._synchronise.for_device(block.fd)
+
+    def sync_for_cpu(self, block: Block) -> None:
+        """Invalidate the CPU's caches of *block*; errors as `Synchroniser`."""
+        self._synchronise.for_cpu(block.fd)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of all blocks that are mapped."""
+        return sum(block.nbytes for block in self._owned.blocks.values())
+
+    def packets(self) -> int:
+        """Return what the simulator counted; hardware does not tell."""
+        if "npurt_sim_total_packets" not in self.library.features:
+            return 0
+        return int(self.library.c.npurt_sim_total_packets(self.place.effective))
+
+    def close(self) -> None:
+        """Release everything.  A second call does nothing."""
+        self._finalizer()
+
+
+def _start(owned: _Owned, arch: int | None) -> None:
+    """Load our code; on the session's thread."""
+    code = skel.choose(arch)
+    skel.publish(code)
+    sessions = places(owned.library)
+    sessions.allow_unsigned(owned.place)
+    owned.handle = Handle(owned.library, sessions.uri(owned.place, skel.module(code)))
+    owned.handle.open()
+    if "remote_handle64_control" in owned.library.features:
+        wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])
+        owned.handle.control(HandleRequest.LATENCY, wish)  # a wish: no matter what comes back

@@ -1,0 +1,87 @@
+"""How a batch gets to the DSP and its reply back: one small interface, several ways.
+
+`Session` is the default way, one FastRPC invoke for each batch; `dspqueue` and `worker` are others.
+"""
+
+import abc
+from typing import NamedTuple, Protocol
+
+from npurt.hexagon.fastrpc.rpcmem import U8, Block
+
+
+class Info(NamedTuple):
+    """What our code says of itself and of the DSP; info_t of idl/npurt.idl."""
+
+    protocol: int
+    arch: int
+    threads: int
+    hvx_units: int
+    vtcm_bytes: int
+    power: int
+    max_maps: int
+    reserved: int
+    build: int
+
+
+class Send(Protocol):
+    """See `Transport.prepare`."""
+
+    def __call__(self, written: Block | None = None, read: Block | None = None) -> None:
+        """Send the request and wait for the reply."""
+
+
+class Transport(abc.ABC):
+    """A session on the DSP, and memory shared with it.
+
+    Attributes:
+        name: "invoke", "dspqueue" or "worker".
+        info: What our code on the DSP says of itself.
+        simulated: Whether it runs in npurt's simulator: for people, nothing else depends on it.
+    """
+
+    name: str
+    info: Info
+    simulated: bool
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> Block:
+        """Return shared memory that the DSP has mapped; it lives until `free` or `close`.
+
+        Raises:
+            DeviceFull: There is not so much, here or on the DSP.
+        """
+
+    @abc.abstractmethod
+    def free(self, block: Block) -> None:
+        """Take *block* from the DSP; its memory goes with the last array of it."""
+
+    @abc.abstractmethod
+    def sync_for_device(self, block: Block) -> None:
+        """Let the DSP see what the host has written to *block*."""
+
+    @abc.abstractmethod
+    def sync_for_cpu(self, block: Block) -> None:
+        """Let the host see what the DSP has written to *block*."""
+
+    @abc.abstractmethod
+    def prepare(self, request: U8, reply: U8) -> Send:
+        """Return a function that sends *request* as it stands then, and fills *reply*.
+
+        Its arguments are the block that the host has written for this call, and the block that
+        it will read: the first is synchronised before, the second after.
+
+        It raises DeviceLost when the DSP process is gone, DeviceTimeout when it does not answer in
+        time, and DriverError when it refuses.
+        """
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Wait until nothing is in flight that an interrupted call (Ctrl-C) left behind."""
+
+    def packets(self) -> int:
+        """Return how many packets of instructions it executed so far; 0 where nobody counts."""
+        return 0
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release session and memory.  A second call does nothing."""
