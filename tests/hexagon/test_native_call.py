@@ -1,6 +1,6 @@
-"""A line hands calls of C to another thread: each is made once, there, and its result comes back.
+"""Another thread makes each native call once, and its result comes back.
 
-What is called are functions of libc, so that the right answers are known.
+The calls are functions of libc, so that the right answers are known.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 
 from npurt.errors import DeviceTimeout
 from npurt.hexagon.fastrpc.caller import Caller
-from npurt.hexagon.fastrpc.native_call import End, Line, Native, ffi
+from npurt.hexagon.fastrpc.native_call import End, NativeCall, NativeCaller, ffi
 from tests.limits import HANG_SECONDS, eventually
 
 GETTID = {"x86_64": 186, "aarch64": 178}[os.uname().machine]  # asm/unistd.h
@@ -24,7 +24,7 @@ GETTID = {"x86_64": 186, "aarch64": 178}[os.uname().machine]  # asm/unistd.h
 def native(function, argument=0):
     libc = ctypes.CDLL(None)
     address = ctypes.cast(getattr(libc, function), ctypes.c_void_p).value
-    return Native(address, argument, 0, ffi().NULL, None)
+    return NativeCall(address, argument, 0, ffi().NULL, None)
 
 
 def sleep(seconds):
@@ -42,20 +42,20 @@ def held():
 
 @contextlib.contextmanager
 def served():
-    """Yield a line and the thread that serves it."""
-    line, over = Line(), threading.Event()
+    """Yield a caller and the thread that serves it."""
+    caller, over = NativeCaller(), threading.Event()
 
     def work():
         while not over.is_set():
-            line.serve()
+            caller.serve()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield line, thread
+        yield caller, thread
     finally:
         over.set()
-        line.ring()
+        caller.wake()
         thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
@@ -73,58 +73,58 @@ def until(true):
 
 
 def test_a_call_returns_what_the_function_returned_and_its_errno():
-    with served() as (line, _):
-        assert line.call(native("abs", 42), HANG_SECONDS) == (End.DONE, 42, 0)
-        assert line.call(native("close", 2**32 - 1), HANG_SECONDS) == (End.DONE, -1, errno.EBADF)
-        assert line.call(native("abs", 7), HANG_SECONDS) == (End.DONE, 7, 0)
+    with served() as (caller, _):
+        assert caller.call(native("abs", 42), HANG_SECONDS) == (End.DONE, 42, 0)
+        assert caller.call(native("close", 2**32 - 1), HANG_SECONDS) == (End.DONE, -1, errno.EBADF)
+        assert caller.call(native("abs", 7), HANG_SECONDS) == (End.DONE, 7, 0)
 
 
 def test_a_call_is_made_by_the_thread_that_serves():
-    with served() as (line, thread):
-        end, ident, _ = line.call(native("syscall", GETTID), HANG_SECONDS)
+    with served() as (caller, thread):
+        end, ident, _ = caller.call(native("syscall", GETTID), HANG_SECONDS)
     assert (end, ident) == (End.DONE, thread.native_id)
     assert ident != threading.get_native_id()
 
 
 def test_a_call_says_how_long_it_took():
-    with served() as (line, _):
-        line.call(sleep(0.05), HANG_SECONDS)
-        assert 0.05e9 <= line.nanoseconds < 9e9
+    with served() as (caller, _):
+        caller.call(sleep(0.05), HANG_SECONDS)
+        assert 0.05e9 <= caller.nanoseconds < 9e9
 
 
 def test_a_call_that_takes_too_long_is_late_and_no_other_is_taken_until_it_ends():
     slow, end = held()
-    with served() as (line, _):
-        assert line.call(slow, 0.5)[0] == End.LATE
-        assert line.is_busy()
-        assert line.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
+    with served() as (caller, _):
+        assert caller.call(slow, 0.5)[0] == End.LATE
+        assert caller.is_busy()
+        assert caller.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
         end()
-        until(lambda: not line.is_busy())
-        assert line.call(native("abs", 1), HANG_SECONDS) == (End.DONE, 1, 0)
+        until(lambda: not caller.is_busy())
+        assert caller.call(native("abs", 1), HANG_SECONDS) == (End.DONE, 1, 0)
 
 
 def test_a_call_that_nobody_began_is_dropped_and_never_made():
-    line = Line()
+    caller = NativeCaller()
     read, write = os.pipe()
-    assert line.call(native("close", write), 0.02)[0] == End.DROPPED
-    line.ring()
-    line.serve()
+    assert caller.call(native("close", write), 0.02)[0] == End.DROPPED
+    caller.wake()
+    caller.serve()
     assert os.write(write, b"x") == 1  # it is still open
     os.close(read)
     os.close(write)
 
 
 def test_a_closed_line_takes_no_call():
-    line = Line()
-    line.close()
-    assert line.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
+    caller = NativeCaller()
+    caller.close()
+    assert caller.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
 
 
 def test_who_waits_for_a_thread_that_closes_the_line_is_told():
-    line = Line()
-    timer = threading.Timer(0.1, line.close)
+    caller = NativeCaller()
+    timer = threading.Timer(0.1, caller.close)
     timer.start()
-    assert line.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
+    assert caller.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
     timer.join()
 
 
@@ -132,9 +132,9 @@ def test_a_signal_whose_handler_returns_changes_nothing():
     seen = []
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     try:
-        with served() as (line, _):
+        with served() as (caller, _):
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-            result = line.call(sleep(0.2), HANG_SECONDS)
+            result = caller.call(sleep(0.2), HANG_SECONDS)
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -6,7 +6,7 @@ interrupts a call in the kernel leaks its context and sends the call again (qual
 It is one thread for good: the DSP keeps a thread for each thread that ever called it.
 
 There are two ways to it.  `Caller.run` takes anything that Python can do, in turn.  `Caller.call`
-takes a call of C, through a `Line`: what is done many times for each token.
+takes a call of C, through a `NativeCaller`: for calls that happen many times a token.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
-from npurt.hexagon.fastrpc.native_call import End, Line, Native
+from npurt.hexagon.fastrpc.native_call import End, NativeCall, NativeCaller
 
 T = TypeVar("T")
 
@@ -80,11 +80,11 @@ class Caller:
     def __init__(self, name: str) -> None:
         self.name = name
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._line = Line()
+        self._native = NativeCaller()
         self._process = os.getpid()
         self._abandoned = False  # the last job may still run: nobody waits for it
         self._late: Callable[[], bool] | None = None  # whether what was given up last still runs
-        arguments = self._jobs, self._line
+        arguments = self._jobs, self._native
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         try:
             self._thread.start()
@@ -99,7 +99,7 @@ class Caller:
         """True while a job runs that was given up: no other is taken."""
         return self._late is not None and self._late()
 
-    def call(self, call: Native, deadline: float, what: str) -> tuple[int, int] | None:
+    def call(self, call: NativeCall, deadline: float, what: str) -> tuple[int, int] | None:
         """Have *call* made on the thread; return what it returned, and its errno.
 
         Returns None when the thread has something else to do, or will do nothing any more: `run`
@@ -114,11 +114,11 @@ class Caller:
             DeviceTimeout: It did not end in time.  If it had not begun, it never will.
         """
         self._abandoned = True
-        end, code, errno = self._line.call(call, deadline)
+        end, code, errno = self._native.call(call, deadline)
         if end == End.BUSY:
             return None
         if end != End.DONE:
-            raise self._given_up(self._line.is_busy, deadline, what)
+            raise self._given_up(self._native.is_busy, deadline, what)
         self._abandoned = False
         return code, errno
 
@@ -161,7 +161,7 @@ class Caller:
 
     def _put(self, job: _Job[Any] | None) -> None:
         self._jobs.put(job)
-        self._line.ring()
+        self._native.wake()
 
     def _given_up(self, late: Callable[[], bool], deadline: float, what: str) -> DeviceTimeout:
         """Return the error for what did not end in time, and remember how to ask whether it has."""
@@ -182,7 +182,7 @@ class Caller:
 
     def hang_up(self) -> None:
         """Take no `call` any more; on the thread."""
-        self._line.close()
+        self._native.close()
 
     def settle(self, deadline: float) -> None:
         """Wait until nothing runs that an interrupted `run` left behind.
@@ -208,10 +208,10 @@ def _nothing() -> None:
     pass
 
 
-def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]", line: Line) -> None:
+def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]", native: NativeCaller) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     while True:
-        line.serve()
+        native.serve()
         while not jobs.empty():
             job = jobs.get()
             if job is None:

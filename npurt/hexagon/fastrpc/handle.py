@@ -16,7 +16,7 @@ from npurt.errors import DeviceLost, NpurtError
 from npurt.hexagon.fastrpc import abi, codes, native_call
 from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.lib import Library
-from npurt.hexagon.fastrpc.native_call import Native
+from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.idl.method import Call
 
 
@@ -90,13 +90,13 @@ class Handle:
         if code:
             raise self.failed(invocation, code, abi.ffi().errno)
 
-    def native(self, invocation: Invocation) -> Native:
-        """Return the call that `invoke` makes, for a `Line`; who uses it asks `require_open`."""
+    def native(self, invocation: Invocation) -> NativeCall:
+        """Return the native call that `invoke` makes.  The user of it calls `require_open` first."""
         address = int(abi.ffi().cast("uintptr_t", self._invoke))
         arguments = native_call.ffi().cast(
             "void *", int(abi.ffi().cast("uintptr_t", invocation.arguments))
         )
-        return Native(address, self._number, invocation.scalars, arguments, invocation)
+        return NativeCall(address, self._number, invocation.scalars, arguments, invocation)
 
     def failed(self, invocation: Invocation, code: int, errno: int) -> NpurtError:
         """Return the error for what `invoke` of *invocation* returned; the handle may be dead."""

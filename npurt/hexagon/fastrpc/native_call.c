@@ -1,13 +1,14 @@
 /*
  * See npurt_native_call.h.
  *
- * The state says whose turn it is.  IDLE and DONE -> ASKED by a caller, -> RUNNING -> DONE by the
- * thread that serves; ASKED -> IDLE by a caller who waits no longer; anything -> CLOSED at the end.
- * Who sleeps says so first, and looks again, so that no wake is lost.
+ * The state says which thread acts next.  The thread that asks changes IDLE and DONE to ASKED, and
+ * ASKED back to IDLE when it waits no longer.  The thread that serves changes ASKED to RUNNING and
+ * RUNNING to DONE.  CLOSED is final.  A thread announces that it sleeps and then reads the state
+ * again, so that no wake-up is lost.
  *
- * Both threads keep to one core for a call, since only one of them has something to do: to wake a
- * thread there takes 3 us, and 10 to 50 on another one that sleeps.  Nor does anybody look busily: the
- * other thread would wait for that.
+ * Both threads stay on one core during a call, because only one of them has work: waking a thread on
+ * the same core takes 3 us, and on another core that sleeps 10 to 50.  Neither thread spins: the
+ * other one would wait for the core.
  */
 #define _GNU_SOURCE
 #include "npurt_native_call.h"
@@ -26,10 +27,10 @@ enum { IDLE, ASKED, RUNNING, DONE, CLOSED };
 typedef union remote_arg remote_arg;
 typedef int npurt_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments);
 
-struct npurt_native_call {
+struct npurt_native_caller {
     _Atomic uint32_t state;
-    _Atomic uint32_t bell;    /* counts calls asked for, and rings */
-    _Atomic uint32_t rung;    /* serve shall return */
+    _Atomic uint32_t events;  /* how many calls were asked for, and wake-ups */
+    _Atomic uint32_t stop;    /* serve shall return */
     _Atomic uint32_t asleep;  /* the thread that serves */
     _Atomic uint32_t waiting; /* the one that asked, asleep */
     npurt_invoke *invoke;
@@ -63,68 +64,68 @@ static void wake(_Atomic uint32_t *word, _Atomic uint32_t *sleeper)
     }
 }
 
-npurt_native_call *npurt_native_call_new(void)
+npurt_native_caller *npurt_native_new(void)
 {
-    return calloc(1, sizeof(npurt_native_call));
+    return calloc(1, sizeof(npurt_native_caller));
 }
 
-void npurt_native_call_free(npurt_native_call *line)
+void npurt_native_free(npurt_native_caller *caller)
 {
-    free(line);
+    free(caller);
 }
 
-static void settle(npurt_native_call *line, uint32_t state)
+static void settle(npurt_native_caller *caller, uint32_t state)
 {
-    atomic_store(&line->state, state);
-    wake(&line->state, &line->waiting);
+    atomic_store(&caller->state, state);
+    wake(&caller->state, &caller->waiting);
 }
 
-static void make_call(npurt_native_call *line)
+static void make_call(npurt_native_caller *caller)
 {
     const int64_t start = now();
     errno = 0;
-    line->code = line->invoke(line->handle, line->scalars, line->arguments);
-    line->error = errno;
-    line->spent = now() - start;
-    settle(line, DONE);
+    caller->code = caller->invoke(caller->handle, caller->scalars, caller->arguments);
+    caller->error = errno;
+    caller->spent = now() - start;
+    settle(caller, DONE);
 }
 
-void npurt_native_call_serve(npurt_native_call *line)
+void npurt_native_serve(npurt_native_caller *caller)
 {
-    atomic_store(&line->thread, (pid_t) syscall(SYS_gettid));
-    while (!atomic_exchange(&line->rung, 0)) {
-        const uint32_t seen = atomic_load(&line->bell);
+    atomic_store(&caller->thread, (pid_t) syscall(SYS_gettid));
+    while (!atomic_exchange(&caller->stop, 0)) {
+        const uint32_t seen = atomic_load(&caller->events);
         uint32_t asked = ASKED;
-        if (atomic_compare_exchange_strong(&line->state, &asked, RUNNING)) {
-            make_call(line);
-        } else if (!atomic_load(&line->rung)) {
-            atomic_store(&line->asleep, 1);
-            sleep_on(&line->bell, seen, -1);
-            atomic_store(&line->asleep, 0);
+        if (atomic_compare_exchange_strong(&caller->state, &asked, RUNNING)) {
+            make_call(caller);
+        } else if (!atomic_load(&caller->stop)) {
+            atomic_store(&caller->asleep, 1);
+            sleep_on(&caller->events, seen, -1);
+            atomic_store(&caller->asleep, 0);
         }
     }
 }
 
-static void announce(npurt_native_call *line)
+static void announce(npurt_native_caller *caller)
 {
-    atomic_fetch_add(&line->bell, 1);
-    wake(&line->bell, &line->asleep);
+    atomic_fetch_add(&caller->events, 1);
+    wake(&caller->events, &caller->asleep);
 }
 
-void npurt_native_call_ring(npurt_native_call *line)
+void npurt_native_wake(npurt_native_caller *caller)
 {
-    atomic_store(&line->rung, 1);
-    announce(line);
+    atomic_store(&caller->stop, 1);
+    announce(caller);
 }
 
-void npurt_native_call_close(npurt_native_call *line)
+void npurt_native_close(npurt_native_caller *caller)
 {
-    settle(line, CLOSED);
+    settle(caller, CLOSED);
 }
 
-int npurt_native_call_busy(npurt_native_call *line)
+int npurt_native_busy(npurt_native_caller *caller)
 {
-    const uint32_t state = atomic_load(&line->state);
+    const uint32_t state = atomic_load(&caller->state);
     return state == ASKED || state == RUNNING;
 }
 
@@ -137,15 +138,15 @@ static int keep_to(pid_t thread, int core)
 }
 
 /* Has both threads keep to this core; returns it, or -1 when they go where they want. */
-static int stay(npurt_native_call *line, cpu_set_t *before)
+static int stay(npurt_native_caller *caller, cpu_set_t *before)
 {
     const int core = sched_getcpu();
-    const pid_t thread = atomic_load(&line->thread);
+    const pid_t thread = atomic_load(&caller->thread);
     if (core < 0 || thread == 0 || sched_getaffinity(0, sizeof *before, before)) {
         return -1;
     }
-    if (line->core != core + 1 && keep_to(thread, core)) {
-        line->core = core + 1;
+    if (caller->core != core + 1 && keep_to(thread, core)) {
+        caller->core = core + 1;
     }
     return keep_to(0, core) ? core : -1;
 }
@@ -161,62 +162,62 @@ static void leave(int core, const cpu_set_t *before)
 }
 
 /* What to tell the caller of a call that is not under way any more. */
-static int outcome(const npurt_native_call *line, uint32_t state, int64_t *result)
+static int outcome(const npurt_native_caller *caller, uint32_t state, int64_t *result)
 {
     if (state != DONE) {
-        return NPURT_CALL_BUSY; /* the line was closed before */
+        return NPURT_CALL_BUSY; /* the caller was closed before */
     }
-    result[0] = line->code, result[1] = line->error, result[2] = line->spent;
+    result[0] = caller->code, result[1] = caller->error, result[2] = caller->spent;
     return NPURT_CALL_DONE;
 }
 
 /* It takes too long: take it back, if it has not begun. */
-static int give_up(npurt_native_call *line, int64_t *result)
+static int give_up(npurt_native_caller *caller, int64_t *result)
 {
     uint32_t state = ASKED;
-    if (atomic_compare_exchange_strong(&line->state, &state, IDLE)) {
+    if (atomic_compare_exchange_strong(&caller->state, &state, IDLE)) {
         return NPURT_CALL_DROPPED;
     }
-    return state == RUNNING ? NPURT_CALL_LATE : outcome(line, state, result);
+    return state == RUNNING ? NPURT_CALL_LATE : outcome(caller, state, result);
 }
 
-int npurt_native_call_wait(npurt_native_call *line, int64_t nanoseconds, int64_t *result)
+int npurt_native_wait(npurt_native_caller *caller, int64_t nanoseconds, int64_t *result)
 {
     const int64_t end = now() + nanoseconds;
     for (;;) {
-        const uint32_t state = atomic_load(&line->state);
+        const uint32_t state = atomic_load(&caller->state);
         if (state != ASKED && state != RUNNING) {
-            return outcome(line, state, result);
+            return outcome(caller, state, result);
         }
         const int64_t left = end - now();
         if (left <= 0) {
-            return give_up(line, result);
+            return give_up(caller, result);
         }
-        atomic_store(&line->waiting, 1);
-        const int signal = sleep_on(&line->state, state, left) && errno == EINTR;
-        atomic_store(&line->waiting, 0);
+        atomic_store(&caller->waiting, 1);
+        const int signal = sleep_on(&caller->state, state, left) && errno == EINTR;
+        atomic_store(&caller->waiting, 0);
         if (signal) {
             return NPURT_CALL_INTERRUPTED;
         }
     }
 }
 
-int npurt_native_call_make(npurt_native_call *line, uintptr_t invoke, uint64_t handle, uint32_t scalars,
-                    void *arguments, int64_t nanoseconds, int64_t *result)
+int npurt_native_call(npurt_native_caller *caller, uintptr_t invoke, uint64_t handle,
+                      uint32_t scalars, void *arguments, int64_t nanoseconds, int64_t *result)
 {
-    uint32_t state = atomic_load(&line->state);
+    uint32_t state = atomic_load(&caller->state);
     if (state != IDLE && state != DONE) {
         return NPURT_CALL_BUSY;
     }
-    line->invoke = (npurt_invoke *) invoke;
-    line->handle = handle, line->scalars = scalars, line->arguments = arguments;
-    if (!atomic_compare_exchange_strong(&line->state, &state, ASKED)) {
+    caller->invoke = (npurt_invoke *) invoke;
+    caller->handle = handle, caller->scalars = scalars, caller->arguments = arguments;
+    if (!atomic_compare_exchange_strong(&caller->state, &state, ASKED)) {
         return NPURT_CALL_BUSY; /* it was closed just now */
     }
     cpu_set_t before;
-    const int core = stay(line, &before);
-    announce(line);
-    const int end = npurt_native_call_wait(line, nanoseconds, result);
+    const int core = stay(caller, &before);
+    announce(caller);
+    const int end = npurt_native_wait(caller, nanoseconds, result);
     leave(core, &before);
     return end;
 }

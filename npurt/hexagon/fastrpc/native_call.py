@@ -1,7 +1,7 @@
-"""Calls into C from another thread, without Python on the way: `npurt_native_call.h`, opened late.
+"""Native calls that one thread makes for others, through `npurt_native_call.h`.
 
-Python's own way, a queue and a lock, wakes a sleeping thread twice for each call, and each time it
-must get Python's lock too.
+A queue and a lock in Python would wake a sleeping thread twice for each call, and each time the
+thread would have to take Python's lock too.
 """
 
 import threading
@@ -33,7 +33,7 @@ def lib() -> Any:
     return library.load(ffi(), library.path_of(LIBRARY), "the Hexagon backend's functions")
 
 
-class Native(NamedTuple):
+class NativeCall(NamedTuple):
     """``invoke(handle, scalars, arguments)`` of C."""
 
     invoke: int  # its address
@@ -44,7 +44,7 @@ class Native(NamedTuple):
 
 
 class End(IntEnum):
-    """What became of a call; the values of `npurt_native_call.h`."""
+    """The outcome of a call; the values of `npurt_native_call.h`."""
 
     DONE = 0
     BUSY = 1
@@ -53,21 +53,21 @@ class End(IntEnum):
     LATE = 4
 
 
-class Line:
-    """One call at a time, made by the thread that is in `serve`."""
+class NativeCaller:
+    """Has the thread that is in `serve` make one native call at a time."""
 
     def __init__(self) -> None:
-        self._line = ffi().gc(lib().npurt_native_call_new(), lib().npurt_native_call_free)
-        if not self._line:
+        self._caller = ffi().gc(lib().npurt_native_new(), lib().npurt_native_free)
+        if not self._caller:
             raise MemoryError
-        self._call, self._wait = lib().npurt_native_call_make, lib().npurt_native_call_wait
-        self._busy = lib().npurt_native_call_busy
+        self._call, self._wait = lib().npurt_native_call, lib().npurt_native_wait
+        self._busy = lib().npurt_native_busy
         self._result = ffi().new("int64_t[3]")
         self._one = threading.Lock()
-        self._last: Native | None = None  # kept: it may be under way
+        self._last: NativeCall | None = None  # kept: it may be under way
 
-    def call(self, call: Native, seconds: float) -> tuple[End, int, int]:
-        """Have *call* made; return what became of it, and for DONE what it returned and its errno.
+    def call(self, call: NativeCall, seconds: float) -> tuple[End, int, int]:
+        """Have *call* made; return its outcome and, when DONE, its result and errno.
 
         Args:
             seconds: How long to wait.  After that a call that has begun is LATE, and goes on; one
@@ -81,14 +81,14 @@ class Line:
         finally:
             self._one.release()
 
-    def _make(self, call: Native, seconds: float) -> tuple[End, int, int]:
+    def _make(self, call: NativeCall, seconds: float) -> tuple[End, int, int]:
         if self.is_busy():
             return End.BUSY, 0, 0
         self._last = call
         invoke, handle, scalars, arguments, _ = call
         result = self._result
         limit = int(seconds * 1e9)
-        end = self._call(self._line, invoke, handle, scalars, arguments, limit, result)
+        end = self._call(self._caller, invoke, handle, scalars, arguments, limit, result)
         if end == End.INTERRUPTED:
             end = self._go_on(limit)
         return end, result[0], result[1]
@@ -98,26 +98,26 @@ class Line:
         until = time.monotonic_ns() + limit
         end: int = End.INTERRUPTED
         while end == End.INTERRUPTED:
-            end = self._wait(self._line, max(0, until - time.monotonic_ns()), self._result)
+            end = self._wait(self._caller, max(0, until - time.monotonic_ns()), self._result)
         return end
 
     @property
     def nanoseconds(self) -> int:
-        """What the last call took."""
+        """How long the last call took."""
         return int(self._result[2])
 
     def is_busy(self) -> bool:
         """True while a call is under way, or waits for the thread."""
-        return bool(self._busy(self._line))
+        return bool(self._busy(self._caller))
 
     def serve(self) -> None:
-        """Make calls until somebody rings; on the thread that shall make them."""
-        lib().npurt_native_call_serve(self._line)
+        """Make calls on this thread until `wake`."""
+        lib().npurt_native_serve(self._caller)
 
-    def ring(self) -> None:
-        """Have `serve` return, now or after the call it makes."""
-        lib().npurt_native_call_ring(self._line)
+    def wake(self) -> None:
+        """Let `serve` return, now or after the call that it makes."""
+        lib().npurt_native_wake(self._caller)
 
     def close(self) -> None:
-        """Take no call any more; on the thread that serves."""
-        lib().npurt_native_call_close(self._line)
+        """Refuse further calls; called on the thread that serves."""
+        lib().npurt_native_close(self._caller)

@@ -15,7 +15,7 @@ from npurt.hexagon.fastrpc.caller import Caller
 from npurt.hexagon.fastrpc.control import Capabilities, Place, capabilities, places
 from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
 from npurt.hexagon.fastrpc.lib import Library
-from npurt.hexagon.fastrpc.native_call import Native
+from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import skel
@@ -198,7 +198,7 @@ class Session(Transport):
     def _execute(
         self,
         invocation: Invocation,
-        native: Native,
+        native: NativeCall,
         written: Block | None = None,
         read: Block | None = None,
     ) -> None:
