@@ -11,6 +11,8 @@ from npurt import moved
 @pytest.mark.parametrize(
     ("old", "name", "new"),
     [
+        ("npurt.hexagon.control", "capabilities", "npurt.hexagon.fastrpc.control"),
+        ("npurt.hexagon.lib", "find", "npurt.hexagon.fastrpc.lib"),
         ("npurt.rknpu.detect", "open_driver", "npurt.rknpu.driver.detect"),
         ("npurt.rknpu.driver", "Work", "npurt.rknpu.driver.base"),
         ("npurt.rknpu.forms", "FORMS", "npurt.rknpu.isa.formats"),

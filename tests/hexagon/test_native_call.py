@@ -120,7 +120,7 @@ def test_a_closed_line_takes_no_call():
     assert caller.call(native("abs", 1), HANG_SECONDS)[0] == End.BUSY
 
 
-def test_who_waits_for_a_thread_that_closes_the_line_is_told():
+def test_a_call_that_waits_while_the_thread_closes_is_refused():
     caller = NativeCaller()
     timer = threading.Timer(0.1, caller.close)
     timer.start()

@@ -91,7 +91,7 @@ class Handle:
             raise self.failed(invocation, code, abi.ffi().errno)
 
     def native(self, invocation: Invocation) -> NativeCall:
-        """Return the native call that `invoke` makes.  The user of it calls `require_open` first."""
+        """Return the native call that `invoke` makes.  Call `require_open` before it."""
         address = int(abi.ffi().cast("uintptr_t", self._invoke))
         arguments = native_call.ffi().cast(
             "void *", int(abi.ffi().cast("uintptr_t", invocation.arguments))
