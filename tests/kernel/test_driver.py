@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.sim_rknpu import protocol
+from tests.sim_rknpu import protocol, questions
 from tests.sim_rknpu.bench import Bench, exact, operands
 from tests.sim_rknpu.client import Rocket
 from tests.sim_rknpu.lists import Task
@@ -94,7 +94,7 @@ def test_memory_that_is_used_up_is_there_again_when_it_is_closed(system):
         held = []
         try:
             while True:
-                held.append(protocol.new(driver, size)[0])
+                held.append(questions.new(driver, size)[0])
         except OSError as error:
             return len(held), error.strerror
 

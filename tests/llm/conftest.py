@@ -1,4 +1,4 @@
-"""A tiny model to generate with, and the ways in which tests do."""
+"""Tiny models to generate with and to take back, and the ways in which tests do."""
 
 import pytest
 
@@ -7,6 +7,8 @@ from tests.llm import tiny
 
 GREEDY = {"temperature": 0.0}
 PROMPT = tiny.ids("llama3", 12)
+MODELS = [("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32")]
+OPTIONS = {"n_ctx": 160, "verify": "off", "n_batch": 48}
 FIRST_PADDING = 600  # ids from here on are padding rows of the tiny vocabularies
 
 
@@ -18,6 +20,20 @@ def open_tiny(model="llama3", kind="q8_0", **options):
 def llm():
     with open_tiny() as model:
         yield model
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
+def pair(request):
+    """Two openings of one model: one to play with, one that goes straight."""
+    path = tiny.path(*request.param)
+    with npurt.Llama(path, **OPTIONS) as llm, npurt.Llama(path, **OPTIONS) as straight:
+        yield llm, straight, tiny.ids(request.param[0])
+
+
+@pytest.fixture
+def hybrid():
+    with npurt.Llama(tiny.path("qwen35", "f32"), **OPTIONS) as llm:
+        yield llm
 
 
 def guessed(drafter, history, most):
