@@ -28,6 +28,7 @@ import numpy.typing as npt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
+from npurt.cpu.slots import Slots
 from npurt.device import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
@@ -35,8 +36,7 @@ from npurt.hexagon.session.messages import REPLY
 from npurt.llm.recurrent import SPACING
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.recurrence import RemoteDelta
-from npurt.runtime.slots import Slots
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 
 LAYERS = 8
 SIZES = {"Qwen3.5-0.8B": (16, 16, 128), "Qwen3.5-4B": (16, 32, 128), "64 wide": (16, 16, 64)}

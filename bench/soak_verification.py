@@ -33,7 +33,7 @@ from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime import delta_check
 from npurt.runtime.devices import open_device
-from npurt.runtime.verify import LAMBDA, OVERFLOW, is_right, make_secret, secret_of
+from npurt.verify import LAMBDA, OVERFLOW, is_right, make_secret, secret_of
 from tests.cpu.cases import INTEGER, packed, rng_of
 from tests.cpu.fenv import flush_subnormals
 from tests.cpu.foreign import Foreign, Recorded, compiled, emulated

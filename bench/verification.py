@@ -21,7 +21,7 @@ import numpy as np
 
 import npurt
 from npurt.device import F32
-from npurt.runtime.verify import SAMPLE
+from npurt.verify import SAMPLE
 
 MODES = ("off", "sample", "always")
 CONTEXT = 8  # tokens before the one that is measured

@@ -161,7 +161,7 @@ class Packed(abc.ABC):
         within eight of these, and `floor`.  Here: float32 roundings of every group's product and
         sum, five a group, independent of each other, of partial sums that do not exceed the norm of
         the row's scaled codes plus offsets; and what is lost of numbers below 2^-126, per unit of
-        x (`npurt.runtime.verify` derives it).
+        x (`npurt.verify` derives it).
         """
         canonical = self.tensor[rows].canonical()
         roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)

@@ -17,6 +17,7 @@ from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.quant.tensor import QTensor
+from npurt.verify import Sampler
 
 Array = npt.NDArray[Any]
 
@@ -65,6 +66,8 @@ class Counter:
         macs: Multiply-adds.
         nbytes: Bytes of weights read.
         seconds: Wall time; 0 where only the segment as a whole is timed.
+        verified: Results that were checked.
+        failed: Those of them that were wrong.
     """
 
     op: str
@@ -75,6 +78,8 @@ class Counter:
     macs: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    verified: int = 0
+    failed: int = 0
 
 
 class Segment(abc.ABC):
@@ -129,6 +134,13 @@ class Segment(abc.ABC):
     @abc.abstractmethod
     def counters(self) -> Iterable[Counter]:
         """Return what the ops did so far."""
+
+    def verify(self, sampler: Sampler) -> None:  # noqa: B027
+        """Have products checked that *sampler* chooses.  Here, none are."""
+
+    def events(self) -> list[str]:
+        """Return what reports should say since the last call, a sentence each."""
+        return []
 
     def close(self) -> None:  # noqa: B027
         """Release the weights and states.  A second call does nothing."""

@@ -2,7 +2,7 @@
  * Verification of a product (Freivalds): s = W^T r once a weight, then r . y against s . x.
  *
  * s       Sums over rows run in float32 for at most 64 panels, then in double: what that rounds is
- *         part of the bound (npurt/runtime/verify.py counts it).  Float weights, and codes whose
+ *         part of the bound (npurt/verify.py counts it).  Float weights, and codes whose
  *         scale is any power of two, run in double at once: float32 holds neither their sums nor
  *         their squares.  Other scales are a float16 times 8 bits: numbers stay within 2^-24..2^35.
  * squares sum((r a)^2) over the record, a = |scale * code| + |offset|: bounds what a kernel rounds.

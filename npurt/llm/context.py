@@ -35,8 +35,8 @@ from npurt.runtime.arguments import integer
 from npurt.runtime.execute import Executor
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.plan import Plan
-from npurt.runtime.verify import Sampler as Checks
 from npurt.segment import Compiler, Limits
+from npurt.verify import Sampler as Checks
 
 USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
 SAMPLE = 512  # bytes of a tensor that tell models apart
@@ -128,9 +128,8 @@ class Context:
             rotations=decoder.rotations_of(graph, self.n_ctx),
             state=self._state,
             rows=rows,
-            device=self._device,
         )
-        plan = Plan(self._cpu, self._ledger, self._checks)
+        plan = Plan(self._cpu, self._ledger, self._checks, self._device)
         scale = config.conventions.embedding_scale
         # Not self.embed: an object that keeps a method of its own is released by a collection only.
         embed = functools.partial(embeddings, self._embedding, scale)

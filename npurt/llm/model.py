@@ -30,9 +30,9 @@ from npurt.runtime.arguments import integer, optional_integer
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Ledger, Report
 from npurt.runtime.trace import written_to
-from npurt.runtime.verify import Sampler as Checks
-from npurt.runtime.verify import mode
 from npurt.segment import Compiler
+from npurt.verify import Sampler as Checks
+from npurt.verify import mode
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.engine import empty
+from npurt.cpu.slots import Slots
 from npurt.device import F32
 from npurt.llm.config import Config, DeltaHeads
-from npurt.runtime.slots import Slots
 
 COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
 SPACING = 32  # tokens between copies while tokens come one by one

@@ -15,8 +15,8 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
-from npurt.runtime.ledger import Ledger, Row
-from npurt.segment import Array, Compiler, Counter, Limits, Segment, Weights, split
+from npurt.runtime.ledger import Ledger, Row, row_of
+from npurt.segment import Array, Compiler, Limits, Segment, Weights, split
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Part:
         yield from self.before
         for counter in self.segment.counters():
             if counter.calls:
-                yield _row(counter, self.planned, self.actual, self.reason)
+                yield row_of(counter, self.planned, self.actual, self.reason)
 
 
 class Executor:
@@ -132,7 +132,7 @@ class Executor:
         other = self._names[id(self._other)]
         self._ledger.fallback(f"{other} goes on for {part.actual}: {error.what}")
         part.before += [
-            _row(c, part.planned, part.actual, part.reason)
+            row_of(c, part.planned, part.actual, part.reason)
             for c in part.segment.counters()
             if c.calls
         ]
@@ -187,11 +187,3 @@ def _compiler(device: Device) -> Compiler:
             remedy="use a device with compile(), such as numpy",
         )
     return device
-
-
-def _row(counter: Counter, planned: str, actual: str, reason: str) -> Row:
-    return Row(
-        counter.op, counter.tensor, counter.shape, planned, actual, reason,
-        calls=counter.calls, rows=counter.rows, macs=counter.macs, nbytes=counter.nbytes,
-        seconds=counter.seconds,
-    )  # fmt: skip

@@ -9,7 +9,7 @@ from npurt.device import F32
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Placed
 from npurt.runtime.remote import RemoteStep
-from npurt.runtime.verify import Sampler
+from npurt.verify import Sampler
 
 
 class RemoteExperts:

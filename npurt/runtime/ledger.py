@@ -11,6 +11,7 @@ from typing import Any
 
 from npurt.errors import NotOffloaded
 from npurt.runtime.trace import Trace
+from npurt.segment import Counter
 
 
 @dataclass(slots=True)
@@ -36,6 +37,15 @@ class Row:
     def offloaded(self) -> bool:
         """True when the op ran where it was planned."""
         return self.planned == self.actual
+
+
+def row_of(counter: Counter, planned: str, actual: str, reason: str) -> Row:
+    """Return the row of what a segment or a program counted."""
+    return Row(
+        counter.op, counter.tensor, counter.shape, planned, actual, reason,
+        calls=counter.calls, rows=counter.rows, macs=counter.macs, nbytes=counter.nbytes,
+        seconds=counter.seconds, verified=counter.verified, failed=counter.failed,
+    )  # fmt: skip
 
 
 COLUMNS = ("op", "device", "calls", "MACs", "bytes", "packets", "seconds", "share")

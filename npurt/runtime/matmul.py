@@ -23,7 +23,7 @@ from npurt.runtime.arguments import encodable
 from npurt.runtime.devices import open_device
 from npurt.runtime.ledger import Report
 from npurt.runtime.products import Products, Weight
-from npurt.runtime.verify import Mode, mode
+from npurt.verify import Mode, mode
 
 Array = npt.NDArray[Any]
 

@@ -4,16 +4,14 @@ Consecutive ops on the host become one program for its thread pool, whose thread
 without Python.  A product on another device ends that program, and a new one begins after it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from npurt.cpu.bound import Recurrence
+from npurt.cpu.checked import Weight
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.cpu.engine import Input
-from npurt.cpu.program import SILU, Convolution, Heads, Routing, Unit
+from npurt.cpu.program import Convolution, Program, Routing
+from npurt.cpu.steps import Step, Steps
 from npurt.device import F32, DeltaNet, Device
 from npurt.errors import NotOffloaded
 from npurt.runtime.experts import RemoteExperts
@@ -22,46 +20,29 @@ from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Placed, Stacked
 from npurt.runtime.recurrence import RemoteDelta
 from npurt.runtime.remote import RemoteStep
-from npurt.runtime.slots import Slots
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function between two ops, called with the number of rows."""
+class Plan(Steps):
+    """Ops in the order they run; buffers as in `npurt.cpu.program.Program`.
 
-    function: Callable[[int], None]
+    Args:
+        device: Runs delta nets unless it says why not; by default the CPU does.
+    """
 
-    def run(self, rows: int, position: int, head: int) -> None:
-        """Call it."""
-        del position, head
-        self.function(rows)
-
-    def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
-        return "call", "cpu"
-
-    def prepare(self) -> None:
-        """There is nothing to verify."""
-
-    def redirect_last(self, array: F32) -> None:
-        """It has no product; see `Plan.run`."""
-        raise AssertionError("the last step of a plan is no product")
-
-
-Step = HostStep | RemoteStep | RemoteExperts | RemoteDelta | Call
-
-
-class Plan:
-    """Ops in the order they run; buffers as in `npurt.cpu.program.Program`."""
-
-    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
+    def __init__(
+        self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler, device: Device | None = None
+    ) -> None:
+        super().__init__()
         self._cpu = cpu
         self._ledger = ledger
         self._sampler = sampler
-        self._steps: list[Step] = []
-        self._replays: list[HostStep | RemoteDelta] = []  # of the delta nets alone
-        self._output = -1  # the step with the product that makes the output
+        self._device = device or cpu
+        self._replays: list[Step] = []  # of the delta nets alone
+
+    def new_program(self) -> HostStep:
+        """Return an empty program, which the ledger follows."""
+        return HostStep(self._cpu, self._ledger, self._sampler)
 
     def prepare(self) -> None:
         """Get ready to verify, unless verification is off."""
@@ -71,8 +52,7 @@ class Plan:
 
     def run(self, rows: int, position: int, head: int, out: F32) -> None:
         """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""
-        for step in self._steps[self._output :]:
-            step.redirect_last(out)
+        self.redirect(out)
         self._walk("run", self._steps, rows, position, head)
 
     def replay(self, rows: int, position: int) -> None:
@@ -90,117 +70,25 @@ class Plan:
                 with trace.span(*step.about(), rows=rows):
                     step.run(rows, position, head)
 
-    def _host(self) -> HostStep:
-        return self._last_host(self._steps)
-
-    def _last_host(self, steps: "list[Any]") -> HostStep:
-        """Return the last of *steps*; a new one when that is not on the host."""
-        if not steps or not isinstance(steps[-1], HostStep):
-            steps.append(HostStep(self._cpu, self._ledger, self._sampler))
-        step: HostStep = steps[-1]
-        return step
-
-    def norm(
-        self,
-        x: F32,
-        weight: F32,
-        eps: float,
-        out: Input,
-        *,
-        add: F32 | None = None,
-        scale: float = 1.0,
-        from_head: bool = False,
-    ) -> None:
-        """``x += scale * add; out = x / rms(x) * weight``; *from_head* reads rows from head on."""
-        host = self._host()
-        host.program.norm(x, weight, eps, out, add=add, scale=scale, from_head=from_head)
-        host.label("norm")
-
-    def sum(self, add: F32, out: Input, *, scale: float = 1.0) -> None:
-        """Add *scale* times *add* to the values of *out*."""
-        host = self._host()
-        host.program.sum(add, out, scale=scale)
-        host.label("sum")
-
-    def quantise(self, out: Input) -> None:
-        """Fill the codes of *out* from its values."""
-        host = self._host()
-        host.program.quant(out)
-        host.label("quantise")
-
     def matmul(
-        self, label: str, x: Input, weights: Sequence[Placed], y: F32, *, head: bool = False
+        self, label: str, x: Input, weights: Sequence[Weight], y: F32, *, head: bool = False
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side."""
-        on_host = [isinstance(w.packed, CpuPacked) for w in weights]
-        if all(on_host):
-            self._host().matmul(label, x, weights, y, head)
-        else:
-            step = RemoteStep(self._cpu, self._ledger, self._sampler)
-            self._steps.append(step)
-            step.matmul(label, x, weights, y, head)
-
-    def attend(self, heads: Heads, out: Input) -> None:
-        """Rotate, append to the cache, attend: ``out[rows, heads * width]``."""
-        host = self._host()
-        host.program.rope(heads)
-        host.label("rope")
-        host.program.attend(heads, out.values)
-        host.label("attention")
-        if out.quantised:
-            self.quantise(out)
-
-    def call(self, function: Callable[[int], None]) -> None:
-        """Call *function* with the number of rows once the ops so far are done."""
-        self._steps.append(Call(function))
-
-    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, fan: int = 1) -> None:
-        """``activation(gate) * up`` of the two halves of *gate_up*, *fan* rows for each token."""
-        host = self._host()
-        host.program.unit(gate_up, out, unit=unit, fan=fan)
-        host.label("activation")
-
-    def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
-        """``y = cap * tanh(factor * y / cap)``, of what the last product wrote; cap 0 is none."""
-        if self._output == -1:
-            self._output = len(self._steps) - 1
-        host = self._host()
-        host.cap_logits(y, factor, cap)
-        host.label("logits")
-
-    def shortconv(self, x: F32, weight: F32, kept: F32, out: Input) -> None:
-        """Convolve between two gates: see `Program.shortconv`."""
-        host = self._host()
-        host.program.shortconv(x, weight, kept, out)
-        host.label("convolution")
-
-    # --- Experts --------------------------------------------------------------------------------
-
-    def route(
-        self,
-        scores: F32,
-        x: Input,
-        routing: Routing,
-        copies: Input,
-        *,
-        normed: bool,
-        scale: float,
-        over_chosen: bool,
-    ) -> None:
-        """Choose experts by *scores*; copy the rows of *x* to *copies*, expert by expert."""
-        host = self._host()
-        host.program.route(scores, routing, normed=normed, scale=scale, over_chosen=over_chosen)
-        host.program.gather(x, routing, copies)
-        host.label("route")
+        if all(isinstance(w.packed, CpuPacked) for w in weights):
+            super().matmul(label, x, weights, y, head=head)
+            return
+        step = RemoteStep(self._cpu, self._ledger, self._sampler)
+        self._steps.append(step)
+        step.matmul(label, x, [w for w in weights if isinstance(w, Placed)], y, head)
 
     def experts(
-        self, label: str, x: Input, stacks: Sequence[Placed], y: F32, routing: Routing
+        self, label: str, x: Input, stacks: Sequence[Weight], y: F32, routing: Routing
     ) -> None:
         """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
-        column = 0
         if all(isinstance(w.packed, CpuPacked) for w in stacks):
-            self._host().matmul(label, x, stacks, y, routing=routing)
+            super().experts(label, x, stacks, y, routing)
             return
+        column = 0
         for w in stacks:
             if isinstance(w.packed, Stacked):
                 step = RemoteExperts(
@@ -209,32 +97,16 @@ class Plan:
                 )  # fmt: skip
                 self._steps.append(step)
             else:
-                self._host().matmul(label, x, [w], y, routing=routing, column=column)
+                self.host().matmul(label, x, [w], y, routing=routing, column=column)
             column += w.packed.n
 
-    def combine(
-        self, y: F32, routing: Routing, out: F32, *, shared: F32 | None, gate: F32 | None
-    ) -> None:
-        """Add up what experts gave for each row, and *shared* times the sigmoid of *gate*."""
-        host = self._host()
-        host.program.combine(y, routing, out, shared=shared, gate=gate)
-        host.label("combine")
-
-    # --- Gated delta nets -----------------------------------------------------------------------
-
-    def delta(
-        self,
-        conv: Convolution,
-        net: DeltaNet,
-        slots: Slots,
-        control: npt.NDArray[np.int32],
-        device: Device,
-    ) -> None:
-        """Convolve and run *net*, on *device* unless it says why not; see `Program.delta`.
+    def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
+        """Convolve and run *net*, on the device unless it says why not; see `Program.delta`.
 
         Raises:
             NotOffloaded: It does, in strict mode.
         """
+        device, slots, control = self._device, held.slots, held.control
         reason = device.why_not_delta(net)
         if reason and self._ledger.strict:
             raise NotOffloaded(
@@ -246,17 +118,12 @@ class Plan:
             accounts = self._cpu, self._ledger, self._sampler
             there = RemoteDelta(device, *accounts, net, slots, control)
         for steps, again in ((self._steps, False), (self._replays, True)):
-            host = self._last_host(steps)
-            host.program.conv(conv, replay=again)
-            host.label("replay" if again else "convolution")
+            host = self._last_program(steps)
+            assert isinstance(host, HostStep)
+            host.add("replay" if again else "convolution", Program.conv, conv, replay=again)
             if there:
                 steps.append(there)
             else:
-                host.program.delta(net, slots=slots.array, control=control)
-                host.label("replay" if again else "delta net", device.caps.name, reason or "")
-
-    def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> None:
-        """``out = x / rms(x) * weight * silu(gate)``, head by head."""
-        host = self._host()
-        host.program.gate(x, gate, weight, eps, out)
-        host.label("norm")
+                name = "replay" if again else "delta net"
+                op = host.add(name, Program.delta, net, slots=slots.array, control=control)
+                host.planned[op] = device.caps.name, reason or ""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.checked import ORACLE, WRONG_TWICE, spread_secret
 from npurt.cpu.device import CpuDevice, CpuPacked
 from npurt.device import F32, Device, Packed
 from npurt.errors import VerificationFailed
-from npurt.runtime.host import ORACLE, WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Report, Row
-from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of, spread_secret
+from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
 
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.slots import Slots
 from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, Device
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.delta_check import is_right
-from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
-from npurt.runtime.slots import Slots
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 
 LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device was wrong
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.device import F32, Device, Packed
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
-from npurt.runtime.host import WRONG_TWICE
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
 from npurt.runtime.shortlist import Shortlist
-from npurt.runtime.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
 
 
 @dataclass(slots=True)

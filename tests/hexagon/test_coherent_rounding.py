@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.quant.tensor import QTensor
-from npurt.runtime.verify import is_right, secret_of
+from npurt.verify import is_right, secret_of
 
 N, K = 64, 2048
 SECRETS = 100  # a bound that takes errors as independent fails for most of these

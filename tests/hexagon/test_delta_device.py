@@ -12,7 +12,7 @@ from npurt.errors import NumericsError, UnsupportedOp
 from npurt.hexagon.device import delta_state
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout import delta
-from npurt.runtime.verify import LAMBDA
+from npurt.verify import LAMBDA
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import CONFIGURATIONS, UPSTREAM, configured, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run

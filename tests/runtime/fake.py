@@ -9,7 +9,7 @@ from npurt.device import Caps, Device, Packed
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Wanted, place
 from npurt.runtime.plan import Plan
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 
 
 class FakePacked(Packed):

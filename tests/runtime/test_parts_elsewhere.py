@@ -165,7 +165,7 @@ def test_a_wrong_kernel_is_quarantined_for_experts_too():
     with npurt.Llama(path, n_ctx=20, verify="always") as llm:
         wanted = llm.eval([1, 2, 3]).copy()
         step = llm._decoder._plan._steps[0]
-        product = next(p for p in step._products if "_down_exps" in p.names)
+        product = next(p for p in step.products.values() if "_down_exps" in p.names)
         matmul = step.program.ops[product.op].u.matmul
         secret = product.secrets[0]
         assert secret.s.size == 8 * 96

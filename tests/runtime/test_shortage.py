@@ -13,7 +13,7 @@ from npurt.quant.tensor import QTensor
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import PROMPT, REPLY, Wanted, place
 from npurt.runtime.plan import Plan
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, FakePacked, quantise
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from npurt.cpu.device import CpuDevice
 from npurt.quant.tensor import QTensor
 from npurt.runtime.shortlist import SIZE, Shortlist
-from npurt.runtime.verify import Mode, Sampler
+from npurt.verify import Mode, Sampler
 from tests.runtime.fake import FakeDevice, Products
 
 

@@ -18,7 +18,7 @@ from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Wanted, place
 from npurt.runtime.plan import Plan
-from npurt.runtime.verify import Mode, Sampler, mode
+from npurt.verify import Mode, Sampler, mode
 from tests.cpu import cases
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, Products

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from npurt.cpu.bound import KV, Bound, Recurrence
 from npurt.cpu.engine import empty
-from npurt.device import F32, Device
+from npurt.cpu.lower import Lowering
+from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
@@ -15,8 +17,6 @@ from npurt.llm.config import Config
 from npurt.llm.rope import rotations, temperatures
 from npurt.llm.state import State
 from npurt.llm.taps import Taps
-from npurt.runtime.bound import KV, Bound, Recurrence
-from npurt.runtime.lower import Lowering
 from npurt.runtime.placement import Placed
 from npurt.runtime.plan import Plan
 
@@ -32,7 +32,6 @@ class Model:
     rotations: Mapping[str, tuple[F32, F32]]  # cos and sin by name of the attention
     state: State
     rows: int  # most rows of one run
-    device: Device
 
     def bound(self) -> Bound:
         """Return the graph's weights and states; layers with one kind of state follow in order."""
@@ -54,8 +53,7 @@ class Model:
             for name, layer in (zip(nets, recurrent.states, strict=True) if recurrent else ())
             if recurrent
         }
-        return Bound(self.weights, self.vectors, kv, held, self.device, self.rows,
-                     convolved)  # fmt: skip
+        return Bound(self.weights, self.vectors, kv, held, self.rows, convolved)
 
     @property
     def output(self) -> ops.MatMul:

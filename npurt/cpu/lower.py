@@ -1,4 +1,4 @@
-"""From a graph to a plan: buffers for its tensors, and the plan's op for each of the graph's.
+"""From a graph to programs: buffers for its tensors, and the CPU's ops for each of the graph's.
 
 Layers have the same ops, so a buffer belongs to a tensor's name without its block and serves every
 layer.  Products of one input write side by side to one buffer; the results are views of it.
@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from npurt.cpu.bound import Bound, Columns
+from npurt.cpu.checked import Weight
 from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Routing, Unit
+from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
+from npurt.cpu.steps import Steps
 from npurt.device import F32, DeltaNet
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops, passes
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Fused, Op, Pairing, Precision
 from npurt.graph.tensor import Kind, Tensor
-from npurt.runtime.bound import Bound, Columns
-from npurt.runtime.placement import Placed
-from npurt.runtime.plan import Plan
 
 
 class Lowering:
-    """Adds a graph to a plan.
+    """Adds a graph to steps.
 
     Args:
-        plan: Where to.
+        steps: Where to.
         graph: As an architecture built it.
         bound: Its weights and states.
         inputs: Buffers ``[rows, columns]`` of the graph's inputs and of the embedding, by name.
@@ -35,13 +35,13 @@ class Lowering:
 
     def __init__(
         self,
-        plan: Plan,
+        steps: Steps,
         graph: Graph,
         bound: Bound,
         inputs: Mapping[str, F32],
         captures: Mapping[str, Callable[[F32, int], None]] | None = None,
     ) -> None:
-        self._plan = plan
+        self._steps = steps
         self._bound = bound
         self._captures = captures or {}
         self._graph = passes.apply(graph, passes.HOST)
@@ -88,8 +88,11 @@ class Lowering:
             assert value.count == value.buffer.shape[1], f"{tensor.name} lies beside others"
             value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
             if value.quantised:
-                self._plan.quantise(value)
+                self._quantise(value)
         return value
+
+    def _quantise(self, value: Input) -> None:
+        self._steps.host().add("quantise", Program.quant, value)
 
     def shared_input(self, tensor: Tensor, buffer: F32) -> Input:
         """Return an input whose values are *buffer*, with codes as products of *tensor* need."""
@@ -159,8 +162,8 @@ class Lowering:
             added, scale = self.beside(op, [add.b]), add.scale
             self._values[add.out.name] = self.columns(source)
             self.last_sum = x, added, scale
-        self._plan.norm(
-            x, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
+        self._steps.host().add(
+            "norm", Program.norm, x, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
             add=added, scale=scale, from_head=selects,
         )  # fmt: skip
 
@@ -172,7 +175,7 @@ class Lowering:
     def _add(self, op: ops.Add, index: int) -> None:
         self._require_last(op, op, index)
         out = self.shared_input(op.out, self.beside(op, [op.a]))
-        self._plan.sum(self.beside(op, [op.b]), out, scale=op.scale)
+        self._steps.host().add("sum", Program.sum, self.beside(op, [op.b]), out, scale=op.scale)
         self._values[op.out.name] = out
 
     def _scale(self, op: ops.Scale, index: int) -> None:
@@ -186,7 +189,7 @@ class Lowering:
     def _cap_logits(self, op: ops.Scale | ops.Softcap, factor: float = 1.0, cap: float = 0) -> None:
         if op.x.name not in self._logits:
             raise _unsupported(op, "the host scales and caps logits only")
-        self._plan.cap_logits(self.beside(op, [op.x]), factor=factor, cap=cap)
+        self._steps.cap_logits(self.beside(op, [op.x]), factor=factor, cap=cap)
         self._values[op.out.name] = self._values[op.x.name]
 
     def _products(self, op: Fused, index: int) -> None:
@@ -197,7 +200,7 @@ class Lowering:
             routing, copies = self._routings[first.experts.name]
             x = copies if len(first.x.shape) == 2 else self.input(first.x)
             stacks = [self._bound.weights[part.reads[1].name] for part in op.parts]
-            self._plan.experts(first.role, x, stacks, self.make(outs, routing.used), routing)
+            self._steps.experts(first.role, x, stacks, self.make(outs, routing.used), routing)
             return
         assert isinstance(first, ops.MatMul)
         weights = [self._bound.weights[part.reads[1].name] for part in op.parts]
@@ -205,7 +208,7 @@ class Lowering:
         y = empty(1, outs[0].columns) if last else self.make(outs)
         if last:
             self._values[outs[-1].name] = Columns(y, 0, outs[-1].columns)
-        self._plan.matmul(first.role, self.input(first.x), weights, y, head=last)
+        self._steps.matmul(first.role, self.input(first.x), weights, y, head=last)
 
     def _attention(self, op: Fused, index: int) -> None:
         del index
@@ -241,7 +244,11 @@ class Lowering:
             sinks=self.vector(attention.sinks) if attention.sinks else None,
             temperature=kv.temperature,
         )
-        self._plan.attend(heads, self.make_input(op.outs[0]))
+        host, out = self._steps.host(), self.make_input(op.outs[0])
+        host.add("rope", Program.rope, heads)
+        host.add("attention", Program.attend, heads, out.values)
+        if out.quantised:
+            self._quantise(out)
 
     def _gated_unit(self, op: ops.GatedUnit, index: int) -> None:
         del index
@@ -249,7 +256,8 @@ class Lowering:
             raise _unsupported(op, "the host has activations of gates only")
         fan = op.out.shape[1].size or 1 if len(op.out.shape) == 3 else 1
         both = self.beside(op, (op.gate, op.up))
-        self._plan.unit(both, self.make_input(op.out, fan), unit=_unit(op), fan=fan)
+        out = self.make_input(op.out, fan)
+        self._steps.host().add("activation", Program.unit, both, out, unit=_unit(op), fan=fan)
 
     def _split(self, op: ops.Split, index: int) -> None:
         del index
@@ -264,7 +272,7 @@ class Lowering:
     def _copy(self, op: ops.Copy, index: int) -> None:
         del index
         x, capture = self.columns(op.x).view, self._captures[op.out.name]
-        self._plan.call(lambda rows: capture(x, rows))
+        self._steps.call(lambda rows, position, head: capture(x, rows))
 
     # --- Experts --------------------------------------------------------------------------------
 
@@ -296,10 +304,12 @@ class Lowering:
             )
         routing, copies = self._routings[op.experts.name] = self._buffers[key]
         scores = self.columns(op.scores).buffer
-        self._plan.route(
-            scores, self.input(x), routing, copies, normed=op.normalise, scale=op.scale,
+        host, source = self._steps.host(), self.input(x)
+        host.add(
+            "route", Program.route, scores, routing, normed=op.normalise, scale=op.scale,
             over_chosen=op.gating is ops.Gating.SOFTMAX_CHOSEN,
         )  # fmt: skip
+        host.add("route", Program.gather, source, routing, copies)
 
     def _combination(self, op: Fused, index: int) -> None:
         del index
@@ -309,7 +319,9 @@ class Lowering:
         del rest
         routing = next(r for name, (r, _) in self._routings.items()
                        if total.weights.name == name.replace(".experts", ".weights"))  # fmt: skip
-        self._plan.combine(
+        self._steps.host().add(
+            "combine",
+            Program.combine,
             self.columns(total.x).buffer,
             routing,
             self.make(op.outs),
@@ -325,7 +337,9 @@ class Lowering:
         assert isinstance(conv, ops.ShortConv)
         if conv.bias or conv.activation is not ops.Activation.NONE:
             raise _unsupported(op, "the host convolves without a bias or an activation")
-        self._plan.shortconv(
+        self._steps.host().add(
+            "convolution",
+            Program.shortconv,
             self.beside(op, split.reads),
             np.ascontiguousarray(self.vector(conv.weight).T),
             self._bound.convolved[conv.name],
@@ -374,11 +388,13 @@ class Lowering:
             out=self.make([op.out]).reshape(v.shape), state=held.slots.array[0],
             scale=op.scale, grouped=op.grouped,
         )  # fmt: skip
-        self._plan.delta(conv, net, held.slots, held.control, self._bound.device)
+        self._steps.delta(conv, net, held)
 
     def _gated_norm(self, op: ops.GatedNorm, index: int) -> None:
         del index
-        self._plan.gated_norm(
+        self._steps.host().add(
+            "norm",
+            Program.gate,
             self.columns(op.x).buffer,
             self.columns(op.gate).view,
             self.vector(op.weight),
@@ -448,7 +464,7 @@ def _unit(op: ops.GatedUnit) -> Unit:
     raise _unsupported(op, f"the host has no such unit of {op.activation.name}")
 
 
-def _precisions(graph: Graph, weights: Mapping[str, Placed]) -> dict[str, tuple[bool, bool]]:
+def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
     """Return for each input of products whether it needs codes, and whether fine ones.
 
     Keys are names without blocks: an input is the same in all layers.

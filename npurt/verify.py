@@ -46,7 +46,6 @@ from enum import Enum
 
 import numpy as np
 
-from npurt.cpu.device import CpuPacked
 from npurt.device import F32, F64, FLUSHED, MOST_CODES, MOST_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError
 from npurt.settings import VERIFY, read
@@ -118,22 +117,6 @@ def make_secret(
         LAMBDA * UNIT * math.sqrt(roundings) * norm + FLUSHED * 2 * n * 256 * math.sqrt(k),
         LAMBDA * UNIT * biases + FLUSHED * small,
     )
-
-
-def spread_secret(name: str, packed: CpuPacked, bias: F32 | None = None) -> Secret:
-    """Make a secret from an image of the CPU, in C; of a stack, all s and the largest bounds.
-
-    Raises what `make_secret` does.
-    """
-    r = secret_vector(packed.n)
-    spread = zip(*packed.spread(r), strict=True)
-    biases = bias if bias is not None and bias.ndim == 2 else [bias] * packed.matrices
-    each = [
-        make_secret(name, r, s, float(sum_), packed.group, own)
-        for (s, sum_), own in zip(spread, biases, strict=True)
-    ]
-    s = np.concatenate([one.s for one in each])
-    return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
 
 
 def secret_of(name: str, packed: Packed) -> Secret:

@@ -1,4 +1,4 @@
-"""Where a graph's weights, states and values are in memory, for `npurt.runtime.lower`."""
+"""Where a graph's weights, states and values are in memory, for `npurt.cpu.lower`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, Device
-from npurt.runtime.placement import Placed
-from npurt.runtime.slots import Slots
+from npurt.cpu.checked import Weight
+from npurt.cpu.slots import Slots
+from npurt.device import F32
 
 Array = npt.NDArray[Any]
 
@@ -44,15 +44,13 @@ class Bound:
         kv: By name of the attention.
         recurrent: By name of the delta net.
         convolved: What each short convolution keeps, ``[capacity, C]``, by its name.
-        device: Which may run delta nets.
         rows: The most rows of a run.
     """
 
-    weights: Mapping[str, Placed]
+    weights: Mapping[str, Weight]
     vectors: Mapping[str, F32]
     kv: Mapping[str, KV]
     recurrent: Mapping[str, Recurrence]
-    device: Device
     rows: int
     convolved: Mapping[str, F32] = field(default_factory=dict)
 

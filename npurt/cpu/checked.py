@@ -1,0 +1,269 @@
+"""A program whose ops have names for reports, and whose products are verified while it runs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, ParamSpec, Protocol
+
+import numpy as np
+
+from npurt.cpu import abi
+from npurt.cpu.device import CpuPacked
+from npurt.cpu.engine import Engine, Input
+from npurt.cpu.program import Program, Routing
+from npurt.device import F32, Packed
+from npurt.errors import VerificationFailed
+from npurt.segment import Counter
+from npurt.verify import Mode, Sampler, Secret, is_right, make_secret, secret_vector
+
+ORACLE = "scalar"  # the kernels that recompute what others got wrong
+
+WRONG_TWICE = (
+    "check the hash of the model file and the memory of this machine (memtest), then run again "
+    "with NPURT_VERIFY=always and report what it says"
+)
+
+P = ParamSpec("P")
+
+
+class Weight(Protocol):
+    """A weight of products, packed."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def packed(self) -> Packed:
+        """Its image."""
+
+    @property
+    def bias(self) -> F32 | None:
+        """What is added to results ``[N]``, of a stack ``[E, N]``."""
+
+
+@dataclass(slots=True)
+class Product:
+    """One matmul op of the program."""
+
+    op: int  # index in the program
+    label: str
+    weights: tuple[Weight, ...]
+    packed: tuple[CpuPacked, ...]
+    x: Input
+    y: F32
+    column: int  # of y where the first weight's results begin
+    routing: Routing | None
+    secrets: tuple[Secret, ...] = ()  # once it has been checked
+
+    @property
+    def names(self) -> str:
+        """The names of its weights."""
+        return ", ".join(w.name for w in self.weights)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What makes products alike: formats and shapes."""
+        return tuple((p.tensor.dtype, p.n, p.k) for p in self.packed)
+
+    def counter(self) -> Counter:
+        """Return its counter, at zero."""
+        shape = (sum(p.n for p in self.packed), self.packed[0].k)
+        return Counter(self.label, self.names, shape)
+
+
+class CheckedProgram:
+    """A program, the products in it, and what its ops are called.
+
+    Args:
+        sampler: Chooses the products to verify.
+        events: Gets a sentence for each product that was wrong.
+    """
+
+    def __init__(self, engine: Engine, sampler: Sampler, events: list[str]) -> None:
+        self.program = Program(engine)
+        self.products: dict[int, Product] = {}  # by index in the program
+        self._isa_name = engine.isa_name
+        self._sampler = sampler
+        self._events = events
+        self._labels: list[str] = []
+        self._wrong: dict[int, int] = {}  # op -> results that did not verify
+        self._caps: list[int] = []  # ops that change what the last product wrote
+
+    def add(
+        self, label: str, method: Callable[Concatenate[Program, P], int], *args: P.args,
+        **options: P.kwargs
+    ) -> int:  # fmt: skip
+        """Add the op of a *method* of `Program` and name it; return its index."""
+        index = method(self.program, *args, **options)
+        self._labels += [label] * (len(self.program) - len(self._labels))
+        return index
+
+    def matmul(
+        self,
+        label: str,
+        x: Input,
+        weights: Sequence[Weight],
+        y: F32,
+        head: bool = False,
+        routing: Routing | None = None,
+        column: int = 0,
+    ) -> None:
+        """Add the products of *x* with weights packed for the CPU, side by side in *y*."""
+        packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
+        op = self.add(
+            label, Program.matmul, x, [p.image for p in packed], y,
+            biases=[w.bias for w in weights], head=head, routing=routing, column=column,
+        )  # fmt: skip
+        self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
+
+    def cap_logits(self, y: F32, factor: float, cap: float) -> None:
+        """Add ``y = cap * tanh(factor * y / cap)`` of what the last product wrote."""
+        self._caps.append(self.add("logits", Program.cap, y, factor=factor, cap=cap, head=True))
+
+    def redirect_last(self, array: F32) -> None:
+        """Let the last product, if it is here, and what follows it work in *array* from now on."""
+        address = abi.ffi().cast("float *", array.ctypes.data)
+        for op in self._caps:
+            self.program.ops[op].u.cap.x = address
+        if self.products:
+            last = next(reversed(self.products))
+            self.products[last].y = array
+            matmul = self.program.ops[last].u.matmul
+            matmul.y = address
+            matmul.stride = array.shape[1]
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Run the ops; a product that does not verify is computed again by the plainest kernels.
+
+        Raises:
+            VerificationFailed: It is wrong again.
+        """
+        ops, end = self.program.ops, len(self.program)
+        armed = self._choose(rows)
+        for product in armed:
+            self._arm(product)
+        start = 0
+        try:
+            while start < end:
+                start = self.program.run(rows, position, head, start)
+                if start == end:
+                    break
+                product = self.products[start]
+                if _is_overflow(product, rows - head if ops[start].head else rows):
+                    start += 1
+                else:
+                    self._replace(product)
+        finally:
+            for product in armed:
+                ops[product.op].u.matmul.armed = 0
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return ", ".join(dict.fromkeys(self._labels)), "cpu"
+
+    def prepare(self) -> None:
+        """Make the secrets of all products now, so that no check has to."""
+        for product in self.products.values():
+            self._arm(product)
+            self.program.ops[product.op].u.matmul.armed = 0
+
+    def counters(self) -> Iterator[Counter]:
+        """Yield what each op did so far, in their order; none of a program that never ran."""
+        if not self.program.started:
+            return
+        for index, label in enumerate(self._labels):
+            op = self.program.ops[index]
+            product = self.products.get(index)
+            counter = product.counter() if product else Counter(label)
+            counter.calls, counter.rows, counter.verified = op.calls, op.rows, op.checks
+            counter.seconds = op.nanoseconds * 1e-9
+            if product:
+                counter.macs = op.rows * counter.shape[0] * counter.shape[1]
+                counter.nbytes = op.matrices * sum(p.nbytes // p.matrices for p in product.packed)
+                counter.failed = self._wrong.get(index, 0)
+            yield counter
+
+    def _choose(self, rows: int) -> list[Product]:
+        """Return the products to check in a run of *rows* rows."""
+        numbers = self._sampler.choose(len(self.products))
+        first = self._sampler.mode is Mode.SAMPLE and self._sampler.is_first((id(self), rows > 1))
+        if not numbers and not first:
+            return []
+        products = list(self.products.values())
+        chosen = [products[i] for i in numbers]
+        if first:
+            chosen += [p for p in products if self._sampler.is_first((p.kind, rows > 1))]
+        return chosen
+
+    def _arm(self, product: Product) -> None:
+        matmul = self.program.ops[product.op].u.matmul
+        if not product.secrets:
+            pairs = zip(product.weights, product.packed, strict=True)
+            product.secrets = tuple(spread_secret(w.name, packed, w.bias) for w, packed in pairs)
+            for i, secret in enumerate(product.secrets):
+                matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
+                matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)
+                matmul.w[i].check_bound = secret.bound
+                matmul.w[i].check_floor = secret.floor
+        matmul.armed = 1
+
+    def _replace(self, product: Product) -> None:
+        """Quarantine the kernel of a product: the oracle's takes over for good."""
+        op = self.program.ops[product.op]
+        oracle = abi.isas()[ORACLE]
+        if op.isa == oracle and product.op in self._wrong:
+            raise VerificationFailed(
+                f"the product with {product.names} is wrong, and plain C gets it wrong too",
+                remedy=WRONG_TWICE,
+            )
+        op.isa = oracle
+        self._wrong[product.op] = self._wrong.get(product.op, 0) + 1
+        self._events.append(
+            f"quarantined: cpu ({self._isa_name}) computed a wrong product with "
+            f"{product.names}; {ORACLE} kernels do it now"
+        )
+
+
+def spread_secret(name: str, packed: CpuPacked, bias: F32 | None = None) -> Secret:
+    """Make a secret from an image of the CPU, in C; of a stack, all s and the largest bounds.
+
+    Raises what `make_secret` does.
+    """
+    r = secret_vector(packed.n)
+    spread = zip(*packed.spread(r), strict=True)
+    biases = bias if bias is not None and bias.ndim == 2 else [bias] * packed.matrices
+    each = [
+        make_secret(name, r, s, float(sum_), packed.group, own)
+        for (s, sum_), own in zip(spread, biases, strict=True)
+    ]
+    s = np.concatenate([one.s for one in each])
+    return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
+
+
+def _is_overflow(product: Product, tokens: int) -> bool:
+    """Say whether a product that C calls wrong is right, but for what float32 cannot hold."""
+    start = product.column
+    for packed, w, secret in zip(product.packed, product.weights, product.secrets, strict=True):
+        columns = slice(start, start + packed.n)
+        start += packed.n
+        for matrix, rows in _groups(product.routing, tokens):
+            own = replace(secret, s=secret.s.reshape(-1, packed.k)[matrix])
+            x, y = product.x.numbers(rows), product.y[rows, columns]
+            if not is_right(own, packed.matrix(matrix), x, y, bias=_of_matrix(w.bias, matrix)):
+                return False
+    return True
+
+
+def _of_matrix(bias: F32 | None, matrix: int) -> F32 | None:
+    """Return the bias of one matrix: a stack has one for each."""
+    return bias if bias is None or bias.ndim == 1 else bias[matrix]
+
+
+def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]:
+    """Yield each matrix that is multiplied, and which rows by it."""
+    if routing is None:
+        yield 0, slice(0, tokens)
+        return
+    for group in routing.groups[: tokens * routing.used]:
+        if group["rows"]:
+            yield int(group["matrix"]), slice(group["first"], group["first"] + group["rows"])
