@@ -12,8 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
+from npurt.graph import ops
+from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
+from npurt.graph.roles import role
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.quant.tensor import QTensor
@@ -80,6 +83,29 @@ class Counter:
     seconds: float = 0.0
     verified: int = 0
     failed: int = 0
+
+    @classmethod
+    def of(cls, op: Op) -> "Counter":
+        """Return the counter of one op, at zero."""
+        if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            return cls(role(op))
+        n, k = op.weight.shape[-2:]
+        return cls(op.role, op.weight.name.removesuffix(".weight"), (n.size or 0, k.size or 0))
+
+    def add(self, other: "Counter") -> None:
+        """Add what another counter of the same op counted."""
+        for name in ("calls", "rows", "macs", "nbytes", "seconds", "verified", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def count(self, op: Op, rows: int, seconds: float) -> None:
+        """Add a run of *op*."""
+        self.calls += 1
+        self.rows += rows
+        self.seconds += seconds
+        if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            work = cost(op, rows)
+            self.macs += work.macs
+            self.nbytes += work.weight_bytes
 
 
 class Segment(abc.ABC):

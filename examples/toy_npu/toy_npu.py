@@ -3,11 +3,11 @@
     pip install -e examples/toy_npu
     npurt run -m model.gguf -dev toy -p Hello
     npurt run -m model.gguf -dev toy:dies=30 -p Hello      # it dies in its 30th run
-    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # what has no room runs on numpy
+    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # what has no room runs on the CPU
 
 It multiplies in int8, with a scale for each row of the weight and of the activations, and has its
 own memory.  Its array of multipliers knows no gating, so it refuses `WeightedSum`; npurt runs that
-op elsewhere and the rest here.  All else (norms, RoPE, attention with its KV cache) it does by the
+op on the CPU and the rest here.  All else (norms, RoPE, attention with its KV cache) it does by the
 functions in `npurt.graph.meaning`, as a real NPU would by its own kernels.
 """
 

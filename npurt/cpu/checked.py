@@ -83,7 +83,7 @@ class CheckedProgram:
         self.program = Program(engine)
         self.products: dict[int, Product] = {}  # by index in the program
         self._isa_name = engine.isa_name
-        self._sampler = sampler
+        self.sampler = sampler
         self._events = events
         self._labels: list[str] = []
         self._wrong: dict[int, int] = {}  # op -> results that did not verify
@@ -185,14 +185,14 @@ class CheckedProgram:
 
     def _choose(self, rows: int) -> list[Product]:
         """Return the products to check in a run of *rows* rows."""
-        numbers = self._sampler.choose(len(self.products))
-        first = self._sampler.mode is Mode.SAMPLE and self._sampler.is_first((id(self), rows > 1))
+        numbers = self.sampler.choose(len(self.products))
+        first = self.sampler.mode is Mode.SAMPLE and self.sampler.is_first((id(self), rows > 1))
         if not numbers and not first:
             return []
         products = list(self.products.values())
         chosen = [products[i] for i in numbers]
         if first:
-            chosen += [p for p in products if self._sampler.is_first((p.kind, rows > 1))]
+            chosen += [p for p in products if self.sampler.is_first((p.kind, rows > 1))]
         return chosen
 
     def _arm(self, product: Product) -> None:

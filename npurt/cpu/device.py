@@ -13,9 +13,13 @@ from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.program import Image, Program
 from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
+from npurt.graph import ops
+from npurt.graph.graph import WRITTEN, Graph
+from npurt.graph.ops import Op
 from npurt.quant.activations import GROUP, quantize_activations
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
+from npurt.segment import Limits, Segment, Weights
 
 F64 = npt.NDArray[np.float64]
 
@@ -218,9 +222,9 @@ class CpuDevice(Device):
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""
         heads, width = net.v.shape[2:]
-        step, most = abi.limits().head_step, abi.limits().delta
-        if width % step or not 0 < width <= most:
-            return f"heads are {width} wide, not a multiple of {step} up to {most}"
+        reason = _why_not_width(width, abi.limits().delta)
+        if reason:
+            return reason
         if heads % net.k.shape[2]:
             return f"{heads} heads do not share {net.k.shape[2]} key heads evenly"
         if net.decay.shape[3] not in (1, width):
@@ -238,6 +242,44 @@ class CpuDevice(Device):
             program.delta(part)
             program.run(part.v.shape[1])
 
+    def why_not_op(self, op: Op, limits: Limits) -> str | None:
+        """Return None, or the first limit of the kernels that *op* exceeds.
+
+        An op that has no kernel is computed in numpy.
+        """
+        if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            n, k = op.out.columns, op.x.columns
+            if isinstance(op, ops.ExpertMatMul) and n % layout.ROWS:
+                return f"matrices of a stack need N % {layout.ROWS} == 0"
+            return self.why_not(MatMul(limits.rows, k, n, op.weight.dtype))
+        most = abi.limits()
+        widest = max((t.columns for t in (*op.reads, *op.writes) if t.kind in WRITTEN), default=0)
+        if widest > most.columns:
+            return f"{widest} columns are more than {most.columns}"
+        if isinstance(op, ops.Attention):
+            return _why_not_width(op.q.columns // op.heads, most.head)
+        if isinstance(op, ops.GatedDeltaNet):
+            return _why_not_width(op.v.columns // op.heads, most.delta)
+        if isinstance(op, ops.ShortConv) and op.weight.columns > most.taps:
+            return f"a convolution has {op.weight.columns} taps, more than {most.taps}"
+        if isinstance(op, ops.Route) and op.scores.columns > most.experts:
+            return f"{op.scores.columns} experts are more than {most.experts}"
+        return None
+
+    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+        """Make a segment of *part*: one program where all its ops have kernels."""
+        from npurt.cpu.segment import CpuSegment  # which needs this device's packed weights
+
+        return CpuSegment(self, part, weights, limits)
+
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""
         self.engine.close()
+
+
+def _why_not_width(width: int, most: int) -> str | None:
+    """Return None, or why no kernel takes heads of *width*."""
+    step = abi.limits().head_step
+    if width % step or not 0 < width <= most:
+        return f"heads are {width} wide, not a multiple of {step} up to {most}"
+    return None

@@ -1,15 +1,16 @@
-"""From a graph to programs: buffers for its tensors, and the CPU's ops for each of the graph's.
+"""From a graph to programs: the CPU's ops for each of the graph's.
 
-Layers have the same ops, so a buffer belongs to a tensor's name without its block and serves every
-layer.  Products of one input write side by side to one buffer; the results are views of it.
+`npurt.graph.passes` joins what the CPU does as one; `npurt.cpu.buffers` says where values lie.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from npurt.cpu.bound import Bound, Columns
+from npurt.cpu.buffers import Buffers, attention_inputs, fan_of, unsupported
 from npurt.cpu.checked import Weight
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
@@ -18,12 +19,14 @@ from npurt.device import F32, DeltaNet
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops, passes
 from npurt.graph.graph import Graph
-from npurt.graph.ops import Fused, Op, Pairing, Precision
-from npurt.graph.tensor import Kind, Tensor
+from npurt.graph.ops import Fused, Op, Pairing
+from npurt.graph.tensor import SELECTED, Kind, Tensor
+
+MOST_WEIGHTS = 3  # of one op: npurt_matmul.w
 
 
 class Lowering:
-    """Adds a graph to steps.
+    """Adds a graph, or a part of one, to steps.
 
     Args:
         steps: Where to.
@@ -31,6 +34,13 @@ class Lowering:
         bound: Its weights and states.
         inputs: Buffers ``[rows, columns]`` of the graph's inputs and of the embedding, by name.
         captures: What to call with the first rows of each output that is copied inside the graph.
+        otherwise: Called with each op that no kernel runs, to add a step that does; by default such
+            an op is an error.
+
+    Attributes:
+        values: Where the tensors lie.
+        output: What the last op makes when the last product writes it: see `Steps.redirect`.
+        last_sum: (x, y, scale): before the last norm.
     """
 
     def __init__(
@@ -40,21 +50,25 @@ class Lowering:
         bound: Bound,
         inputs: Mapping[str, F32],
         captures: Mapping[str, Callable[[F32, int], None]] | None = None,
+        otherwise: Callable[[Op], None] | None = None,
     ) -> None:
         self._steps = steps
         self._bound = bound
         self._captures = captures or {}
+        self._otherwise = otherwise
         self._graph = passes.apply(graph, passes.HOST)
-        self._last_use = self._graph.last_use()
-        self._values: dict[str, Columns | Input] = {
-            name: Columns(buffer, 0, buffer.shape[1]) for name, buffer in inputs.items()
-        }
-        self._buffers: dict[tuple[str, int], Any] = {}
-        self._precisions = _precisions(self._graph, bound.weights)
+        self.values = Buffers(self._graph, bound.weights, bound.rows, inputs)
         self._convolutions: dict[str, Convolution] = {}
         self._routings: dict[str, tuple[Routing, Input]] = {}
         self._logits = _logits(self._graph)
-        self.last_sum: tuple[F32, F32, float] | None = None  # (x, y, scale): before the last norm
+        crossing = graph.given | graph.wanted
+        self._gathers = not any(
+            t.name in crossing and (len(t.shape) == 3 or isinstance(op, ops.Route))
+            for op in graph.ops
+            for t in (*op.reads, *op.writes)
+        )
+        self.output: Tensor | None = None
+        self.last_sum: tuple[F32, F32, float] | None = None
 
     def add(self) -> None:
         """Add all ops.
@@ -63,171 +77,134 @@ class Lowering:
             UnsupportedOp: The host has no kernel for an op, or for its conventions.
         """
         for index, op in enumerate(self._graph.ops):
-            if any(tensor.name in self._values for tensor in op.writes):
+            self.values.index = index
+            if any(tensor in self.values for tensor in op.writes):
                 continue  # the embedding: its rows are given
             lower = _LOWER.get(op.pattern if isinstance(op, Fused) else type(op).__name__)
-            if lower is None:
-                raise _unsupported(op, "the host has no kernel for it")
-            lower(self, op, index)
+            try:
+                if lower is None:
+                    raise unsupported(op, "the host has no kernel for it")
+                lower(self, op)
+            except UnsupportedOp:
+                if self._otherwise is None:
+                    raise
+                self._otherwise(op)
+                self.values.loose |= {tensor.name for tensor in op.writes}
 
-    # --- Values ---------------------------------------------------------------------------------
-
-    def columns(self, tensor: Tensor) -> Columns:
-        """Return where *tensor* is, which no product needs codes of."""
-        value = self._values[tensor.name]
-        return Columns(value.values, 0, value.k) if isinstance(value, Input) else value
-
-    def vector(self, tensor: Tensor) -> F32:
+    def _vector(self, tensor: Tensor) -> F32:
         """Return a weight that is not multiplied by."""
         return self._bound.vectors[tensor.name]
 
-    def input(self, tensor: Tensor) -> Input:
-        """Return the input of products that *tensor* is; quantise it where nobody has."""
-        value = self._values[tensor.name]
-        if isinstance(value, Columns):
-            assert value.count == value.buffer.shape[1], f"{tensor.name} lies beside others"
-            value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
-            if value.quantised:
-                self._quantise(value)
-        return value
+    def _input(self, op: Op, tensor: Tensor) -> Input:
+        return self.values.input(op, tensor, self._quantise)
 
     def _quantise(self, value: Input) -> None:
         self._steps.host().add("quantise", Program.quant, value)
 
-    def shared_input(self, tensor: Tensor, buffer: F32) -> Input:
-        """Return an input whose values are *buffer*, with codes as products of *tensor* need."""
-        quantised, fine = self._precisions.get(_local(tensor.name), (False, False))
-        key = (f"input of {buffer.ctypes.data}, {quantised}, {fine}", tensor.columns)
-        if key not in self._buffers:
-            self._buffers[key] = Input(*buffer.shape, quantised=quantised, fine=fine, values=buffer)
-        made: Input = self._buffers[key]
-        return made
-
-    def buffer(self, name: str, columns: int, fan: int = 1) -> F32:
-        """Return the buffer ``[rows * fan, columns]`` that *name* has in every layer."""
-        key = (_local(name), columns)
-        if key not in self._buffers:
-            self._buffers[key] = empty(self._bound.rows * fan, columns)
-        made: F32 = self._buffers[key]
-        return made
-
-    def make_input(self, tensor: Tensor, fan: int = 1) -> Input:
-        """Return a new value of *tensor*, with codes when a product of integers reads it."""
-        local = _local(tensor.name)
-        key = (local, tensor.columns)
-        if key not in self._buffers:
-            quantised, fine = self._precisions.get(local, (False, False))
-            rows = self._bound.rows * fan
-            self._buffers[key] = Input(rows, tensor.columns, quantised=quantised, fine=fine)
-        made = self._buffers[key]
-        assert isinstance(made, Input), f"{tensor.name} is an input in some layers only"
-        self._values[tensor.name] = made
-        return made
-
-    def make(self, tensors: Sequence[Tensor], fan: int = 1) -> F32:
-        """Return a buffer that has new values of *tensors* side by side."""
-        whole = self.buffer(tensors[0].name, sum(tensor.columns for tensor in tensors), fan)
-        start = 0
-        for tensor in tensors:
-            self._values[tensor.name] = Columns(whole, start, tensor.columns)
-            start += tensor.columns
-        return whole
-
-    def beside(self, op: Op, tensors: Sequence[Tensor]) -> F32:
-        """Return the buffer that *tensors* fill side by side."""
-        found = [self.columns(tensor) for tensor in tensors]
-        buffer, end = found[0].buffer, 0
-        for each in found:
-            if each.buffer is not buffer or each.start != end:
-                raise _unsupported(op, "its inputs do not lie side by side")
-            end += each.count
-        if end != buffer.shape[1]:
-            raise _unsupported(op, "its inputs lie beside others")
-        return buffer
-
     # --- Ops ------------------------------------------------------------------------------------
 
-    def _add_norm(self, op: Fused, index: int) -> None:
+    def _add_norm(self, op: Fused) -> None:
         *before, norm = op.parts
         assert isinstance(norm, ops.RMSNorm)
         if norm.plus_one or norm.weight is None:
-            raise _unsupported(op, "the host norms by a weight as it is")
+            raise unsupported(op, "the host norms by a weight as it is")
+        if len(norm.x.shape) == 3:
+            raise unsupported(op, "the host norms rows of a run, not of experts")
         add = next((part for part in before if isinstance(part, ops.Add)), None)
         selects = any(isinstance(part, ops.SelectRows) for part in before)
-        source = add.a if add else before[0].reads[0] if before else norm.x
-        x = self.beside(op, [source])
+        x = before[0].reads[0] if before else norm.x
+        if add is not None and selects and self.values.leaves(add.out):
+            self._add(add)  # of all rows, not only of those that are selected
+            x, add = add.out, None
+        buffer = self.values.beside(op, [x])
         added, scale = None, 1.0
         if add is not None:
-            self._require_last(op, add, index)
-            added, scale = self.beside(op, [add.b]), add.scale
-            self._values[add.out.name] = self.columns(source)
-            self.last_sum = x, added, scale
+            self._require_last(op, add)
+            added, scale = self.values.beside(op, [add.b]), add.scale
+            self.values.put(add.out, self.values.columns(x))
+            self.last_sum = buffer, added, scale
         self._steps.host().add(
-            "norm", Program.norm, x, self.vector(norm.weight), norm.eps, self.make_input(norm.out),
-            add=added, scale=scale, from_head=selects,
+            "norm", Program.norm, buffer, self._vector(norm.weight), norm.eps,
+            self.values.make_input(norm.out), add=added, scale=scale, from_head=selects,
         )  # fmt: skip
 
-    def _require_last(self, op: Op, add: ops.Add, index: int) -> None:
+    def _require_last(self, op: Op, add: ops.Add) -> None:
         """Refuse a sum in place of what is read again."""
-        if self._last_use.get(add.a.name, index) > index:
-            raise _unsupported(op, f"{add.a.name} is read again after the sum")
+        if self.values.is_read_after(add.a):
+            raise unsupported(op, f"{add.a.name} is read again after the sum")
 
-    def _add(self, op: ops.Add, index: int) -> None:
-        self._require_last(op, op, index)
-        out = self.shared_input(op.out, self.beside(op, [op.a]))
-        self._steps.host().add("sum", Program.sum, self.beside(op, [op.b]), out, scale=op.scale)
-        self._values[op.out.name] = out
+    def _add(self, op: ops.Add) -> None:
+        self._require_last(op, op)
+        if len(op.out.shape) == 3:
+            raise unsupported(op, "the host adds rows of a run, not of experts")
+        out = self.values.shared_input(op.out, self.values.beside(op, [op.a]))
+        added = self.values.beside(op, [op.b])
+        self._steps.host().add("sum", Program.sum, added, out, scale=op.scale)
+        self.values.put(op.out, out)
 
-    def _scale(self, op: ops.Scale, index: int) -> None:
-        del index
+    def _scale(self, op: ops.Scale) -> None:
         self._cap_logits(op, factor=op.factor)
 
-    def _softcap(self, op: ops.Softcap, index: int) -> None:
-        del index
+    def _softcap(self, op: ops.Softcap) -> None:
         self._cap_logits(op, cap=op.cap)
 
     def _cap_logits(self, op: ops.Scale | ops.Softcap, factor: float = 1.0, cap: float = 0) -> None:
         if op.x.name not in self._logits:
-            raise _unsupported(op, "the host scales and caps logits only")
-        self._steps.cap_logits(self.beside(op, [op.x]), factor=factor, cap=cap)
-        self._values[op.out.name] = self._values[op.x.name]
+            raise unsupported(op, "the host scales and caps logits only")
+        self._steps.cap_logits(self.values.beside(op, [op.x]), factor=factor, cap=cap)
+        self.values.put(op.out, self.values.columns(op.x))
+        if self.output == op.x:
+            self.output = op.out
 
-    def _products(self, op: Fused, index: int) -> None:
-        del index
+    def _products(self, op: Fused) -> None:
         first = op.parts[0]
-        outs = [part.writes[0] for part in op.parts]
-        if isinstance(first, ops.ExpertMatMul):
-            routing, copies = self._routings[first.experts.name]
-            x = copies if len(first.x.shape) == 2 else self.input(first.x)
-            stacks = [self._bound.weights[part.reads[1].name] for part in op.parts]
-            self._steps.experts(first.role, x, stacks, self.make(outs, routing.used), routing)
-            return
-        assert isinstance(first, ops.MatMul)
-        weights = [self._bound.weights[part.reads[1].name] for part in op.parts]
-        last = outs[-1].name in self._logits
-        y = empty(1, outs[0].columns) if last else self.make(outs)
-        if last:
-            self._values[outs[-1].name] = Columns(y, 0, outs[-1].columns)
-        self._steps.matmul(first.role, self.input(first.x), weights, y, head=last)
+        for start in range(0, len(op.parts), MOST_WEIGHTS):
+            parts = op.parts[start : start + MOST_WEIGHTS]
+            outs = [part.writes[0] for part in parts]
+            weights = [self._bound.weights[part.reads[1].name] for part in parts]
+            if isinstance(first, ops.ExpertMatMul):
+                self._experts(op, first, weights, outs)
+            elif isinstance(first, ops.MatMul):
+                self._product(op, first, weights, outs)
 
-    def _attention(self, op: Fused, index: int) -> None:
-        del index
-        named = {type(part): part for part in op.parts}
-        attention, rope = named[ops.Attention], named.get(ops.Rope)
-        assert isinstance(attention, ops.Attention)
-        assert rope is None or isinstance(rope, ops.Rope)
-        norms = [part for part in op.parts if isinstance(part, ops.RMSNorm)]
-        if any(norm.plus_one for norm in norms):
-            raise _unsupported(op, "the host norms by a weight as it is")
-        split = named.get(ops.Split)
-        q = split.reads[0] if split else _source(op, attention.q)
-        qkv = self.beside(op, (q, _source(op, attention.k), attention.v))
+    def _product(
+        self, op: Op, first: ops.MatMul, weights: Sequence[Weight], outs: Sequence[Tensor]
+    ) -> None:
+        if len(first.x.shape) == 3:
+            raise unsupported(op, "the host multiplies rows of a run, not of experts")
+        x = self._input(op, first.x)
+        if len(outs) == 1 and outs[0].name in self._logits:
+            y, column = empty(1, outs[0].columns), 0
+            self.values.put(outs[0], Columns(y, 0, outs[0].columns))
+            self.output = outs[0]
+        else:
+            y, column = self.values.place(outs)
+        head = outs[0].shape[0] == SELECTED
+        self._steps.matmul(first.role, x, weights, y, head=head, column=column)
+
+    def _experts(
+        self, op: Op, first: ops.ExpertMatMul, stacks: Sequence[Weight], outs: Sequence[Tensor]
+    ) -> None:
+        if first.experts.name not in self._routings:
+            raise unsupported(op, "its rows are not gathered by expert")
+        routing, copies = self._routings[first.experts.name]
+        x = copies if len(first.x.shape) == 2 else self._input(op, first.x)
+        y, column = self.values.place(outs, routing.used)
+        self._steps.experts(first.role, x, stacks, y, routing, column=column)
+
+    def _attention(self, op: Fused) -> None:
+        attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+        rope, (q_norm, k_norm) = _rotation(op), _head_norms(op)
+        gated = any(isinstance(part, ops.SigmoidGate) for part in op.parts)
+        if gated != any(isinstance(part, ops.Split) for part in op.parts):
+            raise unsupported(op, "its gates do not lie beside the queries")
+        qkv = self.values.beside(op, attention_inputs(op))
         kv = self._bound.kv[attention.name]
-        q_norm, k_norm = [self.vector(n.weight) for n in norms if n.weight] or (None, None)
+        rotated = kv.cos.shape[1] if rope else 0
         heads = Heads(
             qkv=qkv,
-            cos=kv.cos,
-            sin=kv.sin,
+            cos=kv.cos[:, :rotated],
+            sin=kv.sin[:, :rotated],
             k_cache=kv.keys,
             v_cache=kv.values,
             heads=attention.heads,
@@ -235,138 +212,140 @@ class Lowering:
             width=attention.q.columns // attention.heads,
             halves=rope is not None and rope.pairing is Pairing.HALVES,
             scale=attention.scale,
-            gated=ops.SigmoidGate in named,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=norms[0].eps if norms else 0.0,
+            gated=gated,
+            q_norm=self._vector(q_norm.weight) if q_norm and q_norm.weight else None,
+            k_norm=self._vector(k_norm.weight) if k_norm and k_norm.weight else None,
+            eps=q_norm.eps if q_norm else 0.0,
             window=attention.window,
             softcap=attention.softcap,
-            sinks=self.vector(attention.sinks) if attention.sinks else None,
+            sinks=self._vector(attention.sinks) if attention.sinks else None,
             temperature=kv.temperature,
         )
-        host, out = self._steps.host(), self.make_input(op.outs[0])
+        host, out = self._steps.host(), self.values.make_input(op.outs[0])
         host.add("rope", Program.rope, heads)
         host.add("attention", Program.attend, heads, out.values)
         if out.quantised:
             self._quantise(out)
 
-    def _gated_unit(self, op: ops.GatedUnit, index: int) -> None:
-        del index
+    def _gated_unit(self, op: ops.GatedUnit) -> None:
         if op.up is None:
-            raise _unsupported(op, "the host has activations of gates only")
-        fan = op.out.shape[1].size or 1 if len(op.out.shape) == 3 else 1
-        both = self.beside(op, (op.gate, op.up))
-        out = self.make_input(op.out, fan)
+            raise unsupported(op, "the host has activations of gates only")
+        fan = fan_of(op.out)
+        both = self.values.beside(op, (op.gate, op.up))
+        out = self.values.make_input(op.out, fan)
         self._steps.host().add("activation", Program.unit, both, out, unit=_unit(op), fan=fan)
 
-    def _split(self, op: ops.Split, index: int) -> None:
-        del index
+    def _split(self, op: ops.Split) -> None:
         if op.heads > 1:
-            raise _unsupported(op, "the host splits heads for gated attention only")
-        whole = self.columns(op.x)
+            raise unsupported(op, "the host splits heads for gated attention only")
+        whole = self.values.columns(op.x)
         start = whole.start
         for out in op.outs:
-            self._values[out.name] = Columns(whole.buffer, start, out.columns)
+            self.values.put(out, Columns(whole.buffer, start, out.columns))
             start += out.columns
 
-    def _copy(self, op: ops.Copy, index: int) -> None:
-        del index
-        x, capture = self.columns(op.x).view, self._captures[op.out.name]
+    def _copy(self, op: ops.Copy) -> None:
+        capture = self._captures.get(op.out.name)
+        if capture is None:
+            raise unsupported(op, "nobody takes what it copies")
+        x = self.values.columns(op.x).view
         self._steps.call(lambda rows, position, head: capture(x, rows))
 
     # --- Experts --------------------------------------------------------------------------------
 
-    def _route(self, op: ops.Route, index: int) -> None:
-        del index
+    def _route(self, op: ops.Route) -> None:
         if op.gating is ops.Gating.SIGMOID or op.bias is not None:
-            raise _unsupported(op, "the host routes by a softmax of scores only")
+            raise unsupported(op, "the host routes by a softmax of scores only")
         rows, used, experts = self._bound.rows, op.experts.columns, op.scores.columns
-        x = next(
+        found = [
             part.x
             for fused in self._graph.ops
             if isinstance(fused, Fused)
             for part in fused.parts
             if isinstance(part, ops.ExpertMatMul)
             if part.experts == op.experts and len(part.x.shape) == 2
+        ]
+        if not found or not self._gathers:
+            raise unsupported(op, "rows of its experts leave this part of the graph")
+        x = found[0]
+        quantised, fine = self.values.codes(x)
+
+        def make() -> tuple[Routing, Input]:
+            return Routing(
+                shares=empty(rows, used),
+                places=empty(rows, used, np.int64),
+                sources=empty(rows, used, np.int64).reshape(-1),
+                groups=empty(1, min(experts, rows * used), GROUP).reshape(-1),
+                experts=experts,
+            ), Input(rows * used, x.columns, quantised=quantised, fine=fine)
+
+        kind, made = f"routes to {experts}, {x.columns}", [op.experts, op.weights]
+        routing, copies = self._routings[op.experts.name] = self.values.own(
+            kind, made, make, lambda pair: pair[0].shares
         )
-        key = (_local(op.name), experts)
-        if key not in self._buffers:
-            copied = self._precisions[_local(x.name)]
-            self._buffers[key] = (
-                Routing(
-                    shares=empty(rows, used),
-                    places=empty(rows, used, np.int64),
-                    sources=empty(rows, used, np.int64).reshape(-1),
-                    groups=empty(1, min(experts, rows * used), GROUP).reshape(-1),
-                    experts=experts,
-                ),
-                Input(rows * used, x.columns, quantised=copied[0], fine=copied[1]),
-            )
-        routing, copies = self._routings[op.experts.name] = self._buffers[key]
-        scores = self.columns(op.scores).buffer
-        host, source = self._steps.host(), self.input(x)
+        scores = self.values.columns(op.scores).buffer
+        host, rows_of = self._steps.host(), self._input(op, x)
         host.add(
             "route", Program.route, scores, routing, normed=op.normalise, scale=op.scale,
             over_chosen=op.gating is ops.Gating.SOFTMAX_CHOSEN,
         )  # fmt: skip
-        host.add("route", Program.gather, source, routing, copies)
+        host.add("route", Program.gather, rows_of, routing, copies)
 
-    def _combination(self, op: Fused, index: int) -> None:
-        del index
-        total, *rest = op.parts
-        assert isinstance(total, ops.WeightedSum)
+    def _combination(self, op: Fused) -> None:
+        total = next(part for part in op.parts if isinstance(part, ops.WeightedSum))
         gate = next((part for part in op.parts if isinstance(part, ops.SigmoidGate)), None)
-        del rest
-        routing = next(r for name, (r, _) in self._routings.items()
-                       if total.weights.name == name.replace(".experts", ".weights"))  # fmt: skip
+        route = next((o for o in self._graph.ops if total.weights in o.writes), None)
+        if not isinstance(route, ops.Route) or route.experts.name not in self._routings:
+            raise unsupported(op, "its rows are not gathered by expert")
+        routing, _ = self._routings[route.experts.name]
         self._steps.host().add(
             "combine",
             Program.combine,
-            self.columns(total.x).buffer,
+            self.values.columns(total.x).buffer,
             routing,
-            self.make(op.outs),
-            shared=self.columns(gate.x).buffer if gate else None,
-            gate=self.columns(gate.gate).view if gate else None,
+            self.values.make(op.outs),
+            shared=self.values.columns(gate.x).buffer if gate else None,
+            gate=self.values.columns(gate.gate).view if gate else None,
         )
 
     # --- Recurrence -----------------------------------------------------------------------------
 
-    def _short_convolution(self, op: Fused, index: int) -> None:
-        del index
+    def _short_convolution(self, op: Fused) -> None:
         split, _, conv, _ = op.parts
         assert isinstance(conv, ops.ShortConv)
         if conv.bias or conv.activation is not ops.Activation.NONE:
-            raise _unsupported(op, "the host convolves without a bias or an activation")
+            raise unsupported(op, "the host convolves without a bias or an activation")
         self._steps.host().add(
             "convolution",
             Program.shortconv,
-            self.beside(op, split.reads),
-            np.ascontiguousarray(self.vector(conv.weight).T),
+            self.values.beside(op, split.reads),
+            np.ascontiguousarray(self._vector(conv.weight).T),
             self._bound.convolved[conv.name],
-            self.make_input(op.outs[0]),
+            self.values.make_input(op.outs[0]),
         )
 
-    def _delta_inputs(self, op: Fused, index: int) -> None:
-        del index
+    def _delta_inputs(self, op: Fused) -> None:
         named = {type(part): part for part in op.parts}
         conv, gates, norm = (named[k] for k in (ops.ShortConv, ops.DeltaGates, ops.L2Norm))
-        net = self._reader(op.outs, ops.GatedDeltaNet)
+        net = next((o for o in self._graph.ops
+                    if isinstance(o, ops.GatedDeltaNet) if o.v in op.outs), None)  # fmt: skip
         assert isinstance(conv, ops.ShortConv)
         assert isinstance(gates, ops.DeltaGates)
         assert isinstance(norm, ops.L2Norm)
-        assert isinstance(net, ops.GatedDeltaNet)
-        mixed = self.columns(conv.x)
+        if net is None:
+            raise unsupported(op, "its delta net is not in this part of the graph")
+        mixed = self.values.columns(conv.x)
         if mixed.start or conv.bias or conv.activation is not ops.Activation.SILU:
-            raise _unsupported(op, "the host convolves first columns without a bias, then SiLU")
+            raise unsupported(op, "the host convolves first columns without a bias, then SiLU")
         width = net.v.columns // net.heads
-        out = self.make([net.q, net.k, net.v])
-        out_gates = self.make([gates.out_beta, gates.out_decay])
+        out = self.values.make([net.q, net.k, net.v])
+        out_gates = self.values.make([gates.out_beta, gates.out_decay])
         self._convolutions[net.name] = Convolution(
             x=mixed.buffer,
-            gates=self.beside(op, (gates.beta, gates.alpha)),
-            weight=np.ascontiguousarray(self.vector(conv.weight).T),
-            rate=self.vector(gates.rate),
-            bias=self.vector(gates.bias),
+            gates=self.values.beside(op, (gates.beta, gates.alpha)),
+            weight=np.ascontiguousarray(self._vector(conv.weight).T),
+            rate=self._vector(gates.rate),
+            bias=self._vector(gates.bias),
             kept=self._bound.recurrent[net.name].inputs,
             out=out,
             out_gates=out_gates,
@@ -376,8 +355,9 @@ class Lowering:
             eps=norm.eps,
         )
 
-    def _delta(self, op: ops.GatedDeltaNet, index: int) -> None:
-        del index
+    def _delta(self, op: ops.GatedDeltaNet) -> None:
+        if op.name not in self._convolutions:
+            raise unsupported(op, "the host convolves before a delta net")
         conv, held = self._convolutions[op.name], self._bound.recurrent[op.name]
         rows = len(conv.out)
         heads = conv.out.reshape(1, rows, -1, conv.width)
@@ -385,32 +365,24 @@ class Lowering:
         beta, decay = np.split(conv.out_gates[None], 2, axis=2)
         net = DeltaNet(
             q=q, k=k, v=v, decay=decay[..., None], beta=beta,
-            out=self.make([op.out]).reshape(v.shape), state=held.slots.array[0],
+            out=self.values.make([op.out]).reshape(v.shape), state=held.slots.array[0],
             scale=op.scale, grouped=op.grouped,
         )  # fmt: skip
         self._steps.delta(conv, net, held)
 
-    def _gated_norm(self, op: ops.GatedNorm, index: int) -> None:
-        del index
+    def _gated_norm(self, op: ops.GatedNorm) -> None:
         self._steps.host().add(
             "norm",
             Program.gate,
-            self.columns(op.x).buffer,
-            self.columns(op.gate).view,
-            self.vector(op.weight),
+            self.values.columns(op.x).buffer,
+            self.values.columns(op.gate).view,
+            self._vector(op.weight),
             op.eps,
-            self.make_input(op.out),
+            self.values.make_input(op.out),
         )
 
-    def _reader(self, made: Sequence[Tensor], kind: type[Op]) -> Op:
-        names = {tensor.name for tensor in made}
-        return next(
-            op for op in self._graph.ops
-            if isinstance(op, kind) and any(t.name in names for t in op.reads)
-        )  # fmt: skip
 
-
-_LOWER: dict[str, Callable[[Lowering, Any, int], None]] = {
+_LOWER: dict[str, Callable[[Lowering, Any], None]] = {
     "add_norm": Lowering._add_norm,
     "products": Lowering._products,
     "attention": Lowering._attention,
@@ -429,27 +401,53 @@ _LOWER: dict[str, Callable[[Lowering, Any, int], None]] = {
 }
 
 
-def _local(name: str) -> str:
-    """Return *name* without its block: what is alike in all layers."""
-    return name.rpartition(".")[2]
-
-
-def _source(op: Fused, tensor: Tensor) -> Tensor:
-    """Return what *tensor* is made of by the parts of *op*: their norms and rotations."""
-    made = {part.writes[0].name: part for part in op.parts if not isinstance(part, ops.Split)}
-    while tensor.name in made:
-        tensor = made[tensor.name].reads[0]
-    return tensor
-
-
 def _logits(graph: Graph) -> set[str]:
-    """Return the names of the output and of what only becomes it by scales and caps."""
+    """Return the names of what the last op makes and of what only becomes it by scales and caps."""
+    tensors = {t.name: t for op in graph.ops for t in (*op.reads, *op.writes)}
+    selects = any(t.shape and t.shape[0] == SELECTED for t in tensors.values())
     found: set[str] = set()
     for op in reversed(graph.ops):
-        found |= {tensor.name for tensor in op.writes if tensor.kind is Kind.OUTPUT}
+        if op is graph.ops[-1]:
+            found = {t.name for t in op.writes if t.kind is Kind.OUTPUT
+                     if not selects or t.shape[0] == SELECTED}  # fmt: skip
         if isinstance(op, ops.Scale | ops.Softcap) and op.out.name in found:
             found.add(op.x.name)
     return found
+
+
+def _before(op: Fused, tensor: Tensor) -> tuple[ops.Rope | None, ops.RMSNorm | None]:
+    """Return the rotation and the norm that *tensor*, the queries or keys of *op*, come from."""
+    made = {part.writes[0].name: part for part in op.parts}
+    rope = made.get(tensor.name)
+    norm = made.get(rope.reads[0].name) if isinstance(rope, ops.Rope) else rope
+    return (
+        rope if isinstance(rope, ops.Rope) else None,
+        norm if isinstance(norm, ops.RMSNorm) else None,
+    )
+
+
+def _rotation(op: Fused) -> ops.Rope | None:
+    """Return how queries and keys rotate: alike, or not at all."""
+    attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+    q, k = (_before(op, tensor)[0] for tensor in (attention.q, attention.k))
+    alike = (q is None) == (k is None)
+    if q and k:
+        alike = replace(q, name="", x=k.x, out=k.out, heads=k.heads) == replace(k, name="")
+        alike &= (q.heads, k.heads) == (attention.heads, attention.kv_heads)
+    if not alike:
+        raise unsupported(op, "queries and keys rotate differently")
+    return q
+
+
+def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
+    """Return the norms of queries and keys: of both, or of none."""
+    attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+    q, k = (_before(op, tensor)[1] for tensor in (attention.q, attention.k))
+    if (q is None) != (k is None) or (q and k and q.eps != k.eps):
+        raise unsupported(op, "queries and keys are normed differently")
+    if any(norm and (norm.plus_one or norm.weight is None) for norm in (q, k)):
+        raise unsupported(op, "the host norms by a weight as it is")
+    return q, k
 
 
 def _unit(op: ops.GatedUnit) -> Unit:
@@ -461,30 +459,4 @@ def _unit(op: ops.GatedUnit) -> Unit:
         return Unit("CLAMPED", limit, op.alpha, op.up_offset)
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out, ops.Activation.GELU):
         return Unit("GELU")
-    raise _unsupported(op, f"the host has no such unit of {op.activation.name}")
-
-
-def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
-    """Return for each input of products whether it needs codes, and whether fine ones.
-
-    Keys are names without blocks: an input is the same in all layers.
-    """
-    found: dict[str, tuple[bool, bool]] = {}
-    for op in graph.ops:
-        for part in op.parts if isinstance(op, Fused) else ():
-            if isinstance(part, ops.MatMul | ops.ExpertMatMul):
-                local = _local(part.x.name)
-                quantised, fine = found.get(local, (False, False))
-                form = weights[part.weight.name].packed.tensor.format
-                found[local] = (
-                    quantised or form.block > 1,
-                    fine or part.precision is Precision.INT16,
-                )
-    return found
-
-
-def _unsupported(op: Op, why: str) -> UnsupportedOp:
-    return UnsupportedOp(
-        f"{type(op).__name__} {op.name} cannot run on the host: {why}",
-        remedy="use a model whose architecture `npurt models` lists",
-    )
+    raise unsupported(op, f"the host has no such unit of {op.activation.name}")

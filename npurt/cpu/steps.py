@@ -85,16 +85,30 @@ class Steps(abc.ABC):
         self.host().cap_logits(y, factor, cap)
 
     def matmul(
-        self, label: str, x: Input, weights: Sequence[Weight], y: F32, *, head: bool = False
+        self,
+        label: str,
+        x: Input,
+        weights: Sequence[Weight],
+        y: F32,
+        *,
+        head: bool = False,
+        column: int = 0,
     ) -> None:
-        """``y = [x @ w.T + bias for each weight]``, side by side."""
-        self.host().matmul(label, x, weights, y, head)
+        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
+        self.host().matmul(label, x, weights, y, head, column=column)
 
     def experts(
-        self, label: str, x: Input, stacks: Sequence[Weight], y: F32, routing: Routing
+        self,
+        label: str,
+        x: Input,
+        stacks: Sequence[Weight],
+        y: F32,
+        routing: Routing,
+        *,
+        column: int = 0,
     ) -> None:
         """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
-        self.host().matmul(label, x, stacks, y, routing=routing)
+        self.host().matmul(label, x, stacks, y, routing=routing, column=column)
 
     def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
         """Convolve and run *net*; see `Program.delta`."""

@@ -7,6 +7,7 @@ first op and those of the same kind become groups of one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from npurt.graph import ops
 from npurt.graph.graph import Graph
@@ -17,10 +18,15 @@ Pass = Callable[["Uses"], list[list[Op]]]
 
 
 class Uses:
-    """Who makes and who reads each tensor of a list of ops."""
+    """Who makes and who reads each tensor of a list of ops.
 
-    def __init__(self, listed: Sequence[Op]) -> None:
+    Args:
+        wanted: Names of tensors that are read elsewhere, too.
+    """
+
+    def __init__(self, listed: Sequence[Op], wanted: frozenset[str] = frozenset()) -> None:
         self.ops = list(listed)
+        self._wanted = wanted
         self.index = {id(op): i for i, op in enumerate(listed)}
         self._maker = {tensor.name: op for op in listed for tensor in op.writes}
         self._readers: dict[str, list[Op]] = {}
@@ -37,16 +43,20 @@ class Uses:
         return self._readers.get(tensor.name, [])
 
     def only_reader(self, tensor: Tensor) -> Op | None:
-        """Return the op that reads *tensor* if there is just one and it is no output."""
+        """Return the op that reads *tensor* if nobody else needs it."""
         readers = self.readers(tensor)
-        return readers[0] if len(readers) == 1 and tensor.kind is not Kind.OUTPUT else None
+        return readers[0] if len(readers) == 1 and not self.leaves(tensor) else None
+
+    def leaves(self, tensor: Tensor) -> bool:
+        """Say whether *tensor* is an output, or another part wants it."""
+        return tensor.kind is Kind.OUTPUT or tensor.name in self._wanted
 
 
 def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
     """Return *graph* with the groups that each pass finds joined, in order."""
     listed: Sequence[Op] = graph.ops
     for pattern, find in passes:
-        uses = Uses(listed)
+        uses = Uses(listed, graph.wanted)
         joined: dict[int, Fused | None] = {}  # by op: what replaces it, None for nothing
         for group in find(uses):
             whole = _join(pattern, group, uses)
@@ -58,7 +68,7 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
                 joined |= dict.fromkeys(map(id, fused.parts)) | {id(fused.parts[-1]): fused}
         replaced = [joined.get(id(op), op) for op in listed]
         listed = [op for op in replaced if op is not None]
-    return Graph(graph.name, tuple(listed)).check()
+    return replace(graph, ops=tuple(listed)).check()
 
 
 def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
@@ -72,7 +82,7 @@ def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
         outside = [op for op in uses.readers(tensor) if id(op) not in members]
         if any(uses.index[id(op)] < last for op in outside):
             return None
-        if outside or tensor.kind is Kind.OUTPUT:
+        if outside or uses.leaves(tensor):
             outs.append(tensor)
     return Fused(
         name=parts[-1].name,

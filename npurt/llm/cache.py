@@ -1,9 +1,4 @@
-"""The KV cache: keys (rotated) and values of every token so far, per layer.
-
-Letters: L layers, G kv heads, P positions (a multiple of 16), W head width.  Keys lie as
-``[G, P / 16, W, 16]``, sixteen positions side by side, values as ``[G, P, W]``: the order in which
-attend__vec.c reads them.  Memory is taken from the system as positions are first used.
-"""
+"""The KV cache: keys (rotated) and values of every token so far, per layer: see `npurt.cpu.kv`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.engine import empty
+from npurt.cpu import kv
 from npurt.device import F32
 from npurt.errors import ContextFull, SettingError
 from npurt.llm.config import Config
@@ -66,16 +61,13 @@ class Cache(Positions):
             raise SettingError(
                 f"the KV cache cannot be {dtype!r}", remedy=f"use one of {', '.join(DTYPES)}"
             )
-        padded = -(-n_ctx // 16) * 16
-        kv_heads, width = config.n_kv_heads, config.head_width
         self.keys: dict[int, npt.NDArray[Any]] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         for layer in range(config.n_layers):
             if not (config.is_recurrent(layer) or config.is_convolved(layer)):
-                keys = empty(kv_heads * padded, width, DTYPES[dtype])
-                self.keys[layer] = keys.reshape(kv_heads, padded // 16, width, 16)
-                values = empty(kv_heads * padded, width, DTYPES[dtype])
-                self.values[layer] = values.reshape(kv_heads, padded, width)
+                self.keys[layer], self.values[layer] = kv.allocate(
+                    config.n_kv_heads, n_ctx, config.head_width, DTYPES[dtype]
+                )
 
     @property
     def nbytes(self) -> int:
@@ -89,18 +81,13 @@ class Cache(Positions):
 
     def read(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return copies of the keys and values ``[G, length, W]`` of *layer*."""
-        used = self.keys[layer][:, : -(-self.length // 16)].transpose(0, 1, 3, 2)
-        kv_heads, panels, _, width = used.shape
-        keys = used.reshape(kv_heads, panels * 16, width)[:, : self.length]
-        return keys.copy(), self.values[layer][:, : self.length].copy()
+        keys = kv.read_keys(self.keys[layer], self.length)
+        return keys, self.values[layer][:, : self.length].copy()
 
     def write(self, layer: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
         """Put keys and values ``[G, length, W]`` into the first positions of *layer*."""
-        kv_heads, length, width = keys.shape
-        lines = np.zeros((kv_heads, -(-length // 16), 16, width), keys.dtype)
-        lines.reshape(kv_heads, -1, width)[:, :length] = keys
-        self.keys[layer][:, : lines.shape[1]] = lines.transpose(0, 1, 3, 2)
-        self.values[layer][:, :length] = values
+        kv.write_keys(self.keys[layer], keys)
+        self.values[layer][:, : values.shape[1]] = values
 
     def shift(
         self, keep: int, drop: int, rotations: Sequence[tuple[F32, F32]], *, halves: bool

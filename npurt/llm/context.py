@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.rotation import rotations_of
 from npurt.device import F32, Device, Packed
 from npurt.errors import LayoutError, SettingError
 from npurt.llm import state_file, weights
@@ -30,12 +31,11 @@ from npurt.llm.taps import Taps
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
 from npurt.quant.tensor import QTensor
-from npurt.reference.device import ReferenceDevice
 from npurt.runtime.arguments import integer
-from npurt.runtime.execute import Executor
+from npurt.runtime.execute import Executor, runs_graphs
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.plan import Plan
-from npurt.segment import Compiler, Limits
+from npurt.segment import Limits
 from npurt.verify import Sampler as Checks
 
 USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
@@ -53,7 +53,8 @@ class Context:
     turn: Turn
     _file: GGUF
     _device: Device
-    _cpu: CpuDevice
+    _cpu: CpuDevice  # of a model that is not run in segments
+    _other: Device  # runs what a device that runs graphs cannot
     _model: decoder.Model  # of the CPU and a device that does products
     _decoder: decoder.Decoder | GraphDecoder
     _ledger: Ledger
@@ -85,18 +86,18 @@ class Context:
         self._taps = Taps(tapped, rows, config.width) if tapped else None
         self._logits = np.empty((1, config.n_vocab), np.float32)
         self._embedding = self._file[EMBEDDING]
-        if isinstance(self._device, Compiler):
-            self._in_segments(self._device, graph, rows)
+        if runs_graphs(self._device):
+            self._in_segments(graph, rows)
         else:
             self._on_host(graph, rows, strict)
 
-    def _in_segments(self, device: Device, graph: ModelGraph, rows: int) -> None:
-        """Have a device run the graph; what it cannot, numpy does."""
+    def _in_segments(self, graph: ModelGraph, rows: int) -> None:
+        """Have a device run the graph; what it cannot, another does."""
         limits = Limits(rows, self.n_ctx, kv_dtype=self._kv_type)
         kept = [residual(graph)]  # captured layers are outputs of the graph
         executor = Executor(
-            graph.graph, device, ReferenceDevice(), weights.FileWeights(self._file, graph), limits,
-            self._ledger, kept,
+            graph.graph, self._device, self._other, weights.FileWeights(self._file, graph), limits,
+            self._ledger, kept, self._checks,
         )  # fmt: skip
         self._state = GraphState(self.config, graph.graph, executor, self.n_ctx, self._kv_type)
         self._decoder = GraphDecoder(graph, executor, self._state, rows, self._taps)
@@ -125,7 +126,7 @@ class Context:
             graph=graph,
             weights=placed,
             vectors=vectors,
-            rotations=decoder.rotations_of(graph, self.n_ctx),
+            rotations=rotations_of(graph.graph, graph.tables.__getitem__, self.n_ctx),
             state=self._state,
             rows=rows,
         )

@@ -26,11 +26,12 @@ from npurt.llm.spec.speculator import Speculator
 from npurt.llm.tokenizer import Tokenizer
 from npurt.llm.turn import Turn, in_turn
 from npurt.llm.vocabulary import token_texts
+from npurt.reference.device import ReferenceDevice
 from npurt.runtime.arguments import integer, optional_integer
-from npurt.runtime.devices import open_device
+from npurt.runtime.devices import open_device, open_host
+from npurt.runtime.execute import runs_graphs
 from npurt.runtime.ledger import Ledger, Report
 from npurt.runtime.trace import written_to
-from npurt.segment import Compiler
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
@@ -134,8 +135,12 @@ class Llama(Context):
             self._device = self._opened.enter_context(open_device(device, threads=threads))
         if isinstance(self._device, CpuDevice):
             self._cpu = self._device
-        elif not isinstance(self._device, Compiler):
+        elif not runs_graphs(self._device):
             self._cpu = self._opened.enter_context(CpuDevice(threads))
+        elif type(self._device) is ReferenceDevice:  # it refuses nothing
+            self._other = self._device
+        else:
+            self._other = self._opened.enter_context(open_host(threads))
 
     def _load(self, strict: bool) -> None:
         with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
@@ -153,7 +158,7 @@ class Llama(Context):
             )
 
     def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
-        if isinstance(self._device, Compiler):
+        if runs_graphs(self._device):
             raise SettingError(
                 f"{self._device.caps.name} does not check guesses", remedy="leave draft (-md) out"
             )
@@ -308,8 +313,9 @@ class Llama(Context):
 
     @property
     def threads(self) -> int:
-        """CPU threads in use; 1 where a device runs all of the model."""
-        return 1 if isinstance(self._device, Compiler) else self._cpu.engine.threads
+        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
+        host = self._other if runs_graphs(self._device) else self._cpu
+        return host.engine.threads if isinstance(host, CpuDevice) else 1
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.rotation import rotations
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm.config import Config, Scaling
@@ -61,24 +62,3 @@ def _kept(scaling: Scaling, n: int, base: float) -> F64:
 def tables(config: Config, positions: int, divisors: F32 | None = None) -> tuple[F32, F32]:
     """Return cos and sin, float32 ``[positions, rotated / 2]``."""
     return rotations(*frequencies(config, divisors), positions)
-
-
-def rotations(radians: F64, magnitude: float, positions: int) -> tuple[F32, F32]:
-    """Return cos and sin, float32 ``[positions, len(radians)]``, times *magnitude*."""
-    cos = np.empty((positions, len(radians)), np.float32)
-    sin = np.empty_like(cos)
-    for start in range(0, positions, 4096):  # the float64 angles of a long context are large
-        at = np.arange(start, min(start + 4096, positions), dtype=np.float64)
-        angles = at[:, None] * radians
-        cos[start : start + len(at)] = np.cos(angles) * magnitude
-        sin[start : start + len(at)] = np.sin(angles) * magnitude
-    return cos, sin
-
-
-def temperatures(temperature: tuple[float, int] | None, positions: int) -> F32 | None:
-    """Return the factors of queries by position: see `npurt.graph.ops.Attention`."""
-    if temperature is None:
-        return None
-    slope, length = temperature
-    factors = 1 + slope * np.log1p(np.arange(positions) // length)
-    return np.asarray(factors, np.float32)

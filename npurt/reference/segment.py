@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from npurt.graph import ops
-from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import Meaning
@@ -16,28 +14,6 @@ from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.segment import Array, Counter, Limits, Segment, Weights
 
 CACHED_BYTES = 4 << 30  # of weights that stay float32; others are converted in each run
-
-ROLES = {
-    ops.Embedding: "embedding",
-    ops.RMSNorm: "norm",
-    ops.L2Norm: "norm",
-    ops.GatedNorm: "norm",
-    ops.Rope: "rope",
-    ops.Attention: "attention",
-    ops.GatedUnit: "activation",
-    ops.Route: "route",
-    ops.WeightedSum: "combine",
-    ops.ShortConv: "convolution",
-    ops.DeltaGates: "delta net",
-    ops.GatedDeltaNet: "delta net",
-}
-
-
-def role(op: Op) -> str:
-    """Return the class of *op* in reports."""
-    if isinstance(op, ops.MatMul | ops.ExpertMatMul):
-        return op.role
-    return ROLES.get(type(op), "element-wise")
 
 
 class ReferenceSegment(Segment):
@@ -64,7 +40,7 @@ class ReferenceSegment(Segment):
         self._cached = 0
         kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
         self._states = States(part, dtypes=kv)
-        self._counters = {op.name: _counter(op) for op in part.ops}
+        self._counters = {op.name: Counter.of(op) for op in part.ops}
         self._interpreter = Interpreter(
             part,
             self._load,
@@ -115,17 +91,4 @@ class ReferenceSegment(Segment):
         return self._weights.quantised(name)[index].dequantize()
 
     def _count(self, op: Op, rows: int, seconds: float) -> None:
-        counter, work = self._counters[op.name], cost(op, rows)
-        counter.calls += 1
-        counter.rows += rows
-        counter.seconds += seconds
-        if isinstance(op, ops.MatMul | ops.ExpertMatMul):
-            counter.macs += work.macs
-            counter.nbytes += work.weight_bytes
-
-
-def _counter(op: Op) -> Counter:
-    if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
-        return Counter(role(op))
-    n, k = op.weight.shape[-2:]
-    return Counter(op.role, op.weight.name.removesuffix(".weight"), (n.size or 0, k.size or 0))
+        self._counters[op.name].count(op, rows, seconds)

@@ -43,7 +43,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     if name is None or name == "auto":
         name = read(DEVICE, str)
     if name == "auto":
-        return _usual(threads)
+        return open_host(threads)
     if name == "cpu":
         return CpuDevice(threads)
     kind = name.partition(":")[0] if isinstance(name, str) else ""
@@ -60,7 +60,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         raise type(error)(what, remedy=error.remedy) from error
 
 
-def _usual(threads: int | None) -> Device:
+def open_host(threads: int | None = None) -> Device:
     """Return the CPU; numpy where npurt's kernels were not compiled."""
     try:
         return CpuDevice(threads)

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from npurt.cpu.device import CpuDevice
 from npurt.device import Device
 from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
 from npurt.graph.graph import Graph
@@ -17,6 +18,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.runtime.ledger import Ledger, Row, row_of
 from npurt.segment import Array, Compiler, Limits, Segment, Weights, split
+from npurt.verify import Sampler
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class Executor:
 
     Args:
         kept: Names of tensors that runs return besides the graph's outputs.
+        checks: Chooses products to verify, where a segment can; by default none are.
 
     Raises:
         SettingError: A device runs no graphs.
@@ -64,7 +67,9 @@ class Executor:
         limits: Limits,
         ledger: Ledger,
         kept: Iterable[str] = (),
+        checks: Sampler | None = None,
     ) -> None:
+        self._checks = checks
         self._device, self._other = _compiler(device), _compiler(other)
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
         self._weights, self._limits, self._ledger = weights, limits, ledger
@@ -89,14 +94,20 @@ class Executor:
     def _place(self, who: Compiler, part: Graph, reason: str) -> Part:
         planned = self._names[id(self._device)]
         try:
-            segment = who.compile(part, self._weights, self._limits)
+            segment = self._compile(who, part)
         except DeviceFull as error:
             if who is self._other:
                 raise
             reason = error.what
             self._ledger.fallback(f"{planned} has no room for {part.name}: {error.what}")
-            who, segment = self._other, self._other.compile(part, self._weights, self._limits)
+            who, segment = self._other, self._compile(self._other, part)
         return Part(part, planned, self._names[id(who)], reason, segment, [])
+
+    def _compile(self, who: Compiler, part: Graph) -> Segment:
+        segment = who.compile(part, self._weights, self._limits)
+        if self._checks:
+            segment.verify(self._checks)
+        return segment
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -125,6 +136,7 @@ class Executor:
                     return None
                 made = part.segment.run(values, rows)
             values |= made
+            self._ledger.notes += part.segment.events()
         return values
 
     def _move(self, part: Part, error: DriverError) -> None:
@@ -137,7 +149,7 @@ class Executor:
             if c.calls
         ]
         part.segment.close()
-        part.segment = self._other.compile(part.graph, self._weights, self._limits)
+        part.segment = self._compile(self._other, part.graph)
         part.actual, part.reason = other, f"{part.planned} failed: {error.what}"
 
     # --- States ---------------------------------------------------------------------------------
@@ -178,6 +190,14 @@ class Executor:
         """Release all segments."""
         for part in self._parts:
             part.segment.close()
+
+
+def runs_graphs(device: Device) -> bool:
+    """Say whether models run on *device* in segments.
+
+    The CPU, and devices that multiply for it, run them by a plan (docs/decisions/019).
+    """
+    return isinstance(device, Compiler) and not isinstance(device, CpuDevice)
 
 
 def _compiler(device: Device) -> Compiler:

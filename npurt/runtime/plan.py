@@ -71,24 +71,37 @@ class Plan(Steps):
                     step.run(rows, position, head)
 
     def matmul(
-        self, label: str, x: Input, weights: Sequence[Weight], y: F32, *, head: bool = False
+        self,
+        label: str,
+        x: Input,
+        weights: Sequence[Weight],
+        y: F32,
+        *,
+        head: bool = False,
+        column: int = 0,
     ) -> None:
-        """``y = [x @ w.T + bias for each weight]``, side by side."""
+        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
         if all(isinstance(w.packed, CpuPacked) for w in weights):
-            super().matmul(label, x, weights, y, head=head)
+            super().matmul(label, x, weights, y, head=head, column=column)
             return
         step = RemoteStep(self._cpu, self._ledger, self._sampler)
         self._steps.append(step)
-        step.matmul(label, x, [w for w in weights if isinstance(w, Placed)], y, head)
+        step.matmul(label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], head)
 
     def experts(
-        self, label: str, x: Input, stacks: Sequence[Weight], y: F32, routing: Routing
+        self,
+        label: str,
+        x: Input,
+        stacks: Sequence[Weight],
+        y: F32,
+        routing: Routing,
+        *,
+        column: int = 0,
     ) -> None:
         """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
         if all(isinstance(w.packed, CpuPacked) for w in stacks):
-            super().experts(label, x, stacks, y, routing)
+            super().experts(label, x, stacks, y, routing, column=column)
             return
-        column = 0
         for w in stacks:
             if isinstance(w.packed, Stacked):
                 step = RemoteExperts(

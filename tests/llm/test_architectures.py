@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu import abi
+from npurt.cpu.rotation import rotations_of
 from npurt.graph import ops
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
-from npurt.llm.arch.decoder import Decoder, rotations_of
+from npurt.llm.arch.decoder import Decoder
 from npurt.llm.convolved import KEPT
 from npurt.llm.taps import Taps
 from npurt.runtime.placement import Stacked
@@ -193,7 +194,9 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
         taps, made = Taps(layers, 10, llm.config.width), []
         taps.reader = lambda values, position: made.append(values.copy())
         plan = Plan(llm._cpu, llm._ledger, llm._checks)
-        parts = replace(llm._model, graph=graph, rotations=rotations_of(graph, 64))
+        parts = replace(
+            llm._model, graph=graph, rotations=rotations_of(graph.graph, graph.tables.get, 64)
+        )
         decoder = Decoder(parts, plan, llm.embed, taps)
         taps.begin(0, 10)
         decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))

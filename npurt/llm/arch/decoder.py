@@ -8,13 +8,13 @@ import numpy as np
 from npurt.cpu.bound import KV, Bound, Recurrence
 from npurt.cpu.engine import empty
 from npurt.cpu.lower import Lowering
+from npurt.cpu.rotation import temperatures
 from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.config import Config
-from npurt.llm.rope import rotations, temperatures
 from npurt.llm.state import State
 from npurt.llm.taps import Taps
 from npurt.runtime.placement import Placed
@@ -155,25 +155,3 @@ class Head:
         logits = self._logits[: len(x)]
         self._plan.run(len(x), 0, 0, logits)
         return logits
-
-
-def rotations_of(model: ModelGraph, positions: int) -> dict[str, tuple[F32, F32]]:
-    """Return cos and sin ``[positions, rotated / 2]`` of each attention of a graph, by its name.
-
-    Where nothing rotates, rotated is 0.
-    """
-    makers = {tensor.name: op for op in model.graph.ops for tensor in op.writes}
-    made: dict[tuple[str, float], tuple[F32, F32]] = {}
-    nothing: F32 = np.empty((positions, 0), np.float32)
-    found = {}
-    for op in model.graph.ops:
-        if not isinstance(op, ops.Attention):
-            continue
-        rope = makers[op.k.name]
-        found[op.name] = nothing, nothing
-        if isinstance(rope, ops.Rope):
-            key = rope.frequencies.name, rope.magnitude
-            if key not in made:
-                made[key] = rotations(model.tables[key[0]], rope.magnitude, positions)
-            found[op.name] = made[key]
-    return found

@@ -1,0 +1,63 @@
+"""Tables that attention reads by position: rotations of heads, and factors of queries.
+
+Angles are computed in float64; the tables are float32.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.graph import ops
+from npurt.graph.graph import Graph
+
+F64 = npt.NDArray[np.float64]
+
+
+def rotations_of(
+    graph: Graph, table: Callable[[str], F64], positions: int
+) -> dict[str, tuple[F32, F32]]:
+    """Return cos and sin ``[positions, rotated / 2]`` of each attention of a graph, by its name.
+
+    Where nothing rotates, rotated is 0.
+
+    Args:
+        table: Returns the frequencies called so.
+    """
+    makers = {tensor.name: op for op in graph.ops for tensor in op.writes}
+    made: dict[tuple[str, float], tuple[F32, F32]] = {}
+    nothing: F32 = np.empty((positions, 0), np.float32)
+    found = {}
+    for op in graph.ops:
+        if not isinstance(op, ops.Attention):
+            continue
+        rope = makers.get(op.k.name)
+        found[op.name] = nothing, nothing
+        if isinstance(rope, ops.Rope):
+            key = rope.frequencies.name, rope.magnitude
+            if key not in made:
+                made[key] = rotations(table(key[0]), rope.magnitude, positions)
+            found[op.name] = made[key]
+    return found
+
+
+def rotations(radians: F64, magnitude: float, positions: int) -> tuple[F32, F32]:
+    """Return cos and sin, float32 ``[positions, len(radians)]``, times *magnitude*."""
+    cos = np.empty((positions, len(radians)), np.float32)
+    sin = np.empty_like(cos)
+    for start in range(0, positions, 4096):  # the float64 angles of a long context are large
+        at = np.arange(start, min(start + 4096, positions), dtype=np.float64)
+        angles = at[:, None] * radians
+        cos[start : start + len(at)] = np.cos(angles) * magnitude
+        sin[start : start + len(at)] = np.sin(angles) * magnitude
+    return cos, sin
+
+
+def temperatures(temperature: tuple[float, int] | None, positions: int) -> F32 | None:
+    """Return the factors of queries by position: see `npurt.graph.ops.Attention`."""
+    if temperature is None:
+        return None
+    slope, length = temperature
+    factors = 1 + slope * np.log1p(np.arange(positions) // length)
+    return np.asarray(factors, np.float32)

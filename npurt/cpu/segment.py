@@ -1,0 +1,400 @@
+"""A part of a graph on the CPU: one program, and what the ops without a kernel compute in numpy.
+
+Each sequence has states and a program of its own; all share the weights and the buffers of values.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+import numpy as np
+
+from npurt.cpu.bound import Bound
+from npurt.cpu.buffers import fan_of, unsupported
+from npurt.cpu.checked import CheckedProgram
+from npurt.cpu.device import CpuDevice, CpuPacked
+from npurt.cpu.engine import empty
+from npurt.cpu.lower import Lowering
+from npurt.cpu.rotation import rotations_of, temperatures
+from npurt.cpu.states import SequenceStates
+from npurt.cpu.steps import Steps
+from npurt.device import F32
+from npurt.errors import LayoutError
+from npurt.graph import ops
+from npurt.graph.graph import WRITTEN, Graph
+from npurt.graph.meaning import MEANING
+from npurt.graph.ops import Fused, Op
+from npurt.graph.rows import Rows
+from npurt.graph.state import Run, States
+from npurt.graph.tensor import SELECTED, Kind, Tensor
+from npurt.quant.tensor import QTensor
+from npurt.segment import Array, Counter, Limits, Segment, Weights
+from npurt.verify import Mode, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight of products: see `npurt.cpu.checked.Weight`."""
+
+    name: str
+    packed: CpuPacked
+    bias: F32 | None
+
+
+class Shared:
+    """What all sequences of a segment have in common.
+
+    Attributes:
+        weights: Matrices of products by name of the tensor.
+        vectors: Other weights by name.
+        tables: Weights that rows are taken from, by name.
+        rotations: cos and sin by name of the attention.
+        sampler: Chooses the products to verify.
+        events: Sentences for reports.
+    """
+
+    def __init__(self, device: CpuDevice, part: Graph, weights: Weights, limits: Limits) -> None:
+        given = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
+        wanted = part.wanted | {tensor.name for tensor in part.tensors(Kind.OUTPUT)}
+        self.part = part = replace(part, given=given, wanted=wanted)
+        self.given = given
+        self.selected = {
+            tensor.name
+            for op in part.ops
+            for tensor in (*op.reads, *op.writes)
+            if tensor.shape and tensor.shape[0] == SELECTED
+        }
+        self.selects = bool(self.selected)
+        self.engine, self.limits = device.engine, limits
+        self.source = weights
+        self.sampler, self.events = Sampler(Mode.OFF), list[str]()
+        products = [op for op in part.ops if isinstance(op, ops.MatMul | ops.ExpertMatMul)]
+        matrices = {op.weight.name: weights.quantised(op.weight.name) for op in products}
+        self.tables: dict[str, QTensor] = {
+            op.weight.name: weights.quantised(op.weight.name)
+            for op in part.ops
+            if isinstance(op, ops.Embedding)
+        }
+        self.vectors: dict[str, F32] = {
+            tensor.name: np.ascontiguousarray(weights.values(tensor.name), np.float32)
+            for tensor in part.tensors(Kind.WEIGHT)
+            if tensor.name not in matrices and tensor.name not in self.tables
+        }
+        biases = {op.weight.name: op.bias for op in products}
+        packed = device.pack_all(list(matrices.values()))
+        self.weights: dict[str, PackedWeight] = {}
+        for name, image in zip(matrices, packed, strict=True):
+            bias = biases[name]
+            added = None if bias is None else self.vectors[bias.name]
+            self.weights[name] = PackedWeight(name.removesuffix(".weight"), image, added)
+        self.rotations = rotations_of(part, weights.values, limits.positions)
+        self.temperatures = {
+            op.name: temperatures(op.temperature, limits.positions)
+            for op in part.ops
+            if isinstance(op, ops.Attention)
+        }
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self.weights.clear()
+        self.vectors.clear()
+        self.tables.clear()
+
+    def load(self, name: str) -> Array:
+        """Return a weight or table as floats, for ops without a kernel."""
+        return self.vectors[name] if name in self.vectors else self.source.values(name)
+
+
+@dataclass(slots=True)
+class Current:
+    """The run that is going on, as ops without a kernel see it."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    rows: Rows = field(default_factory=lambda: Rows.of(0))
+
+
+class NumpyStep:
+    """An op that no kernel runs, by its function in `npurt.graph.meaning`.
+
+    Attributes:
+        makes: What it makes.
+        sources: Where programs leave what it reads.
+        targets: Where programs want what it makes; known once all ops are added.
+    """
+
+    def __init__(self, shared: Shared, current: Current, states: States, op: Op) -> None:
+        self._shared, self._current, self._states = shared, current, states
+        self._parts = op.parts if isinstance(op, Fused) else (op,)
+        self.makes = op.writes
+        self._counters = [Counter.of(part) for part in self._parts]
+        self.sources: list[tuple[Tensor, F32]] = []
+        self.targets: list[tuple[Tensor, F32]] = []
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Compute it."""
+        current, shared = self._current, self._shared
+        flags = current.rows.wanted
+        for tensor, view in self.sources:
+            current.values[tensor.name] = taken(tensor, view, flags, head)
+        run = Run(np.float32, current.values, shared.load, self._load_rows, current.rows,
+                  self._states)  # fmt: skip
+        for part, counter in zip(self._parts, self._counters, strict=True):
+            start = time.perf_counter()
+            with np.errstate(over="ignore", invalid="ignore"):  # as in kernels
+                results = MEANING[type(part)](part, run)
+            current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
+            counter.count(part, len(results[0]), time.perf_counter() - start)
+        for tensor, view in self.targets:
+            put(tensor, view, current.values[tensor.name], flags, head)
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return ", ".join(counter.op for counter in self._counters), "cpu"
+
+    def prepare(self) -> None:
+        """There is nothing to verify."""
+
+    def redirect_last(self, array: F32) -> None:
+        """It has no product."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what it did so far."""
+        return self._counters
+
+    def _load_rows(self, name: str, index: Array) -> Array:
+        return self._shared.source.quantised(name)[index].dequantize()
+
+
+class Programs(Steps):
+    """The steps of one sequence."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def new_program(self) -> CheckedProgram:
+        """Return an empty program."""
+        shared = self._shared
+        return CheckedProgram(shared.engine, shared.sampler, shared.events)
+
+    def __iter__(self) -> "Iterator[CheckedProgram | NumpyStep]":
+        return (s for s in self._steps if isinstance(s, CheckedProgram | NumpyStep))
+
+    def append(self, step: NumpyStep) -> None:
+        """Add an op without a kernel."""
+        self._steps.append(step)
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Run all ops."""
+        for step in self._steps:
+            step.run(rows, position, head)
+
+    def verify(self, sampler: Sampler) -> None:
+        """Have products checked that *sampler* chooses."""
+        for step in self:
+            if isinstance(step, CheckedProgram):
+                step.sampler = sampler
+                if sampler.mode is not Mode.OFF:
+                    step.prepare()
+
+
+class Sequence:
+    """The states of a sequence, and the program that works on them."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._current = shared, Current()
+        part, limits = shared.part, shared.limits
+        self.states = SequenceStates(part, limits, shared.rotations, shared.temperatures)
+        self._embedded = {
+            op.name: (op, empty(limits.rows, op.out.columns))
+            for op in part.ops
+            if isinstance(op, ops.Embedding)
+        }
+        bound = Bound(
+            shared.weights, shared.vectors, self.states.kv, self.states.recurrent, limits.rows,
+            self.states.convolved,
+        )  # fmt: skip
+        self.steps = Programs(shared)
+        inputs = {op.out.name: buffer for op, buffer in self._embedded.values()}
+        lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._in_numpy)
+        self._values = lowering.values
+        lowering.add()
+        tensors = {t.name: t for op in part.ops for t in (*op.reads, *op.writes)}
+        for step in self.steps:
+            if isinstance(step, NumpyStep):
+                step.targets = list(self._in_buffers(step.makes))
+        self._output = lowering.output
+        self._given = list(self._in_buffers(tensors[name] for name in part.given))
+        self._made = [(tensors[n], self._values.view(n)) for n in sorted(part.wanted)]
+
+    def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, F32]]:
+        """Yield those that programs have, and where."""
+        for tensor in tensors:
+            view = self._values.view(tensor.name)
+            if view is not None:
+                yield tensor, view
+
+    def _in_numpy(self, op: Op) -> None:
+        """Add a step for an op without a kernel.
+
+        Raises:
+            UnsupportedOp: It reads what only kernels have.
+        """
+        step = NumpyStep(self._shared, self._current, self.states.others, op)
+        values = self._values
+        for tensor in op.reads:
+            if tensor.kind in WRITTEN and tensor.name not in values.loose:
+                if tensor not in values:
+                    raise unsupported(op, f"only kernels have {tensor.name}")
+                step.sources.append((tensor, values.columns(tensor).view))
+        self.states.leave(op.states)
+        self.steps.append(step)
+
+    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """Run all ops on the rows of this sequence."""
+        count, flags = len(rows), rows.wanted
+        position = int(rows.positions[0])
+        head = int(np.argmax(flags)) if flags.any() else count
+        head = head if self._shared.selects else 0
+        self.states.begin(position)
+        current = self._current
+        current.values, current.rows = dict(values), rows
+        for op, buffer in self._embedded.values():
+            x = self._shared.tables[op.weight.name][values[op.tokens.name]].dequantize()
+            buffer[:count] = x if op.scale == 1 else x * np.float32(op.scale)
+        for tensor, view in self._given:
+            put(tensor, view, values[tensor.name], flags, head)
+        out = None
+        if self._output is not None:
+            out = np.empty((count - head, self._output.columns), np.float32)
+            self.steps.redirect(out)
+        self.steps.run(count, position, head)
+        self.states.length = position + count
+        made = {}
+        for tensor, left in self._made:
+            if out is not None and tensor == self._output:
+                made[tensor.name] = out if flags[head:].all() else out[flags[head:]]
+            elif left is not None:
+                made[tensor.name] = taken(tensor, left, flags, head)
+            else:
+                made[tensor.name] = current.values[tensor.name]
+        current.values = {}
+        return made
+
+
+class CpuSegment(Segment):
+    """A part of a graph on the CPU.
+
+    Raises:
+        UnsupportedOp: Neither kernels nor numpy can run an op as it stands there.
+    """
+
+    def __init__(self, device: CpuDevice, part: Graph, weights: Weights, limits: Limits) -> None:
+        self.part = part.check()
+        self._shared = Shared(device, part, weights, limits)
+        self._sequences = {0: Sequence(self._shared)}
+        self._counted: list[Counter] | None = None  # until it was closed
+
+    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """Run all ops; see `Segment.run`."""
+        self._require_fit(values, rows)
+        parts = list(rows.by_sequence())
+        if len(parts) == 1:
+            return self._of(parts[0][0]).run(values, rows)
+        selected = np.cumsum(rows.wanted) - 1  # row of each wanted one among those
+        made: dict[str, Array] = {}
+        for sequence, index in parts:
+            own = Rows(rows.sequences[index], rows.positions[index], rows.wanted[index])
+            chosen = {True: selected[index[own.wanted]], False: index}
+            given = {n: values[n][chosen[n in self._shared.selected]] for n in self._shared.given}
+            for name, part in self._of(sequence).run(given, own).items():
+                is_selected = name in self._shared.selected
+                if name not in made:
+                    length = int(rows.wanted.sum()) if is_selected else len(rows)
+                    made[name] = np.zeros((length, *part.shape[1:]), part.dtype)
+                made[name][chosen[is_selected]] = part
+        return made
+
+    def _require_fit(self, values: Mapping[str, Array], rows: Rows) -> None:
+        missing = sorted(self._shared.given - values.keys())
+        if missing:
+            raise LayoutError(
+                f"the part {self.part.name} is not given {', '.join(missing)}",
+                remedy="pass an array for each of part.given",
+            )
+        limits = self._shared.limits
+        last = int(rows.positions.max(initial=-1)) + 1
+        if not 0 < len(rows) <= limits.rows or last > limits.positions:
+            raise LayoutError(
+                f"{len(rows)} rows up to position {last} do not fit a segment for {limits.rows} "
+                f"rows and {limits.positions} positions",
+                remedy="pass fewer rows, or compile with larger limits",
+            )
+
+    def _of(self, sequence: int) -> Sequence:
+        if sequence not in self._sequences:
+            self._sequences[sequence] = Sequence(self._shared)
+        return self._sequences[sequence]
+
+    def read(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state."""
+        return self._of(sequence).states.read(state, sequence)
+
+    def write(self, state: Tensor, sequence: int, values: Array) -> None:
+        """Let a state be *values*."""
+        self._of(sequence).states.write(state, sequence, values)
+
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence; the program of the first stays."""
+        if sequence == 0:
+            self._of(0).states.clear(0)
+        else:
+            self._sequences.pop(sequence, None)
+
+    def verify(self, sampler: Sampler) -> None:
+        """Have products checked that *sampler* chooses."""
+        self._shared.sampler = sampler
+        for sequence in self._sequences.values():
+            sequence.steps.verify(sampler)
+
+    def events(self) -> list[str]:
+        """Return what reports should say since the last call."""
+        found = self._shared.events[:]
+        self._shared.events.clear()
+        return found
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what the ops did so far, for all sequences."""
+        return self._count() if self._counted is None else self._counted
+
+    def _count(self) -> Iterator[Counter]:
+        each = [[c for step in s.steps for c in step.counters()] for s in self._sequences.values()]
+        for same in zip_longest(*each):
+            total, *others = filter(None, same)
+            for other in others:
+                total.add(other)
+            yield total
+
+    def close(self) -> None:
+        """Let go of weights, programs and states; counters stay."""
+        self._counted = list(self.counters())
+        self._sequences.clear()
+        self._shared.close()
+
+
+def taken(tensor: Tensor, view: F32, flags: Array, head: int) -> Array:
+    """Return a copy of what programs left in the first rows of *view*, in the graph's shape."""
+    shape = [dim.size or -1 for dim in tensor.shape[1:]]
+    if tensor.shape[0] == SELECTED:
+        return view[: len(flags) - head][flags[head:]].reshape(-1, *shape)
+    return view[: len(flags) * fan_of(tensor)].copy().reshape(-1, *shape)
+
+
+def put(tensor: Tensor, view: F32, values: Array, flags: Array, head: int) -> None:
+    """Write *values* where programs read them."""
+    values = values.reshape(-1, tensor.columns)
+    if tensor.shape[0] == SELECTED:
+        view[: len(flags) - head][flags[head:]] = values
+    else:
+        view[: len(values)] = values

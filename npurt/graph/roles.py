@@ -1,0 +1,26 @@
+"""What reports call an op."""
+
+from npurt.graph import ops
+from npurt.graph.ops import Op
+
+ROLES = {
+    ops.Embedding: "embedding",
+    ops.RMSNorm: "norm",
+    ops.L2Norm: "norm",
+    ops.GatedNorm: "norm",
+    ops.Rope: "rope",
+    ops.Attention: "attention",
+    ops.GatedUnit: "activation",
+    ops.Route: "route",
+    ops.WeightedSum: "combine",
+    ops.ShortConv: "convolution",
+    ops.DeltaGates: "delta net",
+    ops.GatedDeltaNet: "delta net",
+}
+
+
+def role(op: Op) -> str:
+    """Return the class of *op* in reports."""
+    if isinstance(op, ops.MatMul | ops.ExpertMatMul):
+        return op.role
+    return ROLES.get(type(op), "element-wise")

@@ -1,0 +1,288 @@
+"""The CPU runs parts of graphs: the suite for devices, and any partition of any model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.cpu.device import CpuDevice
+from npurt.errors import LayoutError
+from npurt.graph.builder import Builder
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import Dim, Kind
+from npurt.llm.arch.reading import describe
+from npurt.llm.gguf import GGUF
+from npurt.llm.weights import FileWeights
+from npurt.reference.device import ReferenceDevice
+from npurt.runtime.execute import Executor
+from npurt.runtime.ledger import Ledger
+from npurt.segment import Limits
+from npurt.testing import DeviceSuite, RandomWeights, reference
+from npurt.verify import Mode, Sampler
+from tests.graph.models import logits
+from tests.llm import tiny
+from tests.llm.reference import nmse
+from tests.runtime.test_execute import FLOAT32
+
+MODELS = ["gemma3", "gpt-oss", "granite", "lfm2", "llama3", "olmo2", "qwen3", "qwen35", "qwen3moe"]
+LIMITS = Limits(rows=16, positions=64, kv_dtype="f32")
+
+
+class TestCpu(DeviceSuite):
+    formats = ("q8_0", "f32", "q4_0", "bf16")
+
+    def open(self):
+        return CpuDevice(2)
+
+
+def path(model, kinds=("f32", "bf16")):
+    return next(p for kind in kinds if (p := tiny.path(model, kind)).exists())
+
+
+class Refusing(CpuDevice):
+    """The CPU, but for ops of some kinds."""
+
+    def __init__(self, refuses):
+        super().__init__(2)
+        self.refuses = refuses
+
+    def why_not_op(self, op, limits):
+        return "refused" if isinstance(op, self.refuses) else super().why_not_op(op, limits)
+
+
+def run(segment, ids, start=0, wanted=None):
+    made = segment.run({"tokens": np.array(ids)}, Rows.of(len(ids), start, wanted=wanted))
+    return made["logits"]
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    """Return the path of a model, its graph and its weights."""
+    file = path(request.param, ("q8_0", "f32", "bf16"))
+    with GGUF(file) as opened:
+        graph = describe(opened).graph(64)
+        yield file, graph.graph, FileWeights(opened, graph)
+
+
+def test_a_model_is_one_program_and_gives_the_bits_of_the_plan(model):
+    file, graph, weights = model
+    ids = tiny.ids(file.parent.name, 20)
+    with npurt.Llama(file, "cpu", n_ctx=64, n_threads=2, kv_type="f32", progress=False) as llm:
+        expected = np.concatenate([llm.eval(ids[:12]), llm.eval(ids[12:13]), llm.eval(ids[13:])])
+
+    with CpuDevice(2) as cpu:
+        assert not any(cpu.why_not_op(op, LIMITS) for op in graph.ops)
+        segment = cpu.compile(graph, weights, LIMITS)
+        y = [run(segment, ids[:12]), run(segment, ids[12:13], 12), run(segment, ids[13:], 13)]
+
+        assert len(segment._sequences[0].steps._steps) == 1
+    assert np.array_equal(np.concatenate(y), expected)
+
+
+def partitions():
+    """Yield models with each kind of op that they have."""
+    for name in ("qwen35", "qwen3moe", "lfm2", "gemma3", "granite"):
+        file = path(name)
+        with GGUF(file) as opened:
+            listed = describe(opened).graph(64).graph.ops
+        for kind in dict.fromkeys(map(type, listed)):
+            yield pytest.param(file, kind, id=f"{name}-{kind.__name__}")
+
+
+@pytest.mark.parametrize(("file", "kind"), list(partitions()))
+def test_what_a_device_refuses_another_does_between_programs(file, kind):
+    """Once the CPU refuses a kind of op, and once all others."""
+    ids = tiny.ids(file.parent.name, 20)
+    expected = logits(file, ids)
+    with GGUF(file) as opened:
+        graph = describe(opened).graph(64)
+        others = tuple({type(op) for op in graph.graph.ops} - {kind})
+        for refuses in (kind, others):
+            with Refusing(refuses) as cpu:
+                weights = FileWeights(opened, graph)
+                made = Executor(
+                    graph.graph, cpu, ReferenceDevice(), weights, LIMITS, Ledger("test")
+                )
+                y = [made.run({"tokens": np.array(ids[:7])}, Rows.of(7))["logits"]]
+                for i in range(7, 20):
+                    inputs = {"tokens": np.array(ids[i : i + 1])}
+                    y.append(made.run(inputs, Rows.of(1, i))["logits"])
+                made.close()
+
+            assert {part.actual for part in made.parts} == {"cpu", "numpy"}
+            assert nmse(np.concatenate(y), expected) < FLOAT32
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def test_logits_of_any_rows_can_be_wanted(model):
+    file, graph, weights = model
+    ids = tiny.ids(file.parent.name, 9)
+    rows = Rows.of(9)
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        y = run(segment, ids)
+        segment.forget(0)
+        rows.wanted[[0, 1, 4, 8]] = False
+        some = segment.run({"tokens": np.array(ids)}, rows)["logits"]
+        segment.forget(0)
+        none = run(segment, ids, wanted=0)
+
+    assert np.array_equal(some, y[[2, 3, 5, 6, 7]])
+    assert none.shape == (0, y.shape[1])
+
+
+def test_sequences_of_any_model_do_not_see_each_other(model):
+    """Two in one run, in turns, and with logits of some rows, give the bits of each alone."""
+    file, graph, weights = model
+    ids = np.array(tiny.ids(file.parent.name, 10))
+    turns = np.arange(10) % 2
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        alone = []
+        for sequence in (0, 1):
+            alone.append(run(segment, ids[turns == sequence]))
+            segment.forget(0)
+        wanted = np.arange(10) % 3 != 1
+        rows = Rows(turns, np.arange(10) // 2, wanted)
+        both = segment.run({"tokens": ids}, rows)["logits"]
+
+    expected = np.empty((10, both.shape[1]), np.float32)
+    expected[0::2], expected[1::2] = alone
+    assert np.array_equal(both, expected[wanted])
+
+
+def test_rows_that_do_not_fit_are_refused(model):
+    _, graph, weights = model
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        for rows in (Rows.of(17), Rows.of(2, 63), Rows.of(0)):
+            with pytest.raises(LayoutError, match="do not fit a segment"):
+                segment.run({"tokens": np.zeros(len(rows), int)}, rows)
+        with pytest.raises(LayoutError, match="not given tokens"):
+            segment.run({}, Rows.of(1))
+
+
+def test_a_gap_in_the_positions_is_refused():
+    file = path("llama3")
+    with GGUF(file) as opened, CpuDevice(2) as cpu:
+        graph = describe(opened).graph(64)
+        segment = cpu.compile(graph.graph, FileWeights(opened, graph), LIMITS)
+        run(segment, [1, 2, 3])
+        with pytest.raises(LayoutError, match="has 3 positions, not 4"):
+            run(segment, [1], 4)
+
+
+# --- States ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_states_move_between_the_cpu_and_numpy(name):
+    """In the graph's form; back on the CPU, they go on to the bit."""
+    opened, ids = GGUF(path(name)), tiny.ids(name, 16)
+    made = describe(opened).graph(64)
+    graph, weights = made.graph, FileWeights(opened, made)
+    states = graph.tensors(Kind.STATE)
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        run(segment, ids[:9])
+        kept = {t.name: segment.read(t, 0) for t in states}
+        expected = run(segment, ids[9:], 9)
+        segment.forget(0)
+        for tensor in states:
+            segment.write(tensor, 1, kept[tensor.name])
+        for tensor in states:
+            assert np.array_equal(segment.read(tensor, 1), kept[tensor.name])
+        rows = Rows(np.ones(7, int), np.arange(9, 16), np.ones(7, bool))
+        again = segment.run({"tokens": np.array(ids[9:])}, rows)["logits"]
+    other = ReferenceDevice().compile(graph, weights, LIMITS)
+    for tensor in states:
+        other.write(tensor, 0, kept[tensor.name])
+
+    assert np.array_equal(again, expected)
+    assert nmse(run(other, ids[9:], 9), expected.astype(np.float64)) < FLOAT32
+    opened.close()
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "llama3"])
+def test_a_checkpoint_is_gone_back_to_exactly(name):
+    ids = tiny.ids(name, 16)
+    with GGUF(path(name)) as opened, CpuDevice(2) as cpu:
+        graph = describe(opened).graph(64)
+        segment = cpu.compile(graph.graph, FileWeights(opened, graph), LIMITS)
+        run(segment, ids[:5])
+        kept = segment.checkpoint(0)
+        expected = run(segment, ids[5:], 5)
+        segment.restore(0, kept)
+
+        assert np.array_equal(run(segment, ids[5:], 5), expected)
+
+
+# --- Verification ---------------------------------------------------------------------------------
+
+
+def test_products_are_verified_and_a_wrong_one_is_said(model):
+    file, graph, weights = model
+    ids = tiny.ids(file.parent.name, 5)
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        y = run(segment, ids)
+        assert not any(counter.verified for counter in segment.counters())
+        segment.verify(Sampler(Mode.ALWAYS))
+        segment.forget(0)
+        assert np.array_equal(run(segment, ids), y)
+        products = [counter for counter in segment.counters() if counter.macs]
+        assert all((c.verified, c.failed, c.calls) == (1, 0, 2) for c in products)
+        assert segment.events() == []
+
+        (program,) = segment._sequences[0].steps._steps
+        first = next(iter(program.products.values()))
+        first.secrets[0].s[:] += 1  # seems wrong with all kernels
+        segment.forget(0)
+        with pytest.raises(npurt.VerificationFailed, match=first.names.partition(",")[0]):
+            run(segment, ids)
+        assert "quarantined: cpu" in segment.events()[0]
+        assert segment.events() == []
+
+
+# --- Any graph ------------------------------------------------------------------------------------
+
+
+def test_values_of_one_name_do_not_share_a_buffer_while_they_are_needed():
+    """Names without their block are buffers' names: here both blocks are needed to the end."""
+    b, d = Builder("alike"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    norms = [b.rms_norm(f"{i}.norm", x, b.constant(f"{i}.norm.weight", d), 1e-6) for i in range(3)]
+    made = [
+        b.matmul(f"{i}.up", h, b.constant(f"{i}.weight", Dim("N", 64), d), role="up")
+        for i, h in reversed(list(enumerate(norms)))
+    ]
+    total = b.add("sum", b.add("first", made[0], made[1]), made[2])
+    b.output(b.add("x", total, norms[1]), "logits")
+    graph = b.build()
+    weights, ids = RandomWeights(graph), np.arange(5)
+    with CpuDevice(2) as cpu:
+        y = run(cpu.compile(graph, weights, LIMITS), ids)
+
+    assert nmse(y, reference(graph, weights, ids)) < FLOAT32
+
+
+def test_a_value_that_leaves_is_not_overwritten_by_a_sum_in_its_place():
+    b, d = Builder("leaves"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6)
+    y = b.matmul("up", h, b.constant("weight", Dim("N", 64), d), role="up")
+    total = b.add("total", x, y)
+    b.output(b.rms_norm("last", total, b.constant("last.weight", d), 1e-6), "logits")
+    graph = replace(b.build(), wanted=frozenset({x.name, total.name}))
+    weights, ids = RandomWeights(graph), np.arange(5)
+    inputs, rows = {"tokens": ids}, Rows.of(5)
+    with CpuDevice(2) as cpu:
+        made = cpu.compile(graph, weights, LIMITS).run(inputs, rows)
+    expected = ReferenceDevice().compile(graph, weights, LIMITS).run(inputs, rows)
+
+    assert made.keys() == expected.keys() == {"logits", x.name, total.name}
+    for name, values in expected.items():
+        assert nmse(made[name], values.astype(np.float64)) < FLOAT32
