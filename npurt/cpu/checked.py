@@ -7,8 +7,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol
 import numpy as np
 
 from npurt.cpu import abi
-from npurt.cpu.device import CpuPacked
 from npurt.cpu.engine import Engine, Input
+from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Program, Routing
 from npurt.device import F32, Packed
 from npurt.errors import VerificationFailed

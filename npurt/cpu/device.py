@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu import abi, layout
-from npurt.cpu.engine import Engine, Input, pointer
+from npurt.cpu.engine import Engine
 from npurt.cpu.memory import Arena, allocate
+from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Image, Program
+from npurt.cpu.segment import CpuSegment
 from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
@@ -22,86 +24,6 @@ from npurt.quant.types import BY_NAME
 from npurt.segment import Limits, Segment, Weights
 
 F64 = npt.NDArray[np.float64]
-
-KEPT = 4  # programs of a packed weight, by number of rows
-
-
-class CpuPacked(Packed):
-    """A weight in the layout of the CPU kernels; a stack is one image after another.
-
-    `image` says what one matrix is, and holds all of them.
-    """
-
-    device: "CpuDevice"
-
-    def __init__(self, device: "CpuDevice", tensor: QTensor, image: Image) -> None:
-        self.device = device
-        self.tensor = tensor
-        self.image = image
-        self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
-
-    def multiply(self, x: F32, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*, the rows of one run; keep the program for next time."""
-        with self.device.engine.turn():
-            if len(x) not in self._ready:
-                if len(self._ready) == KEPT:
-                    del self._ready[next(iter(self._ready))]
-                self._ready[len(x)] = self._program(len(x), out)
-            source, program = self._ready[len(x)]
-            source.values[:] = x
-            program.ops[len(program) - 1].u.matmul.y = pointer("float *", out)
-            program.run(len(x))
-
-    def _program(self, rows: int, out: F32) -> tuple[Input, Program]:
-        source = Input(rows, self.k, quantised=self.image.integer)
-        program = Program(self.device.engine)
-        if self.image.integer:
-            program.quant(source)
-        program.matmul(source, [self.image], out)
-        return source, program
-
-    def first(self, n: int) -> "CpuPacked":
-        """Return the panels that hold the first *n* rows."""
-        n = min(-(-n // layout.ROWS) * layout.ROWS, self.n)
-        number = self.image.format.number
-        data = self.image.data[: abi.lib().npurt_image_bytes(number, n, self.k)]
-        return CpuPacked(self.device, self.tensor[:n], replace(self.image, data=data, n=n))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image."""
-        return self.image.data.nbytes
-
-    @property
-    def group(self) -> int:
-        """Columns that share a scale; 1 for float weights."""
-        return layout.group(self.image.format.number)
-
-    @property
-    def matrices(self) -> int:
-        """Matrices of the stack, 1 where there is none."""
-        return self.tensor.shape[0] if self.tensor.ndim == 3 else 1
-
-    def matrix(self, index: int) -> "CpuPacked":
-        """Return one matrix of a stack; of a weight ``[N, K]``, itself."""
-        if self.tensor.ndim == 2:
-            return self
-        data = self.image.data.reshape(self.matrices, -1)[index]
-        return CpuPacked(self.device, self.tensor[index], replace(self.image, data=data))
-
-    def spread(self, r: F64) -> tuple[F64, F64]:
-        """Return ``W^T r`` ``[E, K]`` and ``sum_n (r_n a_n)^2`` ``[E]`` of every matrix.
-
-        a_n is the norm that bounds rounding.
-        """
-        images = self.image.data.reshape(self.matrices, -1)
-        s = np.zeros((self.matrices, self.k))
-        squares = np.zeros((self.matrices, -(-self.k // layout.RECORD)))
-        program = Program(self.device.engine)
-        for i, data in enumerate(images):
-            program.spread(replace(self.image, data=data), r, s[i], squares[i])
-        program.run()
-        return s, squares.sum(axis=1)
 
 
 class CpuDevice(Device):
@@ -157,7 +79,7 @@ class CpuDevice(Device):
                 blocks = np.ascontiguousarray(tensor.blocks)
                 program.pack(blocks, replace(image, n=n * math.prod(experts)))
                 program.run()
-            packed.append(CpuPacked(self, tensor, image))
+            packed.append(CpuPacked(self, self.engine, tensor, image))
             done(i)
         return packed
 
@@ -268,9 +190,7 @@ class CpuDevice(Device):
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
         """Make a segment of *part*: one program where all its ops have kernels."""
-        from npurt.cpu.segment import CpuSegment  # which needs this device's packed weights
-
-        return CpuSegment(self, part, weights, limits)
+        return CpuSegment(self.engine, self.pack_all, part, weights, limits)
 
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""

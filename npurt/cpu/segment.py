@@ -4,7 +4,7 @@ Each sequence has states and a program of its own; all share the weights and the
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -13,9 +13,9 @@ import numpy as np
 from npurt.cpu.bound import Bound
 from npurt.cpu.buffers import fan_of, unsupported
 from npurt.cpu.checked import CheckedProgram
-from npurt.cpu.device import CpuDevice, CpuPacked
-from npurt.cpu.engine import empty
+from npurt.cpu.engine import Engine, empty
 from npurt.cpu.lower import Lowering
+from npurt.cpu.packed import CpuPacked
 from npurt.cpu.rotation import rotations_of, temperatures
 from npurt.cpu.states import SequenceStates
 from npurt.cpu.steps import Steps
@@ -31,6 +31,8 @@ from npurt.graph.tensor import SELECTED, Kind, Tensor
 from npurt.quant.tensor import QTensor
 from npurt.segment import Array, Counter, Limits, Segment, Weights
 from npurt.verify import Mode, Sampler
+
+Pack = Callable[[Sequence[QTensor]], list[CpuPacked]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class Shared:
         events: Sentences for reports.
     """
 
-    def __init__(self, device: CpuDevice, part: Graph, weights: Weights, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, pack: Pack, part: Graph, weights: Weights, limits: Limits
+    ) -> None:
         given = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
         wanted = part.wanted | {tensor.name for tensor in part.tensors(Kind.OUTPUT)}
         self.part = part = replace(part, given=given, wanted=wanted)
@@ -66,7 +70,7 @@ class Shared:
             if tensor.shape and tensor.shape[0] == SELECTED
         }
         self.selects = bool(self.selected)
-        self.engine, self.limits = device.engine, limits
+        self.engine, self.limits = engine, limits
         self.source = weights
         self.sampler, self.events = Sampler(Mode.OFF), list[str]()
         products = [op for op in part.ops if isinstance(op, ops.MatMul | ops.ExpertMatMul)]
@@ -82,7 +86,7 @@ class Shared:
             if tensor.name not in matrices and tensor.name not in self.tables
         }
         biases = {op.weight.name: op.bias for op in products}
-        packed = device.pack_all(list(matrices.values()))
+        packed = pack(list(matrices.values()))
         self.weights: dict[str, PackedWeight] = {}
         for name, image in zip(matrices, packed, strict=True):
             bias = biases[name]
@@ -199,7 +203,7 @@ class Programs(Steps):
                     step.prepare()
 
 
-class Sequence:
+class SequenceProgram:
     """The states of a sequence, and the program that works on them."""
 
     def __init__(self, shared: Shared) -> None:
@@ -286,14 +290,19 @@ class Sequence:
 class CpuSegment(Segment):
     """A part of a graph on the CPU.
 
+    Args:
+        pack: Lays weights out for the kernels.
+
     Raises:
         UnsupportedOp: Neither kernels nor numpy can run an op as it stands there.
     """
 
-    def __init__(self, device: CpuDevice, part: Graph, weights: Weights, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, pack: Pack, part: Graph, weights: Weights, limits: Limits
+    ) -> None:
         self.part = part.check()
-        self._shared = Shared(device, part, weights, limits)
-        self._sequences = {0: Sequence(self._shared)}
+        self._shared = Shared(engine, pack, part, weights, limits)
+        self._sequences = {0: SequenceProgram(self._shared)}
         self._counted: list[Counter] | None = None  # until it was closed
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -332,9 +341,9 @@ class CpuSegment(Segment):
                 remedy="pass fewer rows, or compile with larger limits",
             )
 
-    def _of(self, sequence: int) -> Sequence:
+    def _of(self, sequence: int) -> SequenceProgram:
         if sequence not in self._sequences:
-            self._sequences[sequence] = Sequence(self._shared)
+            self._sequences[sequence] = SequenceProgram(self._shared)
         return self._sequences[sequence]
 
     def read(self, state: Tensor, sequence: int) -> Array:

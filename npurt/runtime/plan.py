@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import Weight
-from npurt.cpu.device import CpuDevice, CpuPacked
+from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
+from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Convolution, Program, Routing
 from npurt.cpu.steps import Step, Steps
 from npurt.device import F32, DeltaNet, Device

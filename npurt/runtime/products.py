@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.checked import ORACLE, WRONG_TWICE, spread_secret
-from npurt.cpu.device import CpuDevice, CpuPacked
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.packed import CpuPacked
 from npurt.device import F32, Device, Packed
 from npurt.errors import VerificationFailed
 from npurt.runtime.ledger import Ledger, Report, Row
