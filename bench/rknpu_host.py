@@ -106,7 +106,7 @@ class Requests:
         self._library.driver = self._ffi.NULL
         for made in self._prepared.values():
             for product, _ in made:
-                product._job.run.table.mark_count = 0  # nobody overwrites them
+                product._job.run.table.sentinel_count = 0  # nobody overwrites them
 
     def sums(self, rows: int) -> tuple[int, int]:
         """Return how many elements are rounded, and sums scaled, in all jobs of *rows*."""
@@ -207,11 +207,11 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
     ):
         requests = Requests(llm, folder)
         llm.eval_last([4])
-        crews = {"one": host.ffi().NULL, "each": requests.jobs()[0].run.table.crew}
+        crews = {"one": host.ffi().NULL, "each": requests.jobs()[0].run.table.pool}
         for token in range(2 * tokens):
-            way = ("one", "each")[token % 2]
+            connection = ("one", "each")[token % 2]
             for job in requests.jobs():
-                job.run.table.crew = crews[way]
+                job.run.table.pool = crews[connection]
             llm.eval_last([10 + token])
             clock.spent.clear()
             requests.take()
@@ -219,18 +219,18 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
             llm.eval_last([10 + token])
             process = 1e3 * (time.process_time() - start)
             own = clock.take("matmuls") - requests.take()
-            samples[way].append((own, clock.take("products"), process))
+            samples[connection].append((own, clock.take("products"), process))
     device_module.RkDevice.matmuls = matmuls  # type: ignore[method-assign]
     return {
         "model": path.name,
         **{
-            way: {
+            connection: {
                 name: statistics.median(column)
                 for name, column in zip(
                     ("host", "products", "process"), zip(*taken, strict=True), strict=True
                 )
             }
-            for way, taken in samples.items()
+            for connection, taken in samples.items()
         },
     }
 

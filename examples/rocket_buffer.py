@@ -11,7 +11,7 @@ import numpy as np
 from npurt.rknpu.driver.base import Work
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.system import Simulator, System
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.plan import images
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import plan, plan_weights
@@ -25,7 +25,7 @@ def main():
     a = rng.integers(-128, 128, (4, 64), np.int8)
     b = rng.integers(-128, 128, (32, 64), np.int8)
 
-    weights = plan_weights(FORMS["int8"], *b.shape, cores=1)
+    weights = plan_weights(FORMATS["int8"], *b.shape, cores=1)
     product = plan(weights, len(a))
     driver = open_driver(System() if args.real else Simulator())
     try:

@@ -25,7 +25,7 @@ VALUES = {
     ("rknpu/isa/program.py", "address_words"),
     ("rknpu/isa/program.py", "template"),
     ("rknpu/plan/proof.py", "_fixed"),
-    ("rknpu/plan/proof.py", "_form_of"),
+    ("rknpu/plan/proof.py", "_format_of"),
     ("rknpu/plan/proof.py", "_index"),
 }
 

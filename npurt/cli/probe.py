@@ -29,10 +29,10 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each trial as it ends."""
-    from npurt.rknpu.device.device import way
+    from npurt.rknpu.device.device import connection
     from npurt.rknpu.doctor.probe import probe
 
-    system, connect = way(args.device)
+    system, connect = connection(args.device)
     outcomes: list[Outcome] = []
     for outcome in probe(connect, risky=args.unsafe):
         if not args.json and not outcomes:

@@ -66,13 +66,13 @@ def _bytes_of(file: Path) -> bytes:
 def matmul(args: argparse.Namespace) -> int:
     """Print the program of one task."""
     from npurt.rknpu.isa import program
-    from npurt.rknpu.isa.formats import FORMS
+    from npurt.rknpu.isa.formats import FORMATS
     from npurt.rknpu.isa.layout import Layout
     from npurt.rknpu.isa.lower import Profile
     from npurt.rknpu.isa.task import Task
 
     m, k, n = args.m, args.k, args.n
-    task = Task(FORMS[args.dtype], Layout(args.layout), m, k, n, rows=m, columns=k)
+    task = Task(FORMATS[args.dtype], Layout(args.layout), m, k, n, rows=m, columns=k)
     words = program.single(task, args.a, args.w, args.c, Profile(args.profile))
     for one, other in _overlapping(program.spans(task, args.a, args.w, args.c)):
         print(f"npurt: warning: {one} and {other} overlap at these addresses", file=sys.stderr)

@@ -20,7 +20,7 @@ from npurt.llm.gguf import GGUF
 from npurt.llm.model import Llama
 from npurt.llm.weights import Matrix, matrices
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device import quantise as quantise
 
 TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
 for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
@@ -80,7 +80,7 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
 
 def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
     """Return form, error and bytes of one matrix."""
-    rounded = numerics.best(matrix, fine=fine)
+    rounded = quantise.choose(matrix, int16=fine)
     nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
     return rounded.scheme.name, rounded.error, nbytes
 

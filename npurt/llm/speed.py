@@ -10,7 +10,7 @@ from npurt.llm.config import Config, read_config
 from npurt.llm.gguf import GGUF
 from npurt.llm.price import Price
 from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
-from npurt.rknpu.plan.cost import CLOCKS, Guess
+from npurt.rknpu.plan.cost import CLOCKS, Estimate
 from npurt.rknpu.plan.tiling import Plan
 
 PROMPT = 128  # tokens
@@ -71,7 +71,7 @@ def _rates(
 ) -> tuple[float, float, float]:
     experts = config.experts
     feedforward = experts.used * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
-    seconds: Guess[float] = run_seconds(
+    seconds: Estimate[float] = run_seconds(
         weights,
         tokens,
         layers=config.n_layers,

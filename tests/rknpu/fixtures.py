@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import Task
 
@@ -18,19 +18,19 @@ def load(name):
     return json.loads((DATA / name).read_text())
 
 
-def whole(form, layout, m, k, n):
+def whole(format, layout, m, k, n):
     """A task whose A and C are no larger than itself."""
-    return Task(FORMS[form], Layout(layout), m, k, n, rows=m, columns=k)
+    return Task(FORMATS[format], Layout(layout), m, k, n, rows=m, columns=k)
 
 
 @st.composite
-def tasks(draw, forms=tuple(FORMS), layouts=tuple(Layout)):
-    """Tasks that fit, in every form and layout, some of them parts of larger matrices."""
-    form = FORMS[draw(st.sampled_from(forms))]
+def tasks(draw, forms=tuple(FORMATS), layouts=tuple(Layout)):
+    """Tasks that fit, in every format and layout, some of them parts of larger matrices."""
+    format = FORMATS[draw(st.sampled_from(forms))]
     layout = draw(st.sampled_from(layouts))
     panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)
     m = panel * draw(st.integers(1, 64 // panel))
-    k = form.k_step * draw(st.integers(1, 12))
-    n = form.group * draw(st.integers(1, 5))
+    k = format.k_step * draw(st.integers(1, 12))
+    n = format.group * draw(st.integers(1, 5))
     rows = m if layout is Layout.NATIVE_H else m + panel * draw(st.integers(0, 3))
-    return Task(form, layout, m, k, n, rows, k + form.k_step * draw(st.integers(0, 2)))
+    return Task(format, layout, m, k, n, rows, k + format.k_step * draw(st.integers(0, 2)))

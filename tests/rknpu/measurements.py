@@ -30,7 +30,7 @@ class Product:
     """
 
     source: str
-    form: str
+    format: str
     m: int
     k: int
     n: int
@@ -48,7 +48,7 @@ class Product:
     @property
     def name(self) -> str:
         """For test reports."""
-        return f"{self.source} {self.form} {self.m}x{self.k}x{self.n} at {self.mhz} MHz"
+        return f"{self.source} {self.format} {self.m}x{self.k}x{self.n} at {self.mhz} MHz"
 
 
 @dataclass(frozen=True)

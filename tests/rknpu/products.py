@@ -10,14 +10,14 @@ from npurt.rknpu.plan.tiling import plan, plan_weights
 GARBAGE = 0x5A
 
 
-def elements(form, shape, seed):
-    """Random elements of a form; floats have few bits, so that int4, tf32 and fp16 hold them."""
+def elements(format, shape, seed):
+    """Random elements of a format; floats have few bits, so that int4, tf32 and fp16 hold them."""
     rng = np.random.default_rng(seed)
-    if form.bits <= 8:
-        half = 1 << (form.bits - 1)
+    if format.bits <= 8:
+        half = 1 << (format.bits - 1)
         return rng.integers(-half, half, shape, dtype=np.int8)
     values = rng.integers(-1024, 1025, shape) / 512
-    return values.astype(np.float16 if form.bits == 16 else np.float32)
+    return values.astype(np.float16 if format.bits == 16 else np.float32)
 
 
 def buffers(driver, product, core):
@@ -46,8 +46,8 @@ def fill(buffer, image):
 class Prepared:
     """A product of matrices that are in the NPU's memory."""
 
-    def __init__(self, driver, a, b, form, layout, *, m=None, tile=None, **cut):
-        weights = plan_weights(form, *b.shape, **cut)
+    def __init__(self, driver, a, b, format, layout, *, m=None, tile=None, **cut):
+        weights = plan_weights(format, *b.shape, **cut)
         self.plan = plan(weights, m or len(a), layout, **(tile or {}))
         self.cores = range(len(weights.cores))
         self.buffers = [buffers(driver, self.plan, core) for core in self.cores]

@@ -41,7 +41,7 @@ def test_an_outlier_that_the_weight_ignores_costs_no_more_than_on_the_cpu(device
     assert (error[:4] <= np.maximum(on_cpu[:4], 0.01)).all()
     assert (error < 0.03).all()
     assert not any(row.failed for row in npurt.report(device).rows)
-    assert packed.packed.fine is not None or outlier == 30
+    assert packed.packed.float16 is not None or outlier == 30
 
 
 @pytest.mark.parametrize("k", [64, 1024, 4096])
@@ -51,8 +51,8 @@ def test_ordinary_rows_take_one_pass_and_no_memory(k):
     error, packed = errors(x, w, "rknpu:sim")
 
     assert isinstance(packed.packed, AdaptivePacked)
-    assert packed.packed.fine is None
-    assert packed.nbytes == packed.packed.coarse.nbytes
+    assert packed.packed.float16 is None
+    assert packed.nbytes == packed.packed.int8.nbytes
     assert (error < 0.03).all()
 
 
@@ -86,7 +86,7 @@ def test_without_memory_for_it_all_rows_take_int8(device, monkeypatch):
     monkeypatch.undo()
     wanted = npurt.matmul(x, npurt.PackedWeight(plain(packed.tensor)))
     np.testing.assert_array_equal(y, wanted)
-    assert packed.nbytes == packed.coarse.nbytes
+    assert packed.nbytes == packed.int8.nbytes
 
 
 def test_a_weight_that_float16_cannot_hold_takes_int8(device):
@@ -97,7 +97,7 @@ def test_a_weight_that_float16_cannot_hold_takes_int8(device):
     y = npurt.matmul(x, npurt.PackedWeight(packed), verify="always")
 
     assert np.isfinite(y).all()
-    assert packed.fine is packed.coarse
+    assert packed.float16 is packed.int8
 
 
 def test_a_lost_npu_gets_both_images_back(device, simulator):

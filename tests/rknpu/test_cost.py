@@ -5,19 +5,19 @@ import math
 
 import pytest
 
-from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device import quantise
 from npurt.rknpu.device.estimate import Weight, run_seconds
-from npurt.rknpu.isa.formats import FORMS, form
+from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
-from npurt.rknpu.plan.cost import Guess
+from npurt.rknpu.plan.cost import Estimate
 from npurt.rknpu.plan.tiling import Cut, cut, plan, plan_weights
 from tests.rknpu.measurements import LANGUAGE, MODELS, PRODUCTS
 from tests.rknpu.test_device import by_scheme, device, inputs, multiply, tensor
 
 __all__ = ["device"]
 
-INT8 = FORMS["int8"]
+INT8 = FORMATS["int8"]
 
 
 def planned(n, k, rows):
@@ -30,8 +30,8 @@ def planned(n, k, rows):
 def plan_of(product):
     """Cut a measured product as those who measured it did."""
     rows, columns, k = product.tile or (None, 8192, None)
-    weights = plan_weights(form(product.form), product.n, product.k, cores=product.cores)
-    step, end = weights.form.k_step, weights.k_padded
+    weights = plan_weights(number_format(product.format), product.n, product.k, cores=product.cores)
+    step, end = weights.format.k_step, weights.k_padded
     if product.whole:
         weights = dataclasses.replace(weights, slices=(Cut(0, end),))
     elif k:
@@ -48,8 +48,8 @@ def of_product(product):
         read = product.m * product.n * product.host * speed.sum_s / product.threads
         return packed + read + (product.jobs - 1) * speed.submit_s
 
-    others = cost.guess(product.driver, rest)
-    return Guess(*[1e3 * (a + b) for a, b in zip(npu, others, strict=True)])
+    others = cost.estimate(product.driver, rest)
+    return Estimate(*[1e3 * (a + b) for a, b in zip(npu, others, strict=True)])
 
 
 def of_run(run):
@@ -63,7 +63,7 @@ def of_run(run):
         weights, run.tokens, layers=layers, units=layers * (d + ff), driver=run.driver,
         clock_hz=run.mhz * 1e6,
     )  # fmt: skip
-    return Guess(*[1e3 * each for each in seconds])
+    return Estimate(*[1e3 * each for each in seconds])
 
 
 EVERY = [(of_product, each) for each in PRODUCTS] + [(of_run, each) for each in LANGUAGE]
@@ -72,9 +72,9 @@ EVERY = [(of_product, each) for each in PRODUCTS] + [(of_run, each) for each in 
 @pytest.mark.parametrize(("model", "measured"), EVERY, ids=lambda each: getattr(each, "name", ""))
 def test_each_measurement_is_in_the_range(model, measured):
     """Also those that were left out when the model was fitted."""
-    guess = model(measured)
+    estimate = model(measured)
 
-    assert guess.low <= measured.ms <= guess.high
+    assert estimate.low <= measured.ms <= estimate.high
 
 
 def off_by(kind):
@@ -108,8 +108,8 @@ def test_the_range_is_no_wider_than_what_is_not_known():
     """Boards differ by a third in bandwidth; most of the rest is the host."""
     npu = [cost.npu_seconds([plan_of(p)], p.driver, p.mhz * 1e6) for p in PRODUCTS]
 
-    assert all(guess.low < guess.expected < guess.high for guess in npu)
-    assert max(guess.high / guess.low for guess in npu) < 4.5
+    assert all(estimate.low < estimate.expected < estimate.high for estimate in npu)
+    assert max(estimate.high / estimate.low for estimate in npu) < 4.5
     assert max(of_run(run).high / of_run(run).low for run in LANGUAGE) < 11
 
 
@@ -129,7 +129,7 @@ def test_a_slower_clock_and_another_driver_take_longer():
     vendor, stock = cost.npu_seconds(product, "rknpu"), cost.npu_seconds(product, "rocket")
     patched = cost.npu_seconds(product, "rocket", 600e6)
 
-    for name in Guess._fields:
+    for name in Estimate._fields:
         assert getattr(vendor, name) < getattr(patched, name) < getattr(stock, name)
     assert stock == cost.npu_seconds(product, "rocket", 200e6)
 
@@ -191,7 +191,7 @@ def test_the_simulator_counts_what_the_plan_says(device, simulator, scheme, m):
 
     multiply(device, x, packed)
 
-    chosen = numerics.BY_NAME[scheme]
+    chosen = quantise.BY_NAME[scheme]
     plans = [plan(part.plan, m * chosen.passes, Layout.ROW) for part in packed.parts]
     counts = [cost.count(each) for each in plans]
     cores = simulator.report()["cores"]

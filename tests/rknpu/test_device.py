@@ -19,7 +19,7 @@ from npurt.errors import (
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import FORMATS
 from npurt.rknpu.device import device as device_module
-from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device import quantise
 from npurt.rknpu.device.device import open_rknpu, rows_prepared
 from npurt.rknpu.plan.proof import Role
 from tests.cpu import cases
@@ -66,7 +66,7 @@ def multiply(device, x, *weights):
 
 def by_scheme(device, source, name):
     """Upload a weight by a scheme that its own error would not choose."""
-    return device.upload(source, numerics.round_weight(source, numerics.BY_NAME[name]))
+    return device.upload(source, quantise.quantise_weight(source, quantise.BY_NAME[name]))
 
 
 def assert_exact(device, x, packed, y):
@@ -141,7 +141,7 @@ def test_any_shape_is_padded_and_multiplied(shared, n, k, m, scheme, spread):
     assert_near(shared, x, packed, y)
 
 
-@pytest.mark.parametrize("scheme", numerics.BY_NAME)
+@pytest.mark.parametrize("scheme", quantise.BY_NAME)
 @pytest.mark.parametrize(("n", "k", "m"), [(40, 1100, 3), (200, 512, 1), (33, 544, 130)])
 def test_every_scheme_multiplies(shared, scheme, n, k, m):
     """K = 1100 is three groups of at most 512."""
@@ -232,7 +232,7 @@ def test_both_drivers_give_the_same_bits(simulator):
     results = []
     for name in NAMES:
         with open_rknpu(name) as opened:
-            packed = [by_scheme(opened, tensor(70, 1100), scheme) for scheme in numerics.BY_NAME]
+            packed = [by_scheme(opened, tensor(70, 1100), scheme) for scheme in quantise.BY_NAME]
             x = inputs(20, 1100)
             results.append([multiply(opened, x, w) for w in packed])
     np.testing.assert_array_equal(*results)
@@ -341,7 +341,7 @@ def test_a_weight_that_nobody_has_frees_its_memory_and_programs(device):
 
 
 def test_the_products_used_least_recently_make_room(device, monkeypatch):
-    monkeypatch.setattr(device_module, "KEPT", 3)
+    monkeypatch.setattr(device_module, "MAX_PREPARED", 3)
     packed = device.pack(tensor(64, 96))
     wanted = [multiply(device, inputs(m, 96), packed) for m in range(1, 4)]
     three = held(device, Role.PROGRAM, Role.TASKS)

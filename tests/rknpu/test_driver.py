@@ -15,7 +15,7 @@ from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.memory import Created, Space
 from npurt.rknpu.driver.system import System
 from npurt.rknpu.driver.vendor import sync_of
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.proof import Role
@@ -23,7 +23,7 @@ from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.products import Prepared, elements, work
 
-INT8 = FORMS["int8"]
+INT8 = FORMATS["int8"]
 A = elements(INT8, (3, 96), 0)
 B = elements(INT8, (200, 96), 1)
 RIGHT = A.astype(np.int32) @ B.T
@@ -351,7 +351,7 @@ def test_memory_above_4_gib_is_given_back():
         def _destroy(self, buffer):
             self.destroyed += 1
 
-        def cleaning(self, buffer, start, end):
+        def clean_calls(self, buffer, start, end):
             raise AssertionError
 
     space = High(System(), -1)

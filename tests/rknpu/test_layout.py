@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import (
     Layout,
     arrange,
@@ -20,7 +20,7 @@ from npurt.rknpu.isa.layout import (
 from npurt.rknpu.plan import images
 from npurt.rknpu.plan.tiling import plan, plan_weights
 
-FORM_NAMES = sorted(FORMS)
+FORM_NAMES = sorted(FORMATS)
 
 # Where B[n, k] is in the image, in elements, by (K, n, k): gregordinary/rocket-userspace
 # weight_int8(), weight_fp16(), weight_int4(), weight_tf32(); the first two are mtx512's as well.
@@ -39,26 +39,28 @@ NATIVE_INDEX = [
 ]
 
 
-def matrix(form, rows, columns, seed=0):
+def matrix(format, rows, columns, seed=0):
     """Elements that tell where they are."""
     rng = np.random.default_rng(seed)
-    if form.name == "int4":
+    if format.name == "int4":
         return rng.integers(-8, 8, (rows, columns), dtype=np.int8)
-    if form.bits == 8:
+    if format.bits == 8:
         return rng.integers(-128, 128, (rows, columns), dtype=np.int8)
-    return rng.standard_normal((rows, columns)).astype({16: np.float16, 32: np.float32}[form.bits])
+    return rng.standard_normal((rows, columns)).astype(
+        {16: np.float16, 32: np.float32}[format.bits]
+    )
 
 
-def one(form, rows, columns, row, column):
+def one(format, rows, columns, row, column):
     """A matrix of zeros and a single one."""
-    x = np.zeros((rows, columns), matrix(form, 1, 2).dtype)
+    x = np.zeros((rows, columns), matrix(format, 1, 2).dtype)
     x[row, column] = 1
     return x
 
 
-def place_of_one(image, form):
+def place_of_one(image, format):
     """Index of the only element that is not 0 in a flat image."""
-    (index,) = np.flatnonzero(from_bytes(image.reshape(1, -1), form))
+    (index,) = np.flatnonzero(from_bytes(image.reshape(1, -1), format))
     return index
 
 
@@ -66,28 +68,28 @@ def place_of_one(image, form):
 @pytest.mark.parametrize(("at", "index"), WEIGHT_INDEX)
 def test_weights_lie_where_programs_that_ran_read_them(form_name, at, index):
     k_size, n, k = at
-    form = FORMS[form_name]
+    format = FORMATS[form_name]
 
-    image = pack_weights(one(form, 128, k_size, n, k), form)
+    image = pack_weights(one(format, 128, k_size, n, k), format)
 
-    assert place_of_one(image, form) == index[form_name]
+    assert place_of_one(image, format) == index[form_name]
 
 
 @pytest.mark.parametrize("form_name", ["int8", "fp16"])
 @pytest.mark.parametrize(("at", "index"), NATIVE_INDEX)
 def test_native_features_lie_where_programs_that_ran_read_them(form_name, at, index):
     k_size, rows, m, k = at
-    form = FORMS[form_name]
+    format = FORMATS[form_name]
 
     for layout in (Layout.NATIVE_W, Layout.NATIVE_H):
-        image = arrange(to_bytes(one(form, rows, k_size, m, k), form), layout)
-        assert place_of_one(image, form) == index[form_name]
+        image = arrange(to_bytes(one(format, rows, k_size, m, k), format), layout)
+        assert place_of_one(image, format) == index[form_name]
 
 
 def test_row_is_plain_row_major():
-    a = matrix(FORMS["int8"], 5, 64)
+    a = matrix(FORMATS["int8"], 5, 64)
 
-    assert arrange(to_bytes(a, FORMS["int8"]), Layout.ROW).tobytes() == a.tobytes()
+    assert arrange(to_bytes(a, FORMATS["int8"]), Layout.ROW).tobytes() == a.tobytes()
 
 
 @given(st.sampled_from([8, 16]), st.integers(1, 3), st.integers(0, 10**6))
@@ -97,39 +99,39 @@ def test_a_panel_keeps_its_rows_together(p, panels, position):
     m, k = divmod(position % (rows * columns), columns)
     layout = Layout(f"panel{p}")
 
-    image = arrange(to_bytes(one(FORMS["int8"], rows, columns, m, k), FORMS["int8"]), layout)
+    image = arrange(to_bytes(one(FORMATS["int8"], rows, columns, m, k), FORMATS["int8"]), layout)
 
     where = ((m // p) * (columns // c2) + k // c2) * p * c2 + (m % p) * c2 + k % c2
-    assert place_of_one(image, FORMS["int8"]) == where
+    assert place_of_one(image, FORMATS["int8"]) == where
 
 
 @pytest.mark.parametrize("name", FORM_NAMES)
 @given(groups=st.integers(1, 3), steps=st.integers(1, 4), seed=st.integers(0, 99))
 def test_weights_come_back(name, groups, steps, seed):
-    form = FORMS[name]
-    b = matrix(form, groups * form.group, steps * form.k_step, seed)
+    format = FORMATS[name]
+    b = matrix(format, groups * format.group, steps * format.k_step, seed)
 
-    packed = pack_weights(b, form)
+    packed = pack_weights(b, format)
 
-    assert packed.shape[:3] == (groups, steps, form.group)
+    assert packed.shape[:3] == (groups, steps, format.group)
     assert packed[0, 0].size == 1024
-    np.testing.assert_array_equal(unpack_weights(packed, form), b)
+    np.testing.assert_array_equal(unpack_weights(packed, format), b)
 
 
 @pytest.mark.parametrize("name", FORM_NAMES)
 @given(layout=st.sampled_from(Layout), units=st.integers(1, 4), steps=st.integers(1, 4))
 def test_features_and_results_come_back(name, layout, units, steps):
-    form = FORMS[name]
-    a = matrix(form, units * layout.panel_rows, steps * form.k_step)
+    format = FORMATS[name]
+    a = matrix(format, units * layout.panel_rows, steps * format.k_step)
 
-    image = arrange(to_bytes(a, form), layout)
+    image = arrange(to_bytes(a, format), layout)
 
     assert image.flags.c_contiguous
-    np.testing.assert_array_equal(from_bytes(restore(image, layout, len(a)), form), a)
+    np.testing.assert_array_equal(from_bytes(restore(image, layout, len(a)), format), a)
 
 
 def test_the_low_nibble_comes_first():
-    packed = to_bytes(np.array([[1, -2, 7, -8]], np.int8), FORMS["int4"])
+    packed = to_bytes(np.array([[1, -2, 7, -8]], np.int8), FORMATS["int4"])
 
     assert packed.tolist() == [[0xE1, 0x87]]
 
@@ -137,11 +139,11 @@ def test_the_low_nibble_comes_first():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: to_bytes(np.zeros((1, 32), np.int16), FORMS["int8"]), "takes int8, not int16"),
-        (lambda: to_bytes(np.full((1, 32), 8, np.int8), FORMS["int4"]), "4 bits"),
-        (lambda: to_bytes(np.zeros((1, 31), np.int8), FORMS["int4"]), "multiple of 32"),
-        (lambda: pack_weights(np.zeros((33, 32), np.int8), FORMS["int8"]), "pad N to 64"),
-        (lambda: pack_weights(np.zeros((32, 33), np.int8), FORMS["int8"]), "and K to 64"),
+        (lambda: to_bytes(np.zeros((1, 32), np.int16), FORMATS["int8"]), "takes int8, not int16"),
+        (lambda: to_bytes(np.full((1, 32), 8, np.int8), FORMATS["int4"]), "4 bits"),
+        (lambda: to_bytes(np.zeros((1, 31), np.int8), FORMATS["int4"]), "multiple of 32"),
+        (lambda: pack_weights(np.zeros((33, 32), np.int8), FORMATS["int8"]), "pad N to 64"),
+        (lambda: pack_weights(np.zeros((32, 33), np.int8), FORMATS["int8"]), "and K to 64"),
         (lambda: arrange(np.zeros((4, 40), np.uint8), Layout.ROW), "whole atoms"),
         (lambda: arrange(np.zeros((12, 32), np.uint8), Layout.PANEL8), "pad to 16 rows"),
         (lambda: arrange(np.zeros((0, 32), np.uint8), Layout.NATIVE_W), "0 rows"),
@@ -153,20 +155,20 @@ def test_what_does_not_divide_is_refused_with_what_to_pad_to(call, says):
 
 
 def test_views_that_are_not_contiguous_are_packed_by_value():
-    b = matrix(FORMS["int8"], 64, 128)
+    b = matrix(FORMATS["int8"], 64, 128)
 
     np.testing.assert_array_equal(
-        pack_weights(np.asfortranarray(b)[::2, ::2], FORMS["int8"]),
-        pack_weights(b[::2, ::2].copy(), FORMS["int8"]),
+        pack_weights(np.asfortranarray(b)[::2, ::2], FORMATS["int8"]),
+        pack_weights(b[::2, ::2].copy(), FORMATS["int8"]),
     )
 
 
 @pytest.mark.parametrize("name", FORM_NAMES)
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 3), st.sampled_from([None, 64]))
 def test_the_weights_of_a_plan_come_back_from_its_cores(name, n, k, cores, max_k):
-    form = FORMS[name]
-    weights = plan_weights(form, n, k, cores=cores, max_k=max_k)
-    b = matrix(form, n, k)
+    format = FORMATS[name]
+    weights = plan_weights(format, n, k, cores=cores, max_k=max_k)
+    b = matrix(format, n, k)
 
     parts = [images.weights_image(b, weights, core) for core in range(len(weights.cores))]
 
@@ -177,12 +179,12 @@ def test_the_weights_of_a_plan_come_back_from_its_cores(name, n, k, cores, max_k
 
 
 def test_the_features_of_a_plan_are_padded_with_zeros():
-    weights = plan_weights(FORMS["int8"], 32, 40)
+    weights = plan_weights(FORMATS["int8"], 32, 40)
     product = plan(weights, 5, Layout.PANEL8)
-    a = matrix(FORMS["int8"], 5, 40)
+    a = matrix(FORMATS["int8"], 5, 40)
 
     image = images.features_image(a, product)
 
     assert image.size == product.a_bytes
-    rows = from_bytes(restore(image, Layout.PANEL8, 8), FORMS["int8"])
+    rows = from_bytes(restore(image, Layout.PANEL8, 8), FORMATS["int8"])
     np.testing.assert_array_equal(rows, pad(a, 8, 64))

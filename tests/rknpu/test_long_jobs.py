@@ -7,7 +7,7 @@ from npurt.errors import DeviceLost, NumericsError
 from npurt.rknpu.device.device import MAX_ROWS, open_rknpu
 from npurt.rknpu.device.needs import rows_within
 from npurt.rknpu.driver.rocket import PLANNED_S, RocketDriver
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.tiling import plan, plan_weights
@@ -49,14 +49,14 @@ def mac_seconds(n, k, rows):
 @pytest.mark.parametrize(("n", "k"), OUTPUTS)
 def test_the_output_matrix_of_every_model_has_as_many_rows_as_there_is_time_for(n, k):
     """The rest of a job, transfers, is less than half of its time."""
-    rows = rows_within(PLANNED_S, (plan_weights(FORMS["int8"], n, k),), 2, MAX_ROWS)
+    rows = rows_within(PLANNED_S, (plan_weights(FORMATS["int8"], n, k),), 2, MAX_ROWS)
 
     assert mac_seconds(n, k, 2 * rows) < PLANNED_S
     assert rows == MAX_ROWS or mac_seconds(n, k, 2 * 2 * rows) > PLANNED_S / 2
 
 
 def test_a_job_with_few_rows_is_never_cut():
-    weights = (plan_weights(FORMS["int8"], 152064, 3584),)
+    weights = (plan_weights(FORMATS["int8"], 152064, 3584),)
 
     assert rows_within(0.0, weights, 2, MAX_ROWS) == 16
 
@@ -139,7 +139,7 @@ def test_without_the_cut_the_kernel_would_end_every_job(device, slow, monkeypatc
 def test_the_vendors_driver_is_told_to_wait_for_as_long_as_it_may_take(n, k, simulator):
     """Its job has all rows: twice the time at a fifth of the clock, by the model."""
     simulator.set(f"reload=1 {STRICT}")
-    whole = [plan(plan_weights(FORMS["int8"], n, k), 2 * MAX_ROWS, Layout.ROW)]
+    whole = [plan(plan_weights(FORMATS["int8"], n, k), 2 * MAX_ROWS, Layout.ROW)]
     slowest = cost.npu_seconds(whole, "rknpu", STOCK_HZ).high
     usual = cost.npu_seconds(whole, "rknpu").expected
     with open_rknpu("rknpu:sim-vendor") as device:

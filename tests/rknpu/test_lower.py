@@ -81,13 +81,13 @@ def differences(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    ("project", "function", "form", "shape", "foreign"),
+    ("project", "function", "format", "shape", "foreign"),
     FOREIGN,
     ids=[f"{p.partition('/')[0]}-{f}-{s}" for p, _, f, s, _ in FOREIGN],
 )
-def test_native_h_equals_programs_that_ran_on_silicon(project, function, form, shape, foreign):
+def test_native_h_equals_programs_that_ran_on_silicon(project, function, format, shape, foreign):
     profile = Profile.FULL if project.startswith(ROCKET_USERSPACE) else Profile.SHORT
-    ours = single(whole(form, "native-h", *shape), A, B, C, profile)
+    ours = single(whole(format, "native-h", *shape), A, B, C, profile)
 
     # rocket-userspace gives int8 features a bank more than they need.
     slack = (
@@ -106,7 +106,7 @@ def test_published_values_of_the_three_layouts(column, layout):
 @pytest.mark.parametrize(("shape", "published"), LARGER.items(), ids=map(str, LARGER))
 def test_published_values_of_larger_tasks(shape, published):
     layout, m, k, n, rows = shape
-    task = Task(whole("int8", "row", 1, 32, 32).form, Layout(layout), m, k, n, rows, k)
+    task = Task(whole("int8", "row", 1, 32, 32).format, Layout(layout), m, k, n, rows, k)
 
     values = values_of(single(task, A, B, C))
 

@@ -34,8 +34,8 @@ def test_what_a_board_owner_should_try_first_is_tried():
 
     assert TRIALS[0].identity
     assert {"1x32x32", "4x64x64", "4x64x96", "126x2080x64", "144x672x64"} <= shapes
-    for way in ("row", "native-w"):
-        rows = {t.m for t in TRIALS if t.layout.value == way and (t.k, t.n) == (64, 64)}
+    for connection in ("row", "native-w"):
+        rows = {t.m for t in TRIALS if t.layout.value == connection and (t.k, t.n) == (64, 64)}
         assert set(range(1, 10)) <= rows
     assert any(trial.k == 2080 for trial in TRIALS)
     assert any(trial.cores == 3 for trial in TRIALS)
@@ -70,7 +70,7 @@ def test_operands_are_the_same_each_time_and_add_up_exactly():
         again, _ = operands(trial)
         np.testing.assert_array_equal(a, again)
         assert abs(a.astype(np.int64)).max() * abs(b.astype(np.int64)).max() * trial.k < 2**31
-        if trial.form == "fp16":
+        if trial.format == "fp16":
             assert 8 * 8 * trial.k < 2**24
     a, b = operands(TRIALS[0])
     np.testing.assert_array_equal(a @ b.T, a)
@@ -93,8 +93,8 @@ def test_weights_in_the_wrong_order_are_seen(connect, monkeypatch):
     """A mistake in our own layout: rows of B two by two."""
     pack = layout.pack_weights
 
-    def wrong(b, form):
-        return pack(b.reshape(-1, 2, b.shape[1])[:, ::-1].reshape(b.shape), form)
+    def wrong(b, format):
+        return pack(b.reshape(-1, 2, b.shape[1])[:, ::-1].reshape(b.shape), format)
 
     monkeypatch.setattr("npurt.rknpu.plan.images.pack_weights", wrong)
     outcomes = list(probe(connect))

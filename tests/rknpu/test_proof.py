@@ -22,7 +22,7 @@ AT = 0x40_0000
 def atoms_read(task):
     """Every atom of A that the CNA reads, by the address generator of Mesa and happyme531."""
     by = task.features
-    surfaces = range(task.form.in_bytes(task.k) // 16)
+    surfaces = range(task.format.in_bytes(task.k) // 16)
     for h, w, s in itertools.product(range(by.height), range(by.width), surfaces):
         if by.by_line:
             yield h * by.line_stride + w + s * (by.width + by.surf_stride)
@@ -33,8 +33,8 @@ def atoms_read(task):
 
 def atoms_written(task):
     """Every atom of C that the DPU writes, by the address generator of Mesa and happyme531."""
-    by, group = task.results, task.form.surfaces
-    surfaces = range(task.n * task.form.out_bytes // 16)
+    by, group = task.results, task.format.surfaces
+    surfaces = range(task.n * task.format.out_bytes // 16)
     for h, w, s in itertools.product(range(by.height), range(by.width), surfaces):
         yield h * (by.width + by.notch) + w + s % group * by.surf_stride + s // group * by.surf_add
 
@@ -88,7 +88,7 @@ def test_one_atom_less_of_any_buffer_is_refused(task):
 def test_atoms_are_written_once(task):
     written = list(atoms_written(task))
 
-    assert len(set(written)) == len(written) == task.m * task.n * task.form.out_bytes // 16
+    assert len(set(written)) == len(written) == task.m * task.n * task.format.out_bytes // 16
 
 
 @pytest.mark.parametrize("i", [0, 1, 2, 3])
@@ -106,15 +106,15 @@ def test_a_buffer_of_another_role_is_refused(i):
 
 @pytest.mark.parametrize("entry", load("foreign_words.json")["programs"], ids=lambda e: str(e[:3]))
 def test_programs_of_others_that_ran_on_silicon_pass(entry):
-    project, _, form, shape, foreign = entry
+    project, _, format, shape, foreign = entry
     profile = Profile.FULL if len(foreign) == 126 else Profile.SHORT
     words = np.zeros((1, stride(profile)), np.uint64)
     words[0, : len(foreign)] = [int(word, 16) for word in foreign]
-    task = whole(form, "native-h", *shape)
+    task = whole(format, "native-h", *shape)
 
     proof = prove(words, tight(task), at=AT, chained=False, profile=profile)
 
-    assert proof.results.tolist() == [[C, C + task.m * task.n * task.form.out_bytes]], project
+    assert proof.results.tolist() == [[C, C + task.m * task.n * task.format.out_bytes]], project
 
 
 def bits(words):
@@ -174,7 +174,7 @@ def test_any_bit_flipped_is_refused_but_where_it_changes_nothing(layout):
 )
 def test_a_wrong_register_is_refused_by_name(register, value, says):
     words = link([TASK, TASK], [[A, B, C]] * 2)
-    # The form is told by the first task; every other fault is put into the second.
+    # The format is told by the first task; every other fault is put into the second.
     at_task = 0 if register == "DPU_DATA_FORMAT" else 1
     set_word(words, register, value, at_task)
 
@@ -192,10 +192,10 @@ def test_the_distance_of_groups_is_right_even_where_there_is_one():
         prove(words, tight(one), at=AT, chained=False)
 
 
-@pytest.mark.parametrize(("form", "most", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
-def test_sums_longer_than_a_result_may_hold_are_refused(form, most, step):
+@pytest.mark.parametrize(("format", "most", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
+def test_sums_longer_than_a_result_may_hold_are_refused(format, most, step):
     """int4 sums saturate at int16; longer ones of TF32 nobody has reported to have worked."""
-    good, long = (whole(form, "row", 1, k, 64) for k in (most, most + step))
+    good, long = (whole(format, "row", 1, k, 64) for k in (most, most + step))
 
     prove(program(good), tight(good), at=AT, chained=False)
     said = rf"CNA_FC_DATA_SIZE1 = {long.k:#x} is more .* {most}"
@@ -253,7 +253,7 @@ def test_two_forms_in_one_program_are_refused():
 
 def test_a_part_of_a_larger_product_may_not_leave_the_buffer():
     """The last tile of rows of a native A: its surfaces end where the whole A ends."""
-    task = Task(TASK.form, Layout.NATIVE_W, 3, 64, 64, 8, 64)
+    task = Task(TASK.format, Layout.NATIVE_W, 3, 64, 64, 8, 64)
     a, c = A + 5 * 16, C + 5 * 16
     spans = tight(task, a=a, c=c)
 

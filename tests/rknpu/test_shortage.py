@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.rknpu.device import bank
-from npurt.rknpu.device.device import fewer, open_rknpu, rows_prepared
+from npurt.rknpu.device.device import open_rknpu, prepared_below, rows_prepared
 from tests.llm import reference, tiny
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, assert_exact, inputs, multiply, tensor
@@ -250,7 +250,7 @@ def test_further_domains_are_opened_where_there_are_some_and_addresses_are_short
 
 
 def test_half_of_the_rows_are_prepared_too():
-    assert [fewer(n) for n in (1, 2, 3, 16, 32, 48, 96, 192, 512)] == [
+    assert [prepared_below(n) for n in (1, 2, 3, 16, 32, 48, 96, 192, 512)] == [
         0,
         1,
         1,
@@ -261,7 +261,7 @@ def test_half_of_the_rows_are_prepared_too():
         96,
         256,
     ]
-    assert all(rows_prepared(fewer(n)) == fewer(n) for n in range(2, 513))
+    assert all(rows_prepared(prepared_below(n)) == prepared_below(n) for n in range(2, 513))
 
 
 def test_products_have_fewer_rows_at_once_when_memory_is_short(name, simulator):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from tests.oracle import assert_within, gamma
 from tests.rknpu.products import Prepared, elements
@@ -14,41 +14,41 @@ from tests.rknpu.products import Prepared, elements
 EXAMPLES = 150
 
 
-def check(y, a, b, form):
+def check(y, a, b, format):
     """Integers are exact; a float is off by what float32 sums of K products can be.
 
     The slices of K are added in float32, too, which the K roundings include; a float16 result is
     rounded once more, relative to the sum it rounds.
     """
     exact = a.astype(np.float64) @ b.astype(np.float64).T
-    if form.bits <= 8 and form.out != "float32":
+    if format.bits <= 8 and format.out != "float32":
         np.testing.assert_array_equal(y, exact)
         return
     total = abs(a.astype(np.float64)) @ abs(b.astype(np.float64)).T
-    half = 2.0**-11 * total if form.out == "float16" else 0
+    half = 2.0**-11 * total if format.out == "float16" else 0
     assert_within(y, exact, gamma(a.shape[1] + 1) * total + half)
 
 
 @settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_any_product_is_that_of_numpy(driver, data):
-    form = FORMS[data.draw(st.sampled_from(sorted(FORMS)))]
+    format = FORMATS[data.draw(st.sampled_from(sorted(FORMATS)))]
     layout = data.draw(st.sampled_from(Layout))
     m, k, n = (data.draw(st.integers(1, most)) for most in (40, 600, 300))
-    a, b = elements(form, (m, k), 0), elements(form, (n, k), 1)
+    a, b = elements(format, (m, k), 0), elements(format, (n, k), 1)
     tile = {"max_n": data.draw(st.sampled_from([64, 128, 4096]))}
     if layout is not Layout.NATIVE_H:
         tile["max_m"] = data.draw(st.none() | st.integers(16, 40))
 
     product = Prepared(
-        driver, a, b, form, layout, tile=tile,
+        driver, a, b, format, layout, tile=tile,
         cores=data.draw(st.integers(1, 3)),
         max_k=data.draw(st.none() | st.integers(32, 600)),
     )  # fmt: skip
     y = product.run()
     product.free()
 
-    check(y, a, b, form)
+    check(y, a, b, format)
 
 
 # First values to try on a board: rows that are not fours, past one group of kernels, half an entry
@@ -64,9 +64,9 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_shapes_that_others_found_hard_are_exact(driver, shape, layout):
     m, k, n = shape
-    a, b = elements(FORMS["int8"], (m, k), 2), elements(FORMS["int8"], (n, k), 3)
+    a, b = elements(FORMATS["int8"], (m, k), 2), elements(FORMATS["int8"], (n, k), 3)
 
-    product = Prepared(driver, a, b, FORMS["int8"], layout, rows=m)
+    product = Prepared(driver, a, b, FORMATS["int8"], layout, rows=m)
     y = product.run()
     product.free()
 
@@ -76,7 +76,7 @@ def test_shapes_that_others_found_hard_are_exact(driver, shape, layout):
 def test_the_largest_sums_are_exact(driver):
     a = np.full((3, 11264), -128, np.int8)
     b = np.full((32, 11264), -128, np.int8)
-    product = Prepared(driver, a, b, FORMS["int8"], Layout.ROW, rows=1)
+    product = Prepared(driver, a, b, FORMATS["int8"], Layout.ROW, rows=1)
 
     y = product.run()
     product.free()
@@ -87,7 +87,7 @@ def test_the_largest_sums_are_exact(driver):
 def test_partial_sums_of_int4_add_up_beyond_int16(driver):
     """Two tasks of 480 products of -8 and -8 hold 30720 each."""
     a, b = np.full((2, 960), -8, np.int8), np.full((64, 960), -8, np.int8)
-    product = Prepared(driver, a, b, FORMS["int4"], Layout.ROW)
+    product = Prepared(driver, a, b, FORMATS["int4"], Layout.ROW)
 
     y = product.run()
     product.free()
@@ -96,12 +96,12 @@ def test_partial_sums_of_int4_add_up_beyond_int16(driver):
 
 
 def test_a_prepared_job_runs_again_with_other_features(driver):
-    form = FORMS["int8"]
-    b = elements(form, (200, 100), 4)
-    product = Prepared(driver, elements(form, (5, 100), 5), b, form, Layout.ROW)
+    format = FORMATS["int8"]
+    b = elements(format, (200, 100), 4)
+    product = Prepared(driver, elements(format, (5, 100), 5), b, format, Layout.ROW)
 
     for seed in range(6, 9):
-        a = elements(form, (5, 100), seed)
+        a = elements(format, (5, 100), seed)
         product.set(a)
         np.testing.assert_array_equal(product.run(), a.astype(np.int32) @ b.T)
     product.free()
@@ -110,9 +110,9 @@ def test_a_prepared_job_runs_again_with_other_features(driver):
 def test_float_products_are_rounded_no_more_than_once(driver):
     """The simulator sums exactly; fp16 results are then the nearest float16."""
     for name, result in (("fp16", np.float32), ("fp16-fp16", np.float16)):
-        form = FORMS[name]
-        a, b = elements(form, (7, 96), 10), elements(form, (48, 96), 11)
-        product = Prepared(driver, a, b, form, Layout.ROW)
+        format = FORMATS[name]
+        a, b = elements(format, (7, 96), 10), elements(format, (48, 96), 11)
+        product = Prepared(driver, a, b, format, Layout.ROW)
 
         y = product.run()
         product.free()
@@ -126,8 +126,8 @@ def test_both_drivers_ran_the_same_words(simulator):
     bodies = []
     for name in ("rocket", "rknpu"):
         opened = open_driver(simulator, (name,))
-        a, b = elements(FORMS["int8"], (2, 64), 0), elements(FORMS["int8"], (6000, 64), 1)
-        product = Prepared(opened, a, b, FORMS["int8"], Layout.ROW, cores=1)
+        a, b = elements(FORMATS["int8"], (2, 64), 0), elements(FORMATS["int8"], (6000, 64), 1)
+        product = Prepared(opened, a, b, FORMATS["int8"], Layout.ROW, cores=1)
         part = product.job.parts[0]
         with part.program.write() as memory:
             words = memory.view("<u8").reshape(part.count, -1).copy()

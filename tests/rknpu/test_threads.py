@@ -13,7 +13,7 @@ import pytest
 
 from npurt.errors import DeviceLost, SettingError
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.run import Crew, Lane, Run
+from npurt.rknpu.driver.run import CoreQueue, Run, ThreadPool
 from npurt.rknpu.driver.system import System
 from npurt.rknpu.isa.layout import Layout
 from tests.limits import HANG_SECONDS
@@ -127,27 +127,27 @@ def test_cores_run_side_by_side_again_and_again(threaded):
 
 
 def test_a_job_for_fewer_cores_leaves_the_other_threads_without_work():
-    crew = Crew(2)
+    pool = ThreadPool(2)
     copies = [np.zeros(64, np.uint8) for _ in range(3)]
-    run = Run([Lane([], [], copy) for copy in copies], a=np.ones(64, np.uint8), crew=crew)
-    run.table.lane_count = 2
+    run = Run([CoreQueue([], [], copy) for copy in copies], a=np.ones(64, np.uint8), pool=pool)
+    run.table.queue_count = 2
 
     assert System().make(run) is None
     assert [copy.all() for copy in copies] == [True, True, False]
-    crew.close()
+    pool.close()
 
 
 SHORT_OF_MEMORY = """
 import resource
 from npurt.errors import NpurtError
-from npurt.rknpu.driver.run import Crew
+from npurt.rknpu.driver.run import ThreadPool
 from tests.rknpu.test_threads import left
-one = Crew(1)
+one = ThreadPool(1)
 one.close()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), resource.RLIM_INFINITY))
 try:
-    Crew(8)
+    ThreadPool(8)
 except NpurtError as error:
     print(error)
 print(*left(0), "are left")

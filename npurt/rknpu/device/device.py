@@ -28,12 +28,12 @@ from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, 
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
-from npurt.rknpu.device.bank import Bank, Banks
+from npurt.rknpu.device.arena import Arena, Arenas
 from npurt.rknpu.device.estimate import saving
 from npurt.rknpu.device.needs import FEW_ROWS, MAX_ROWS, need_of, rows_within, weight_plans
 from npurt.rknpu.device.product import Product
 from npurt.rknpu.device.quantise import BY_NAME as SCHEMES
-from npurt.rknpu.device.quantise import Rounded, Scheme, best, given, round_weight
+from npurt.rknpu.device.quantise import QuantisedWeight, Scheme, choose, from_codes, quantise_weight
 from npurt.rknpu.device.weights import AdaptivePacked, PartOnNpu, RkPacked
 from npurt.rknpu.driver import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.base import Driver
@@ -41,7 +41,7 @@ from npurt.rknpu.driver.host import I8, I32
 from npurt.rknpu.driver.system import Simulator, System
 
 RESTART_SECONDS = 5.0  # that a driver may take to be back
-KEPT = 1024  # prepared calls
+MAX_PREPARED = 1024  # prepared calls
 DRIVERS = {  # by what follows "rknpu:"
     "": detect.DRIVERS,
     "0": detect.DRIVERS,
@@ -76,9 +76,9 @@ class RkDevice(Device):
         self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
         self._gone: deque[tuple[int, list[PartOnNpu]]] = deque()  # weights that nobody has any more
         self._prepared: OrderedDict[tuple[tuple[int, ...], int], Prepared] = OrderedDict()
-        self._banks = Banks(self._driver)
+        self._arenas = Arenas(self._driver)
         self._uses: Sequence[Use] = ()
-        self._homeless = False  # whether there may be weights that have no memory
+        self._evicted = False  # whether there may be weights that have no memory
         self._rows: dict[tuple[int, ...], int] = {}  # at once, of calls for which memory is short
         self._restarts = Restarts(name, (DriverError,))
         self._lock = threading.RLock()
@@ -95,11 +95,11 @@ class RkDevice(Device):
         """
         with self._lock:
             self._uses = tuple(uses)
-            self._restarts.surviving(lambda: self._banks.reserve(self._uses), self._reopen)
+            self._restarts.surviving(lambda: self._arenas.reserve(self._uses), self._reopen)
 
     def saving(self, op: MatMul, *, fine: bool = False) -> Saving:
         """Compare what the cost model expects of the NPU and of its host."""
-        return saving(op, self._driver.name, len(self._driver.spaces), fine=fine)
+        return saving(op, self._driver.name, len(self._driver.spaces), int16=fine)
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None, or why *op* cannot run: any shape can."""
@@ -129,7 +129,7 @@ class RkDevice(Device):
                 f"the RK3588 backend cannot pack {tensor!r}: {reason}",
                 remedy="use device 'cpu' for it",
             )
-        packed = self.upload(tensor, best(tensor, fine=bool(fine)))
+        packed = self.upload(tensor, choose(tensor, int16=bool(fine)))
         adaptive = fine is None and packed.scheme.task == "int8"
         return AdaptivePacked(packed) if adaptive else packed
 
@@ -144,12 +144,12 @@ class RkDevice(Device):
             DeviceFull: There is no room for it.
             DeviceLost: The NPU failed too often.
         """
-        rounded = given(codes, scales)
-        return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), rounded)
+        quantised = from_codes(codes, scales)
+        return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), quantised)
 
-    def upload(self, tensor: QTensor, rounded: Rounded) -> RkPacked:
+    def upload(self, tensor: QTensor, quantised: QuantisedWeight) -> RkPacked:
         """Put a weight that was rounded on the NPU; errors as `pack`."""
-        packed = RkPacked(self, tensor, rounded, next(self._numbers))
+        packed = RkPacked(self, tensor, quantised, next(self._numbers))
         with self._lock:
             self._restarts.surviving(lambda: self._upload(packed), self._reopen)
             self._packed[packed.number] = packed
@@ -158,17 +158,17 @@ class RkDevice(Device):
         return packed
 
     def _upload(self, packed: RkPacked) -> None:
-        self._tidy()
-        self._banks.place(packed.nbytes, functools.partial(self._upload_to, packed))
+        self._free_dropped()
+        self._arenas.place(packed.nbytes, functools.partial(self._upload_to, packed))
 
-    def _upload_to(self, packed: RkPacked, bank: Bank) -> None:
+    def _upload_to(self, packed: RkPacked, arena: Arena) -> None:
         """Upload a weight; if nothing was reserved, keep what a product of one row works in."""
         if not self._uses:
-            parts = weight_plans(packed.scheme, packed.n, packed.k, len(bank.spaces))
-            bank.ensure(self._driver, need_of([parts], packed.scheme.passes))
-        packed.upload(bank)
+            parts = weight_plans(packed.scheme, packed.n, packed.k, len(arena.spaces))
+            arena.ensure(self._driver, need_of([parts], packed.scheme.passes))
+        packed.upload(arena)
 
-    def _tidy(self) -> None:
+    def _free_dropped(self) -> None:
         """Free what went: later, as an object may go at any time, even while a job is prepared."""
         while self._gone:
             number, parts = self._gone.popleft()
@@ -176,7 +176,7 @@ class RkDevice(Device):
                 self._forget(self._prepared.pop(key))
             for part in parts:
                 part.free()
-            self._banks.freed()
+            self._arenas.freed()
             self._rows.clear()
 
     # --- Products ---------------------------------------------------------------------------------
@@ -206,26 +206,27 @@ class RkDevice(Device):
     def _adapt(self, x: F32, w: Packed, out: F32) -> None:
         """Multiply by one weight, each row of x in the precision that it wants."""
         if isinstance(w, AdaptivePacked):
-            fine = w.fine_rows(x)
-            for rows, packed in ((~fine, w.coarse), (fine, self._fine(w) if fine.any() else None)):
-                if packed and rows.any():
+            outliers = w.outlier_rows(x)
+            for rows, image in ((~outliers, _int8_of), (outliers, self._float16_of)):
+                if rows.any():
+                    packed = image(w)
                     part = np.empty((int(rows.sum()), w.n), np.float32)
                     self.matmuls(np.ascontiguousarray(x[rows]), [packed], [part])
                     out[rows] = part
         else:
             self.matmuls(x, [w], [out])
 
-    def _fine(self, w: AdaptivePacked) -> RkPacked:
+    def _float16_of(self, w: AdaptivePacked) -> RkPacked:
         """Return a weight in float16, uploaded when that is first asked for.
 
-        It is the coarse one where float16 cannot hold it, or the NPU's memory.
+        It is the int8 image where float16 cannot hold it, or the NPU's memory.
         """
-        if w.fine is None:
+        if w.float16 is None:
             try:
-                w.fine = self.upload(w.tensor, round_weight(w.tensor, SCHEMES["fp16"]))
+                w.float16 = self.upload(w.tensor, quantise_weight(w.tensor, SCHEMES["fp16"]))
             except (NumericsError, DeviceFull):
-                w.fine = w.coarse
-        return w.fine
+                w.float16 = w.int8
+        return w.float16
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
         """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
@@ -263,8 +264,8 @@ class RkDevice(Device):
         self, weights: list[RkPacked], rows: int, run: Callable[[int, int], None]
     ) -> None:
         """Call *run* for as many of *rows* at a time as there are time and memory for."""
-        if self._homeless:
-            self._bring(weights)
+        if self._evicted:
+            self._reupload(weights)
         step = self._most_rows(weights, rows)
         while True:
             try:
@@ -272,14 +273,14 @@ class RkDevice(Device):
                     run(start, min(start + step, rows))
                 return
             except DeviceFull:
-                step = fewer(min(step, rows))
+                step = prepared_below(min(step, rows))
                 if not step:
                     raise
                 self._rows[tuple([w.number for w in weights])] = step
 
-    def _bring(self, weights: list[RkPacked]) -> None:
+    def _reupload(self, weights: list[RkPacked]) -> None:
         """Upload what has lost its memory; others may have given some back."""
-        self._banks.freed()
+        self._arenas.freed()
         for w in weights:
             if not w.parts:
                 self._upload(w)
@@ -315,23 +316,23 @@ class RkDevice(Device):
     def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
         """Return the products of a call; the least recently used of too many makes room."""
         if self._gone:
-            self._tidy()
+            self._free_dropped()
         key = tuple([w.number for w in weights]), rows
         prepared = self._prepared.get(key)
         if prepared is None:
-            while len(self._prepared) >= KEPT:
+            while len(self._prepared) >= MAX_PREPARED:
                 self._forget(self._prepared.popitem(last=False)[1])
             prepared = self._prepared[key] = self._prepare(weights, rows)
         self._prepared.move_to_end(key)
         return prepared
 
     def _prepare(self, weights: list[RkPacked], rows: int) -> "Prepared":
-        """Make a product for each scheme and bank, and say which of the weights it has."""
+        """Make a product for each scheme and arena, and say which of the weights it has."""
         prepared: Prepared = []
         try:
-            for bank, which in _by_bank(weights):
+            for arena, which in _by_arena(weights):
                 together = [weights[i] for i in which]
-                product = Product(self._driver, together, rows, bank, self._make_room)
+                product = Product(self._driver, together, rows, arena, self._make_room)
                 prepared.append((product, which))
         except BaseException:
             self._forget(prepared)
@@ -352,7 +353,7 @@ class RkDevice(Device):
     def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
         assert isinstance(w, RkPacked | AdaptivePacked)
-        return w.rounded(x)
+        return w.quantise_input(x)
 
     # --- Life -------------------------------------------------------------------------------------
 
@@ -368,15 +369,15 @@ class RkDevice(Device):
         repeats = self._driver.repeats
         patiently(self._open_driver, DriverError, RESTART_SECONDS)
         self._driver.repeats = repeats
-        self._banks = Banks(self._driver)
-        self._homeless = True
+        self._arenas = Arenas(self._driver)
+        self._evicted = True
         try:
-            self._banks.reserve(self._uses)
+            self._arenas.reserve(self._uses)
             for _, packed in sorted(self._packed.items()):
                 self._upload(packed)
         except DeviceFull:
             return  # there is less memory than before: it is said when a weight without is used
-        self._homeless = False
+        self._evicted = False
 
     def news(self) -> list[str]:
         """Return what happened since the last call; see `Device.news`."""
@@ -401,24 +402,28 @@ class RkDevice(Device):
         self._gone.clear()
         self._prepared.clear()
         self._rows.clear()
-        self._banks.clear()
+        self._arenas.clear()
         self._close()
 
 
 Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
 
 
-def fewer(rows: int) -> int:
+def _int8_of(w: AdaptivePacked) -> RkPacked:
+    return w.int8
+
+
+def prepared_below(rows: int) -> int:
     """Return half of *rows* or less, for which products are prepared; 0: there are none."""
     return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
 
 
-def _by_bank(weights: Sequence[RkPacked]) -> Iterator[tuple[Bank, list[int]]]:
-    """Yield which of the weights one job can have: those in one bank that are rounded alike."""
+def _by_arena(weights: Sequence[RkPacked]) -> Iterator[tuple[Arena, list[int]]]:
+    """Yield which of the weights one job can have: those in one arena that are rounded alike."""
     for _, which in _by_scheme(weights):
-        for bank in dict.fromkeys([weights[i].bank for i in which]):
-            assert bank, "a weight without memory"
-            yield bank, [i for i in which if weights[i].bank is bank]
+        for arena in dict.fromkeys([weights[i].arena for i in which]):
+            assert arena, "a weight without memory"
+            yield arena, [i for i in which if weights[i].arena is arena]
 
 
 def _by_scheme(weights: Sequence[RkPacked]) -> Iterator[tuple[Scheme, list[int]]]:
@@ -437,7 +442,7 @@ def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> No
         out[:] = result[: len(x)]
 
 
-def way(name: str) -> tuple[System, Callable[[], Driver]]:
+def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     """Return the kernel that a device string means, and what opens its driver.
 
     These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
@@ -457,11 +462,11 @@ def way(name: str) -> tuple[System, Callable[[], Driver]]:
 
 
 def open_rknpu(name: str) -> RkDevice:
-    """Open what `way` knows.
+    """Open what `connection` knows.
 
     Raises:
         UnknownDevice: There is no such device.
     """
-    system, connect = way(name)
+    system, connect = connection(name)
     full_name = name if ":" in name else f"{name}:0"
     return RkDevice(full_name, connect, simulated=system.simulated)

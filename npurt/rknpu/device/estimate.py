@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from npurt.device import MatMul, Saving
 from npurt.quant import types
 from npurt.rknpu.device.needs import MAX_ROWS, weight_plans
-from npurt.rknpu.device.quantise import BY_NAME, usual
-from npurt.rknpu.isa.formats import form
+from npurt.rknpu.device.quantise import BY_NAME, default_scheme
+from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
-from npurt.rknpu.plan.cost import Guess, guess, host_seconds, npu_seconds
+from npurt.rknpu.plan.cost import Estimate, estimate, host_seconds, npu_seconds
 from npurt.rknpu.plan.tiling import CORES, Plan, plan, plan_weights
 
 # The host of these boards, four Cortex-A76, as llama.cpp uses it: [HW: rk-llama, Gemma3-1B Q8_0]
@@ -59,7 +59,7 @@ def run_seconds(
     units: int,
     driver: str,
     clock_hz: float | None = None,
-) -> Guess[float]:
+) -> Estimate[float]:
     """Return how long a run of *tokens* takes, the whole of it.
 
     Args:
@@ -69,12 +69,12 @@ def run_seconds(
         driver: A key of `npurt.rknpu.plan.cost.SPEEDS`.
         clock_hz: Of the NPU; by default what the driver gives it.
     """
-    total = guess(driver, lambda speed: layers * speed.layer_s + tokens * units * speed.unit_s)
+    total = estimate(driver, lambda speed: layers * speed.layer_s + tokens * units * speed.unit_s)
     for job, passes, times in jobs(weights, tokens):
         npu = npu_seconds(job, driver, clock_hz)
         host = host_seconds(job, passes, driver)
         sums = [t + times * (a + b) for t, a, b in zip(total, npu, host, strict=True)]
-        total = Guess(*sums)
+        total = Estimate(*sums)
     return total
 
 
@@ -98,10 +98,10 @@ def _plans(weight: Weight, rows: int) -> list[Plan]:
     return [plan(part, rows, Layout.ROW) for part in parts]
 
 
-def saving(op: MatMul, driver: str, cores: int, *, fine: bool) -> Saving:
+def saving(op: MatMul, driver: str, cores: int, *, int16: bool) -> Saving:
     """Return what is expected when the NPU does *op* and not the host."""
-    scheme = usual(fine=fine)
-    weights = plan_weights(form(scheme.task), op.n, op.k, cores=cores)
+    scheme = default_scheme(int16=int16)
+    weights = plan_weights(number_format(scheme.task), op.n, op.k, cores=cores)
     job = [plan(weights, op.m * scheme.passes, Layout.ROW)]
     there = npu_seconds(job, driver).expected + host_seconds(job, scheme.passes, driver).expected
     fmt = types.BY_NAME[op.format]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npurt.device import Use
-from npurt.rknpu.device.quantise import Scheme, cuts, usual
-from npurt.rknpu.isa.formats import form
+from npurt.rknpu.device.quantise import Scheme, cuts, default_scheme
+from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
 from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
@@ -21,7 +21,7 @@ def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, mo
     """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
 
     That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.  By the
-    slowest guess, at the clock that the driver leaves the NPU at.
+    slowest estimate, at the clock that the driver leaves the NPU at.
     """
     slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
     while most > FEW_ROWS:
@@ -53,8 +53,8 @@ def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list
     for use in uses:
         calls.setdefault((use.call, use.fine), []).append(use)
     found = []
-    for (_, fine), together in calls.items():
-        scheme = usual(fine=fine)
+    for (_, int16), together in calls.items():
+        scheme = default_scheme(int16=int16)
         parts = [weight_plans(scheme, use.op.n, use.op.k, cores) for use in together]
         most = min(rows, max(use.op.m for use in together))
         most = rows_within(seconds, tuple(itertools.chain(*parts)), scheme.passes, most)
@@ -76,7 +76,7 @@ def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
 def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]:
     """Return how a weight ``[N, K]`` is cut that is rounded by *scheme*: a plan for each part."""
     widths = [columns.stop - columns.start for columns in cuts(k, scheme.group)]
-    return [plan_weights(form(scheme.task), n, width, cores=cores) for width in widths]
+    return [plan_weights(number_format(scheme.task), n, width, cores=cores) for width in widths]
 
 
 def result_offsets(plans: Sequence[Plan]) -> tuple[list[tuple[int, ...]], list[int]]:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32
-from npurt.rknpu.device.bank import Bank
+from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.needs import result_offsets
-from npurt.rknpu.device.quantise import half_scales
+from npurt.rknpu.device.quantise import float16_scales
 from npurt.rknpu.device.weights import PartOnNpu, RkPacked
 from npurt.rknpu.driver.base import Driver, Job, Work
 from npurt.rknpu.driver.host import I8, I32
@@ -38,9 +38,9 @@ class Product:
 
     Args:
         driver: Runs it.
-        weights: All in *bank*.
+        weights: All in *arena*.
         rows: Of x.
-        bank: Where its buffers are.
+        arena: Where its buffers are.
         make_room: See `Driver.prepare`.
     """
 
@@ -49,7 +49,7 @@ class Product:
         driver: Driver,
         weights: Sequence[RkPacked],
         rows: int,
-        bank: Bank,
+        arena: Arena,
         make_room: Callable[[], bool],
     ) -> None:
         self._driver = driver
@@ -65,13 +65,13 @@ class Product:
             end += padded(stacked * part.kp * item, LINE)
         self._regions, sizes = _regions(weights, stacked)
         cores = range(len(sizes))
-        self._a, self._c = bank.take(end, sizes)
+        self._a, self._c = arena.take(end, sizes)
         self._window = self._a[0].window(0, end)
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
         self._job: Job = driver.prepare(
             [self._work(core) for core in cores],
-            [(buffer, end) for buffer in (self._a[:1] if bank.shared else self._a)],
-            spaces=bank.spaces,
+            [(buffer, end) for buffer in (self._a[:1] if arena.shared else self._a)],
+            spaces=arena.spaces,
             make_room=make_room,
         )
         self._rounds = self._scheme.task == "int8"
@@ -160,7 +160,7 @@ class Product:
         weights, part = region.plan.weights, self._index(region)
         shape = len(weights.slices), region.plan.rows, block.n.size
         start = region.offsets[core] + block.offset
-        sums = self._c[core].window(start, start + 4 * math.prod(shape)).view(weights.form.out)
+        sums = self._c[core].window(start, start + 4 * math.prod(shape)).view(weights.format.out)
         w = region.part.scales[block.n.start : block.n.end]
         return Rectangle(
             sums.reshape(shape), self._scales[part], w, region.weight, block.n.start, part > 0
@@ -182,6 +182,6 @@ def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list
 
 def _halve(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
     """Write x as float16 rows, scaled into its range and padded with zeros."""
-    scales[:] = half_scales(x, first)
+    scales[:] = float16_scales(x, first)
     halves[:, x.shape[1] :] = 0
     halves[:, : x.shape[1]] = x / scales[:, None]

@@ -30,7 +30,7 @@ SLICE = 1024  # rows of w that are float32 at a time
 
 # Budgets of relative error, weights and activations together.
 BUDGET = 3e-4
-FINE_BUDGET = 1.2e-4
+INT16_BUDGET = 1.2e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for cod
 BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
 
 
-def usual(*, fine: bool) -> Scheme:
+def default_scheme(*, int16: bool) -> Scheme:
     """Return the scheme that most weights get, before any is looked at."""
-    return BY_NAME["int8x2" if fine else "int8"]
+    return BY_NAME["int8x2" if int16 else "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class QuantisedWeight:
     """A weight ``[N, K]`` rounded by a scheme."""
 
     scheme: Scheme
@@ -116,7 +116,7 @@ def cuts(k: int, group: int) -> list[slice]:
     return [slice(start, min(start + step, k)) for start in range(0, k, step)]
 
 
-def round_weight(tensor: QTensor, scheme: Scheme) -> Rounded:
+def quantise_weight(tensor: QTensor, scheme: Scheme) -> QuantisedWeight:
     """Round a weight ``[N, K]`` by *scheme*.
 
     Raises:
@@ -131,10 +131,10 @@ def round_weight(tensor: QTensor, scheme: Scheme) -> Rounded:
         energy += float((values.astype(np.float64) ** 2).sum())
         for part in parts:
             lost += _round_slice(part, rows, np.ascontiguousarray(values[:, part.columns]))
-    return Rounded(scheme, tuple(parts), lost / energy if energy else 0.0)
+    return QuantisedWeight(scheme, tuple(parts), lost / energy if energy else 0.0)
 
 
-def given(codes: I8, scales: F32) -> Rounded:
+def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
     """Return a weight ``[N, K]`` that is int8 already, with a scale a row, as it is.
 
     Raises:
@@ -155,7 +155,7 @@ def given(codes: I8, scales: F32) -> Rounded:
     part = _empty(n, slice(0, k), PLAIN)
     part.codes[:, :k] = codes
     part.scales[:] = scales
-    return Rounded(PLAIN, (part,), 0.0)
+    return QuantisedWeight(PLAIN, (part,), 0.0)
 
 
 def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
@@ -195,30 +195,30 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
     return float(((codes[:, : values.shape[1]] - values.astype(np.float64)) ** 2).sum())
 
 
-def choose(tensor: QTensor, *, fine: bool) -> Iterator[Rounded]:
+def candidates(tensor: QTensor, *, int16: bool) -> Iterator[QuantisedWeight]:
     """Yield roundings of *tensor*, cheapest first; the first within its budget is the one to take.
 
     Args:
-        fine: Take nothing that rounds x to 8 bits, and half the budget.
+        int16: Take nothing that rounds x to 8 bits, and half the budget.
     """
     for scheme in SCHEMES:
-        if not (fine and scheme.x_error > FINE_BUDGET / 2):
-            yield round_weight(tensor, scheme)
+        if not (int16 and scheme.x_error > INT16_BUDGET / 2):
+            yield quantise_weight(tensor, scheme)
 
 
-def best(tensor: QTensor, *, fine: bool) -> Rounded:
+def choose(tensor: QTensor, *, int16: bool) -> QuantisedWeight:
     """Return the cheapest rounding of *tensor* within its budget, else the most exact.
 
     Raises:
-        NumericsError: As `round_weight`.
+        NumericsError: As `quantise_weight`.
     """
-    budget = FINE_BUDGET if fine else BUDGET
+    budget = INT16_BUDGET if int16 else BUDGET
     tried = []
-    for rounded in choose(tensor, fine=fine):
-        if rounded.error <= budget:
-            return rounded
-        tried.append(rounded)
-    return min(tried, key=lambda rounded: rounded.error)
+    for quantised in candidates(tensor, int16=int16):
+        if quantised.error <= budget:
+            return quantised
+        tried.append(quantised)
+    return min(tried, key=lambda quantised: quantised.error)
 
 
 def loses(
@@ -247,7 +247,7 @@ HALF_TOP = 14  # float16 rows are scaled so that their largest value is just bel
 LEAST_EXPONENT = -126  # of a normal float32: smaller rows are scaled by that, to 2^-23 at least
 
 
-def half_scales(x: F32, first: int = 0) -> F32:
+def float16_scales(x: F32, first: int = 0) -> F32:
     """Return the powers of two ``[M]`` by which rows of x are divided before they are float16.
 
     Errors count the rows from *first*.
@@ -265,8 +265,8 @@ def half_scales(x: F32, first: int = 0) -> F32:
     return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
 
 
-def halve(x: F32) -> F64:
-    """Return x as float16 rows, scaled by `half_scales`, hold it; raises what that raises."""
-    scales = half_scales(x)[:, None]
+def to_float16(x: F32) -> F64:
+    """Return x as float16 rows, scaled by `float16_scales`, hold it; raises what that raises."""
+    scales = float16_scales(x)[:, None]
     exact: F64 = (x / scales).astype(np.float16).astype(np.float64) * scales
     return exact

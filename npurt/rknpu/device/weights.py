@@ -9,20 +9,20 @@ import numpy.typing as npt
 
 from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.device.bank import Bank
+from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (
     BY_NAME,
     PLAIN,
     Part,
-    Rounded,
+    QuantisedWeight,
     Scheme,
-    halve,
     loses,
-    round_weight,
+    quantise_weight,
+    to_float16,
 )
 from npurt.rknpu.driver.host import round_rows
 from npurt.rknpu.driver.memory import Buffer, Space
-from npurt.rknpu.isa.formats import form
+from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.images import weights_image, weights_rows
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
@@ -41,7 +41,7 @@ class PartOnNpu:
         self.signs = part.signs
         self.scales = part.scales
         self.kp = kp
-        self.plan: WeightPlan = plan_weights(form(task), n, kp, cores=len(spaces))
+        self.plan: WeightPlan = plan_weights(number_format(task), n, kp, cores=len(spaces))
         self.images: list[Buffer] = []
         try:
             for core in range(len(self.plan.cores)):
@@ -54,12 +54,12 @@ class PartOnNpu:
             self.free()
             raise
 
-    def rounded(self, x: F32, scheme: Scheme) -> F64:
+    def quantise_input(self, x: F32, scheme: Scheme) -> F64:
         """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
         mine = x[:, self.columns]
         if scheme.task != "int8":
             halves = np.zeros((len(x), self.kp))
-            halves[:, : mine.shape[1]] = halve(mine)
+            halves[:, : mine.shape[1]] = to_float16(mine)
             return halves
         codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
         scales = np.empty(len(x), np.float32)
@@ -87,34 +87,36 @@ class PartOnNpu:
 class RkPacked(Packed):
     """A weight rounded by a scheme that meets its budget, and on the NPU once it is uploaded."""
 
-    def __init__(self, device: Device, tensor: QTensor, rounded: Rounded, number: int) -> None:
+    def __init__(
+        self, device: Device, tensor: QTensor, quantised: QuantisedWeight, number: int
+    ) -> None:
         self.device = device
         self.tensor = tensor
         self.number = number  # never used twice
-        self.scheme: Scheme = rounded.scheme
-        self.expected_error = rounded.error
+        self.scheme: Scheme = quantised.scheme
+        self.expected_error = quantised.error
         self.parts: list[PartOnNpu] = []  # none: it has no memory there
-        self.bank: Bank | None = None  # the last that it was in
-        self._nbytes = sum(part.codes.nbytes for part in rounded.parts)
-        self._rounded: Rounded | None = rounded
-        self._again = rounded.scheme is not PLAIN  # whether the tensor rounds to this again
+        self.arena: Arena | None = None  # the last that it was in
+        self._nbytes = sum(part.codes.nbytes for part in quantised.parts)
+        self._quantised: QuantisedWeight | None = quantised
+        self._again = quantised.scheme is not PLAIN  # whether the tensor rounds to this again
 
-    def upload(self, bank: Bank) -> None:
-        """Write it to the memory of *bank*, again after that was lost.
+    def upload(self, arena: Arena) -> None:
+        """Write it to the memory of *arena*, again after that was lost.
 
         Raises:
             DeviceFull: There is no room.
         """
-        rounded = self._rounded or round_weight(self.tensor, self.scheme)
+        quantised = self._quantised or quantise_weight(self.tensor, self.scheme)
         try:
-            for part in rounded.parts:
+            for part in quantised.parts:
                 name = f"weight {self.number}"
-                self.parts.append(PartOnNpu(part, self.scheme.task, bank.spaces, name))
+                self.parts.append(PartOnNpu(part, self.scheme.task, arena.spaces, name))
         except BaseException:
             self.free()
             raise
-        self.bank = bank
-        self._rounded = None if self._again else rounded  # the NPU's memory has it
+        self.arena = arena
+        self._quantised = None if self._again else quantised  # the NPU's memory has it
         self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
 
     def free(self) -> None:
@@ -135,9 +137,9 @@ class RkPacked(Packed):
         ]
         return np.concatenate(values, axis=1)
 
-    def rounded(self, x: F32) -> F64:
+    def quantise_input(self, x: F32) -> F64:
         """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
-        return np.concatenate([part.rounded(x, self.scheme) for part in self.parts], axis=1)
+        return np.concatenate([part.quantise_input(x, self.scheme) for part in self.parts], axis=1)
 
     def error(self, rows: slice) -> F64:
         """Return the standard error; see `Packed.error`.
@@ -168,23 +170,23 @@ class AdaptivePacked(Packed):
     of float16; of each row of x, one of the two are zeros.
 
     Attributes:
-        coarse: Of int8.
-        fine: Of float16; None until a row wants it.
+        int8: The weight in int8.
+        float16: The weight in float16; None until a row wants it.
     """
 
-    def __init__(self, coarse: RkPacked) -> None:
-        self.coarse = coarse
-        self.fine: RkPacked | None = None
-        self.tensor = coarse.tensor
-        self.device = coarse.device
+    def __init__(self, int8: RkPacked) -> None:
+        self.int8 = int8
+        self.float16: RkPacked | None = None
+        self.tensor = int8.tensor
+        self.device = int8.device
 
     @property
     def nbytes(self) -> int:
         """Bytes of the images."""
-        fine = self.fine.nbytes if self.fine and self.fine is not self.coarse else 0
-        return self.coarse.nbytes + fine
+        outliers = self.float16.nbytes if self.float16 and self.float16 is not self.int8 else 0
+        return self.int8.nbytes + outliers
 
-    def fine_rows(self, x: F32) -> npt.NDArray[np.bool_]:
+    def outlier_rows(self, x: F32) -> npt.NDArray[np.bool_]:
         """Return which rows of x int8 rounds more coarsely than weights are chosen for.
 
         Two passes would mend that for x, but not what their largest numbers make of the rounding of
@@ -194,25 +196,25 @@ class AdaptivePacked(Packed):
             NumericsError: x holds NaN or infinity.
         """
         error = BY_NAME["int8"].x_error
-        fine = np.zeros(len(x), np.bool_)
-        for part in self.coarse.parts:
+        outliers = np.zeros(len(x), np.bool_)
+        for part in self.int8.parts:
             mine = x[:, part.columns]
-            fine |= loses(mine, error, kp=part.kp, signs=part.signs, block=part.block)
-        return fine
+            outliers |= loses(mine, error, kp=part.kp, signs=part.signs, block=part.block)
+        return outliers
 
     def multiplied(self, rows: slice) -> F64:
         """Return *rows* of what is multiplied; see the class."""
-        with np.errstate(over="ignore"):  # then there is no `fine`, and no x to multiply it
+        with np.errstate(over="ignore"):  # then there is no `float16`, and no x to multiply it
             halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
         halves[~np.isfinite(halves)] = 0
-        return np.concatenate([self.coarse.multiplied(rows), halves], axis=1)
+        return np.concatenate([self.int8.multiplied(rows), halves], axis=1)
 
-    def rounded(self, x: F32) -> F64:
+    def quantise_input(self, x: F32) -> F64:
         """Return x ``[M, K]`` as it multiplies these values."""
-        fine = np.zeros(len(x), np.bool_) if self.fine is self.coarse else self.fine_rows(x)
-        values, halves = self.coarse.rounded(x), np.zeros(x.shape)
-        values[fine] = 0
-        halves[fine] = halve(x[fine])
+        outliers = np.zeros(len(x), np.bool_) if self.float16 is self.int8 else self.outlier_rows(x)
+        values, halves = self.int8.quantise_input(x), np.zeros(x.shape)
+        values[outliers] = 0
+        halves[outliers] = to_float16(x[outliers])
         return np.concatenate([values, halves], axis=1)
 
     def error(self, rows: slice) -> F64:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from npurt.errors import DeviceLost, DriverError, NpurtError
 from npurt.rknpu.driver.base import Driver, Job, Work
 from npurt.rknpu.driver.memory import Buffer
-from npurt.rknpu.isa.formats import form
+from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.plan import images
@@ -40,7 +40,7 @@ class Trial:
     k: int
     n: int
     about: str  # what is wrong when this is the first to fail
-    form: str = "int8"
+    format: str = "int8"
     layout: Layout = Layout.ROW
     cores: int = 1
     max_n: int = 4096  # columns of a task
@@ -92,8 +92,8 @@ TRIALS = (
           max_n=64),
     Trial("all cores", 4, 64, 192, "a core that is off, its address space, or its slot", cores=3),
     Trial("all cores", 128, 1024, 1024, "as before; or memory that is too slow", cores=3),
-    Trial("float16", 4, 64, 64, "precision: CNA_CONV_CON1, DPU_DATA_FORMAT", form="fp16"),
-    Trial("float16", 1, 4096, 64, "precision of long sums", form="fp16"),
+    Trial("float16", 4, 64, 64, "precision: CNA_CONV_CON1, DPU_DATA_FORMAT", format="fp16"),
+    Trial("float16", 1, 4096, 64, "precision of long sums", format="fp16"),
     *(Trial("rows, native-h", m, 64, 64, "M not a multiple of 4: derived, nobody ran it [?]",
             layout=Layout.NATIVE_H) for m in (2, 3, 5)),
 )  # fmt: skip
@@ -176,7 +176,10 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
     """
     a, b = operands(trial)
     weights = plan_weights(
-        form(trial.form), *b.shape, cores=min(trial.cores, len(driver.spaces)), rows=trial.m
+        number_format(trial.format),
+        *b.shape,
+        cores=min(trial.cores, len(driver.spaces)),
+        rows=trial.m,
     )
     tiles = plan(weights, trial.m, trial.layout, max_n=trial.max_n)
     usual, driver.profile = driver.profile, trial.profile
@@ -211,9 +214,9 @@ def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -
 
 
 def operands(trial: Trial) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return A ``[M, K]`` and B ``[N, K]``: integers whose products every form adds up exactly."""
+    """Return A ``[M, K]`` and B ``[N, K]``: integers whose sums are exact in every format."""
     rng = np.random.default_rng([trial.m, trial.k, trial.n])
-    most, kind = (127, np.int8) if trial.form == "int8" else (8, np.float16)
+    most, kind = (127, np.int8) if trial.format == "int8" else (8, np.float16)
     a = rng.integers(-most, most + 1, (trial.m, trial.k)).astype(kind)
     if trial.identity:
         return a, np.eye(trial.n, trial.k).astype(kind)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from npurt.errors import NpurtError
-from npurt.rknpu.device.device import way
+from npurt.rknpu.device.device import connection
 from npurt.rknpu.doctor.probe import probe
 
 STEP_SECONDS = 20  # two attempts of 2 s, and what a driver takes to reset
@@ -101,7 +101,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def main(name: str) -> None:
     """Open the device and make every trial of `probe`; print what came of it."""
     try:
-        _, connect = way(name)
+        _, connect = connection(name)
         steps = probe(connect)
         opened = {"detail": next(steps).what}
     except NpurtError as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.driver.memory import Buffer, Piece, Space
-from npurt.rknpu.driver.run import Call, Crew, Lane, Run
+from npurt.rknpu.driver.run import Call, CoreQueue, Run, ThreadPool
 from npurt.rknpu.isa.formats import ATOM
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import ALIGNMENT, link, stride
@@ -40,7 +40,7 @@ class Repeats(NamedTuple):
     cause: str
 
 
-class Want(NamedTuple):
+class MemoryRequest(NamedTuple):
     """Memory to take from an address space; see `Space.take`."""
 
     space: Space
@@ -78,9 +78,9 @@ class Job:
 
     Args:
         parts: Of each core.
-        lanes: All that it takes to run it.
+        queues: All that it takes to run it.
         inputs: As in `Driver.prepare`.
-        crew: Who runs the lanes; None, the caller.
+        pool: Who runs the queues; None, the caller.
         owned: What `Driver.commands` returned: it goes with the job.
         held: What the structs point to.
     """
@@ -88,16 +88,16 @@ class Job:
     def __init__(
         self,
         parts: Sequence[Part],
-        lanes: Sequence[Lane],
+        queues: Sequence[CoreQueue],
         inputs: Sequence[Input] = (),
-        crew: Crew | None = None,
+        pool: ThreadPool | None = None,
         owned: Sequence[Piece] = (),
         held: Sequence[Any] = (),
     ) -> None:
         self.parts = tuple(parts)
-        marked = [buffer.window(at, at + ATOM) for buffer, at in lasts(parts)]
+        marked = [buffer.window(at, at + ATOM) for buffer, at in end_atoms(parts)]
         a = inputs[0][0].window(0, inputs[0][1]) if inputs else None
-        self.run = Run(lanes, SENTINEL, marked, a, crew)
+        self.run = Run(queues, SENTINEL, marked, a, pool)
         self._owned = tuple(owned)
         self.held = held
         self.most_s = 0.0  # that it may take
@@ -136,7 +136,7 @@ class Job:
             piece.free()
 
 
-def lasts(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
+def end_atoms(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
     """Return where each part ends."""
     return [part.last for part in parts]
 
@@ -146,7 +146,7 @@ class Driver(abc.ABC):
 
     Attributes:
         deadline_s: Seconds that a job may take at most.
-        planned_s: Seconds that a job with many rows may take, by the cost model's slowest guess.
+        planned_s: Seconds that a job with many rows may take, by the cost model's slowest estimate.
         repeats: Of all jobs so far.
         name: Of the kernel's driver.
         detail: Version and node, for people.
@@ -233,7 +233,9 @@ class Driver(abc.ABC):
             DeviceFull: There is none.
         """
         wanted = [
-            Want(space, count * stride(self.profile) * 8, Role.PROGRAM, "programs", ALIGNMENT)
+            MemoryRequest(
+                space, count * stride(self.profile) * 8, Role.PROGRAM, "programs", ALIGNMENT
+            )
             for space, count in zip(spaces, tasks, strict=False)
         ]
         pieces: list[Piece] = []
@@ -246,7 +248,7 @@ class Driver(abc.ABC):
             raise
         return pieces
 
-    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[Want]:
+    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[MemoryRequest]:
         """Return the memory that the kernel needs for a job beside the programs."""
         return ()
 
@@ -348,9 +350,9 @@ class Driver(abc.ABC):
             space.close()
 
 
-def cleaned(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
-    """Yield the calls that show the NPU its inputs, and the marks where results will be."""
+def input_cleans(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
+    """Yield the calls that show the NPU its inputs, and the sentinels where results will be."""
     for buffer, nbytes in inputs:
-        yield from buffer.space.cleaning(buffer, 0, nbytes)
-    for buffer, at in lasts(parts):
-        yield from buffer.space.cleaning(buffer, at, at + ATOM)
+        yield from buffer.space.clean_calls(buffer, 0, nbytes)
+    for buffer, at in end_atoms(parts):
+        yield from buffer.space.clean_calls(buffer, at, at + ATOM)

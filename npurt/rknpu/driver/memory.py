@@ -76,7 +76,7 @@ class Buffer:
 
     def clean(self, start: int, end: int) -> None:
         """Show the NPU what the CPU wrote from *start* to *end*."""
-        for call in self.space.cleaning(self, start, end):
+        for call in self.space.clean_calls(self, start, end):
             self.space.system.ioctl(call.fd, call.request, call.argument)
 
     def window(self, start: int, end: int) -> U8:
@@ -287,5 +287,5 @@ class Space(abc.ABC):
         """Have the driver take it back."""
 
     @abc.abstractmethod
-    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Return the calls that show the NPU what the CPU wrote from *start* to *end*."""

@@ -57,49 +57,49 @@ typedef struct {
     int32_t fd;
 } npurt_rk_request;
 
-/* What one core is given and waits for; with rknpu, one lane is all cores. */
+/* What one core is given and waits for; with rknpu, one queue is all cores. */
 typedef struct {
     const npurt_rk_request *requests;
-    void *copy;     /* where its core reads x, when that is not where the first lane's does */
+    void *copy;     /* where its core reads x, when that is not where the first queue's does */
     int32_t starts; /* requests up to the one that submits */
     int32_t count;
     int32_t made;  /* how many succeeded */
     int32_t error; /* errno of the one after them, or 0 */
-} npurt_rk_lane;
+} npurt_rk_queue;
 
-/* Threads that run lanes side by side. */
-typedef struct npurt_rk_crew npurt_rk_crew;
+/* Threads that run queues side by side. */
+typedef struct npurt_rk_pool npurt_rk_pool;
 
 /* A prepared product; what is called m above is rows. */
 typedef struct {
     const npurt_rk_part *parts;   /* how x is rounded; none: the caller did */
     const npurt_rk_block *blocks; /* how results are read */
-    npurt_rk_lane *lanes;
-    npurt_rk_crew *crew; /* NULL: the caller runs all lanes */
+    npurt_rk_queue *queues;
+    npurt_rk_pool *pool; /* NULL: the caller runs all queues */
     const float *x;      /* [rows][pitch]; NULL: it is in place */
     float **y;           /* of each weight, [rows][y_pitch of it]; NULL: they are left in place */
     const int64_t *y_pitch;
-    float *scratch;     /* the largest kp */
-    const void *a;      /* where the first lane's core reads x */
-    void *const *marks; /* where mark is put before, and must not be afterwards */
-    const void *mark;
+    float *scratch;         /* the largest kp */
+    const void *a;          /* where the first queue's core reads x */
+    void *const *sentinels; /* where sentinel is put before, and must not be afterwards */
+    const void *sentinel;
     int64_t pitch, a_bytes;
     int64_t timeout; /* ns */
-    int32_t part_count, block_count, lane_count, mark_count, mark_bytes;
+    int32_t part_count, block_count, queue_count, sentinel_count, sentinel_bytes;
     int32_t rows, passes, floats; /* floats: 1 when sums are float32 */
     int32_t tries;                /* of a request that signals interrupt */
-    int32_t at;                   /* which row, lane or mark it was, when a run fails */
+    int32_t at;                   /* which row, queue or sentinel it was, when a run fails */
 } npurt_rk_job;
 
-/* What failed, and job->at says where: a row of x holds NaN or infinity; a lane's request failed;
- * a mark is still there. */
+/* What failed, and job->at says where: a row of x holds NaN or infinity; a queue's request failed;
+ * a sentinel is still there. */
 enum { NPURT_RK_BAD_ROW = 1, NPURT_RK_REFUSED = 2, NPURT_RK_UNWRITTEN = 3 };
 
 typedef int npurt_rk_ioctl(int fd, unsigned long number, ...); /* as ioctl of the C library */
 
 /*
- * Run a job: round x, put the marks, make the requests of each lane until one fails, look for the
- * marks, read the results.
+ * Run a job: round x, put the sentinels, make the requests of each queue until one fails, look for the
+ * sentinels, read the results.
  *
  * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a
  * sum is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double,
@@ -109,10 +109,10 @@ typedef int npurt_rk_ioctl(int fd, unsigned long number, ...); /* as ioctl of th
  */
 NPURT_API int npurt_rk_run(npurt_rk_ioctl *ioctl, npurt_rk_job *job);
 
-/* Start threads for all lanes but the caller's, the first.  Returns NULL and errno on failure. */
-NPURT_API npurt_rk_crew *npurt_rk_crew_start(int count);
+/* Start threads for all queues but the caller's, the first.  Returns NULL and errno on failure. */
+NPURT_API npurt_rk_pool *npurt_rk_pool_start(int count);
 
 /* End them, between two runs, in the process that started them. */
-NPURT_API void npurt_rk_crew_stop(npurt_rk_crew *crew);
+NPURT_API void npurt_rk_pool_stop(npurt_rk_pool *pool);
 
 #endif

@@ -11,9 +11,9 @@ from typing import Any
 
 from npurt.rknpu.driver import uapi_drm
 from npurt.rknpu.driver import uapi_rocket as uapi
-from npurt.rknpu.driver.base import Driver, Input, Job, Part, cleaned
+from npurt.rknpu.driver.base import Driver, Input, Job, Part, input_cleans
 from npurt.rknpu.driver.memory import Buffer, Created, Piece, Space
-from npurt.rknpu.driver.run import Call, Crew, Lane
+from npurt.rknpu.driver.run import Call, CoreQueue, ThreadPool
 from npurt.rknpu.driver.system import System, ffi
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride
@@ -21,7 +21,7 @@ from npurt.rknpu.plan.proof import Role
 
 BACKSTOP_S = 10.0
 # The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
-# of that is left for what even the slowest guess does not know.
+# of that is left for what even the slowest estimate does not know.
 PLANNED_S = 0.25
 # Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
 # file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may
@@ -49,7 +49,7 @@ class RocketSpace(Space):
         argument = ffi().new("struct drm_gem_close *", {"handle": handle})
         self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
 
-    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Clean the caches, always of the whole buffer: the driver knows no parts."""
         fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
         return [Call(self.fd, uapi.FINI_BO, fini)]
@@ -77,13 +77,13 @@ class RocketDriver(Driver):
     ) -> None:
         self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
-        self._crew = Crew(len(fds) - 1) if threads and len(fds) > 1 else None
+        self._pool = ThreadPool(len(fds) - 1) if threads and len(fds) > 1 else None
         self._settling_s = 0.0
-        if self._crew:
+        if self._pool:
             self.detail += ", a thread for each"
 
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
-        lanes, held = [], []
+        queues, held = [], []
         self._settling_s = SETTLING_S
         for core, part in enumerate(parts):
             mine = inputs[core : core + 1]
@@ -91,8 +91,8 @@ class RocketDriver(Driver):
             held.append(others)
             call = Call(part.program.space.fd, uapi.SUBMIT, submit)
             copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
-            lanes.append(Lane([*cleaned([part], mine), call], _waits(part), copy))
-        return Job(parts, lanes, inputs, self._crew, pieces, held)
+            queues.append(CoreQueue([*input_cleans([part], mine), call], _waits(part), copy))
+        return Job(parts, queues, inputs, self._pool, pieces, held)
 
     def _patience(self, seconds: float) -> float:
         """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
@@ -106,8 +106,8 @@ class RocketDriver(Driver):
 
     def close(self) -> None:
         """Release the device, every buffer and thread.  A second call does nothing."""
-        if self._crew:
-            self._crew.close()
+        if self._pool:
+            self._pool.close()
         time.sleep(self._settling_s)
         self._settling_s = 0.0
         super().close()

@@ -8,9 +8,9 @@ typedef struct {
     npurt_rk_ioctl *ioctl;
     npurt_rk_job *job;
     int64_t until;
-} turn;
+} running;
 
-static int request(const turn *t, const npurt_rk_request *r)
+static int request(const running *t, const npurt_rk_request *r)
 {
     int code = EINTR;
     if (r->until) {
@@ -22,46 +22,46 @@ static int request(const turn *t, const npurt_rk_request *r)
     return code;
 }
 
-static void make(const turn *t, npurt_rk_lane *lane, int end)
+static void make(const running *t, npurt_rk_queue *queue, int end)
 {
-    while (!lane->error && lane->made < end) {
-        lane->error = request(t, lane->requests + lane->made);
-        lane->made += !lane->error;
+    while (!queue->error && queue->made < end) {
+        queue->error = request(t, queue->requests + queue->made);
+        queue->made += !queue->error;
     }
 }
 
-static int start(const turn *t, npurt_rk_lane *lane)
+static int start(const running *t, npurt_rk_queue *queue)
 {
-    if (lane->copy) {
-        memcpy(lane->copy, t->job->a, (size_t) t->job->a_bytes);
+    if (queue->copy) {
+        memcpy(queue->copy, t->job->a, (size_t) t->job->a_bytes);
     }
-    make(t, lane, lane->starts);
-    return !lane->error;
+    make(t, queue, queue->starts);
+    return !queue->error;
 }
 
-static void finish(const turn *t, npurt_rk_lane *lane)
+static void finish(const running *t, npurt_rk_queue *queue)
 {
-    if (lane->made >= lane->starts) {
-        make(t, lane, lane->count);
-    }
-}
-
-static void run_lane(void *context, int i)
-{
-    const turn *t = context;
-    if (start(t, t->job->lanes + i)) {
-        finish(t, t->job->lanes + i);
+    if (queue->made >= queue->starts) {
+        make(t, queue, queue->count);
     }
 }
 
-/* Every lane is submitted before any is waited for; after a failure, what runs is waited for. */
-static void run_lanes(const turn *t)
+static void run_queue(void *context, int i)
 {
-    npurt_rk_lane *lanes = t->job->lanes;
-    for (int i = 0; i < t->job->lane_count && start(t, lanes + i); i++) {
+    const running *t = context;
+    if (start(t, t->job->queues + i)) {
+        finish(t, t->job->queues + i);
     }
-    for (int i = 0; i < t->job->lane_count; i++) {
-        finish(t, lanes + i);
+}
+
+/* Every queue is submitted before any is waited for; after a failure, what runs is waited for. */
+static void run_queues(const running *t)
+{
+    npurt_rk_queue *queues = t->job->queues;
+    for (int i = 0; i < t->job->queue_count && start(t, queues + i); i++) {
+    }
+    for (int i = 0; i < t->job->queue_count; i++) {
+        finish(t, queues + i);
     }
 }
 
@@ -88,25 +88,25 @@ NPURT_API int npurt_rk_run(npurt_rk_ioctl *ioctl, npurt_rk_job *job)
     if (bad) {
         return failed(job, NPURT_RK_BAD_ROW, bad - 1);
     }
-    for (int i = 0; i < job->mark_count; i++) {
-        memcpy(job->marks[i], job->mark, (size_t) job->mark_bytes);
+    for (int i = 0; i < job->sentinel_count; i++) {
+        memcpy(job->sentinels[i], job->sentinel, (size_t) job->sentinel_bytes);
     }
-    for (int i = 0; i < job->lane_count; i++) {
-        job->lanes[i].made = job->lanes[i].error = 0;
+    for (int i = 0; i < job->queue_count; i++) {
+        job->queues[i].made = job->queues[i].error = 0;
     }
-    turn t = {ioctl, job, now_ns() + job->timeout};
-    if (job->crew && job->lane_count > 1) {
-        crew_run(job->crew, run_lane, &t, job->lane_count);
+    running t = {ioctl, job, now_ns() + job->timeout};
+    if (job->pool && job->queue_count > 1) {
+        pool_run(job->pool, run_queue, &t, job->queue_count);
     } else {
-        run_lanes(&t);
+        run_queues(&t);
     }
-    for (int i = 0; i < job->lane_count; i++) {
-        if (job->lanes[i].error) {
+    for (int i = 0; i < job->queue_count; i++) {
+        if (job->queues[i].error) {
             return failed(job, NPURT_RK_REFUSED, i);
         }
     }
-    for (int i = 0; i < job->mark_count; i++) {
-        if (!memcmp(job->marks[i], job->mark, (size_t) job->mark_bytes)) {
+    for (int i = 0; i < job->sentinel_count; i++) {
+        if (!memcmp(job->sentinels[i], job->sentinel, (size_t) job->sentinel_bytes)) {
             return failed(job, NPURT_RK_UNWRITTEN, i);
         }
     }

@@ -17,10 +17,10 @@ static inline int64_t now_ns(void)
 /* Gives sums their scales. */
 void read_results(const npurt_rk_job *job);
 
-typedef void crew_task(void *context, int i);
+typedef void pool_task(void *context, int i);
 
-/* Calls task(context, i) for i below tasks, 0 from here and each other from a thread of the crew,
- * and returns when all have.  tasks is at most one more than the crew has threads. */
-void crew_run(npurt_rk_crew *crew, crew_task *task, void *context, int tasks);
+/* Calls task(context, i) for i below tasks, 0 from here and each other from a thread of the pool,
+ * and returns when all have.  tasks is at most one more than the pool has threads. */
+void pool_run(npurt_rk_pool *pool, pool_task *task, void *context, int tasks);
 
 #endif

@@ -28,12 +28,12 @@ class Call(NamedTuple):
     until: Any = None  # points to where the struct says when to give up
 
 
-class Lane(NamedTuple):
-    """What one core is given and waits for; with rknpu, one lane is all cores."""
+class CoreQueue(NamedTuple):
+    """What one core is given and waits for; with rknpu, one queue is all cores."""
 
     starts: Sequence[Call]  # the last one submits
     ends: Sequence[Call]
-    copy: U8 | None = None  # where its core reads x, when that is not where the first lane's does
+    copy: U8 | None = None  # where its core reads x, when that is not where the first queue's does
 
 
 class Target(NamedTuple):
@@ -57,18 +57,18 @@ class Rectangle(NamedTuple):
     add: bool
 
 
-class Crew:
-    """Threads that run lanes side by side, until it is closed or forgotten.
+class ThreadPool:
+    """Threads that run queues side by side, until it is closed or forgotten.
 
     Args:
-        threads: How many; whoever runs a job does its first lane.
+        threads: How many; whoever runs a job does its first queue.
 
     Raises:
         NpurtError: The system has none left.
     """
 
     def __init__(self, threads: int) -> None:
-        self.handle = lib().npurt_rk_crew_start(threads)
+        self.handle = lib().npurt_rk_pool_start(threads)
         if not self.handle:
             raise NpurtError(
                 f"cannot start {threads} threads: {os.strerror(ffi().errno)}",
@@ -78,45 +78,47 @@ class Crew:
         self.close.atexit = False
 
 
-def _stop(crew: Any, process: int) -> None:
+def _stop(pool: Any, process: int) -> None:
     if os.getpid() == process:  # a fork has no such threads
-        lib().npurt_rk_crew_stop(crew)
+        lib().npurt_rk_pool_stop(pool)
 
 
 class Run:
     """A job as `npurt_rk_run` takes it; it multiplies what is in place until it is bound.
 
     Args:
-        lanes: Of each core.
-        mark: Bytes that cannot be a result.
-        places: Where the mark is put before, and must not be afterwards: `U8` of its size.
-        a: Where the first lane's core reads x.
-        crew: Who runs the lanes; None, the caller.
+        queues: Of each core.
+        sentinel: Bytes that cannot be a result.
+        places: Where the sentinel is put before, and must not be afterwards: `U8` of its size.
+        a: Where the first queue's core reads x.
+        pool: Who runs the queues; None, the caller.
     """
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
-        mark: bytes = b"",
+        queues: Sequence[CoreQueue],
+        sentinel: bytes = b"",
         places: Sequence[U8] = (),
         a: U8 | None = None,
-        crew: Crew | None = None,
+        pool: ThreadPool | None = None,
     ) -> None:
-        self.names = [[call.request.name for call in (*lane.starts, *lane.ends)] for lane in lanes]
+        self.names = [
+            [call.request.name for call in (*queue.starts, *queue.ends)] for queue in queues
+        ]
         self.first = 0  # row of x, for errors
         self._address = functools.partial(ffi().from_buffer, ffi().typeof("float[]"))
         self._y: Any = ffi().NULL
-        self._owned: list[Any] = [lanes, places, a, crew]
+        self._owned: list[Any] = [queues, places, a, pool]
         self.table = ffi().new("npurt_rk_job *", {
-            "lanes": self._array("npurt_rk_lane[]", [self._lane(lane) for lane in lanes]),
-            "lane_count": len(lanes),
-            "crew": ffi().NULL if crew is None else crew.handle,
+            "queues": self._array("npurt_rk_queue[]", [self._queue(queue) for queue in queues]),
+            "queue_count": len(queues),
+            "pool": ffi().NULL if pool is None else pool.handle,
             "a": ffi().NULL if a is None else at("void *", a),
             "a_bytes": 0 if a is None else a.nbytes,
-            "marks": self._array("void *[]", [at("void *", place) for place in places]),
-            "mark_count": len(places),
-            "mark": self._array("char[]", mark),
-            "mark_bytes": len(mark),
+            "sentinels": self._array("void *[]", [at("void *", place) for place in places]),
+            "sentinel_count": len(places),
+            "sentinel": self._array("char[]", sentinel),
+            "sentinel_bytes": len(sentinel),
             "tries": INTERRUPTIONS,
         })  # fmt: skip
 
@@ -125,7 +127,7 @@ class Run:
         self._owned.append(ffi().new(kind, values))
         return self._owned[-1]
 
-    def _lane(self, lane: Lane) -> dict[str, Any]:
+    def _queue(self, queue: CoreQueue) -> dict[str, Any]:
         requests = [
             {
                 "fd": call.fd,
@@ -133,13 +135,13 @@ class Run:
                 "argument": ffi().cast("void *", call.argument),
                 "until": ffi().cast("int64_t *", call.until or 0),
             }
-            for call in (*lane.starts, *lane.ends)
+            for call in (*queue.starts, *queue.ends)
         ]
         return {
             "requests": self._array("npurt_rk_request[]", requests),
-            "starts": len(lane.starts),
+            "starts": len(queue.starts),
             "count": len(requests),
-            "copy": ffi().NULL if lane.copy is None else at("void *", lane.copy),
+            "copy": ffi().NULL if queue.copy is None else at("void *", queue.copy),
         }
 
     def rounds(self, targets: Sequence[Target], k: int) -> None:

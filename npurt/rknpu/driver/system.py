@@ -120,11 +120,11 @@ class System:
         raise failure(request.name, code)
 
     def make(self, run: Run) -> int | None:
-        """Run a job; return the first place in which the mark was left, or None.
+        """Run a job; return the first place in which the sentinel was left, or None.
 
         Raises:
             NumericsError: x holds NaN or infinity; no request was made.
-            DriverError: As `ioctl`; the requests of its lane after the one that failed were not
+            DriverError: As `ioctl`; the requests of its queue after the one that failed were not
                 made.
         """
         library = host.lib()
@@ -135,8 +135,8 @@ class System:
         if what == library.NPURT_RK_BAD_ROW:
             raise host.not_finite(run.first + place)
         if what == library.NPURT_RK_REFUSED:
-            lane = run.table.lanes[place]
-            raise failure(run.names[place][lane.made], lane.error)
+            queue = run.table.queues[place]
+            raise failure(run.names[place][queue.made], queue.error)
         return int(place)
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:

@@ -9,11 +9,11 @@ from typing import Any
 
 from npurt.errors import DriverError, LayoutError
 from npurt.rknpu.driver import uapi_rknpu as uapi
-from npurt.rknpu.driver.base import Driver, Input, Job, Part, Want, Work, cleaned
+from npurt.rknpu.driver.base import Driver, Input, Job, MemoryRequest, Part, Work, input_cleans
 from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Piece, Space
-from npurt.rknpu.driver.run import Call, Lane
+from npurt.rknpu.driver.run import Call, CoreQueue
 from npurt.rknpu.driver.system import System, ffi
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride
@@ -22,7 +22,7 @@ from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.proof import Role
 
 LINE = 64  # bytes of a cache line
-INT8 = FORMS["int8"]
+INT8 = FORMATS["int8"]
 TASK_BYTES = uapi.PARTS["struct rknpu_task"]
 
 
@@ -76,7 +76,7 @@ class RknpuSpace(Space):
         if self.domain == 0:  # the others have its file
             super()._close_file()
 
-    def cleaning(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
         """Clean the caches of a part; memory that is not cached needs no cleaning."""
         if not self._flags[buffer.role] & uapi.CACHEABLE:
             return []
@@ -161,9 +161,9 @@ class RknpuDriver(Driver):
             self._space.trim()
         return False
 
-    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[Want]:
+    def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[MemoryRequest]:
         """Return room for the structs that describe each task to the kernel."""
-        return [Want(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
+        return [MemoryRequest(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
 
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
@@ -179,8 +179,8 @@ class RknpuDriver(Driver):
         submit = _submit(parts, tasks, tasks.space.domain)
         call = Call(self._space.fd, uapi.SUBMIT, submit)
         ends = [sync for part in parts for sync in _syncs(part)]
-        lane = Lane([*cleaned(parts, inputs), call], ends)
-        return Job(parts, [lane], inputs, owned=pieces, held=[submit])
+        queue = CoreQueue([*input_cleans(parts, inputs), call], ends)
+        return Job(parts, [queue], inputs, owned=pieces, held=[submit])
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         (submit,) = job.held

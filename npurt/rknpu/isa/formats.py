@@ -18,7 +18,7 @@ ATOM = 16  # bytes: the unit in which features are read and results written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class NumberFormat:
     """What a task multiplies and what it writes."""
 
     name: str
@@ -58,25 +58,29 @@ class Form:
 
 
 # int4 sums saturate at int16: 8 * 8 * 480 is the largest multiple of 32 that cannot [happyme531].
-FORMS = MappingProxyType({form.name: form for form in (
+FORMATS = MappingProxyType({format.name: format for format in (
     #    name         code  bits group step  K max  result     bytes code   dpu
-    Form("int8",      INT8,  8,  32,  32,  MAX_K, "int32",   4, INT32, INT8),
-    Form("int8-fp32", INT8,  8,  32,  32,  MAX_K, "float32", 4, FP32,  INT8),
-    Form("fp16",      FP16, 16,  16,  32,  MAX_K, "float32", 4, FP32,  FP16),
-    Form("fp16-fp16", FP16, 16,  16,  32,  MAX_K, "float16", 2, FP16,  FP16),
-    Form("int4",      INT4,  4,  64,  32,    480, "int16",   2, INT16, INT4),
-    Form("tf32",      TF32, 32,  16,  16,   4096, "float32", 4, FP32,  FP32),
+    NumberFormat("int8",      INT8,  8,  32,  32,  MAX_K, "int32",   4, INT32, INT8),
+    NumberFormat("int8-fp32", INT8,  8,  32,  32,  MAX_K, "float32", 4, FP32,  INT8),
+    NumberFormat("fp16",      FP16, 16,  16,  32,  MAX_K, "float32", 4, FP32,  FP16),
+    NumberFormat("fp16-fp16", FP16, 16,  16,  32,  MAX_K, "float16", 2, FP16,  FP16),
+    NumberFormat("int4",      INT4,  4,  64,  32,    480, "int16",   2, INT16, INT4),
+    NumberFormat("tf32",      TF32, 32,  16,  16,   4096, "float32", 4, FP32,  FP32),
 )})  # fmt: skip
 
 
-def form(name: str) -> Form:
-    """Return the form called *name*.
+def number_format(name: str) -> NumberFormat:
+    """Return the format called *name*.
 
     Raises:
         UnsupportedOp: There is none.
     """
-    if name not in FORMS:
+    if name not in FORMATS:
         raise UnsupportedOp(
-            f"the RK3588 NPU has no number format {name!r}", remedy=f"use one of {', '.join(FORMS)}"
+            f"the RK3588 NPU has no number format {name!r}",
+            remedy=f"use one of {', '.join(FORMATS)}",
         )
-    return FORMS[name]
+    return FORMATS[name]
+
+
+FORMS = FORMATS  # the old name

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError
-from npurt.rknpu.isa.formats import ATOM, INT4, Form
+from npurt.rknpu.isa.formats import ATOM, INT4, NumberFormat
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,7 +62,7 @@ def pad(x: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
     return padded
 
 
-def to_bytes(x: npt.NDArray[Any], form: Form) -> Bytes:
+def to_bytes(x: npt.NDArray[Any], format: NumberFormat) -> Bytes:
     """Return the elements of ``[R, K]`` as bytes ``[R, K * bits / 8]``.
 
     Args:
@@ -71,12 +71,12 @@ def to_bytes(x: npt.NDArray[Any], form: Form) -> Bytes:
     Raises:
         LayoutError: The type is another, or a code does not fit in 4 bits.
     """
-    want = np.dtype(_ELEMENT[max(8, form.bits)])
+    want = np.dtype(_ELEMENT[max(8, format.bits)])
     if x.dtype != want:
         raise LayoutError(
-            f"{form.name} takes {want}, not {x.dtype}", remedy=f"convert with .astype('{want}')"
+            f"{format.name} takes {want}, not {x.dtype}", remedy=f"convert with .astype('{want}')"
         )
-    if form.code != INT4:
+    if format.code != INT4:
         return np.asarray(np.ascontiguousarray(x).view(np.uint8))
     if x.shape[1] % 2 or (x.size and (x.min() < -8 or x.max() > 7)):
         raise LayoutError(
@@ -88,11 +88,11 @@ def to_bytes(x: npt.NDArray[Any], form: Form) -> Bytes:
     return np.asarray(low | high << 4, np.uint8)
 
 
-def from_bytes(data: Bytes, form: Form) -> npt.NDArray[Any]:
+def from_bytes(data: Bytes, format: NumberFormat) -> npt.NDArray[Any]:
     """Inverse of `to_bytes`: bytes ``[R, B]`` to elements."""
     data = np.ascontiguousarray(data)
-    if form.code != INT4:
-        return np.asarray(data.view(_ELEMENT[form.bits]))
+    if format.code != INT4:
+        return np.asarray(data.view(_ELEMENT[format.bits]))
     pairs = np.stack([data << 4, data & 0xF0], axis=-1).view(np.int8)
     return np.asarray((pairs >> 4).reshape(len(data), -1))
 
@@ -121,7 +121,7 @@ def restore(image: Bytes, layout: Layout, m: int) -> Bytes:
     return np.ascontiguousarray(atoms.transpose(0, 2, 1, 3)).reshape(m, -1)
 
 
-def pack_weights(b: npt.NDArray[Any], form: Form) -> Bytes:
+def pack_weights(b: npt.NDArray[Any], format: NumberFormat) -> Bytes:
     """Reorder B into what the weight DMA reads: one 1024-byte tile is one step of the MAC array.
 
     Args:
@@ -134,18 +134,18 @@ def pack_weights(b: npt.NDArray[Any], form: Form) -> Bytes:
         LayoutError: N or K is not a multiple.
     """
     n, k = b.shape
-    if n % form.group or k % form.k_step:
+    if n % format.group or k % format.k_step:
         raise LayoutError(
-            f"weights [N={n}, K={k}] do not divide into tiles of {form.group} x {form.k_step}",
-            remedy=f"pad N to {-(-n // form.group) * form.group} "
-            f"and K to {-(-k // form.k_step) * form.k_step} with zeros",
+            f"weights [N={n}, K={k}] do not divide into tiles of {format.group} x {format.k_step}",
+            remedy=f"pad N to {-(-n // format.group) * format.group} "
+            f"and K to {-(-k // format.k_step) * format.k_step} with zeros",
         )
-    data = to_bytes(b, form).reshape(n // form.group, form.group, k // form.k_step, -1)
+    data = to_bytes(b, format).reshape(n // format.group, format.group, k // format.k_step, -1)
     return np.ascontiguousarray(data.transpose(0, 2, 1, 3))
 
 
-def unpack_weights(packed: Bytes, form: Form) -> npt.NDArray[Any]:
+def unpack_weights(packed: Bytes, format: NumberFormat) -> npt.NDArray[Any]:
     """Inverse of `pack_weights`."""
     groups, steps, group, step_bytes = packed.shape
     rows = packed.transpose(0, 2, 1, 3).reshape(groups * group, steps * step_bytes)
-    return from_bytes(rows, form)
+    return from_bytes(rows, format)

@@ -8,7 +8,7 @@ mtx512/rk3588-npu (SHORT) and gregordinary/rocket-userspace (FULL), which ran on
 from enum import Enum
 
 from npurt.rknpu.isa import cbuf, regcmd
-from npurt.rknpu.isa.formats import INT4, INT8, Form
+from npurt.rknpu.isa.formats import INT4, INT8, NumberFormat
 from npurt.rknpu.isa.regs import REG, REGISTERS, Reg, RegWrite
 from npurt.rknpu.isa.task import Task
 
@@ -69,12 +69,12 @@ def fields(task: Task) -> Fields:
 
 
 def _cna(task: Task) -> Fields:
-    form, a = task.form, task.features
-    data_bank, weight_bank = cbuf.split(form, task.k, a.width, a.height)
+    format, a = task.format, task.features
+    data_bank, weight_bank = cbuf.split(format, task.k, a.width, a.height)
     return {
         "CNA_CONV_CON1": {
-            "in_precision": form.code,
-            "proc_precision": form.code,
+            "in_precision": format.code,
+            "proc_precision": format.code,
             "group_line_off": int(a.by_line),
         },
         # Fewer grains are faster for some shapes and wrong for others, K = 3840 among them [?].
@@ -85,10 +85,10 @@ def _cna(task: Task) -> Fields:
         "CNA_DATA_SIZE2": {"dataout_width": a.width},
         "CNA_DATA_SIZE3": {"dataout_atomics": task.m},
         "CNA_WEIGHT_SIZE0": {"weight_bytes": task.weight_bytes},
-        "CNA_WEIGHT_SIZE1": {"weight_bytes_per_kernel": form.in_bytes(task.k)},
+        "CNA_WEIGHT_SIZE1": {"weight_bytes_per_kernel": format.in_bytes(task.k)},
         "CNA_WEIGHT_SIZE2": {"weight_width": 1, "weight_height": 1, "weight_kernels": task.n},
         "CNA_CBUF_CON0": {"data_bank": data_bank, "weight_bank": weight_bank},
-        "CNA_CBUF_CON1": {"data_entries": cbuf.entries(form, task.k, a.width)},
+        "CNA_CBUF_CON1": {"data_entries": cbuf.entries(format, task.k, a.width)},
         "CNA_CVT_CON0": {"cvt_bypass": 1, "cvt_type": 1, "data_sign": 1},
         **{f"CNA_CVT_CON{i + 1}": {f"cvt_scale{i}": 1} for i in range(4)},
         "CNA_DMA_CON0": {"data_burst_len": BURST, "weight_burst_len": BURST},
@@ -104,8 +104,8 @@ def _core(task: Task) -> Fields:
     return {
         # qd_en does nothing to raw results: programs that ran have it either way [?].
         "CORE_MISC_CFG": {
-            "proc_precision": task.form.code,
-            "qd_en": int(task.form.code not in (INT8, INT4)),
+            "proc_precision": task.format.code,
+            "qd_en": int(task.format.code not in (INT8, INT4)),
         },
         "CORE_DATAOUT_SIZE_0": {"dataout_width": a.width - 1, "dataout_height": a.height - 1},
         "CORE_DATAOUT_SIZE_1": {"dataout_channel": task.n - 1},
@@ -113,15 +113,15 @@ def _core(task: Task) -> Fields:
 
 
 def _dpu(task: Task) -> Fields:
-    form, c = task.form, task.results
-    size_e = form.surfaces - 1
+    format, c = task.format, task.results
+    size_e = format.surfaces - 1
     return {
         "DPU_S_POINTER": PING_PONG,
         "DPU_FEATURE_MODE_CFG": {"burst_len": BURST, "output_mode": 2},
         "DPU_DATA_FORMAT": {
-            "out_precision": form.out_code,
-            "in_precision": form.dpu_code,
-            "proc_precision": form.dpu_code,
+            "out_precision": format.out_code,
+            "in_precision": format.dpu_code,
+            "proc_precision": format.dpu_code,
         },
         "DPU_DST_SURF_STRIDE": {"dst_surf_stride": c.surf_stride},
         "DPU_DATA_CUBE_WIDTH": {"width": c.width - 1},
@@ -146,7 +146,7 @@ def _dpu(task: Task) -> Fields:
             "ew_relu_bypass": 1,
         },
         "DPU_EW_CVT_SCALE_VALUE": {"ew_op_cvt_scale": 1},
-        "DPU_OUT_CVT_SCALE": {"out_cvt_scale": 1, "fp32tofp16_en": int(_halves(form))},
+        "DPU_OUT_CVT_SCALE": {"out_cvt_scale": 1, "fp32tofp16_en": int(_halves(format))},
         "DPU_SURFACE_ADD": {"surf_add": c.surf_add},
     }
 
@@ -155,9 +155,9 @@ def _bypass(stage: str) -> dict[str, int]:
     return {f"{stage}_{part}bypass": 1 for part in ("", "alu_", "mul_", "relu_")}
 
 
-def _halves(form: Form) -> bool:
+def _halves(format: NumberFormat) -> bool:
     """Does the DPU round its float32 to 16 bits?"""
-    return form.out == "float16"
+    return format.out == "float16"
 
 
 def _rdma(task: Task) -> Fields:
@@ -173,7 +173,7 @@ def _rdma(task: Task) -> Fields:
         "DPU_RDMA_FEATURE_MODE_CFG": {
             "burst_len": BURST,
             "mrdma_disable": 1,
-            "mrdma_fp16tofp32_en": int(_halves(task.form)),
+            "mrdma_fp16tofp32_en": int(_halves(task.format)),
         },
         "DPU_RDMA_WEIGHT": {"m_weight": 1, "b_weight": 1, "n_weight": 1, "e_weight": 1},
     }

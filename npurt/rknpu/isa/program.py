@@ -94,9 +94,9 @@ def link(
 def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:
     """Return the addresses of A, of the image of B and of C, of which the task is no part."""
     sizes = {
-        "A": (a, task.rows * task.form.in_bytes(task.columns)),
+        "A": (a, task.rows * task.format.in_bytes(task.columns)),
         "B": (b, task.weight_bytes),
-        "C": (c, task.rows * task.n * task.form.out_bytes),
+        "C": (c, task.rows * task.n * task.format.out_bytes),
     }
     return {name: range(start, start + size) for name, (start, size) in sizes.items()}
 

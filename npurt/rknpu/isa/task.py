@@ -11,7 +11,7 @@ from functools import cached_property
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
-from npurt.rknpu.isa.formats import ATOM, MAX_K, Form
+from npurt.rknpu.isa.formats import ATOM, MAX_K, NumberFormat
 from npurt.rknpu.isa.layout import Layout
 
 MAX_N = 8192  # [M] DATA_CUBE_CHANNEL, 13 bits; ork-driver saw 16384 go wrong silently
@@ -56,7 +56,7 @@ class Task:
         LayoutError: A size is not a multiple of what the NPU computes at once, or too large.
     """
 
-    form: Form
+    format: NumberFormat
     layout: Layout
     m: int
     k: int
@@ -65,11 +65,11 @@ class Task:
     columns: int  # of that A; C has n
 
     def __post_init__(self) -> None:
-        form = self.form
+        format = self.format
         _check("M", self.m, 1, cbuf.MAX_WIDTH)
-        _check("K", self.k, form.k_step, MAX_K)
-        _check("K of A", self.columns, form.k_step, 1 << 30)
-        _check("N", self.n, form.group, MAX_N)
+        _check("K", self.k, format.k_step, MAX_K)
+        _check("K of A", self.columns, format.k_step, 1 << 30)
+        _check("N", self.n, format.group, MAX_N)
         if self.k > self.columns or self.m > self.rows:
             raise LayoutError(
                 f"a task of {self.m} x {self.k} is no part of an A of {self.rows} x {self.columns}",
@@ -84,7 +84,7 @@ class Task:
     @cached_property
     def features(self) -> Features:
         """How A is read."""
-        row_atoms = self.form.in_bytes(self.columns) // ATOM
+        row_atoms = self.format.in_bytes(self.columns) // ATOM
         if self.layout is Layout.NATIVE_H:
             return Features(1, self.m, False, 4, self.m - 4)
         if self.layout is not Layout.NATIVE_W:
@@ -97,32 +97,32 @@ class Task:
     @cached_property
     def results(self) -> Results:
         """How C is written."""
-        surfaces = self.form.surfaces
+        surfaces = self.format.surfaces
         if self.layout is Layout.NATIVE_H:
             return Results(1, self.m, 0, self.rows, self.rows * surfaces)
         if self.layout is Layout.NATIVE_W:
             return Results(self.m, 1, 0, self.rows, self.rows * surfaces)
         panel = self.layout.panel(self.m)
-        notch = (self.n // self.form.out_atom - 1) * panel
+        notch = (self.n // self.format.out_atom - 1) * panel
         return Results(panel, self.m // panel, notch, panel, panel * surfaces)
 
     def offset_in_a(self, m: int, k: int) -> int:
         """Bytes from the start of A to the part of it that starts at row *m* and column *k*."""
         if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
-            return m * ATOM + self.form.in_bytes(k) * self.rows
+            return m * ATOM + self.format.in_bytes(k) * self.rows
         panel = self.layout.panel_rows
-        return m * self.form.in_bytes(self.columns) + self.form.in_bytes(k) * panel
+        return m * self.format.in_bytes(self.columns) + self.format.in_bytes(k) * panel
 
     def offset_in_c(self, m: int) -> int:
         """Bytes from the start of C to the part of it that starts at row *m*."""
         if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
             return m * ATOM
-        return m * self.n * self.form.out_bytes
+        return m * self.n * self.format.out_bytes
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the image of B."""
-        return self.n * self.form.in_bytes(self.k)
+        return self.n * self.format.in_bytes(self.k)
 
 
 def _check(name: str, value: int, step: int, most: int) -> None:

@@ -6,8 +6,8 @@ loops.  It was fitted to measurements that others published (`tests/rknpu/measur
 them, with those that were left out and have to fall in the range).  npurt itself was never timed on
 this chip.
 
-The range is that of boards and of what nobody has measured: `Guess.low` is the fastest that the
-measurements allow, `Guess.high` the slowest.  Decisions use `Guess.expected`.
+The range is that of boards and of what nobody has measured: `Estimate.low` is the fastest that the
+measurements allow, `Estimate.high` the slowest.  Decisions use `Estimate.expected`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 from npurt.rknpu.isa import cbuf
-from npurt.rknpu.isa.formats import Form
+from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.tiling import Plan
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One guess at what a board does.  Sources are below, with the values."""
+    """One estimate of what a board does.  Sources are below, with the values."""
 
     mac_share: float  # of the MAC array's peak, while a task multiplies
     core_bytes_s: float  # that one core reads
@@ -46,7 +46,7 @@ class Speed:
     layer_s: float  # of the host: the same for each layer, whatever the number of tokens
 
 
-class Guess(NamedTuple, Generic[T]):
+class Estimate(NamedTuple, Generic[T]):
     """Three values; of seconds, the least, the likely and the most."""
 
     low: T
@@ -68,14 +68,14 @@ class Guess(NamedTuple, Generic[T]):
 #   element, 1.7 ns a sum, 20 us a job.  Low: as fast, on all four fast cores.  Expected: one
 #   Cortex-A76 takes 2.5 times as long.  High: 5 times.
 # [HW] sync_bytes_s: 127 ms less for 1.4 GB less, five threads (npu-notes, bo-sync-cost.md).
-_RKNPU = Guess(
+_RKNPU = Estimate(
     Speed(0.97, 11.1e9, 31.0e9, 1e-6, 33e-6, 5e-6, 0.35e-9, 0.4e-9, 12e9, 2.5e-9, 50e-6),
     Speed(0.85, 11.1e9, 27.5e9, 10e-6, 50e-6, 50e-6, 3.5e-9, 4.2e-9, 8e9, 6.5e-9, 300e-6),
     Speed(0.70, 7.4e9, 18.3e9, 40e-6, 100e-6, 100e-6, 7.0e-9, 8.5e-9, 2e9, 25e-9, 600e-6),
 )
-SPEEDS: dict[str, Guess[Speed]] = {
+SPEEDS: dict[str, Estimate[Speed]] = {
     "rknpu": _RKNPU,
-    "rocket": Guess(
+    "rocket": Estimate(
         replace(_RKNPU.low, task_s=20e-6, submit_s=27e-6),
         replace(_RKNPU.expected, task_s=60e-6, submit_s=52e-6),
         replace(_RKNPU.high, task_s=120e-6, submit_s=110e-6),
@@ -107,17 +107,19 @@ def count(product: Plan) -> Counts:
     return Counts(macs, features, weights, results, len(every))
 
 
-def mac_rate(kind: Form) -> int:
+def mac_rate(kind: NumberFormat) -> int:
     """Products that a core adds up in a clock."""
     return kind.group * (16 if kind.bits == 32 else 32)
 
 
-def guess(driver: str, seconds: Callable[[Speed], float]) -> Guess[float]:
-    """Return *seconds* by each guess at what boards with *driver* do."""
-    return Guess(*[seconds(speed) for speed in SPEEDS[driver]])
+def estimate(driver: str, seconds: Callable[[Speed], float]) -> Estimate[float]:
+    """Return *seconds* by each estimate of what boards with *driver* do."""
+    return Estimate(*[seconds(speed) for speed in SPEEDS[driver]])
 
 
-def npu_seconds(plans: Sequence[Plan], driver: str, clock_hz: float | None = None) -> Guess[float]:
+def npu_seconds(
+    plans: Sequence[Plan], driver: str, clock_hz: float | None = None
+) -> Estimate[float]:
     """Return how long a job of *plans* takes from its submit to its end.
 
     Args:
@@ -126,7 +128,7 @@ def npu_seconds(plans: Sequence[Plan], driver: str, clock_hz: float | None = Non
     """
     hz = clock_hz or CLOCKS[driver]
     work = tasks_of(plans)
-    return guess(
+    return estimate(
         driver,
         lambda speed: (
             speed.submit_s + max(task_seconds(work, speed, chained=CHAINED[driver], clock_hz=hz))
@@ -134,7 +136,7 @@ def npu_seconds(plans: Sequence[Plan], driver: str, clock_hz: float | None = Non
     )
 
 
-def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Guess[float]:
+def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[float]:
     """Return what the host does for a job of *plans*, which share their x: round, sync, scale.
 
     Args:
@@ -145,8 +147,8 @@ def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Guess[float
     results = sum(count(each).result_bytes for each in plans)
     copies = 1 if CHAINED[driver] else cores  # rocket's cores have address spaces of their own
     synced = passes * elements * copies + results
-    sums = results // plans[0].weights.form.out_bytes
-    return guess(
+    sums = results // plans[0].weights.format.out_bytes
+    return estimate(
         driver,
         lambda speed: (
             speed.job_s
@@ -180,8 +182,8 @@ def task_seconds(
 
 
 def _bytes(task: Task) -> tuple[int, int, int]:
-    features = task.m * task.form.in_bytes(task.k)
-    return features, task.weight_bytes, task.m * task.n * task.form.out_bytes
+    features = task.m * task.format.in_bytes(task.k)
+    return features, task.weight_bytes, task.m * task.n * task.format.out_bytes
 
 
 def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float:
@@ -191,9 +193,9 @@ def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float
     but when CBUF has no room for a second group, each waits until the last was used up.  Features
     come first, and in a chain while the task before multiplies.
     """
-    mac = task.m * task.k * task.n / mac_rate(task.form) / mac_s
+    mac = task.m * task.k * task.n / mac_rate(task.format) / mac_s
     features, weights, results = (size / bandwidth for size in _bytes(task))
-    _, banks = cbuf.split(task.form, task.k, task.features.width, task.features.height)
-    waits = banks < 2 * cbuf.weight_banks(task.form, task.k)
+    _, banks = cbuf.split(task.format, task.k, task.features.width, task.features.height)
+    waits = banks < 2 * cbuf.weight_banks(task.format, task.k)
     busy = max(mac + weights if waits else mac, weights + results)
     return max(busy, features + weights + results) if chained else features + busy

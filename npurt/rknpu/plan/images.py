@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.rknpu.isa.formats import Form
+from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.layout import (
     Bytes,
     arrange,
@@ -23,52 +23,52 @@ def weights_image(b: npt.NDArray[Any], plan: WeightPlan, core: int) -> Bytes:
     """Return a core's image of B ``[N, K]``: a flat array of `WeightPlan.image_bytes`.
 
     Raises:
-        LayoutError: The elements are not of the plan's form.
+        LayoutError: The elements are not of the plan's format.
     """
     rows = plan.cores[core]
     mine = pad(b[rows.start : rows.end], rows.size, plan.k_padded)
-    slices = [pack_weights(mine[:, cut.start : cut.end], plan.form) for cut in plan.slices]
+    slices = [pack_weights(mine[:, cut.start : cut.end], plan.format) for cut in plan.slices]
     return np.concatenate([packed.ravel() for packed in slices])
 
 
 def weights_matrix(images: Sequence[Bytes], plan: WeightPlan) -> npt.NDArray[Any]:
     """Inverse of `weights_image`, over all cores: B ``[N, K]``."""
-    form = plan.form
+    format = plan.format
     parts = []
     for rows, image in zip(plan.cores, images, strict=True):
-        edges = [rows.size * form.in_bytes(cut.end) for cut in plan.slices[:-1]]
+        edges = [rows.size * format.in_bytes(cut.end) for cut in plan.slices[:-1]]
         tiled = [
-            unpack_weights(part.reshape(rows.size // form.group, -1, *_tile(form)), form)
+            unpack_weights(part.reshape(rows.size // format.group, -1, *_tile(format)), format)
             for part in np.split(image, edges)
         ]
         parts.append(np.concatenate(tiled, axis=1))
     return np.concatenate(parts)[: plan.n, : plan.k]
 
 
-def _tile(form: Form) -> tuple[int, int]:
-    return form.group, form.in_bytes(form.k_step)
+def _tile(format: NumberFormat) -> tuple[int, int]:
+    return format.group, format.in_bytes(format.k_step)
 
 
 def features_image(a: npt.NDArray[Any], plan: Plan) -> Bytes:
     """Return the flat image of A ``[M, K]``: `Plan.a_bytes`.
 
     Raises:
-        LayoutError: The elements are not of the plan's form.
+        LayoutError: The elements are not of the plan's format.
     """
-    data = to_bytes(pad(a, plan.rows, plan.weights.k_padded), plan.weights.form)
+    data = to_bytes(pad(a, plan.rows, plan.weights.k_padded), plan.weights.format)
     return arrange(data, plan.layout).ravel()
 
 
 def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
     """Add up the slices of what the cores wrote: C ``[M, N]``, int32 or float32."""
-    form = plan.weights.form
-    total = np.int32 if form.out.startswith("int") else np.float32
+    format = plan.weights.format
+    total = np.int32 if format.out.startswith("int") else np.float32
     parts = []
     for image, blocks in zip(images, plan.blocks, strict=True):
         for columns, offset in blocks:
-            size = plan.rows * columns.size * form.out_bytes
+            size = plan.rows * columns.size * format.out_bytes
             slices = [
-                restore(image[start : start + size], plan.layout, plan.rows).view(form.out)
+                restore(image[start : start + size], plan.layout, plan.rows).view(format.out)
                 for start in range(offset, offset + size * len(plan.weights.slices), size)
             ]
             parts.append(np.sum(slices, axis=0, dtype=total))
@@ -77,19 +77,23 @@ def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
 
 def weights_rows(images: Sequence[Bytes], plan: WeightPlan, rows: slice) -> npt.NDArray[Any]:
     """Return some *rows* of B from the images of all cores: ``[n, K]``, K padded."""
-    form = plan.form
+    format = plan.format
     start, stop, _ = rows.indices(plan.n)
     found = []
     for core, image in zip(plan.cores, images, strict=True):
         first, last = max(start, core.start), min(stop, core.end)
         if first >= last:
             continue
-        groups = slice((first - core.start) // form.group, -(-(last - core.start) // form.group))
-        edges = [core.size * form.in_bytes(cut.end) for cut in plan.slices[:-1]]
+        groups = slice(
+            (first - core.start) // format.group, -(-(last - core.start) // format.group)
+        )
+        edges = [core.size * format.in_bytes(cut.end) for cut in plan.slices[:-1]]
         tiled = [
-            unpack_weights(part.reshape(core.size // form.group, -1, *_tile(form))[groups], form)
+            unpack_weights(
+                part.reshape(core.size // format.group, -1, *_tile(format))[groups], format
+            )
             for part in np.split(image, edges)
         ]
-        skip = first - core.start - groups.start * form.group
+        skip = first - core.start - groups.start * format.group
         found.append(np.concatenate(tiled, axis=1)[skip : skip + last - first])
     return np.concatenate(found)

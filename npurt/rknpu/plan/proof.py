@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf, regcmd
-from npurt.rknpu.isa.formats import ATOM, FORMS, Form
+from npurt.rknpu.isa.formats import ATOM, FORMATS, NumberFormat
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import ADDRESSES, U64, stride, template
@@ -28,7 +28,7 @@ I64 = npt.NDArray[np.int64]
 HEAD = 0xFFFF_0000_0000_FFFF  # target and offset of a word
 TAIL_NAMES = ("PC_BASE_ADDRESS", "PC_REGISTER_AMOUNTS", "MARK", "ENABLE")
 
-# What tells one task of a form from another: these fields; an empty tuple means all.
+# What tells one task of a format from another: these fields; an empty tuple means all.
 FREE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADDRESSES, ()),
     "CNA_CONV_CON1": ("group_line_off",),
@@ -154,18 +154,20 @@ def _refuse(register: str, task: int, why: str) -> NoReturn:
 
 
 @functools.cache
-def _form_of(data_format: int) -> Form | None:
-    """The form that DPU_DATA_FORMAT tells."""
-    for form in FORMS.values():
-        word = _sample(form, Profile.SHORT)[_index(Profile.SHORT)["DPU_DATA_FORMAT"]]
+def _format_of(data_format: int) -> NumberFormat | None:
+    """The format that DPU_DATA_FORMAT tells."""
+    for format in FORMATS.values():
+        word = _sample(format, Profile.SHORT)[_index(Profile.SHORT)["DPU_DATA_FORMAT"]]
         if regcmd.decode(int(word)).value == data_format:
-            return form
+            return format
     return None
 
 
-def _sample(form: Form, profile: Profile) -> U64:
-    """A good task of *form*, the smallest."""
-    return template(Task(form, Layout.ROW, 1, form.k_step, form.group, 1, form.k_step), profile)
+def _sample(format: NumberFormat, profile: Profile) -> U64:
+    """A good task of *format*, the smallest."""
+    return template(
+        Task(format, Layout.ROW, 1, format.k_step, format.group, 1, format.k_step), profile
+    )
 
 
 @functools.cache
@@ -175,8 +177,8 @@ def _index(profile: Profile) -> dict[str, int]:
 
 
 @functools.cache
-def _fixed(form: Form, profile: Profile) -> tuple[U64, U64]:
-    """Return (mask, value): the bits that are the same in every task of *form*."""
+def _fixed(format: NumberFormat, profile: Profile) -> tuple[U64, U64]:
+    """Return (mask, value): the bits that are the same in every task of *format*."""
     body = len(profile.order)
     mask = np.full(body, (1 << 64) - 1, np.uint64)
     for i, register in enumerate(profile.order):
@@ -184,7 +186,7 @@ def _fixed(form: Form, profile: Profile) -> tuple[U64, U64]:
             names = FREE.get(register.name) or register.fields
             free = sum(register.fields[name].mask for name in names)
             mask[i] &= np.uint64(~(free << 16) & (1 << 64) - 1)
-    return mask, _sample(form, profile)[:body] & mask
+    return mask, _sample(format, profile)[:body] & mask
 
 
 class _Program:
@@ -202,14 +204,14 @@ class _Program:
         self.body = len(profile.order)
         self._index = _index(profile)
         self._values = (words >> np.uint64(16)).astype(np.int64) & 0xFFFF_FFFF
-        self.form = self._check_words()
+        self.format = self._check_words()
         k = self.field("CNA_FC_DATA_SIZE1", "dma_channel")
         self.sizes = _Sizes(
             width=self.field("CNA_DATA_SIZE0", "datain_width"),
             height=self.field("CNA_DATA_SIZE0", "datain_height"),
             k=k,
             n=self.field("CNA_WEIGHT_SIZE2", "weight_kernels"),
-            kernel_bytes=k * self.form.bits // 8,
+            kernel_bytes=k * self.format.bits // 8,
             out_width=self.field("DPU_DATA_CUBE_WIDTH", "width") + 1,
             out_height=self.field("DPU_DATA_CUBE_HEIGHT", "height") + 1,
         )
@@ -231,13 +233,13 @@ class _Program:
             task = int(np.argmin(good))
             _refuse(register, task, f"= {self.value(register)[task]:#x} {why}")
 
-    def _check_words(self) -> Form:
+    def _check_words(self) -> NumberFormat:
         """Every register is written, in order; no reserved bit is set; constants are right."""
         data_format = int(self.value("DPU_DATA_FORMAT")[0])
-        form = _form_of(data_format)
-        if form is None:
+        format = _format_of(data_format)
+        if format is None:
             _refuse("DPU_DATA_FORMAT", 0, f"= {data_format:#x} is of no known number format")
-        mask, right = _fixed(form, self.profile)
+        mask, right = _fixed(format, self.profile)
         wrong = (self.words[:, : self.body] ^ right) & mask
         if wrong.any():
             task, i = map(int, np.argwhere(wrong)[0])
@@ -246,8 +248,8 @@ class _Program:
             if int(wrong[task, i]) & HEAD:
                 _refuse(name, task, f"is not written: there is {found.name}")
             bits = int(wrong[task, i]) >> 16
-            _refuse(name, task, f"= {found.value:#x} has bits {bits:#x} wrong for {form.name}")
-        return form
+            _refuse(name, task, f"= {found.value:#x} has bits {bits:#x} wrong for {format.name}")
+        return format
 
     def check_tails(self, at: int, chained: bool) -> None:
         """Each task starts its blocks and, in a chain, the next task; nothing follows."""
@@ -266,15 +268,15 @@ class _Program:
 
     def check_sizes(self) -> None:
         """The sizes are of a product, and all registers that tell them agree."""
-        of, form = self.sizes, self.form
+        of, format = self.sizes, self.format
         pixels = of.width * of.height
         self.require("CNA_DATA_SIZE0", pixels > 0, "is empty")
         same = of.out_width * of.out_height == pixels
         self.require("DPU_DATA_CUBE_HEIGHT", same, "writes other rows than are read")
-        self.require("CNA_FC_DATA_SIZE1", (of.k > 0) & (of.k % form.k_step == 0), "is no whole K")
-        longest = f"is more than a sum of {form.name} may have, {form.k_max}"
-        self.require("CNA_FC_DATA_SIZE1", of.k <= form.k_max, longest)
-        whole = (of.n > 0) & (of.n <= MAX_N) & (of.n % form.group == 0)
+        self.require("CNA_FC_DATA_SIZE1", (of.k > 0) & (of.k % format.k_step == 0), "is no whole K")
+        longest = f"is more than a sum of {format.name} may have, {format.k_max}"
+        self.require("CNA_FC_DATA_SIZE1", of.k <= format.k_max, longest)
+        whole = (of.n > 0) & (of.n <= MAX_N) & (of.n % format.group == 0)
         self.require("CNA_WEIGHT_SIZE2", whole, "is no whole N")
         for register, fields in DERIVED.items():
             if register in self._index:
@@ -289,12 +291,12 @@ class _Program:
         weight = self.field("CNA_CBUF_CON0", "weight_bank")
         entries = self.field("CNA_CBUF_CON1", "data_entries")
         lines = zip(of.k.tolist(), of.width.tolist(), strict=True)
-        need = np.array([cbuf.entries(self.form, k, width) for k, width in lines])
+        need = np.array([cbuf.entries(self.format, k, width) for k, width in lines])
         self.require("CNA_CBUF_CON1", entries == need, "is not what a line takes")
         self.require("CNA_CBUF_CON0", data + weight <= cbuf.BANKS, "takes too many banks")
         enough = of.height * entries * cbuf.ENTRY_BYTES <= data * cbuf.BANK_BYTES
         self.require("CNA_CBUF_CON0", enough, "has too few banks for the features")
-        enough = self.form.group * of.kernel_bytes <= weight * cbuf.BANK_BYTES
+        enough = self.format.group * of.kernel_bytes <= weight * cbuf.BANK_BYTES
         self.require("CNA_CBUF_CON0", enough, "has too few banks for a group of kernels")
 
     def features(self) -> I64:
@@ -327,14 +329,14 @@ class _Program:
         stride_name, add_name = "DPU_DST_SURF_STRIDE", "DPU_SURFACE_ADD"
         surf_stride = self.field(stride_name, "dst_surf_stride")
         surf_add = self.field(add_name, "surf_add")
-        follows = surf_add == self.form.surfaces * surf_stride
+        follows = surf_add == self.format.surfaces * surf_stride
         self.require(add_name, follows, "is not where the next group of surfaces begins")
         return self._walk(
             "DPU_DST_BASE_ADDR",
             ("DPU_DATA_CUBE_WIDTH", of.out_width, 1),
             ("DPU_DATA_CUBE_NOTCH_ADDR", of.out_height, of.out_width + notch),
-            (stride_name, self.form.surfaces, surf_stride),
-            (add_name, of.n // self.form.group, surf_add),
+            (stride_name, self.format.surfaces, surf_stride),
+            (add_name, of.n // self.format.group, surf_add),
         )
 
     def _walk(self, address: str, *steps: tuple[str, I64 | int, I64 | int]) -> I64:

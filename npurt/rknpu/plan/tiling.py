@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
-from npurt.rknpu.isa.formats import Form
+from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import Task
 
@@ -54,7 +54,7 @@ class WeightPlan:
     The image of a core is that of its rows of B, one slice of K after another.
     """
 
-    form: Form
+    format: NumberFormat
     n: int
     k: int
     cores: tuple[Cut, ...]  # of N padded; cores that have nothing to do are left out
@@ -67,12 +67,12 @@ class WeightPlan:
 
     def image_bytes(self, core: int) -> int:
         """Size of a core's image."""
-        return self.cores[core].size * self.form.in_bytes(self.k_padded)
+        return self.cores[core].size * self.format.in_bytes(self.k_padded)
 
 
 @functools.lru_cache(maxsize=1024)
 def plan_weights(
-    form: Form,
+    format: NumberFormat,
     n: int,
     k: int,
     *,
@@ -93,31 +93,31 @@ def plan_weights(
             f"no product has N = {n}, K = {k}, rows = {rows} on {cores} cores",
             remedy="use sizes from 1",
         )
-    most = padded(min(max_k or form.k_max, form.k_max), form.k_step)
-    k_padded, n_padded = padded(k, form.k_step), padded(n, form.n_step)
+    most = padded(min(max_k or format.k_max, format.k_max), format.k_step)
+    k_padded, n_padded = padded(k, format.k_step), padded(n, format.n_step)
     best: tuple[int, tuple[Cut, ...]] | None = None
-    for parts in range(-(-k_padded // most), k_padded // form.k_step + 1):
-        slices = cut(k_padded, parts, form.k_step)
-        fit = max_rows(form, max(part.size for part in slices), Layout.ROW)
+    for parts in range(-(-k_padded // most), k_padded // format.k_step + 1):
+        slices = cut(k_padded, parts, format.k_step)
+        fit = max_rows(format, max(part.size for part in slices), Layout.ROW)
         if not fit:
             continue
         tiles = -(-rows // fit)
-        moved = tiles * form.in_bytes(k_padded) * n_padded
-        moved += 2 * parts * rows * n_padded * form.out_bytes  # written, and read by the host
+        moved = tiles * format.in_bytes(k_padded) * n_padded
+        moved += 2 * parts * rows * n_padded * format.out_bytes  # written, and read by the host
         if best is None or moved < best[0]:
             best = moved, slices
         if tiles == 1:
             break
     assert best is not None  # one step of K always fits
-    return WeightPlan(form, n, k, cut(n_padded, cores, form.n_step), best[1])
+    return WeightPlan(format, n, k, cut(n_padded, cores, format.n_step), best[1])
 
 
-def max_rows(form: Form, k: int, layout: Layout) -> int:
+def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
     """Most rows of A that fit one task, a multiple of the layout's panel; 0 when none do."""
     if layout is Layout.NATIVE_W:
-        return cbuf.max_width(form, k)
+        return cbuf.max_width(format, k)
     panel = 1 if layout is Layout.NATIVE_H else layout.panel_rows
-    return panel * cbuf.max_lines(form, k, panel)
+    return panel * cbuf.max_lines(format, k, panel)
 
 
 class Block(NamedTuple):
@@ -154,7 +154,7 @@ class Plan:
     @property
     def a_bytes(self) -> int:
         """Size of A, which every core reads."""
-        return self.rows * self.weights.form.in_bytes(self.weights.k_padded)
+        return self.rows * self.weights.format.in_bytes(self.weights.k_padded)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -171,9 +171,9 @@ def plan(
     Raises:
         LayoutError: *m* is below 1, or the layout cannot be cut and *m* rows do not fit one task.
     """
-    form = weights.form
+    format = weights.format
     rows = padded(m, layout.panel_rows)
-    fit = min(max_rows(form, part.size, layout) for part in weights.slices)
+    fit = min(max_rows(format, part.size, layout) for part in weights.slices)
     fit = min(fit, max_m or fit) // layout.panel_rows * layout.panel_rows
     if m < 1 or fit < 1 or (layout is Layout.NATIVE_H and rows > fit):
         raise LayoutError(
@@ -185,7 +185,7 @@ def plan(
     for core in weights.cores:
         column_cuts = [
             Cut(core.start + part.start, part.size)
-            for part in cut(core.size, -(-core.size // max_n), form.n_step)
+            for part in cut(core.size, -(-core.size // max_n), format.n_step)
         ]
         blocks.append(tuple(_blocks(weights, rows, column_cuts)))
         tiles.append(tuple(_tiles(weights, rows, layout, core, row_cuts, blocks[-1])))
@@ -194,7 +194,7 @@ def plan(
 
 
 def _block_bytes(weights: WeightPlan, rows: int, columns: Cut) -> int:
-    return len(weights.slices) * rows * columns.size * weights.form.out_bytes
+    return len(weights.slices) * rows * columns.size * weights.format.out_bytes
 
 
 def _blocks(weights: WeightPlan, rows: int, column_cuts: list[Cut]) -> Iterator[Block]:
@@ -213,14 +213,14 @@ def _tiles(
     blocks: tuple[Block, ...],
 ) -> Iterator[Tile]:
     """Yield the tasks of a core; those that read the same weights follow one another."""
-    form = weights.form
+    format = weights.format
     for n, offset in blocks:
         for i, k in enumerate(weights.slices):
             group_rows = n.start - core.start
-            b = core.size * form.in_bytes(k.start) + group_rows * form.in_bytes(k.size)
-            partial = offset + i * rows * n.size * form.out_bytes
+            b = core.size * format.in_bytes(k.start) + group_rows * format.in_bytes(k.size)
+            partial = offset + i * rows * n.size * format.out_bytes
             for m in row_cuts:
-                task = Task(form, layout, m.size, k.size, n.size, rows, weights.k_padded)
+                task = Task(format, layout, m.size, k.size, n.size, rows, weights.k_padded)
                 a = task.offset_in_a(m.start, k.start)
                 c = partial + task.offset_in_c(m.start)
                 yield Tile(task, m.start, k.start, n.start, a, b, c)

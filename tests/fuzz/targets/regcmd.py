@@ -10,7 +10,7 @@ import numpy as np
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import regcmd
-from npurt.rknpu.isa.formats import FORMS
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import link, stride
@@ -29,7 +29,7 @@ KNOWN = [register for register in REG.values() if register.fields]
 
 def mutate(rng):
     if rng.random() < 0.3:
-        return {"kind": "file", "form": rng.choice(("raw", "list", "dict")), "words": file(rng),
+        return {"kind": "file", "format": rng.choice(("raw", "list", "dict")), "words": file(rng),
                 "cut": rng.randrange(8) if rng.random() < 0.1 else 0}  # fmt: skip
     count = rng.choice((1, 1, 2, 3))
     return {
@@ -55,15 +55,15 @@ def file(rng):
 
 
 def task(rng):
-    """Return the form, layout and sizes of a task, most of which can be had."""
-    form, layout = FORMS[rng.choice(list(FORMS))], rng.choice(list(Layout))
+    """Return the format, layout and sizes of a task, most of which can be had."""
+    format, layout = FORMATS[rng.choice(list(FORMATS))], rng.choice(list(Layout))
     panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)
     m = panel * rng.choice((1, 2, 4, 5, 64 // panel, rng.randrange(1, 64)))
-    k = form.k_step * rng.choice((1, 2, 3, 4, 12, rng.randrange(1, 64)))
-    n = form.group * rng.choice((1, 2, 5))
+    k = format.k_step * rng.choice((1, 2, 3, 4, 12, rng.randrange(1, 64)))
+    n = format.group * rng.choice((1, 2, 5))
     rows = m if layout is Layout.NATIVE_H else m + panel * rng.choice((0, 0, 1, 3))
-    more = form.k_step * rng.choice((0, 0, 1, 2))
-    return [form.name, layout.value, m, k, n, rows, k + more]
+    more = format.k_step * rng.choice((0, 0, 1, 2))
+    return [format.name, layout.value, m, k, n, rows, k + more]
 
 
 def change(rng, count):
@@ -104,13 +104,13 @@ def run(value):
 
 def read_file(value):
     words = value["words"]
-    if value["form"] == "raw":
+    if value["format"] == "raw":
         numbers = [
             int(w, 16) for w in words if isinstance(w, str) and w[2:].isalnum() and len(w) == 18
         ]
         data = np.array(numbers, np.uint64).tobytes()
     else:
-        data = json.dumps(words if value["form"] == "list" else {"words": words}).encode()
+        data = json.dumps(words if value["format"] == "list" else {"words": words}).encode()
     for word in regcmd.parse(data[: len(data) - value["cut"]]):
         line = regcmd.describe(word)
         assert str(line).startswith(f"{word:016x}")
@@ -125,8 +125,8 @@ def read_file(value):
 
 
 def run_tasks(value):
-    form, layout, *numbers = value["task"]
-    one, count = Task(FORMS[form], Layout(layout), *numbers), value["count"]
+    format, layout, *numbers = value["task"]
+    one, count = Task(FORMATS[format], Layout(layout), *numbers), value["count"]
     profile, rocket = Profile.FULL, value["driver"] == "Rocket"
     client.configure(SETTINGS)
     rng = np.random.default_rng(value["fill"])

@@ -23,7 +23,7 @@ SMALLEST_BUFFER = 4096
 ADDRESSES = 1 << 28
 
 
-class Bank:
+class Arena:
     """Address spaces, one for each core, and the buffers that products take turns with.
 
     Attributes:
@@ -134,17 +134,17 @@ class Bank:
             raise
 
 
-class Banks:
-    """The memory of an opened NPU: a bank, and with the vendor's driver further ones as needed."""
+class Arenas:
+    """The arenas of an opened NPU: one, and with the vendor's driver more as needed."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._banks = [Bank(driver.spaces)]
+        self._arenas = [Arena(driver.spaces)]
         self._uses: Sequence[Use] = ()
         self._all_open = False
 
     def reserve(self, uses: Sequence[Use]) -> None:
-        """Keep in each bank what products with *uses* work in, now and in those that come.
+        """Keep in each arena what products with *uses* work in, now and in those that come.
 
         When there is not so much, products have fewer rows at once.
 
@@ -152,59 +152,59 @@ class Banks:
             DeviceFull: There is not even room for single rows.
         """
         self._uses = uses
-        for bank in self._banks:
-            self._reserve(bank)
+        for arena in self._arenas:
+            self._reserve(arena)
 
-    def _reserve(self, bank: Bank) -> None:
+    def _reserve(self, arena: Arena) -> None:
         rows = MAX_ROWS
-        cores, seconds = len(bank.spaces), self._driver.planned_s
+        cores, seconds = len(arena.spaces), self._driver.planned_s
         while needs := needs_of(self._uses, rows, cores, seconds):
             try:
-                bank.reserve(self._driver, needs)
+                arena.reserve(self._driver, needs)
                 break
             except DeviceFull:
                 if rows == 1:
                     raise
                 rows //= 2
 
-    def place(self, nbytes: int, upload: Callable[[Bank], None]) -> None:
-        """Call *upload* with a bank that has room for a weight of *nbytes*.
+    def place(self, nbytes: int, upload: Callable[[Arena], None]) -> None:
+        """Call *upload* with an arena that has room for a weight of *nbytes*.
 
         Raises:
             DeviceFull: There is none.
         """
-        for bank in self._with_room(nbytes):
+        for arena in self._with_room(nbytes):
             try:
-                return upload(bank)
+                return upload(arena)
             except DeviceFull as error:
-                bank.full = copy(error)  # without its traceback, which keeps much alive
-                bank.full_at = nbytes
-        raise copy(next(bank.full for bank in reversed(self._banks) if bank.full))
+                arena.full = copy(error)  # without its traceback, which keeps much alive
+                arena.full_at = nbytes
+        raise copy(next(arena.full for arena in reversed(self._arenas) if arena.full))
 
-    def _with_room(self, nbytes: int) -> Iterator[Bank]:
-        """Yield the banks that may have room, then a new one."""
-        for bank in self._banks:
-            if not bank.full or nbytes < bank.full_at:
-                yield bank
-        used = self._banks[-1].spaces[0].used
+    def _with_room(self, nbytes: int) -> Iterator[Arena]:
+        """Yield the arenas that may have room, then a new one."""
+        for arena in self._arenas:
+            if not arena.full or nbytes < arena.full_at:
+                yield arena
+        used = self._arenas[-1].spaces[0].used
         spaces = self._driver.more_spaces() if used >= ADDRESSES and not self._all_open else ()
         if not spaces:
             return
-        bank = Bank(spaces)
+        arena = Arena(spaces)
         try:
-            self._reserve(bank)
+            self._reserve(arena)
         except DeviceFull:
             self._all_open = True
             return
-        self._banks.append(bank)
-        yield bank
+        self._arenas.append(arena)
+        yield arena
 
     def freed(self) -> None:
         """Take note that there is more room than before."""
-        for bank in self._banks:
-            bank.full = None
+        for arena in self._arenas:
+            arena.full = None
         self._all_open = False
 
     def clear(self) -> None:
         """Let go of all buffers, for good: the driver frees them when it is closed."""
-        self._banks.clear()
+        self._arenas.clear()

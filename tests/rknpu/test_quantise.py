@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.device import quantise as numerics
+from npurt.rknpu.device import quantise
 from npurt.rknpu.driver.host import round_rows
 from npurt.rknpu.driver.run import Rectangle, Run, Target
 from npurt.rknpu.driver.system import System
@@ -66,7 +66,7 @@ def test_codes_without_rotation_are_those_of_the_formula(m, k, seed, spread, exp
 def test_a_rotation_is_signs_and_a_hadamard_matrix(seed, blocks, block):
     k = blocks * 64
     x = rows(3, k, seed)
-    signs = numerics.signs_of(k)
+    signs = quantise.signs_of(k)
 
     codes, scales = rounded(x, k, signs=signs, block=block, passes=2)
 
@@ -78,7 +78,7 @@ def test_a_rotation_is_signs_and_a_hadamard_matrix(seed, blocks, block):
 
 def test_signs_and_transform_cancel_in_a_product():
     k = 192
-    x, w, signs = rows(4, k), rows(6, k, 1), numerics.signs_of(k)
+    x, w, signs = rows(4, k), rows(6, k, 1), quantise.signs_of(k)
 
     z = rotated(x, signs, 64) @ rotated(w, signs, 64).T / 64
 
@@ -99,7 +99,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_number(bad):
     x[1, 63] = bad
 
     with pytest.raises(NumericsError, match="row 1"):
-        rounded(x, 64, signs=numerics.signs_of(64), block=64)
+        rounded(x, 64, signs=quantise.signs_of(64), block=64)
 
 
 def test_a_sum_that_overflows_is_refused():
@@ -160,7 +160,7 @@ def test_parts_of_k_are_rounded_as_each_alone():
     x = rows(3, 160)
     parts = [slice(0, 64), slice(64, 160)]
     targets = [
-        Target(part, 32, numerics.signs_of(96), np.empty((6, 96), np.int8), np.empty(3, np.float32))
+        Target(part, 32, quantise.signs_of(96), np.empty((6, 96), np.int8), np.empty(3, np.float32))
         for part in parts
     ]
 
@@ -171,7 +171,7 @@ def test_parts_of_k_are_rounded_as_each_alone():
     assert System().make(run) is None
     for part, target in zip(parts, targets, strict=True):
         alone = np.ascontiguousarray(x[:, part])
-        codes, scales = rounded(alone, 96, signs=numerics.signs_of(96), block=32, passes=2)
+        codes, scales = rounded(alone, 96, signs=quantise.signs_of(96), block=32, passes=2)
         np.testing.assert_array_equal(target.codes, codes)
         np.testing.assert_array_equal(target.scales, scales)
 
@@ -192,15 +192,15 @@ def test_a_bad_row_is_refused_whatever_part_it_is_in():
             System().make(run)
 
 
-@pytest.mark.parametrize("name", numerics.BY_NAME)
+@pytest.mark.parametrize("name", quantise.BY_NAME)
 @pytest.mark.parametrize(("n", "k"), [(40, 96), (33, 32), (7, 1152), (64, 640)])
 def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
     """The estimate is a mean over many roundings: within a fifth for a few thousand of them."""
-    scheme = numerics.BY_NAME[name]
+    scheme = quantise.BY_NAME[name]
     tensor = QTensor.quantize(rows(n, k, 3, 0.5), "f32")
     exact = tensor.dequantize().astype(np.float64)
 
-    weight = numerics.round_weight(tensor, scheme)
+    weight = quantise.quantise_weight(tensor, scheme)
 
     lost = 0.0
     for part in weight.parts:
@@ -220,8 +220,8 @@ def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
 def test_fine_products_never_round_activations_to_8_bits():
     tensor = QTensor.quantize(rows(64, 256, 1, 0.3), "q4_0")
 
-    assert numerics.best(tensor, fine=False).scheme.name == "int8"
-    assert numerics.best(tensor, fine=True).scheme.passes == 2
+    assert quantise.choose(tensor, int16=False).scheme.name == "int8"
+    assert quantise.choose(tensor, int16=True).scheme.passes == 2
 
 
 def test_a_weight_that_int8_cannot_hold_stays_in_half_precision():
@@ -231,17 +231,17 @@ def test_a_weight_that_int8_cannot_hold_stays_in_half_precision():
     w[:, 448:] *= np.where(np.arange(64) == 0, 1e-7, 0)  # the largest block is almost empty
     tensor = QTensor.quantize(w, "f16")
 
-    errors = {r.scheme.name: r.error for r in numerics.choose(tensor, fine=False)}
+    errors = {r.scheme.name: r.error for r in quantise.candidates(tensor, int16=False)}
 
-    assert min(error for name, error in errors.items() if name != "fp16") > numerics.BUDGET
-    assert numerics.best(tensor, fine=False).scheme.name == "fp16"
+    assert min(error for name, error in errors.items() if name != "fp16") > quantise.BUDGET
+    assert quantise.choose(tensor, int16=False).scheme.name == "fp16"
 
 
 def test_a_weight_above_half_precision_is_refused():
     tensor = QTensor.quantize(np.full((1, 32), 1e6), "f32")
 
     with pytest.raises(NumericsError, match="65504"):
-        numerics.round_weight(tensor, numerics.BY_NAME["fp16"])
+        quantise.quantise_weight(tensor, quantise.BY_NAME["fp16"])
 
 
 @pytest.mark.parametrize("size", [2.0**-149, 2.0**-140, 1e-30, 1.0, 3.4e38])
@@ -249,6 +249,6 @@ def test_halves_keep_rows_of_any_size(size):
     """11 bits of the greatest; of a row below 2^-113 fewer: down to 2^-24 of 2^-126, exactly."""
     x = np.array([[size, -size / 2, 0, size / 3]], np.float32)
 
-    error = abs(numerics.halve(x) - x.astype(np.float64))
+    error = abs(quantise.to_float16(x) - x.astype(np.float64))
 
     assert (error <= np.maximum(2.0**-12 * x[0, 0], 2.0**-151)).all()

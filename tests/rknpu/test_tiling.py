@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
-from npurt.rknpu.isa.formats import FORMS, form
+from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.tiling import cut, max_rows, plan, plan_weights
@@ -32,7 +32,7 @@ MOST_ROWS = {
 @st.composite
 def products(draw):
     """(weights, plan) of small products with every knob turned."""
-    number_form = FORMS[draw(st.sampled_from(sorted(FORMS)))]
+    number_form = FORMATS[draw(st.sampled_from(sorted(FORMATS)))]
     layout = draw(st.sampled_from(Layout))
     m = draw(st.integers(1, 70))
     weights = plan_weights(
@@ -50,7 +50,7 @@ def products(draw):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c[:5])))
 def test_the_buffer_rule_agrees_with_every_published_point(case):
     dtype, m, k, data_banks, weight_banks, observed, _ = case
-    number_form = form(dtype)
+    number_form = number_format(dtype)
 
     need = cbuf.data_banks(number_form, k, 1, m), cbuf.weight_banks(number_form, k)
 
@@ -60,12 +60,14 @@ def test_the_buffer_rule_agrees_with_every_published_point(case):
 
 @pytest.mark.parametrize("name", MOST_ROWS)
 def test_the_most_rows_of_a_task(name):
-    assert {k: max_rows(form(name), k, Layout.ROW) for k in MOST_ROWS[name]} == MOST_ROWS[name]
+    assert {k: max_rows(number_format(name), k, Layout.ROW) for k in MOST_ROWS[name]} == MOST_ROWS[
+        name
+    ]
 
 
-@given(st.sampled_from(sorted(FORMS)), st.sampled_from(Layout), st.integers(1, 400))
+@given(st.sampled_from(sorted(FORMATS)), st.sampled_from(Layout), st.integers(1, 400))
 def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
-    number_form = form(name)
+    number_form = number_format(name)
     k = steps * number_form.k_step
     most = max_rows(number_form, k, layout)
 
@@ -84,12 +86,12 @@ def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
 @pytest.mark.parametrize(("k", "entries"), [(32, 2), (64, 4), (96, 8), (128, 8), (160, 10)])
 def test_pixels_of_a_line_share_entries(k, entries):
     """Eight int4 pixels of 1, 2, 3, 4 and 5 atoms: the tails of happyme531's panel8."""
-    assert cbuf.entries(form("int4"), k, 8) == entries
+    assert cbuf.entries(number_format("int4"), k, 8) == entries
 
 
 def test_half_an_entry_a_line_is_counted():
     """The int8 'resonance': at K % 64 == 32 each row of 32 bytes too many takes a whole entry."""
-    int8 = form("int8")
+    int8 = number_format("int8")
 
     assert cbuf.data_banks(int8, 672, 1, 144) == 4  # 144 * 672 bytes would be 3
     assert cbuf.data_banks(int8, 672, 144, 1) == 3  # pixels of one line share entries
@@ -137,19 +139,21 @@ def test_every_task_fits_the_banks_and_no_core_is_idle(case):
         assert tiles
         for tile in tiles:
             task = tile.task
-            data, weight = cbuf.split(task.form, task.k, task.features.width, task.features.height)
+            data, weight = cbuf.split(
+                task.format, task.k, task.features.width, task.features.height
+            )
             assert data + weight <= 12
-            assert data >= cbuf.data_banks(task.form, task.k, task.features.width,
+            assert data >= cbuf.data_banks(task.format, task.k, task.features.width,
                                            task.features.height)  # fmt: skip
-            assert weight >= cbuf.weight_banks(task.form, task.k)
-            assert task.k <= task.form.k_max
+            assert weight >= cbuf.weight_banks(task.format, task.k)
+            assert task.k <= task.format.k_max
 
 
 @given(products())
 def test_parts_of_results_do_not_overlap_and_stay_inside(case):
     """Each task's bytes of C, by the layout's own arrangement, are used once."""
     weights, product = case
-    size = weights.form.out_bytes
+    size = weights.format.out_bytes
 
     for tiles, blocks, c_bytes in zip(product.tiles, product.blocks, product.c_bytes, strict=True):
         used = np.zeros(c_bytes, np.int8)
@@ -192,15 +196,15 @@ def test_what_the_tasks_move_is_counted(case):
 
     rows, n = product.rows, weights.cores[-1].end
     assert counts.macs == rows * n * weights.k_padded
-    assert counts.result_bytes == rows * n * weights.form.out_bytes * len(weights.slices)
-    assert counts.weight_bytes % (n * weights.form.in_bytes(weights.k_padded)) == 0
+    assert counts.result_bytes == rows * n * weights.format.out_bytes * len(weights.slices)
+    assert counts.weight_bytes % (n * weights.format.in_bytes(weights.k_padded)) == 0
     assert counts.tasks == sum(map(len, product.tiles))
 
 
 def test_long_sums_are_cut_so_that_a_batch_reads_the_weights_once():
     """K = 8960 of Qwen2.5-1.5B: uncut, ten rows fit, and 128 rows read 13.8 MB thirteen times."""
-    weights = plan_weights(form("int8"), 1536, 8960)
-    uncut = plan_weights(form("int8"), 1536, 8960, rows=1)
+    weights = plan_weights(number_format("int8"), 1536, 8960)
+    uncut = plan_weights(number_format("int8"), 1536, 8960, rows=1)
 
     assert len(uncut.slices) == 1
     assert cost.count(plan(uncut, 128)).weight_bytes == 13 * 1536 * 8960
@@ -212,7 +216,7 @@ def test_long_sums_are_cut_so_that_a_batch_reads_the_weights_once():
 @pytest.mark.parametrize("k", [1536, 4096, 4864, 8960])
 def test_no_other_cut_of_long_sums_moves_fewer_bytes(k, rows):
     """Weights read again for each tile of rows, against partial sums written and read back."""
-    chosen = plan_weights(form("int8"), 1536, k, rows=rows)
+    chosen = plan_weights(number_format("int8"), 1536, k, rows=rows)
 
     def moved(parts):
         cut_so = dataclasses.replace(chosen, slices=cut(k, parts, 32))
@@ -227,7 +231,7 @@ QWEN_1_5B = [(2048, 1536), (1536, 1536), (17920, 1536), (1536, 8960)] * 28 + [(1
 
 
 def test_decoding_moves_little_but_weights():
-    plans = [plan(plan_weights(form("int8"), n, k), 1) for n, k in QWEN_1_5B]
+    plans = [plan(plan_weights(number_format("int8"), n, k), 1) for n, k in QWEN_1_5B]
 
     moved = sum(cost.count(each).moved for each in plans)
 
