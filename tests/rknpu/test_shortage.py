@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.rknpu.device import bank
+from npurt.rknpu.device import arena
 from npurt.rknpu.device.device import open_rknpu, prepared_below, rows_prepared
 from tests.llm import reference, tiny
 from tests.rknpu.conftest import STRICT
@@ -189,7 +189,7 @@ def test_a_strict_model_that_does_not_fit_is_refused(name, simulator, deep):
 @pytest.fixture
 def vendor(simulator, monkeypatch):
     simulator.set(FREE)
-    monkeypatch.setattr(bank, "ADDRESSES", 0)
+    monkeypatch.setattr(arena, "ADDRESSES", 0)
     yield "rknpu:sim-vendor"
     simulator.set(FREE)
 
@@ -232,7 +232,7 @@ def test_a_lost_device_gets_its_domains_again(vendor, simulator, deep):
 def test_further_domains_are_opened_where_there_are_some_and_addresses_are_short(
     simulator, monkeypatch, version, least, domains
 ):
-    monkeypatch.setattr(bank, "ADDRESSES", least)
+    monkeypatch.setattr(arena, "ADDRESSES", least)
     simulator.set(f"{FREE} version={version} space=48K")  # work 24, weights 12 each
     try:
         with open_rknpu("rknpu:sim-vendor") as device:

@@ -57,7 +57,7 @@ typedef struct {
     int32_t fd;
 } npurt_rk_request;
 
-/* What one core is given and waits for; with rknpu, one queue is all cores. */
+/* The requests of one core: submit, then wait.  With rknpu, one queue serves all cores. */
 typedef struct {
     const npurt_rk_request *requests;
     void *copy;     /* where its core reads x, when that is not where the first queue's does */
@@ -81,7 +81,7 @@ typedef struct {
     const int64_t *y_pitch;
     float *scratch;         /* the largest kp */
     const void *a;          /* where the first queue's core reads x */
-    void *const *sentinels; /* where sentinel is put before, and must not be afterwards */
+    void *const *sentinels; /* where the run writes the sentinel; it must be gone afterwards */
     const void *sentinel;
     int64_t pitch, a_bytes;
     int64_t timeout; /* ns */
@@ -98,8 +98,8 @@ enum { NPURT_RK_BAD_ROW = 1, NPURT_RK_REFUSED = 2, NPURT_RK_UNWRITTEN = 3 };
 typedef int npurt_rk_ioctl(int fd, unsigned long number, ...); /* as ioctl of the C library */
 
 /*
- * Run a job: round x, put the sentinels, make the requests of each queue until one fails, look for the
- * sentinels, read the results.
+ * Run a job: round x, write the sentinels, make the requests of each queue until one fails, check
+ * that the sentinels were overwritten, read the results.
  *
  * y[i][first + j] (+)= sum[i][j] * scales[i] * w[j] for the rows of each block; with two passes a
  * sum is (254 sum[i] + sum[rows + i]) / 254.  Integers are added exactly and scaled in double,
