@@ -43,9 +43,9 @@ class Use:
     """A weight that a device will get, and the largest product with it.
 
     Attributes:
-        op: That product.
-        fine: It wants activations of 16 bits; see `Device.pack`.
-        call: Weights with the same are multiplied by one x, in one call.
+        op: The largest product.
+        fine: The product wants activations of 16 bits; see `Device.pack`.
+        call: Weights with the same number are multiplied by the same x, in one call.
     """
 
     op: MatMul
@@ -55,11 +55,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What it is expected to bring that a product runs on a device and not on its host.
+    """An estimate: what is saved when a product runs on a device and not on its host.
 
     Attributes:
-        seconds: Of each product; less than 0 when it takes longer there.
-        nbytes: That the weight takes on the device.
+        seconds: Time saved by each product; negative when the device is slower.
+        nbytes: Bytes of the weight on the device.
     """
 
     seconds: float
@@ -99,11 +99,11 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class DeltaError:
-    """How far what a device makes of a `DeltaNet` may be off."""
+    """The error that results of a `DeltaNet` on a device may have."""
 
-    relative: float  # standard error: of a product with a row of the state, per unit of both norms,
-    # and of everything else per unit of itself
-    least: float  # of each element of k and q, however small they are
+    relative: float  # standard error of a product with a row of the state, per unit of both norms;
+    # of any other value, per unit of that value
+    least: float  # absolute error of each element of k and q
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Packed(abc.ABC):
     def first(self, n: int) -> "Packed":
         """Return the first *n* rows or more of a weight ``[N, K]``, in the same memory.
 
-        All of them where a device cannot cut: so here.
+        This implementation returns all rows, for devices that cannot cut a weight.
         """
         del n
         return self
@@ -147,21 +147,22 @@ class Packed(abc.ABC):
     def multiplied(self, rows: slice) -> F64:
         """Return *rows* ``[n, K']`` of what the device really multiplies by.
 
-        A device that rounds scales or codes, or rotates K, says so here; its `Device.multiplied`
-        has the same K'.  These are the tensor's own values, not rounded to float32.
+        A device that rounds scales or codes, or rotates K, overrides this method; its
+        `Device.multiplied` has the same K'.  This implementation returns the tensor's own values,
+        in float64.
         """
         return self.tensor[rows].canonical().exact()
 
     def error(self, rows: slice) -> F64:
         """Return the standard error ``[n]`` of results of *rows*, per unit of the norm of x.
 
-        Or of another measure of x; see `Device.magnitudes`.
+        `Device.magnitudes` may replace the norm by another measure of x.  The error is that of
+        rounding after the operands were rounded.  Verification accepts a result within eight
+        standard errors plus `floor`.
 
-        Of the rounding that comes after the rounding of operands: verification lets pass what is
-        within eight of these, and `floor`.  Here: float32 roundings of every group's product and
-        sum, five a group, independent of each other, of partial sums that do not exceed the norm of
-        the row's scaled codes plus offsets; and what is lost of numbers below 2^-126, per unit of
-        x (`npurt.verify` derives it).
+        This implementation assumes float32 arithmetic: five independent roundings for each group
+        of columns, of partial sums that do not exceed the norm of the row's scaled codes plus
+        offsets.  It adds what is lost of numbers below 2^-126, per unit of x.
         """
         canonical = self.tensor[rows].canonical()
         roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)
@@ -170,9 +171,9 @@ class Packed(abc.ABC):
         return bound
 
     def floor(self, rows: slice) -> F64:
-        """Return how far results ``[n]`` of *rows* may be off besides, however small x is.
+        """Return the part of the error of results ``[n]`` of *rows* that does not shrink with x.
 
-        Here: what float32 kernels lose of numbers below 2^-126, as in `error`.
+        This implementation returns what float32 kernels lose of numbers below 2^-126.
         """
         canonical = self.tensor[rows].canonical()
         sums, codes = (MOST_SUM, MOST_CODES) if canonical.group > 1 else (2.0, 1.0)
@@ -181,12 +182,13 @@ class Packed(abc.ABC):
         return lost
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return what nothing exceeds that comes up in computing results ``[M, n]`` of *rows*.
+        """Return a bound of all intermediate values of the results ``[M, n]`` of *rows*.
 
         Args:
             x: What `Device.multiplied` returns.
 
-        Here: the products of scales, sums of activations where there are offsets, and all terms.
+        This implementation bounds the products of scales, the sums of activations where the format
+        has offsets, and all terms.
         """
         canonical = self.tensor[rows].canonical()
         terms = abs(x) @ canonical.sizes().T
@@ -207,8 +209,8 @@ def check_product(
 ) -> None:
     """Make sure that `Device.matmuls` can rely on what it is given.
 
-    A product of no rows fits, as any other.  It is asked before every product, so it takes a
-    microsecond and no more.
+    A product of no rows is valid.  This function runs before every product, so it has to take no
+    longer than a microsecond.
 
     Args:
         strided: The device takes arrays that are not in C order, too.
@@ -264,9 +266,9 @@ class Device(abc.ABC):
         """Lay out a 2-D *tensor* ``[N, K]`` for this device.
 
         Args:
-            fine: Its products want activations of 16 bits (docs/decisions/006); None: those rows of
-                activations do that would lose too much by 8.  A device that has one precision for
-                all ignores it.
+            fine: True: products take activations of 16 bits (docs/decisions/006).  None: the device
+                takes 16 bits for the rows of activations that 8 bits would round too much.  A
+                device with one precision ignores it.
 
         Raises:
             UnsupportedOp: `why_not` has a reason against its format.
@@ -296,16 +298,16 @@ class Device(abc.ABC):
         )
 
     def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:  # noqa: B027
-        """Keep the memory that products with *uses* and delta nets *nets* work in.
+        """Reserve the working memory of the products with *uses* and of the delta nets *nets*.
 
-        Before the weights come, which may then fill the rest.
+        The caller reserves it before it packs weights, which may fill the rest.
 
         Raises:
-            DeviceFull: There is not so much.
+            DeviceFull: The device has less memory.
         """
 
     def saving(self, op: MatMul, *, fine: bool = False) -> Saving | None:
-        """Return what *op* is expected to save: the same at each call; None when nobody knows."""
+        """Return what *op* is expected to save, the same at each call; None when it is unknown."""
         return None
 
     @abc.abstractmethod
@@ -315,7 +317,7 @@ class Device(abc.ABC):
         M may be 0.
 
         Raises:
-            LayoutError: They are not, or *w* is of another device.
+            LayoutError: Shapes, types or order differ, or *w* belongs to another device.
         """
 
     def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
@@ -330,9 +332,9 @@ class Device(abc.ABC):
         """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
 
     def magnitudes(self, x: F32, w: Packed) -> F64 | None:
-        """Return what `Packed.error` is per unit of, for each row of x.
+        """Return for each row of x the number that `Packed.error` is multiplied by.
 
-        None says that it is the norm of what `multiplied` returns.
+        None means the norm of the row that `multiplied` returns.
         """
         return None
 
@@ -341,11 +343,11 @@ class Device(abc.ABC):
         return 0
 
     def news(self) -> list[str]:
-        """Return what its user should know of since the last call, such as that it restarted."""
+        """Return what happened since the last call and users should know, such as a restart."""
         return []
 
     def remark(self) -> str:
-        """Return a sentence for each report, such as how often it did work twice; "" for none."""
+        """Return a sentence for reports, such as the number of repeated jobs; "" for none."""
         return ""
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
@@ -354,13 +356,13 @@ class Device(abc.ABC):
 
     @property
     def delta_error(self) -> DeltaError:
-        """How exact `delta_net` is.  Here: as float32 sums of 128 are."""
+        """The error of `delta_net`.  This implementation: of float32 sums of 128 terms."""
         return DeltaError(16 * UNIT, FLUSHED)
 
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.
 
-        What runs token by token has a `delta_state` instead.
+        Use `delta_state` to run a net token by token.
 
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against it.
@@ -371,7 +373,7 @@ class Device(abc.ABC):
         )
 
     def delta_state(self, net: DeltaNet) -> "DeltaState":
-        """Return the state of *net*, as it is now, to go forward from call to call."""
+        """Return a state that starts as that of *net* and advances from call to call."""
         return DeltaState(self, net)
 
     @abc.abstractmethod
@@ -406,7 +408,7 @@ def state_values(exact: npt.NDArray[Any]) -> F32:
 
 
 def is_state(exact: npt.NDArray[Any]) -> bool:
-    """Say whether a device can go on from that, float32 or integers."""
+    """Return whether a device can continue from this array of float32 or integers."""
     if exact.dtype == np.float32:
         return bool(np.isfinite(exact).all())
     parts = (exact[..., :-2], exact[..., -2], exact[..., -1])
@@ -418,9 +420,9 @@ def is_state(exact: npt.NDArray[Any]) -> bool:
 
 
 class DeltaState:
-    """The state of a delta net from call to call, in the form that its device has it in.
+    """The state of a delta net from call to call, in the form of its device.
 
-    Nobody but this object knows what it is.  Here it is float32, in the array that *net* has it in.
+    Only this object knows the form.  In this class it is float32, in the array of *net*.
     """
 
     integers = False  # whether `exact` returns integers, or float32
@@ -429,44 +431,44 @@ class DeltaState:
         self._device, self._values = device, net.state
 
     def advance(self, net: DeltaNet) -> None:
-        """Run *net* from this state on, whatever `net.state` holds; if that fails, it stays.
+        """Run *net* from this state, not from `net.state`; a failure leaves the state unchanged.
 
         Raises what `Device.delta_net` does.
         """
         self._device.delta_net(replace(net, state=self._values))
 
     def write(self, values: F32) -> None:
-        """Become *values* ``[N, H, W (of v), W (of k)]``."""
+        """Set the state to *values* ``[N, H, W (of v), W (of k)]``."""
         self._values[...] = values
 
     def keep(self) -> Any:
-        """Return what it is now, to `resume` from: all bits, which float32 may not have."""
+        """Return a copy of the state for `resume`, exact also where float32 is not."""
         return self._values.copy()
 
     def resume(self, kept: Any) -> None:
-        """Become what `keep` returned."""
+        """Set the state to what `keep` returned."""
         self._values[...] = kept
 
     def values(self, kept: Any, heads: slice = ALL) -> F32:
         """Return *heads* of what `keep` returned: float32 ``[N, H, W, W]``, not to be written to.
 
-        Needs no device: it may be gone.
+        It works after the device was lost.
         """
         values: F32 = kept[:, heads]
         return values
 
     def read(self, heads: slice = ALL) -> F32:
-        """Return what `values` would of what it is now."""
+        """Return the present state as `values` does."""
         return self.values(self.keep(), heads)
 
     def exact(self) -> npt.NDArray[Any]:
-        """Return a copy of what it is now that says all of it: float32, or integers.
+        """Return an exact copy of the present state: float32 or integers.
 
         Raises:
-            DriverError: It is on a device that cannot be asked any more.
+            DriverError: The device that holds it does not answer any more.
         """
         return self.read().copy()
 
     def restore(self, exact: npt.NDArray[Any]) -> None:
-        """Become what `exact` returned; what another kind of device did is converted to float32."""
+        """Set the state to what `exact` returned, here or on another kind of device."""
         self.write(state_values(exact))

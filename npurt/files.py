@@ -12,17 +12,17 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a new file; it takes the name *path* at the end, or goes if anything was raised.
+    """Yield a new file, which gets the name *path* at the end; an exception deletes it.
 
-    Who reads *path* finds what was there before or all of the new file, even when several processes
-    write it at once, and after a crash.  A symbolic link stays: what it leads to is replaced.
+    A reader of *path* finds either the old file or the whole new one, even when several processes
+    write it at once, and after a crash.  A symbolic link stays; its target is replaced.
 
     Args:
         path: File to make or replace.
         durable: Wait until the disk has it; without, a power cut may leave an empty file.
 
     Raises:
-        OSError: It cannot be written, or *path* is something else than a file, such as a device.
+        OSError: The file cannot be written, or *path* is no regular file, such as a device node.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name has a null character", str(path))
@@ -47,10 +47,10 @@ def _remove(path: Path) -> None:
 
 
 def parsed(text: str | bytes) -> Any:
-    """Return what *text*, which is JSON or not, says.
+    """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: It is not, or is nested too deeply.
+        ValueError: The text is no JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)

@@ -15,7 +15,7 @@ REINSTALL = "reinstall npurt; in a checkout run `pip install -e .`, which compil
 
 
 def declare(header: Path) -> Any:
-    """Return a parser that knows what *header* declares: the one declaration that C reads, too.
+    """Return a parser of the declarations in *header*, which the C code includes too.
 
     Raises:
         DeviceNotFound: It cannot be read.
@@ -31,9 +31,9 @@ def declare(header: Path) -> Any:
 
 
 def path_of(name: str) -> Path:
-    """Return where a C library is: *name*, such as "cpu/libnpurt_cpu.so", below the package.
+    """Return the path of the C library *name*, such as "cpu/libnpurt_cpu.so".
 
-    Or below the folder that `NPURT_LIBRARIES` names.
+    It is below the package, or below the folder that `NPURT_LIBRARIES` names.
     """
     return Path(read(LIBRARIES, str) or PACKAGE) / name
 

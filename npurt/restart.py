@@ -1,4 +1,4 @@
-"""A device that is lost: it is opened again, its weights uploaded, and the work repeated."""
+"""Recovery of a lost device: open it again, upload its weights, repeat the work."""
 
 import copy
 import time
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Restarts:
-    """How often a device was lost, whether it is given up or closed, and what to say of it.
+    """Counts how often a device was lost; knows whether it is given up or closed, and why.
 
-    The device's methods are given call by call: kept here, they would keep a forgotten device open.
+    Each call passes the device's methods: a reference kept here would keep a dropped device open.
 
     Args:
         name: What the device is called in messages.
-        lost: Errors that only opening it again can mend; `DeviceFull` is none.
-        remedy: What to do when it is given up; "" is the remedy of its last failure.
+        lost: Errors after which the device has to be opened again; `DeviceFull` is never one.
+        remedy: What the user can do when it is given up; "": the remedy of the last failure.
     """
 
     def __init__(self, name: str, lost: tuple[type[DriverError], ...], remedy: str = "") -> None:
@@ -34,15 +34,15 @@ class Restarts:
         self._news: list[str] = []
 
     def surviving(self, work: Callable[[], None], reopen: Callable[[], None]) -> None:
-        """Do *work*; when the device is lost over it, *reopen* and repeat.
+        """Do *work*; if that loses the device, *reopen* it and repeat.
 
         Args:
-            reopen: Releases what there is of the device, opens it and uploads all weights.  It may
-                be interrupted, and is called again before any other work.
+            reopen: Releases the device, opens it and uploads all weights.  After an interruption it
+                is called again before any other work.
 
         Raises:
             DeviceLost: It was lost too often.
-            NpurtError: It is closed.
+            NpurtError: The device is closed.
         """
         if self.closed:
             raise NpurtError(f"{self._name} is closed", remedy="open it again")
@@ -84,10 +84,10 @@ class Restarts:
 
 
 def patiently(connect: Callable[[], T], passing: type[DriverError], seconds: float) -> T:
-    """Return what *connect* returns, tried again while a device that restarts is not back.
+    """Call *connect* until it succeeds, while a device restarts; return its result.
 
     Args:
-        passing: Errors that may pass, as `DeviceNotFound` may.
+        passing: Errors after which to try again, such as `DeviceNotFound`.
         seconds: For how long to try.
     """
     end = time.monotonic() + seconds

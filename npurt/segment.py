@@ -43,7 +43,7 @@ class Limits:
 
 
 class Weights(Protocol):
-    """Where a device gets the weights and tables of a graph from, by name of the tensor."""
+    """Gives a device the weights and tables of a graph, by name of the tensor."""
 
     def quantised(self, name: str) -> QTensor:
         """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
@@ -139,10 +139,10 @@ class Segment(abc.ABC):
 
     @abc.abstractmethod
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*, as `read` returns them."""
+        """Set a state to *values*, in the form that `read` returns."""
 
     def checkpoint(self, sequence: int) -> Any:
-        """Return a copy of what cannot be cut at a position: recurrent states, not keys and values.
+        """Return a copy of the recurrent states, which cannot be truncated as keys and values can.
 
         Only this segment knows its form.
         """

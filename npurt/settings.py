@@ -109,7 +109,7 @@ LIBRARIES = Setting(
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
 MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
-LONGEST_SECONDS = 24 * 60 * 60  # of a deadline: a wait for ever is none, and clocks overflow
+LONGEST_SECONDS = 24 * 60 * 60  # of a deadline; more would overflow clocks
 DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
 HEXAGON_TRANSPORT = Setting(
     "NPURT_HEXAGON_TRANSPORT", "invoke", "how calls get to the Hexagon: invoke or dspqueue"

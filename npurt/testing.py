@@ -110,7 +110,7 @@ class DeviceSuite(abc.ABC):
     # --- Products -------------------------------------------------------------------------------
 
     def test_products_are_right(self) -> None:
-        """Of one row and of several, of every format that it does not refuse."""
+        """Multiply one row and several rows by weights of every format that the device takes."""
         rng = np.random.default_rng(2)
         with self.open() as device:
             for form in self.formats:
@@ -126,7 +126,7 @@ class DeviceSuite(abc.ABC):
                     assert nmse(y, expected) < self.tolerance, (form, rows)
 
     def test_what_it_says_it_multiplies_is_what_it_multiplies(self) -> None:
-        """To the error that it states: verification relies on that."""
+        """Compare results with `Packed.multiplied`, within the error that verification accepts."""
         rng = np.random.default_rng(3)
         with self.open() as device:
             w = QTensor.quantize(rng.standard_normal((32, 64)).astype(np.float32), "q8_0")
@@ -143,7 +143,7 @@ class DeviceSuite(abc.ABC):
             assert (abs(y - multiplied @ packed.multiplied(rows).T) <= bound).all()
 
     def test_shapes_that_do_not_fit_are_refused(self) -> None:
-        """With an error of npurt's, and nothing written."""
+        """LayoutError is raised, and nothing is written."""
         with self.open() as device:
             packed = device.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
             out = np.zeros((2, 32), np.float32)
@@ -162,7 +162,7 @@ class DeviceSuite(abc.ABC):
     # --- Graphs ---------------------------------------------------------------------------------
 
     def test_logits_of_a_small_model(self) -> None:
-        """At once, and token by token, which is the same."""
+        """A prompt gives the logits of the interpreter, at once and token by token."""
         ids = np.arange(7, 27) % VOCABULARY
         with self.segments() as (segments, graph, weights):
             expected = reference(graph, weights, ids)
@@ -176,7 +176,7 @@ class DeviceSuite(abc.ABC):
             assert nmse(cut, expected) < self.tolerance
 
     def test_states_are_those_of_the_graph(self) -> None:
-        """Read, dropped and written back, they go on as before."""
+        """States that were read, dropped and written back continue as before."""
         ids = np.arange(3, 19) % VOCABULARY
         with self.segments() as (segments, graph, _):
             first = evaluate(segments, ids[:8])
@@ -196,7 +196,7 @@ class DeviceSuite(abc.ABC):
             assert np.array_equal(evaluate(segments, ids[:8]), first)
 
     def test_sequences_do_not_see_each_other(self) -> None:
-        """Rows of two sequences in one run give what each gives alone."""
+        """Rows of two sequences in one run give the same results as separate runs."""
         one, two = np.arange(6), np.arange(40, 46)
         with self.segments() as (segments, _, _):
             alone = evaluate(segments, one), evaluate(segments, two, sequence=1)
@@ -206,7 +206,7 @@ class DeviceSuite(abc.ABC):
             assert nmse(both, np.concatenate(alone)) < self.tolerance
 
     def test_counters_count(self) -> None:
-        """Each run of a product is in one of them, with its multiply-adds."""
+        """The counters add up to the multiply-adds of all products that ran."""
         with self.segments() as (segments, graph, _):
             evaluate(segments, np.arange(4))
             evaluate(segments, np.arange(4, 5), 4)
@@ -216,7 +216,7 @@ class DeviceSuite(abc.ABC):
 
     @contextlib.contextmanager
     def segments(self) -> Iterator[tuple[list[Segment], Graph, RandomWeights]]:
-        """Give the segments of `decoder`: on this device, and on numpy what it refuses."""
+        """Yield the segments of `decoder`: on this device, or on numpy where it refuses an op."""
         from npurt.reference.device import ReferenceDevice
 
         graph, limits = decoder(), Limits(rows=64, positions=64, sequences=2, kv_dtype="f32")
@@ -236,7 +236,7 @@ class DeviceSuite(abc.ABC):
 
 
 def run(segments: list[Segment], inputs: Mapping[str, Array], rows: Rows) -> Array:
-    """Run all segments; one that fails is tried again from the states before."""
+    """Run all segments in order; return the logits."""
     values = dict(inputs)
     for segment in segments:
         values |= segment.run(values, rows)
