@@ -162,7 +162,8 @@ class Packed(abc.ABC):
 
         This implementation assumes float32 arithmetic: five independent roundings for each group
         of columns, of partial sums that do not exceed the norm of the row's scaled codes plus
-        offsets.  It adds what is lost of numbers below 2^-126, per unit of x.
+        offsets.  It adds what is lost of numbers below 2^-126, per unit of x (`npurt.verify`
+        derives it).
         """
         canonical = self.tensor[rows].canonical()
         roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)
