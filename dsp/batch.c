@@ -87,7 +87,7 @@ static uint32_t check_delta(const npurt_op *op)
     if (op->flags & ~(NPURT_GROUPED | NPURT_GATES)) {
         return NPURT_E_OP;
     }
-    if (op->k == 0 || op->k > NPURT_DELTA_WIDEST || op->k % 16 || op->n == 0 ||
+    if (op->k == 0 || op->k > NPURT_MAX_WIDTH || op->k % 16 || op->n == 0 ||
         op->n > NPURT_MAX_HEADS || op->format == 0 || op->n % op->format) {
         return NPURT_E_SHAPE;
     }

@@ -1,7 +1,7 @@
 /*
  * The batch: what npurt asks of the DSP in one call, and the answer.  Little-endian; the same bytes
- * go through FastRPC invoke and through dspqueue.  npurt/hexagon/session/messages.py has the same structs;
- * tests/hexagon compares the two.
+ * go through FastRPC invoke and through dspqueue.  npurt/hexagon/session/messages.py reads the numbers of
+ * this file and has the same structs; tests/hexagon compares the two.
  *
  * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  FastRPC maintains caches only
  * for buffers that are arguments: what a batch names by fd the skel invalidates and cleans in the
@@ -19,7 +19,9 @@
 #define NPURT_MAX_OPS 256u
 #define NPURT_MAX_M 65536u
 #define NPURT_MAX_N 16777216u
-#define NPURT_MAX_HEADS 4096u
+#define NPURT_MAX_K 65536u
+#define NPURT_MAX_HEADS 4096u /* DELTA: heads of v */
+#define NPURT_MAX_WIDTH 128u  /* DELTA: of a head, and a multiple of 16 */
 
 typedef struct {
     int32_t fd;      /* of a mapped block */

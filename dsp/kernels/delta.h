@@ -39,8 +39,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NPURT_DELTA_WIDEST 128u /* and a multiple of 16 */
-#define NPURT_DELTA_ITEMS 16u   /* tokens and heads that are prepared together */
+#define NPURT_DELTA_ITEMS 16u /* tokens and heads that are prepared together */
 
 typedef struct {
     const char *x; /* [sequences][tokens] rows */

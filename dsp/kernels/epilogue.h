@@ -30,7 +30,7 @@ INLINE vec to_float(vec sum, vec exponent)
 }
 
 /*
- * For CHAN: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first; what that
+ * For PER_CHANNEL: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first; what that
  * shifts it by comes off the exponents.
  */
 INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
@@ -74,7 +74,7 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const pl
         const vec *heads = (const vec *) (at->tile + (rows ? 0 : i) * job->tile_bytes);
         sum[i] = sums[i];
         exponent[i] = heads[HEAD_EXPONENT];
-        if (kind == CHAN) {
+        if (kind == PER_CHANNEL) {
             uint32_t scale = job->x.record[(rows ? i : 0) * RECORD + SCALE];
             scale_row(&sum[i], &exponent[i], heads[HEAD_OTHER], scale);
         }

@@ -11,7 +11,7 @@ enum { ROWS = NPURT_PANEL };
 /* A load reaches 8 vectors back and 7 on from its pointer, so pointers to the middle of a step save
  * additions.  Where exactly decides what the compiler makes of the loop; these were the best of 0, 4,
  * 6 and 8 on v68 and v73. */
-#define REACH(kind, offsets) ((kind) == NIB ? ((offsets) ? 4 : 0) : (kind) == HALF ? 6 : 8)
+#define REACH(kind, offsets) ((kind) == Q4 ? ((offsets) ? 4 : 0) : (kind) == Q8_G16 ? 6 : 8)
 
 /* sum[r] = what it is (or nothing, with `fresh`) + row r times `count` quads from `first` on. */
 INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, const constants *c,
@@ -36,9 +36,8 @@ INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constan
     for (unsigned r = 0; r < ROWS; r++) {
         sum[r] = c->start[first >= QUADS / 2];
     }
-    add_quads(kind, kind == NIB, w + (kind == WIDE ? CODE_VECTORS(BYTE) : 0), x, c, first, count,
-              sum);
-    if (kind == WIDE) {
+    add_quads(kind, kind == Q4, w + (kind == Q16 ? CODE_VECTORS(Q8) : 0), x, c, first, count, sum);
+    if (kind == Q16) {
         vec high[ROWS];
         add_quads(kind, 1, w, x, c, first, count, high);
         UNROLL
@@ -55,7 +54,7 @@ INLINE void gemm_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 {
     enum { PARTS = 2 };
     vec a[PARTS][ROWS], b[PARTS][ROWS];
-    unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
+    unsigned parts = kind == Q8_G16 ? 2 : 1, count = QUADS / 2 / parts;
     UNROLL
     for (unsigned i = 0; i < parts; i++) {
         block_sums(kind, w, x, c, i * count, count, a[i]);
@@ -77,7 +76,7 @@ INLINE void gemm(kind kind, int offsets, const job *job)
     vec start[ROWS];
     UNROLL
     for (unsigned r = 0; r < ROWS; r++) {
-        start[r] = kind == CHAN ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();
+        start[r] = kind == PER_CHANNEL ? splat((uint32_t) job->x.total[r]) : Q6_V_vzero();
     }
     for (place at = job->first; at.tiles; pass(&at, 1, tile_bytes)) {
         const vec *middle = (const vec *) at.tile + HEADS(kind) + REACH(kind, offsets);
@@ -92,10 +91,10 @@ INLINE void gemm(kind kind, int offsets, const job *job)
         for (unsigned r = 0; r < ROWS; r++) {
             acc[r] = start[r];
         }
-        if (kind == CHAN) {
-            chan_loop(middle - REACH(kind, offsets), job, acc);
+        if (kind == PER_CHANNEL) {
+            per_channel_loop(middle - REACH(kind, offsets), job, acc);
         }
-        for (uint32_t step = 0; step < job->steps && kind != CHAN; step++) {
+        for (uint32_t step = 0; step < job->steps && kind != PER_CHANNEL; step++) {
             const vec *w = middle - REACH(kind, offsets);
             gemm_step(kind, offsets, w, x, record, zero, &c, job->shift, acc);
             middle += STEP_VECTORS(kind, offsets);

@@ -22,13 +22,13 @@ INLINE vec block_sum(kind kind, const vec *w, const uint64_t *x, const constants
                      unsigned count)
 {
     vec start = c->start[first >= QUADS / 2];
-    if (kind == WIDE) {
+    if (kind == Q16) {
         vec high = add_quads_of_tile(kind, 1, w, x, c, first, count, start);
-        w += CODE_VECTORS(BYTE);
+        w += CODE_VECTORS(Q8);
         vec low = add_quads_of_tile(kind, 0, w, x, c, first, count, start);
         return Q6_Vw_vaslacc_VwVwR(low, high, 8);
     }
-    return add_quads_of_tile(kind, kind == NIB, w, x, c, first, count, start);
+    return add_quads_of_tile(kind, kind == Q4, w, x, c, first, count, start);
 }
 
 /* What one step of a tile makes. */
@@ -37,7 +37,7 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 {
     enum { PARTS = 2 };
     vec a[PARTS], b[PARTS];
-    unsigned parts = kind == HALF ? 2 : 1, count = QUADS / 2 / parts;
+    unsigned parts = kind == Q8_G16 ? 2 : 1, count = QUADS / 2 / parts;
     UNROLL
     for (unsigned i = 0; i < parts; i++) {
         a[i] = block_sum(kind, w, x, c, i * count, count);
@@ -64,7 +64,7 @@ INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, c
         if (!loop) {
             OPAQUE(w[t]);
         }
-        acc[t] = kind == CHAN ? splat((uint32_t) *job->x.total) : Q6_V_vzero();
+        acc[t] = kind == PER_CHANNEL ? splat((uint32_t) *job->x.total) : Q6_V_vzero();
     }
     if (loop) {
         loop(w, job, c, acc);
@@ -73,7 +73,7 @@ INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, c
         vec z = splat(*zero);
         UNROLL
         for (unsigned t = 0; t < count; t++) {
-            if (kind == CHAN) {
+            if (kind == PER_CHANNEL) {
                 acc[t] = add_quads_of_tile(kind, 0, w[t], x, c, 0, QUADS, acc[t]);
             } else {
                 vec g = gemv_step(kind, offsets, w[t], x, record, z, c);

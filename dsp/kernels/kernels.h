@@ -13,6 +13,7 @@
 #ifndef NPURT_KERNELS_H
 #define NPURT_KERNELS_H
 
+#include "npurt_msg.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +21,6 @@
 #define NPURT_TILE 32u    /* rows of w that are multiplied together: columns of y */
 #define NPURT_STEP 64u    /* columns of w in one step of a kernel; k is padded to it with zeros */
 #define NPURT_PANEL 4u    /* rows of x that are multiplied together */
-#define NPURT_MAX_K 65536u
 
 /* A row of dsp/formats.inc. */
 typedef struct npurt_format npurt_format;

@@ -11,8 +11,8 @@ typedef struct {
     kernel *row;  /* a row */
 } kernels;
 
-extern const kernels npurt_kernels_nib, npurt_kernels_nibm, npurt_kernels_lut, npurt_kernels_byte,
-    npurt_kernels_bytem, npurt_kernels_half, npurt_kernels_halfm, npurt_kernels_wide,
-    npurt_kernels_chan;
+extern const kernels npurt_kernels_q4, npurt_kernels_q4_offset, npurt_kernels_lut, npurt_kernels_q8,
+    npurt_kernels_q8_offset, npurt_kernels_q8_g16, npurt_kernels_q8_g16_offset, npurt_kernels_q16,
+    npurt_kernels_per_channel;
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * y = x . w of 4-bit weights that choose from 16 bytes, a scale per 32 columns: IQ4_NL, IQ4_XS, MXFP4
  *
- * w       as nib; the table, bytes + 128, is the tile's third head: entry i in bytes 2 i and 2 i + 32
+ * w       as q4; the table, bytes + 128, is the tile's third head: entry i in bytes 2 i and 2 i + 32
  *         (vlut32 indexes with five bits, of which the nibble is four).
  * h       sum of byte * x / 16, rounded.
  * Rest    product.h.

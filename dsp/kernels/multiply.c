@@ -11,13 +11,30 @@ struct npurt_format {
     uint16_t per_row; /* 1: x has one scale a row, and w too: HEAD_OTHER */
 };
 
-#define PER_ROW(kernel) (&npurt_kernels_##kernel == &npurt_kernels_chan)
-#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch)                    \
+#define PER_ROW(kernel) (&npurt_kernels_##kernel == &npurt_kernels_per_channel)
+#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch, gain, centre)      \
     {number, &npurt_kernels_##kernel, (codes) + (scales) + (offsets), heads, arch, PER_ROW(kernel)},
 
 static const npurt_format formats[] = {
 #include "../formats.inc"
 };
+
+/* product.h and formats.inc say the same of every kind of weights. */
+#define NPURT_KERNEL(name, kind, dropped, group, bits, zero, sums)                                 \
+    KIND_##name = (kind), HAS_OFFSETS_##name = (sums) != 0,
+enum {
+#include "../formats.inc"
+};
+#define NPURT_KERNEL(name, kind, dropped, group, bits, zero, sums)                                 \
+    _Static_assert((group) == 0 || NARROW_BITS(kind) == (dropped), #name);                         \
+    _Static_assert(((kind) == PER_CHANNEL) == ((group) == 0), #name);                              \
+    _Static_assert(((kind) == Q8_G16) == ((group) == 16), #name);
+#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch, gain, centre)      \
+    _Static_assert(CODE_VECTORS(KIND_##kernel) == (codes), #name);                                 \
+    _Static_assert(SCALE_VECTORS(KIND_##kernel) == (scales), #name);                               \
+    _Static_assert(HAS_OFFSETS_##kernel * (scales) == (offsets), #name);                           \
+    _Static_assert(HEADS(KIND_##kernel) == (heads), #name);
+#include "../formats.inc"
 
 const npurt_format *npurt_find_format(uint32_t number)
 {

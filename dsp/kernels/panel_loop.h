@@ -19,7 +19,7 @@
 #define DOT(row, w, x) "%[sum" #row "].w += vrmpy(v" #w ".ub,r" #x ".b)"
 
 /* Add all columns of the tile whose codes start at w. */
-INLINE void chan_loop(const vec *w, const job *job, vec sum[])
+INLINE void per_channel_loop(const vec *w, const job *job, vec sum[])
 {
     const uint64_t *x = job->x.codes;
     __asm__ volatile(

@@ -31,35 +31,35 @@
 
 /* Kinds of weights: kernel of dsp/formats.inc. */
 typedef enum {
-    NIB,  /* 4-bit codes */
-    LUT,  /* 4-bit codes that choose from 16 bytes */
-    BYTE, /* 8-bit codes */
-    HALF, /* 8-bit codes, a scale per 16 columns */
-    WIDE, /* 16-bit codes: high bytes, then low bytes */
-    CHAN, /* 8-bit codes, one scale a row: no h, y is the sum itself */
+    Q4,          /* 4-bit codes */
+    LUT,         /* 4-bit codes that choose from 16 bytes */
+    Q8,          /* 8-bit codes */
+    Q8_G16,      /* 8-bit codes, a scale per 16 columns */
+    Q16,         /* 16-bit codes: high bytes, then low bytes */
+    PER_CHANNEL, /* 8-bit codes, one scale a row: no h, y is the sum itself */
 } kind;
 
 enum { QUADS = NPURT_STEP / 8 }; /* words of 8 codes of x in a step */
 
-#define CODE_VECTORS(kind) ((kind) == NIB || (kind) == LUT ? 8 : (kind) == WIDE ? 32 : 16)
-#define SCALE_VECTORS(kind) ((kind) == CHAN ? 0 : (kind) == HALF ? 2 : 1)
+#define CODE_VECTORS(kind) ((kind) == Q4 || (kind) == LUT ? 8 : (kind) == Q16 ? 32 : 16)
+#define SCALE_VECTORS(kind) ((kind) == PER_CHANNEL ? 0 : (kind) == Q8_G16 ? 2 : 1)
 #define STEP_VECTORS(kind, offsets)                                                                \
     (CODE_VECTORS(kind) + SCALE_VECTORS(kind) * (1 + ((offsets) ? 1 : 0)))
 
 /* Bits that narrowing drops, and what is added before so that it rounds. */
-#define NARROW_BITS(kind) ((kind) == NIB ? 0 : (kind) == HALF ? 3 : (kind) == WIDE ? 12 : 4)
+#define NARROW_BITS(kind) ((kind) == Q4 ? 0 : (kind) == Q8_G16 ? 3 : (kind) == Q16 ? 12 : 4)
 #define HALF_UNIT(kind) (1u << NARROW_BITS(kind) >> 1)
 
 /* Heads of a tile. */
 enum {
     HEAD_EXPONENT, /* (exponent + 156) << 23 of every lane, modulo 2^32 */
     HEAD_RANGE,    /* int32: least and greatest exponent */
-    HEAD_OTHER,    /* LUT: table; CHAN: mantissas of the rows' scales, Q15, in the upper halves */
+    HEAD_OTHER, /* LUT: table; PER_CHANNEL: mantissas of the rows' scales, Q15, in the upper halves */
 };
 
 /* What unpacking needs in registers. */
 typedef struct {
-    vec mask;     /* NIB */
+    vec mask;     /* Q4 */
     vec table;    /* LUT */
     vec start[2]; /* of A and of B: half of what narrowing drops */
 } constants;
@@ -82,7 +82,7 @@ typedef struct {
 INLINE columns unpack(kind kind, const vec *w, unsigned quad, const constants *c)
 {
     columns to;
-    if (kind == NIB) {
+    if (kind == Q4) {
         to.low = Q6_V_vand_VV(w[quad], c->mask);
         to.high = Q6_Vub_vlsr_VubR(w[quad], 4);
     } else if (kind == LUT) {
@@ -111,7 +111,7 @@ INLINE vec dot(vec sum, columns w, uint64_t x)
 /* The pair (low: a, high: b) of int16 modulo 2^16. */
 INLINE vec narrow(kind kind, vec a, vec b)
 {
-    return kind == NIB ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW_BITS(kind));
+    return kind == Q4 ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW_BITS(kind));
 }
 
 /* Sum of the pair h * (scale of x * scale of w). */
@@ -127,14 +127,14 @@ INLINE vec scaled_more(vec g, vec h, uint32_t x_scale, vec w_scale)
 }
 
 /*
- * G of one step: of the sums a of its first columns and b of its last (HALF: of the first 16 of
+ * G of one step: of the sums a of its first columns and b of its last (Q8_G16: of the first 16 of
  * each 32 in [0], the last in [1]).  w: the step's vectors after its codes.
  */
 INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], const vec *w,
                         const uint32_t *record, vec zero)
 {
     uint32_t x_scale = record[SCALE];
-    if (kind != HALF) {
+    if (kind != Q8_G16) {
         vec g = scaled(Q6_Vh_vadd_VhVh(narrow(kind, a[0], b[0]), zero), x_scale, w[0]);
         return offsets ? Q6_Vw_vdmpyacc_VwVhRh_sat(g, w[1], (int32_t) record[SUMS]) : g;
     }
@@ -169,6 +169,6 @@ typedef struct {
     int32_t least, greatest;           /* that those of lanes may be for results to be normal */
 } job;
 
-#define HEADS(kind) ((kind) == LUT || (kind) == CHAN ? HEAD_OTHER + 1 : HEAD_OTHER)
+#define HEADS(kind) ((kind) == LUT || (kind) == PER_CHANNEL ? HEAD_OTHER + 1 : HEAD_OTHER)
 
 #endif

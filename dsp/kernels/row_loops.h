@@ -1,15 +1,14 @@
 /*
  * The inner loops of one row times four tiles, for the weights that most models have: every packet
  * written out.  They compute what gemv_tiles in gemv.h has in C, which runs where less than four
- * tiles are left.  Of that the compiler makes 52 to 62 packets for nib and nibm, 69 to 76 for byte
- * and bytem, more or less by luck; these take what the instructions need:
+ * tiles are left.  Of that the compiler makes 52 to 62 packets for q4 and q4_offset, 69 to 76 for q8
+ * and q8_offset, more or less by luck; these take what the instructions need:
  *
- *          instructions  packets   a step of 64 columns of four tiles
- *   nib    194           49        4 instructions a packet
- *   nibm   202           52                                 51.3: multiplications of two vectors
- *                                                           leave room for two others
- *   byte   172           68        a vector load a packet: 68
- *   bytem  180           72                                72
+ *              instructions  packets   what limits a step of 64 columns of four tiles
+ *   q4         194           49        4 instructions a packet
+ *   q4_offset  202           52        51.3: multiplications of two vectors leave room for two others
+ *   q8         172           68        a vector load a packet: 68
+ *   q8_offset  180           72        a vector load a packet: 72
  *
  * The order was found by a constraint solver from the instructions, what they wait for and what a
  * packet holds (hvx_base.h, as v68 has it).  Nothing is loaded for the next step; what is left of
@@ -71,7 +70,7 @@
         "r18", "r19", "r20", "r21", "r22", "r23", "r25"
 
 /* Q4_0 */
-INLINE void nib_loop(const vec *w[], const job *job, const constants *c, vec acc[])
+INLINE void q4_loop(const vec *w[], const job *job, const constants *c, vec acc[])
 {
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
@@ -149,7 +148,7 @@ INLINE void nib_loop(const vec *w[], const job *job, const constants *c, vec acc
 }
 
 /* Q4_1, Q4_K */
-INLINE void nibm_loop(const vec *w[], const job *job, const constants *c, vec acc[])
+INLINE void q4_offset_loop(const vec *w[], const job *job, const constants *c, vec acc[])
 {
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
@@ -234,7 +233,7 @@ INLINE void nibm_loop(const vec *w[], const job *job, const constants *c, vec ac
 }
 
 /* Q8_0, Q5_0 */
-INLINE void byte_loop(const vec *w[], const job *job, const constants *c, vec acc[])
+INLINE void q8_loop(const vec *w[], const job *job, const constants *c, vec acc[])
 {
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;
@@ -324,7 +323,7 @@ INLINE void byte_loop(const vec *w[], const job *job, const constants *c, vec ac
 }
 
 /* Q5_1, Q5_K */
-INLINE void bytem_loop(const vec *w[], const job *job, const constants *c, vec acc[])
+INLINE void q8_offset_loop(const vec *w[], const job *job, const constants *c, vec acc[])
 {
     const uint64_t *x = job->x.codes;
     const uint32_t *record = job->x.record;

@@ -4,7 +4,7 @@
  *
  * A tile is 32 rows of w, one a lane.  After its heads it has for each step of 64 columns vectors of
  * codes, then of scales, then of offsets; those of a lane are its word of 32 bits in each.  With the
- * codes of w and x as signed numbers, a block being the 32 columns (half: 16) that share a scale:
+ * codes of w and x as signed numbers, a block being the 32 columns (q8_g16: 16) that share a scale:
  *
  *   h  = sum of code * code / unit       rounded to nearest, halves up in a step's first 32 columns
  *                                        and down in its last
@@ -12,11 +12,21 @@
  *      + offset of w * T                            where w has offsets
  *   y  = sum over steps of (g of a step / 2^shift, rounded down) * 2^(exponents + 15 + shift)
  *
- * and with one scale a row (chan), y = sum of code * code * scale of w * scale of x.
+ * and with one scale a row (per_channel), y = sum of code * code * scale of w * scale of x.
  */
 #include "reference.h"
 
-typedef enum { nib, nibm, lut, byte, bytem, half, halfm, wide, chan } kernel;
+typedef enum {
+    q4,
+    q4_offset,
+    lut,
+    q8,
+    q8_offset,
+    q8_g16,
+    q8_g16_offset,
+    q16,
+    per_channel,
+} kernel;
 
 struct npurt_format {
     uint32_t number;
@@ -25,7 +35,7 @@ struct npurt_format {
     uint16_t arch;
 };
 
-#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch)                    \
+#define NPURT_FORMAT(name, number, kernel, codes, scales, offsets, heads, arch, gain, centre)      \
     {number, kernel, codes, scales, offsets, heads, arch},
 
 static const npurt_format formats[] = {
@@ -59,7 +69,7 @@ size_t npurt_tile_bytes(const npurt_format *format, uint32_t k)
 
 int npurt_takes_group(const npurt_format *format, uint32_t group)
 {
-    return format->kernel == chan ? group == 0 : group == 32 || group == 128;
+    return format->kernel == per_channel ? group == 0 : group == 32 || group == 128;
 }
 
 /* --- a row of weights --------------------------------------------------------------------------- */
@@ -100,12 +110,12 @@ static int32_t byte_of(const weights *w, uint32_t column, uint32_t vector)
 static int32_t code_of(const weights *w, uint32_t column)
 {
     switch (w->format->kernel) {
-    case nib:
-    case nibm:
+    case q4:
+    case q4_offset:
         return nibble_of(w, column) - 8;
     case lut:
         return w->tile[OTHER * NPURT_VECTOR + 2 * nibble_of(w, column)] - 128;
-    case wide:
+    case q16:
         return byte_of(w, column, 0) * 256 + byte_of(w, column, NPURT_STEP / 4) - 32768;
     default:
         return byte_of(w, column, 0) - 128;
@@ -130,13 +140,13 @@ static int32_t sum_of(const weights *w, const row *x, uint32_t first, uint32_t c
     return sum;
 }
 
-/* Sums in units in which the largest code counts 8 (half: 16). */
+/* Sums in units in which the largest code counts 8 (q8_g16: 16). */
 static int32_t narrowed(kernel kernel, int32_t sum, uint32_t block)
 {
-    uint32_t bits = kernel == nib || kernel == nibm     ? 0
-                    : kernel == half || kernel == halfm ? 3
-                    : kernel == wide                    ? 12
-                                                        : 4;
+    uint32_t bits = kernel == q4 || kernel == q4_offset           ? 0
+                    : kernel == q8_g16 || kernel == q8_g16_offset ? 3
+                    : kernel == q16                               ? 12
+                                                                  : 4;
     return bits ? (sum + (1 << bits >> 1) - (int32_t) (block % 2)) >> bits : sum;
 }
 
@@ -151,7 +161,7 @@ static int32_t block_product(const weights *w, const row *x, uint32_t block)
         int32_t sum = sum_of(w, x, block * BLOCK + part * count, count);
         int32_t h = narrowed(f->kernel, sum, block);
         g += h * q15(scale_of(w, block, part), record[2 * SCALE]);
-        if (f->kernel == halfm) {
+        if (f->kernel == q8_g16_offset) {
             int32_t offset = q15(scale_of(w, block, parts + part), record[2 * SCALE]);
             g += offset * record[2 * (ZERO_FIRST + part)];
         } else if (f->offsets) {
@@ -201,7 +211,7 @@ static float product(const weights *w, const row *x, uint32_t k)
     int32_t exponent = (head(w, EXPONENT) >> 23) - 156 + *x->exponent;
     uint32_t steps = steps_of(k), shift = 0;
     int32_t y = 0;
-    if (w->format->kernel == chan) {
+    if (w->format->kernel == per_channel) {
         int32_t sum = sum_of(w, x, 0, steps * NPURT_STEP);
         return scaled(sum, head(w, OTHER) >> 16, record_at(x, 0)[2 * SCALE], exponent);
     }

@@ -90,16 +90,16 @@ def kinds(device: str | None = None) -> list[Kind]:
 
 
 def _hexagon(device: str) -> Kind:
-    from npurt.hexagon.connect.connection import Way
+    from npurt.hexagon.connect.connection import Connection
     from npurt.hexagon.doctor import checks, trial
     from npurt.hexagon.fastrpc import names
     from npurt.hexagon.fastrpc.lib import simulator
 
     name = names.parse(device)
     simulated = f"arch=v{name.arch}" if name.arch else ""
-    way = Way(library=simulator() if name.simulated else "", domain=name.domain,
+    connection = Connection(library=simulator() if name.simulated else "", domain=name.domain,
               simulate=simulated)  # fmt: skip
-    probes: dict[str, Probe] = {"hexagon": lambda: trial.trial(way)}
+    probes: dict[str, Probe] = {"hexagon": lambda: trial.trial(connection)}
     if name.simulated:
         return Kind(device, checks.SIMULATED, lambda system: None, probes, simulated=True)
     return Kind(device, checks.CHECKS, checks.why_not, probes, checks.collect)

@@ -7,7 +7,7 @@ import pytest
 from npurt.build_host import build_library, host
 from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.doctor import checks
 from npurt.hexagon.doctor.trial import trial
 from npurt.hexagon.fastrpc import abi, lib
@@ -26,7 +26,7 @@ STEPS = [
 
 
 def tried(simulate="", seconds=60, library=""):
-    return trial(Way(library=library or lib.simulator(), simulate=simulate), seconds)
+    return trial(Connection(library=library or lib.simulator(), simulate=simulate), seconds)
 
 
 def judged(seen):

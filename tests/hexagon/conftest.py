@@ -21,7 +21,7 @@ def fake(compiled_fake, tmp_path, monkeypatch):
     """The fake library, doing nothing odd, with a skel to load."""
     gc.collect()  # memory of earlier tests is counted as theirs
     compiled_fake.reset()
-    control.places(compiled_fake.library).__init__(compiled_fake.library)
+    control.session_pool(compiled_fake.library).__init__(compiled_fake.library)
     (tmp_path / "libnpurt_skel_v68.so").write_bytes(b"not looked at")
     monkeypatch.setattr(skel, "FOLDER", tmp_path)
     yield compiled_fake

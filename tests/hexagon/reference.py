@@ -36,7 +36,10 @@ class Reference:
         self.ffi.cdef(CDEF)
         sources = [DSP.parent / "tests/hexagon/reference.c"]
         made = build.build_library(
-            build.host(), folder / "libreference.so", sources=sources, includes=[DSP]
+            build.host(),
+            folder / "libreference.so",
+            sources=sources,
+            includes=[DSP, DSP.parent / "idl"],
         )
         self.lib = self.ffi.dlopen(str(made))
 

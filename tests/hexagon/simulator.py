@@ -7,16 +7,16 @@ import signal
 
 import numpy as np
 
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import Worker, connect
 from npurt.hexagon.device.batch import Batch, Weight
-from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.layout import images
 from npurt.quant.tensor import QTensor
 from tests.limits import HANG_SECONDS, SOON, eventually
 
-WAYS = {
+CONNECTIONS = {
     "invoke": {},
     "dspqueue": {"transport": "dspqueue"},
     "worker": {"worker": True},
@@ -24,8 +24,8 @@ WAYS = {
 }
 
 
-def way(**fields):
-    return Way(lib.simulator(), **{"deadline": HANG_SECONDS, **fields})
+def connection(**fields):
+    return Connection(lib.simulator(), **{"deadline": HANG_SECONDS, **fields})
 
 
 def tell(settings):
@@ -50,7 +50,7 @@ class Product:
 
     def __init__(self, transport, seed=1):
         rng = np.random.default_rng(seed)
-        self.store = Store(transport, lambda: 1 << 40)
+        self.memory = SessionMemory(transport, lambda: 1 << 40)
         tensors = [
             QTensor.quantize(rng.standard_normal((n, 64)).astype(np.float32), "q8_0")
             for n in (32, 70)
@@ -58,13 +58,13 @@ class Product:
         self.x = rng.standard_normal((3, 64)).astype(np.float32)
         self.outs = [np.zeros((3, t.shape[0]), np.float32) for t in tensors]
         self._exact = [self.x.astype(np.float64) @ t.dequantize().T.astype(float) for t in tensors]
-        self.batch = Batch(self.store, [self._upload(t) for t in tensors], 32)
+        self.batch = Batch(self.memory, [self._upload(t) for t in tensors], 32)
 
     def _upload(self, tensor):
         fmt = images.format_of(tensor)
-        _, part = self.store.take(images.image_bytes(fmt, *tensor.shape))
+        _, part = self.memory.take(images.image_bytes(fmt, *tensor.shape))
         images.pack(tensor, part.array)
-        self.store.wrote(part)
+        self.memory.wrote(part)
         return Weight(part, *tensor.shape, fmt.number)
 
     def run(self):
@@ -97,6 +97,6 @@ def impatient(transport):
 @contextlib.contextmanager
 def opened(**fields):
     """Open a transport on the simulator, and close it."""
-    with contextlib.closing(connect(way(**fields))) as transport:
+    with contextlib.closing(connect(connection(**fields))) as transport:
         yield transport
     gc.collect()

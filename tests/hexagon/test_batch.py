@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt import build
-from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation
 from npurt.hexagon.layout.delta import Shape, pack_state
 from npurt.hexagon.session import messages, skel
@@ -472,7 +472,7 @@ def test_too_little_memory_is_a_status():
 def test_without_threads_the_rest_works_and_batches_are_refused():
     """The DSP has so many; other handles of the same process take them."""
     with simulated("hvx=8") as session:
-        uri = places(session.library).uri(session.place, skel.module(skel.choose(68)))
+        uri = session_pool(session.library).uri(session.slot, skel.module(skel.choose(68)))
         handles = [Handle(session.library, uri) for _ in range(20)]
         try:
             for handle in handles:

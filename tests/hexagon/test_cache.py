@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from npurt.hexagon.connect import measurements, probe
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.settings import cache_folder
 
 
@@ -97,11 +97,11 @@ def test_a_user_without_a_home_has_nothing_kept(monkeypatch):
 
 @pytest.mark.parametrize("known", [True, -1, "much", None, 1.5])
 def test_a_capacity_that_is_none_is_measured_again(monkeypatch, fake, known):
-    monkeypatch.setattr(probe, "_measure", lambda way: (77, False))
-    way = Way(str(fake.path))
+    monkeypatch.setattr(probe, "_measure", lambda connection: (77, False))
+    connection = Connection(str(fake.path))
     measurements.remember(measurements.identity(fake.library, "cdsp"), "capacity", known)
 
-    assert probe.capacity(way) == 77
+    assert probe.capacity(connection) == 77
     assert measurements.recall(measurements.identity(fake.library, "cdsp"), "capacity") == 77
 
 

@@ -23,7 +23,7 @@ from npurt.hexagon.fastrpc.rpcmem import Block
 from tests.cpu.delta_nets import net_of
 from tests.hexagon.delta_nets import OPTIONS, own, run
 from tests.hexagon.products import inputs, multiply, tensor
-from tests.hexagon.simulator import WAYS, Product, opened, tell, way
+from tests.hexagon.simulator import CONNECTIONS, Product, connection, opened, tell
 from tests.llm import tiny
 
 PAGE = mmap.PAGESIZE
@@ -39,9 +39,9 @@ def incoherent(simulator, monkeypatch):
 # --- What is written arrives --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", CONNECTIONS)
 def test_activations_results_and_weights_arrive(name, incoherent):
-    with opened(**WAYS[name]) as transport:
+    with opened(**CONNECTIONS[name]) as transport:
         first, second = Product(transport), Product(transport, seed=2)
         assert first.run()
         assert second.run()
@@ -53,11 +53,11 @@ def test_activations_results_and_weights_arrive(name, incoherent):
                 np.testing.assert_array_equal(out, y[:rows])
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", CONNECTIONS)
 @pytest.mark.parametrize("forgotten", ["written", "read"])
 def test_a_block_that_is_not_synchronised_shows(forgotten, name, incoherent, monkeypatch):
     """So the tests of this file can fail."""
-    with opened(**WAYS[name]) as transport:
+    with opened(**CONNECTIONS[name]) as transport:
         product = Product(transport)
         assert product.run()
         send = product.batch._send
@@ -76,7 +76,7 @@ def test_a_block_that_is_not_synchronised_shows(forgotten, name, incoherent, mon
 
 
 def test_weights_that_take_each_others_place_arrive(incoherent):
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         places = set()
         for seed in range(3):
             packed = device.pack(tensor(64, 128, seed=seed))
@@ -96,7 +96,7 @@ def test_states_of_delta_nets_arrive(worker, incoherent):
     with npurt.open_device("hexagon:sim") as coherent:
         wanted = run(coherent, net)
         begun = run(coherent, net.first(4))
-    with HexagonDevice("hexagon:test", way(worker=worker)) as device:
+    with HexagonDevice("hexagon:test", connection(worker=worker)) as device:
         state = device.delta_state(net)
         for token in range(net.v.shape[1]):
             state.advance(net.after(token).first(1))
@@ -153,9 +153,9 @@ LAYER = [(576, (576, 192, 192)), (576, (576,)), (576, (1536, 1536)), (1536, (576
 @pytest.fixture
 def layer(simulator):
     """A function that multiplies rows by the matrices of a layer."""
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         weights = [(k, [device.pack(tensor(n, k, "q4_0")) for n in widths]) for k, widths in LAYER]
-        device._stores[0].sync()
+        device._sessions[0].sync()
 
         def run_layer(rows):
             for k, group in weights:
@@ -218,14 +218,14 @@ def test_bytes_synchronised_for_a_step_of_a_model(tokens, simulator):
 
 
 def test_weights_are_synchronised_once_when_all_have_been_uploaded(simulator):
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         weights = []
 
         def upload():
             weights.extend(device.pack(tensor(64, 256, seed=seed)) for seed in range(9))
 
         assert synchronised(upload) == (0, 0)
-        (arena,) = device._stores[0]._arenas
+        (arena,) = device._sessions[0]._arenas
         x = inputs(1, 256)
         first = synchronised(lambda: multiply(device, x, weights[0]))
         again = synchronised(lambda: multiply(device, x, weights[0]))
@@ -237,7 +237,7 @@ def test_weights_are_synchronised_once_when_all_have_been_uploaded(simulator):
 def test_bytes_synchronised_for_a_delta_net(simulator):
     """A token: its row and its result; the state, when it is written and every 32 tokens."""
     net = own(net_of({"heads": 2, "width": 64, "tokens": 80}))
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         state = device.delta_state(net)
         counts = [
             synchronised(lambda token=token: state.advance(net.after(token).first(1)))
@@ -336,11 +336,11 @@ def test_products_of_many_sizes_go_on_when_their_memory_is_taken(simulator, monk
     """Four blocks at most: each number of rows takes those of another one."""
     monkeypatch.setattr(scratch, "MOST_BLOCKS", 4)
     tell("coherent=0")
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         packed = [device.pack(tensor(n, 1024, seed=n)) for n in (48, 2048)]
         x = inputs(40, 1024)
         whole = [multiply(device, x, w) for w in packed]
         for rows in (1, 3, 7, 20, 40, 1):
             for w, y in zip(packed, whole, strict=True):
                 np.testing.assert_array_equal(multiply(device, x[:rows], w), y[:rows])
-        assert len(device._stores[0].scratch.blocks) <= 4
+        assert len(device._sessions[0].scratch.blocks) <= 4

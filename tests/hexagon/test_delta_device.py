@@ -16,7 +16,7 @@ from npurt.verify import LAMBDA
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import CONFIGURATIONS, UPSTREAM, configured, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run
-from tests.hexagon.simulator import way
+from tests.hexagon.simulator import connection
 from tests.llm import tiny
 from tests.llm.reference import nmse
 
@@ -90,7 +90,7 @@ def test_more_tokens_than_a_batch_takes_are_done_in_parts(shared, monkeypatch):
 @pytest.mark.parametrize("settings", ["vtcm=0", "hvx=1", "arch=v73"])
 def test_less_of_a_dsp_gives_the_same_bits(shared, settings, simulator):
     net = net_of({"heads": 5, "width": 128, "tokens": 9, "kda": False})
-    with HexagonDevice("hexagon:test", way(simulate=settings)) as device:
+    with HexagonDevice("hexagon:test", connection(simulate=settings)) as device:
         other = run(device, net)
 
     np.testing.assert_array_equal(other.out, run(shared, net).out)

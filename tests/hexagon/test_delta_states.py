@@ -20,7 +20,7 @@ from npurt.llm import state_file
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import UPSTREAM, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run
-from tests.hexagon.simulator import kill, tell, way
+from tests.hexagon.simulator import connection, kill, tell
 from tests.llm import tiny
 from tests.llm.reference import nmse
 
@@ -35,7 +35,7 @@ def shared():
 
 @pytest.fixture
 def fresh(simulator):
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         yield device
 
 
@@ -49,11 +49,11 @@ def test_a_state_stays_there_until_somebody_asks(shared, monkeypatch):
     """No float32 is made of it, and the one that it began with is not looked at again."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": 9}))
     wanted = run(shared, net)
-    ways = []
+    connections = []
     for name in ("pack_state", "unpack_state"):
         plain = getattr(delta, name)
         monkeypatch.setattr(
-            delta, name, lambda *a, name=name, plain=plain: (ways.append(name), plain(*a))
+            delta, name, lambda *a, name=name, plain=plain: (connections.append(name), plain(*a))
         )
 
     state = shared.delta_state(net)
@@ -61,9 +61,9 @@ def test_a_state_stays_there_until_somebody_asks(shared, monkeypatch):
     one_by_one(state, net)
 
     np.testing.assert_array_equal(net.out, wanted.out)
-    assert ways == ["pack_state"]
+    assert connections == ["pack_state"]
     np.testing.assert_array_equal(state.read(), wanted.state)
-    assert ways == ["pack_state", "unpack_state"]
+    assert connections == ["pack_state", "unpack_state"]
 
 
 @given(st.lists(st.sampled_from(["advance", "read", "keep", "resume"]), max_size=25))
@@ -149,7 +149,7 @@ def test_states_that_nobody_has_any_more_leave_their_memory(fresh):
     for _ in range(100):
         fresh.delta_state(net).advance(net)
 
-    assert len(fresh._stores[0]._own) <= 2
+    assert len(fresh._sessions[0]._own) <= 2
     assert len(fresh._states) <= 1
 
 
@@ -173,7 +173,7 @@ def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
 
 
 def kill_dsp_of(device):
-    kill(device._stores[0].transport.place.effective)
+    kill(device._sessions[0].transport.slot.effective)
 
 
 def after(device, net, tokens):

@@ -23,7 +23,7 @@ from npurt.hexagon.device.device import HexagonDevice, open_hexagon
 from npurt.hexagon.fastrpc import lib
 from npurt.quant.tensor import QTensor
 from tests.hexagon.products import assert_is_product, inputs, multiply, tensor
-from tests.hexagon.simulator import tell, way
+from tests.hexagon.simulator import connection, tell
 from tests.hexagon.test_session import forked, refused
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -35,7 +35,7 @@ FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mx
 def shared():
     """A device for tests that leave it as it was."""
     tell("reset")
-    with HexagonDevice("hexagon:test", way()) as device:
+    with HexagonDevice("hexagon:test", connection()) as device:
         yield device
 
 
@@ -131,12 +131,12 @@ def test_products_of_one_input_quantise_it_once(shared):
 def count_calls(device):
     """Return a list that grows by the name of each call from now on."""
     calls = []
-    caller = device._stores[0].transport._owned.caller
+    caller = device._sessions[0].transport._owned.caller
 
-    def counted(way):
+    def counted(connection):
         def call(work, deadline, what):
             calls.append(what)
-            return way(work, deadline, what)
+            return connection(work, deadline, what)
 
         return call
 
@@ -246,22 +246,24 @@ def test_what_cannot_be_packed_is_an_error(shared):
 
 def test_two_devices_of_one_process_have_sessions_of_their_own(simulator):
     with contextlib.ExitStack() as stack:
-        devices = [stack.enter_context(HexagonDevice(f"hexagon:{i}", way())) for i in range(2)]
+        devices = [
+            stack.enter_context(HexagonDevice(f"hexagon:{i}", connection())) for i in range(2)
+        ]
         x = inputs(2, 64)
         for i, device in enumerate(devices):
             packed = device.pack(tensor(32, 64, seed=i))
             assert_is_product(device, x, packed, multiply(device, x, packed))
-    named = contextlib.closing(HexagonDevice("hexagon:0/1", way(session=1)))
+    named = contextlib.closing(HexagonDevice("hexagon:0/1", connection(session=1)))
     with named, pytest.raises(DeviceNotFound, match="in use"):
-        HexagonDevice("hexagon:0/1", way(session=1))
+        HexagonDevice("hexagon:0/1", connection(session=1))
 
 
 @pytest.mark.parametrize("worker", [False, True])
 def test_a_fork_cannot_use_the_device_and_leaves_it_as_it_was(worker, simulator):
-    with HexagonDevice("hexagon:test", way(worker=worker)) as device:
+    with HexagonDevice("hexagon:test", connection(worker=worker)) as device:
         packed, x = device.pack(tensor(32, 64)), inputs(2, 64)
         wanted = multiply(device, x, packed)
-        blocks = device._stores[0].scratch.blocks
+        blocks = device._sessions[0].scratch.blocks
         scratch = [block.array.copy() for block in blocks]
 
         def work():
@@ -302,7 +304,7 @@ with npurt.open_device("hexagon:0") as device:
     before, after = np.zeros((2, 1, 32), np.float32)
     x = np.ones((1, 64), np.float32)
     device.matmul(x, packed, before)
-    transport = device._stores[0].transport
+    transport = device._sessions[0].transport
     if transport.name == "worker":
         os.kill(transport.process, signal.SIGKILL)
     else:

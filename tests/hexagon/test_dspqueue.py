@@ -3,11 +3,11 @@
 import pytest
 
 from npurt.hexagon.connect import measurements, probe
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.session import messages
-from tests.hexagon.simulator import opened, way
+from tests.hexagon.simulator import connection, opened
 
 DEAD = ["queue_stuck=1", "queue_create=1+", "queue_read=1+", "start=1+"]
 
@@ -17,10 +17,10 @@ def known(what):
 
 
 def test_a_queue_that_answers_is_found_to_work_and_remembered(simulator, monkeypatch):
-    assert probe.queue_works(way())
+    assert probe.queue_works(connection())
     assert known("dspqueue") is True
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "queue_stuck=1")
-    assert probe.queue_works(way())  # not tried again
+    assert probe.queue_works(connection())  # not tried again
 
 
 @pytest.mark.parametrize("fault", DEAD)
@@ -28,16 +28,16 @@ def test_a_queue_that_does_not_answer_is_found_out_in_time_and_remembered(
     fault, simulator, monkeypatch
 ):
     monkeypatch.setenv("NPURT_SIM_FASTRPC", fault)
-    assert not probe.queue_works(way())
+    assert not probe.queue_works(connection())
     assert known("dspqueue") is False
     monkeypatch.delenv("NPURT_SIM_FASTRPC")
-    assert not probe.queue_works(way())
+    assert not probe.queue_works(connection())
 
 
 def test_a_library_without_queues_is_not_even_tried(fake, simulator, monkeypatch):
     monkeypatch.setattr(probe, "Worker", None)
 
-    assert not probe.queue_works(Way(str(fake.path)))
+    assert not probe.queue_works(Connection(str(fake.path)))
 
 
 @pytest.fixture
@@ -82,16 +82,16 @@ def test_capacity_is_measured_in_steps_less_one_and_remembered(simulator, monkey
     monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "space=1100M")
 
-    assert probe.capacity(way()) == 3 * 256 << 20
+    assert probe.capacity(connection()) == 3 * 256 << 20
     assert known("capacity") == 3 * 256 << 20
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "space=600M")
-    assert probe.capacity(way()) == 3 * 256 << 20
+    assert probe.capacity(connection()) == 3 * 256 << 20
 
 
 def test_this_machines_memory_limits_what_is_tried_and_is_not_remembered(simulator, monkeypatch):
     monkeypatch.setattr(probe, "available_memory", lambda: 1300 << 20)
 
-    assert probe.capacity(way()) == 256 << 20
+    assert probe.capacity(connection()) == 256 << 20
     assert known("capacity") is None
 
 
@@ -99,7 +99,7 @@ def test_a_dsp_that_maps_almost_nothing_has_no_capacity_to_speak_of(simulator, m
     monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "map=1+")
 
-    assert probe.capacity(way()) == 0
+    assert probe.capacity(connection()) == 0
 
 
 def test_available_memory_is_what_the_kernel_says(tmp_path):

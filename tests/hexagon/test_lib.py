@@ -14,7 +14,7 @@ import pytest
 
 from npurt.errors import DeviceNotFound, DriverError
 from npurt.hexagon.fastrpc import abi, codes, control, lib
-from npurt.hexagon.fastrpc.control import SESSIONS, Place, capabilities, places
+from npurt.hexagon.fastrpc.control import SESSIONS, SessionSlot, capabilities, session_pool
 from npurt.hexagon.fastrpc.lib import CANDIDATES, find, load
 from npurt.hexagon.session import skel
 from npurt.library import path_of
@@ -183,10 +183,10 @@ def test_a_library_too_old_to_ask_says_nothing_either(tmp_path):
 
 
 def test_sessions_are_handed_out_once_each_and_used_again(fake):
-    sessions = places(fake.library)
+    sessions = session_pool(fake.library)
     first = [sessions.take() for _ in range(4)]
 
-    assert first == [Place("cdsp", n, 3 + 8 * n) for n in range(4)]
+    assert first == [SessionSlot("cdsp", n, 3 + 8 * n) for n in range(4)]
     sessions.give_back(first[2])
     assert sessions.take() is first[2]
     assert fake.count("session13") == 3  # a reservation cannot be undone: none is wasted
@@ -195,7 +195,7 @@ def test_sessions_are_handed_out_once_each_and_used_again(fake):
 
 
 def test_a_session_asked_for_by_number_is_that_one_or_none(fake):
-    sessions = places(fake.library)
+    sessions = session_pool(fake.library)
 
     assert sessions.take(session=2).effective == 19
     with pytest.raises(DeviceNotFound, match="session 2 of the cdsp is in use"):
@@ -210,18 +210,18 @@ def test_a_session_asked_for_by_number_is_that_one_or_none(fake):
 def test_an_old_library_has_session_0_under_a_uri_put_together_by_hand(fake, code):
     for request in (13, 14, 15):
         fake.answer(f"session{request}", code, times=-1)
-    sessions = places(fake.library)
-    place = sessions.take()
+    sessions = session_pool(fake.library)
+    slot = sessions.take()
 
-    assert place == Place("cdsp", 0, 3)
-    assert sessions.uri(place, "file:///a.so?b") == "file:///a.so?b&_dom=cdsp"
+    assert slot == SessionSlot("cdsp", 0, 3)
+    assert sessions.uri(slot, "file:///a.so?b") == "file:///a.so?b&_dom=cdsp"
     with pytest.raises(DeviceNotFound, match="no further session") as caught:
         sessions.take()
     assert "session 0" in caught.value.remedy
 
 
 def test_the_library_writes_the_uri_where_it_can(fake):
-    sessions = places(fake.library)
+    sessions = session_pool(fake.library)
 
     uri = sessions.uri(sessions.take(session=1), "file:///a.so?b&_modver=1.0")
 
@@ -230,19 +230,19 @@ def test_the_library_writes_the_uri_where_it_can(fake):
 
 def test_a_signed_process_that_is_there_already_is_said_to_be_the_reason(fake):
     fake.answer("session2", 5)
-    sessions = places(fake.library)
+    sessions = session_pool(fake.library)
 
     with pytest.raises(DriverError, match="signed"):
         sessions.allow_unsigned(sessions.take())
 
 
 def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, monkeypatch):
-    def hashed(place):
+    def hashed(slot):
         time.sleep(0)  # another thread's turn
-        return place.session
+        return slot.session
 
-    monkeypatch.setattr(Place, "__hash__", hashed)
-    sessions = places(fake.library)
+    monkeypatch.setattr(SessionSlot, "__hash__", hashed)
+    sessions = session_pool(fake.library)
     barrier = threading.Barrier(SESSIONS)
 
     def take():
@@ -252,9 +252,9 @@ def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, mo
     with ThreadPoolExecutor(SESSIONS) as threads:
         for _ in range(50):
             taken = [one.result() for one in [threads.submit(take) for _ in range(SESSIONS)]]
-            assert {place.session for place in taken} == set(range(SESSIONS))
-            for place in taken:
-                sessions.give_back(place)
+            assert {slot.session for slot in taken} == set(range(SESSIONS))
+            for slot in taken:
+                sessions.give_back(slot)
 
 
 # --- The skel -------------------------------------------------------------------------------------

@@ -18,7 +18,15 @@ from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.session import messages
 from npurt.quant.tensor import QTensor
-from tests.hexagon.simulator import WAYS, impatient, kill, process, tell, wait_until, way
+from tests.hexagon.simulator import (
+    CONNECTIONS,
+    connection,
+    impatient,
+    kill,
+    process,
+    tell,
+    wait_until,
+)
 from tests.limits import SOON, interrupt
 from tests.llm import tiny
 
@@ -48,7 +56,7 @@ class Work:
 
 
 def at_work(**fields):
-    return HexagonDevice("hexagon:test", way(**fields))
+    return HexagonDevice("hexagon:test", connection(**fields))
 
 
 @pytest.mark.parametrize("transport", ["invoke", "dspqueue"])
@@ -185,7 +193,7 @@ def test_memory_of_the_lost_session_is_let_go(simulator):
     """Otherwise a restart would hold every weight twice."""
     with at_work() as hexagon:
         work = Work(hexagon)
-        scratch = hexagon._stores[0].scratch.blocks
+        scratch = hexagon._sessions[0].scratch.blocks
         assert len(scratch) >= 2
         old = [weakref.ref(block) for block in (work.weights[0].part.block, *scratch)]
         del scratch
@@ -199,11 +207,11 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("delay=1:3600000")
-        impatient(hexagon._stores[0].transport)
+        impatient(hexagon._sessions[0].transport)
 
         assert work.is_right()
         assert f"did not come back within {SOON:g} s" in hexagon.news()[0]
-        assert hexagon._stores[0].transport.place.session > 0
+        assert hexagon._sessions[0].transport.slot.session > 0
         tell("")  # the late reply comes
         wait_until(lambda: process(3) == 0)  # the first was closed once it came back
         assert work.is_right()
@@ -211,12 +219,12 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
 
 @pytest.mark.parametrize("name", ["worker", "worker with dspqueue"])
 def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
-    with at_work(**WAYS[name]) as hexagon:
+    with at_work(**CONNECTIONS[name]) as hexagon:
         work = Work(hexagon)
-        os.kill(hexagon._stores[0].transport.process, signal.SIGKILL)
+        os.kill(hexagon._sessions[0].transport.process, signal.SIGKILL)
         assert work.is_right()
-        os.kill(hexagon._stores[0].transport.process, signal.SIGSTOP)
-        impatient(hexagon._stores[0].transport)
+        os.kill(hexagon._sessions[0].transport.process, signal.SIGSTOP)
+        impatient(hexagon._sessions[0].transport)
         assert work.is_right()
         assert len(hexagon.news()) == 2
 
@@ -226,19 +234,19 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
     with at_work(transport="dspqueue") as hexagon:
         work = Work(hexagon)
         tell(fault)
-        impatient(hexagon._stores[0].transport)
+        impatient(hexagon._sessions[0].transport)
         assert work.is_right()
-        assert hexagon._stores[0].transport.name == "invoke"
+        assert hexagon._sessions[0].transport.name == "invoke"
     library = load([lib.simulator()])
     assert measurements.recall(measurements.identity(library, "cdsp"), "dspqueue") is False
-    assert not probe.queue_works(way())
+    assert not probe.queue_works(connection())
 
 
 def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("delay=1:3600000")
-        caller = hexagon._stores[0].transport._owned.caller
+        caller = hexagon._sessions[0].transport._owned.caller
         interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell(""))
         assert work.is_right()
         assert hexagon.news() == []

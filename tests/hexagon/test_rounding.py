@@ -16,13 +16,13 @@ from npurt.quant.types import find
 from tests.hexagon import model
 
 KINDS = {  # one format a kernel
-    "nib": "q4_0",
-    "nibm": "q4_1",
+    "q4": "q4_0",
+    "q4_offset": "q4_1",
     "lut": "iq4_nl",
-    "byte": "q8_0",
-    "bytem": "q5_1",
-    "half": "q6_k",
-    "wide": "f16",
+    "q8": "q8_0",
+    "q8_offset": "q5_1",
+    "q8_g16": "q6_k",
+    "q16": "f16",
 }
 SHAPES = {
     "gaussian": lambda rng, m, k: rng.standard_normal((m, k)),

@@ -22,7 +22,7 @@ from npurt.errors import (
 )
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.caller import Caller
-from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.fastrpc.rpcmem import allocate
@@ -301,7 +301,7 @@ def test_a_step_that_fails_undoes_those_before_it(fake, call, code, number, kind
         Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == fake.count("open") - (call == "open")
     with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as session:
-        assert session.place.session == 0  # it was given back
+        assert session.slot.session == 0  # it was given back
 
 
 @pytest.mark.parametrize("code", [0x14, 0x200])
@@ -441,10 +441,10 @@ def test_a_call_without_an_answer_makes_the_session_dead_and_another_can_be_open
     assert (fake.count("close"), fake.count("free")) == (0, 0)  # it may still be at work
 
     with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as other:
-        assert other.place.session == 1
+        assert other.slot.session == 1
         fake.release("invoke2")
         assert eventually(lambda: fake.count("close") == 1)
-    assert eventually(lambda: not places(fake.library).in_use())
+    assert eventually(lambda: not session_pool(fake.library).in_use())
     gc.collect()
     assert fake.count("free") == 1
 
@@ -500,13 +500,13 @@ def test_a_block_can_be_taken_from_the_dsp_first_by_our_code(fake, session):
 def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):
     """Somebody else in the process may have it then, and npurt takes another."""
     library = load([lib.simulator()])
-    sessions = places(library)
+    sessions = session_pool(library)
     Session.open(library, session=1, deadline=HANG_SECONDS).close()
 
     theirs = sessions._reserve("cdsp")
     assert theirs.session == 1
     others = [sessions.take() for _ in range(3)]
-    assert sorted(place.session for place in others) == [0, 2, 3]
-    for place in others:
-        sessions.give_back(place)
+    assert sorted(slot.session for slot in others) == [0, 2, 3]
+    for slot in others:
+        sessions.give_back(slot)
     sessions._known["cdsp"].append(theirs)  # it was reserved for good

@@ -11,7 +11,7 @@ from npurt import build
 from npurt.hexagon.doctor import elf
 from npurt.hexagon.doctor.loadable import verify
 from npurt.hexagon.fastrpc import abi
-from npurt.hexagon.fastrpc.control import places
+from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation
 from npurt.hexagon.fastrpc.rpcmem import allocate
 from npurt.hexagon.idl.interface import interface
@@ -174,11 +174,11 @@ def test_a_reply_that_does_not_fit_is_refused(dsp):
 def test_a_handle_that_is_closed_gives_back_address_space():
     """Ten times a quarter of it."""
     with simulated("space=64M") as session:
-        library, place = session.library, session.place
-        uri = places(library).uri(place, skel.module(skel.choose(68)))
+        library, slot = session.library, session.slot
+        uri = session_pool(library).uri(slot, skel.module(skel.choose(68)))
         for _ in range(10):
             block = allocate(library, 16 << 20)
-            area = place.effective, block.fd, abi.ffi().cast("void *", block.array.ctypes.data)
+            area = slot.effective, block.fd, abi.ffi().cast("void *", block.array.ctypes.data)
             library.check("fastrpc_mmap", *area, 0, block.nbytes, abi.MapFlag.FD_DELAYED)
             handle = Handle(library, uri)
             handle.open()
@@ -190,7 +190,7 @@ def test_a_handle_that_is_closed_gives_back_address_space():
 def test_a_handle_that_is_closed_gives_back_vtcm():
     """The session's own has one half of it, each of the others the other half."""
     with simulated("hvx=1 vtcm=1M") as session:
-        uri = places(session.library).uri(session.place, skel.module(skel.choose(68)))
+        uri = session_pool(session.library).uri(session.slot, skel.module(skel.choose(68)))
         granted = [session.info.vtcm_bytes]
         for _ in range(3):
             handle = Handle(session.library, uri)

@@ -17,19 +17,19 @@ from npurt.errors import (
     NumericsError,
     SettingError,
 )
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import connect
 from npurt.hexagon.session import messages
 from tests.hexagon.simulator import (
-    WAYS,
+    CONNECTIONS,
     Product,
+    connection,
     impatient,
     kill,
     opened,
     process,
     tell,
     wait_until,
-    way,
 )
 from tests.limits import interrupt
 
@@ -38,9 +38,9 @@ DEATHS = {"invoke": ["crash=1", "ssr=1:1", "invoke=1"], "dspqueue": ["queue_read
 DELAYS = {"invoke": "delay=1:3600000", "dspqueue": "queue_stuck=1"}
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=CONNECTIONS)
 def fields(request):
-    return WAYS[request.param]
+    return CONNECTIONS[request.param]
 
 
 def test_a_batch_is_multiplied_as_often_as_it_is_sent(fields, simulator):
@@ -108,7 +108,7 @@ def test_a_batch_that_the_dsp_refuses_is_an_error_and_the_session_goes_on(fields
 
 @pytest.mark.parametrize("way_name", DEATHS)
 def test_a_dsp_process_that_dies_is_a_lost_device(way_name, simulator):
-    with opened(**WAYS[way_name]) as transport:
+    with opened(**CONNECTIONS[way_name]) as transport:
         product = Product(transport)
         assert product.run()
         kill()
@@ -116,7 +116,7 @@ def test_a_dsp_process_that_dies_is_a_lost_device(way_name, simulator):
             product.run()
         with pytest.raises(DeviceLost):
             product.run()
-    with opened(**WAYS[way_name]) as transport:
+    with opened(**CONNECTIONS[way_name]) as transport:
         assert Product(transport).run()
 
 
@@ -124,7 +124,7 @@ def test_a_dsp_process_that_dies_is_a_lost_device(way_name, simulator):
     ("way_name", "fault"), [(name, fault) for name, faults in DEATHS.items() for fault in faults]
 )
 def test_a_crash_in_the_middle_of_a_batch_is_a_lost_device(way_name, fault, simulator):
-    with opened(**WAYS[way_name]) as transport:
+    with opened(**CONNECTIONS[way_name]) as transport:
         product = Product(transport)
         assert product.run()
         tell(fault)
@@ -138,7 +138,7 @@ def test_a_crash_in_the_middle_of_a_batch_is_a_lost_device(way_name, fault, simu
 def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_the_session_dead(
     way_name, simulator
 ):
-    with opened(**WAYS[way_name]) as transport:
+    with opened(**CONNECTIONS[way_name]) as transport:
         product = Product(transport)
         tell(DELAYS[way_name])
         impatient(transport)
@@ -190,7 +190,7 @@ def test_a_worker_that_is_killed_is_a_lost_device(signal_number, simulator):
 def test_a_worker_that_cannot_open_says_why_and_is_gone(simulator, monkeypatch):
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "wrong_arch=1+")
     with pytest.raises(DriverError, match="0x80000406") as caught:
-        connect(way(worker=True))
+        connect(connection(worker=True))
     assert caught.value.code == 0x80000406
     assert caught.value.remedy
 
@@ -289,7 +289,7 @@ def test_a_transport_is_closed_once_and_then_refuses(fields, simulator):
 
 def test_an_unknown_transport_is_refused():
     with pytest.raises(SettingError, match="pigeon"):
-        Way("", transport="pigeon")
+        Connection("", transport="pigeon")
 
 
 def test_a_reply_to_another_batch_is_not_taken_for_this_one(simulator):

@@ -1,4 +1,4 @@
-"""How a DSP is reached: which library, which session, by what transport; and opening it."""
+"""A connection: the library, session and transport with which a DSP is called; and opening it."""
 
 import contextlib
 import threading
@@ -12,15 +12,15 @@ from npurt.hexagon.session.transport import Transport
 
 TRANSPORTS = ("invoke", "dspqueue")
 
-_SIMULATED = threading.Lock()  # settings of the simulator are a process's, until a session is open
+_SIMULATED = threading.Lock()  # the simulator reads its settings when a session is opened
 
 
 @dataclass(slots=True)
-class Way:
-    """All that opening a session needs; plain values, so that it can be told to a worker.
+class Connection:
+    """The settings with which a session is opened: plain values, so that a worker can have them.
 
     Raises:
-        SettingError: There is no such transport.
+        SettingError: The transport is unknown.
     """
 
     library: str  # file of the FastRPC library; "": the system's

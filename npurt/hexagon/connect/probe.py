@@ -7,7 +7,7 @@ from pathlib import Path
 
 from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon.connect import measurements
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import Worker
 from npurt.hexagon.session import messages
 
@@ -17,22 +17,22 @@ MEASURE_SECONDS = 20  # for one step
 MOST = 1 << 32  # bytes that 32-bit addresses reach
 
 
-def queue_works(way: Way) -> bool:
+def queue_works(connection: Connection) -> bool:
     """Say whether an empty batch through dspqueue is answered; tried once for each firmware."""
-    library = way.load()
-    identity = measurements.identity(library, way.domain)
+    library = connection.load()
+    identity = measurements.identity(library, connection.domain)
     known = measurements.recall(identity, "dspqueue")
     if not isinstance(known, bool):
-        known = library.has_dspqueue and _try_queue(way)
+        known = library.has_dspqueue and _try_queue(connection)
         measurements.remember(identity, "dspqueue", known)
     return known
 
 
-def _try_queue(way: Way) -> bool:
+def _try_queue(connection: Connection) -> bool:
     request, reply = messages.Request(0), messages.reply()
-    way = replace(way, transport="dspqueue", session=None, deadline=QUEUE_SECONDS)
+    connection = replace(connection, transport="dspqueue", session=None, deadline=QUEUE_SECONDS)
     try:
-        with contextlib.closing(Worker(way)) as worker:
+        with contextlib.closing(Worker(connection)) as worker:
             worker.prepare(request.data, reply)()
             messages.check(request, reply)
     except NpurtError:
@@ -40,33 +40,35 @@ def _try_queue(way: Way) -> bool:
     return True
 
 
-def forget_queue(way: Way) -> None:
+def forget_queue(connection: Connection) -> None:
     """Remember that dspqueue failed in use."""
-    measurements.remember(measurements.identity(way.load(), way.domain), "dspqueue", False)
+    measurements.remember(
+        measurements.identity(connection.load(), connection.domain), "dspqueue", False
+    )
 
 
-def capacity(way: Way) -> int:
+def capacity(connection: Connection) -> int:
     """Return how many bytes a session can map, measured once for each firmware.
 
     A step less than what worked: the DSP needs addresses of its own.  Half of the free memory of
     this machine is the limit of what is tried; a measurement that ends there is not kept.
     """
-    identity = measurements.identity(way.load(), way.domain)
+    identity = measurements.identity(connection.load(), connection.domain)
     known = measurements.recall(identity, "capacity")
     if type(known) is int and known >= 0:  # anybody may have written it
         return known
-    found, limited = _measure(way)
+    found, limited = _measure(connection)
     if not limited:
         measurements.remember(identity, "capacity", found)
     return found
 
 
-def _measure(way: Way) -> tuple[int, bool]:
+def _measure(connection: Connection) -> tuple[int, bool]:
     """Return bytes, and whether this machine's memory was the limit."""
     limit = min(available_memory() // 2, MOST)
     mapped = 0
-    way = replace(way, transport="invoke", session=None, deadline=MEASURE_SECONDS)
-    with contextlib.closing(Worker(way)) as worker, contextlib.suppress(DeviceFull):
+    connection = replace(connection, transport="invoke", session=None, deadline=MEASURE_SECONDS)
+    with contextlib.closing(Worker(connection)) as worker, contextlib.suppress(DeviceFull):
         while mapped + STEP <= limit:
             worker.allocate(STEP)
             mapped += STEP

@@ -6,7 +6,7 @@ So an answer is told from that to an earlier packet, which Ctrl-C kept the paren
 Blocks are allocated by the worker, where their numbers count, and come to the parent as file
 descriptors.
 
-    o a `Way`, as JSON        -> [info, simulated], as JSON
+    o a `Connection`, as JSON -> [info, simulated], as JSON
     a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
     m [method of `Transport`, number of a block], as JSON -> nothing
     x numbers of the blocks written and read, -1: none, as int32, and the batch
@@ -35,7 +35,7 @@ import numpy as np
 
 from npurt import errors
 from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.fastrpc import codes
 from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.rpcmem import U8, Block
@@ -60,7 +60,7 @@ class Worker(Transport):
     """The parent's end.
 
     Args:
-        way: What the worker shall open.
+        connection: The session that the worker opens.
         opening: Seconds that it may take for that.
 
     Raises:
@@ -69,9 +69,9 @@ class Worker(Transport):
 
     name = "worker"
 
-    def __init__(self, way: Way, opening: float = 2 * OPENING_SECONDS) -> None:
+    def __init__(self, connection: Connection, opening: float = 2 * OPENING_SECONDS) -> None:
         self._parent = os.getpid()
-        self._deadline = way.deadline
+        self._deadline = connection.deadline
         self._number = 0  # of the last packet
         self._interrupted = False  # it may not have been answered yet
         self._packets = 0
@@ -79,7 +79,7 @@ class Worker(Transport):
         owned = self._end, self._process, life
         self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
         try:
-            told = self._ask(b"o" + json.dumps(asdict(way)).encode(), opening)
+            told = self._ask(b"o" + json.dumps(asdict(connection)).encode(), opening)
             info, self.simulated = json.loads(told)
             self.info = Info(*info)
         except BaseException:
@@ -211,13 +211,13 @@ class Worker(Transport):
         return error
 
 
-def connect(way: Way) -> Transport:
-    """Open a session, in a worker where *way* asks for one.
+def connect(connection: Connection) -> Transport:
+    """Open a session, in a worker where *connection* asks for one.
 
     Raises:
         NpurtError: It cannot be opened; see `Session.open`.
     """
-    return Worker(way) if way.worker else way.open_session()
+    return Worker(connection) if connection.worker else connection.open_session()
 
 
 def _close_all(fds: list[int]) -> None:
@@ -319,8 +319,8 @@ class _Server:
         if self._transport:
             self._transport.close()
 
-    def _open(self, way: bytes) -> Answer:
-        opened = self._transport = Way(**json.loads(way)).open_session()
+    def _open(self, connection: bytes) -> Answer:
+        opened = self._transport = Connection(**json.loads(connection)).open_session()
         return json.dumps([opened.info, opened.simulated]).encode(), []
 
     def _allocate(self, nbytes: bytes) -> Answer:

@@ -12,7 +12,7 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.hexagon.device.scratch import BATCH_BYTES
-from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Request
@@ -30,14 +30,14 @@ class Weight(NamedTuple):
 
 
 class Batch:
-    """``y_i = x @ w_i.T`` for all *weights*, which are in *store* and have the same K.
+    """``y_i = x @ w_i.T`` for all *weights*, which lie in *memory* and have the same K.
 
     Attributes:
         rows: The most rows of x that one run takes.
     """
 
-    def __init__(self, store: Store, weights: Sequence[Weight], group: int) -> None:
-        self._store = store
+    def __init__(self, memory: SessionMemory, weights: Sequence[Weight], group: int) -> None:
+        self._memory = memory
         self._widths = [weights[0].k, *(w.n for w in weights)]
         self._strides = [aligned(4 * width) for width in self._widths]
         self.rows = max(1, min(BATCH_BYTES // sum(self._strides), MOST_ROWS))
@@ -50,7 +50,7 @@ class Batch:
             op["w"] = weight.part.block.fd, weight.part.offset, weight.part.nbytes, 0
         self._new = True
         self._reply = messages.reply()
-        self._send = store.transport.prepare(self._request.data, self._reply)
+        self._send = memory.transport.prepare(self._request.data, self._reply)
         self.forget_scratch()
 
     def forget_scratch(self) -> None:
@@ -65,7 +65,7 @@ class Batch:
         """Take memory for *rows* rows of x, and of each result after the other."""
         self.forget_scratch()  # Ctrl-C may come at any line
         sizes = [stride * rows for stride in self._strides]
-        x, y = self._store.scratch.pair(sizes[0], sum(sizes[1:]), self)
+        x, y = self._memory.scratch.pair(sizes[0], sum(sizes[1:]), self)
         places = [(x, 0), *((y, int(start)) for start in np.cumsum([0, *sizes[1:-1]]))]
         refs = [
             (block.fd, start, size, stride)
@@ -95,8 +95,8 @@ class Batch:
         if len(x) != self._count:
             self._set_rows(len(x))
         self._x[...] = x
-        if self._store.written:
-            self._store.sync()
+        if self._memory.written:
+            self._memory.sync()
         self._request.next()
         self._send(*self._blocks)
         messages.check(self._request, self._reply, self._lasts)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from npurt.device import ALL, F32, DeltaNet, DeltaState
 from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon.device.scratch import BATCH_BYTES
-from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, Block
 from npurt.hexagon.layout import delta
 from npurt.hexagon.layout.delta import I32, Shape
@@ -29,14 +29,14 @@ from npurt.hexagon.session.messages import Flag, Kind, Request
 MOST_TOKENS = 512  # of all sequences, in a batch
 MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
 
-OnStore = Callable[[Callable[[Store], None]], None]
+OnSession = Callable[[Callable[[SessionMemory], None]], None]
 
 
 def why_not(net: DeltaNet) -> str | None:
     """Return None, or the first rule that *net* breaks."""
     shape = delta.shape_of(net)
-    if shape.width % 16 or not 0 < shape.width <= delta.WIDEST:
-        return f"heads are {shape.width} wide, not a multiple of 16 up to {delta.WIDEST}"
+    if shape.width % 16 or not 0 < shape.width <= messages.MAX_WIDTH:
+        return f"heads are {shape.width} wide, not a multiple of 16 up to {messages.MAX_WIDTH}"
     if not 0 < shape.heads <= messages.MAX_HEADS or shape.heads % shape.k_heads:
         return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
     if net.decay.shape[3] not in (1, shape.width):
@@ -72,8 +72,8 @@ class Memory:
         tokens: The most that one call takes, of each sequence.
     """
 
-    def __init__(self, store: Store, shape: Shape) -> None:
-        block = store.own(shape.state_bytes)
+    def __init__(self, session_memory: SessionMemory, shape: Shape) -> None:
+        block = session_memory.own(shape.state_bytes)
         if block is None:
             raise DeviceFull(
                 f"the DSP has no room for {shape.state_bytes} bytes of a delta net's states",
@@ -81,8 +81,8 @@ class Memory:
                 call="delta_net",
                 code=0,
             )
-        weakref.finalize(self, store.give_back, block)
-        self._store, self._block, self._shape = store, block, shape
+        weakref.finalize(self, session_memory.give_back, block)
+        self._session_memory, self._block, self._shape = session_memory, block, shape
         words = block.array[: shape.state_bytes].view(np.int32)
         self._words: I32 = words.reshape(-1, shape.words)
         self._widths = shape.row_bytes
@@ -101,7 +101,7 @@ class Memory:
         op["scale"] = np.float32(shape.scale).view(np.uint32)
         op["w"] = self._block.fd, 0, shape.state_bytes, 0
         self._reply = messages.reply()
-        self._send = self._store.transport.prepare(self._request.data, self._reply)
+        self._send = self._session_memory.transport.prepare(self._request.data, self._reply)
         self.forget_scratch()
 
     def forget_scratch(self) -> None:
@@ -116,7 +116,7 @@ class Memory:
         """Take memory for *tokens* rows of each sequence."""
         self.forget_scratch()  # Ctrl-C may come at any line
         sizes = [self._shape.sequences * tokens * width for width in self._widths]
-        self._blocks = self._store.scratch.pair(sizes[0], sizes[1], self)
+        self._blocks = self._session_memory.scratch.pair(sizes[0], sizes[1], self)
         self._x, y = (
             block.array[:size].view(np.float32).reshape(self._shape.sequences, tokens, -1)
             for block, size in zip(self._blocks, sizes, strict=True)
@@ -134,7 +134,7 @@ class Memory:
             delta.pack_state(form.start, self._shape, self._words)
         else:
             self._words[...] = form.start
-        self._store.transport.sync_for_device(self._block)
+        self._session_memory.transport.sync_for_device(self._block)
         for rows in form.rows:
             self._take_tokens(rows.shape[1])
             self._x[...] = rows
@@ -171,7 +171,7 @@ class Memory:
 
     def copy(self) -> I32:
         """Return what it holds."""
-        self._store.transport.sync_for_cpu(self._block)
+        self._session_memory.transport.sync_for_cpu(self._block)
         return self._words.copy()
 
 
@@ -179,12 +179,12 @@ class HexagonState(DeltaState):
     """The state of a net on a device; it outlives the memory that it has there.
 
     Args:
-        on_store: Does something with the session there is, and again if that is lost over it.
+        on_session: Works with the session's memory, and again if the session is lost over it.
         lock: Of the device.
     """
 
-    def __init__(self, on_store: OnStore, lock: RLock, net: DeltaNet) -> None:
-        self._on_store, self._lock = on_store, lock
+    def __init__(self, on_session: OnSession, lock: RLock, net: DeltaNet) -> None:
+        self._on_session, self._lock = on_session, lock
         self._shape = delta.shape_of(net)
         self._form = Form(net.state.copy())
         self._memory: Memory | None = None
@@ -192,11 +192,11 @@ class HexagonState(DeltaState):
 
     def advance(self, net: DeltaNet) -> None:
         """See `DeltaState.advance`; errors as `HexagonDevice.delta_net`."""
-        self._on_store(partial(self._advance, net))
+        self._on_session(partial(self._advance, net))
 
-    def _advance(self, net: DeltaNet, store: Store) -> None:
+    def _advance(self, net: DeltaNet, session_memory: SessionMemory) -> None:
         if self._memory is None:
-            self._memory = Memory(store, self._shape)
+            self._memory = Memory(session_memory, self._shape)
         memory, form, tokens = self._memory, self._form, net.v.shape[1]
         for start in range(0, tokens, memory.tokens):
             part = net if tokens <= memory.tokens else net.after(start).first(memory.tokens)
@@ -244,7 +244,7 @@ class HexagonState(DeltaState):
     def exact(self) -> I32:
         """See `DeltaState.exact`; it takes a call where the memory does not hold the state."""
         if self.keep().rows:
-            self._on_store(self._settle)
+            self._on_session(self._settle)
         shape, start = self._shape, self.keep().start
         words = start
         if start.dtype == np.float32:
@@ -252,9 +252,9 @@ class HexagonState(DeltaState):
             delta.pack_state(start, shape, words)
         return delta.exact_state(words.reshape(-1, shape.words), shape)
 
-    def _settle(self, store: Store) -> None:
+    def _settle(self, session_memory: SessionMemory) -> None:
         if self._memory is None:
-            self._memory = Memory(store, self._shape)
+            self._memory = Memory(session_memory, self._shape)
         self._bring(self._memory, self._form)
 
     def restore(self, exact: npt.NDArray[Any]) -> None:

@@ -37,19 +37,19 @@ from npurt.errors import (
     UnsupportedOp,
 )
 from npurt.hexagon.connect import probe
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import connect
 from npurt.hexagon.device import delta_state
 from npurt.hexagon.device.batch import Batch, Weight
 from npurt.hexagon.device.delta_state import HexagonState
-from npurt.hexagon.device.session_memory import Store
+from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.lib import simulator
 from npurt.hexagon.fastrpc.names import parse
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.layout import delta, error_bound, images, quantise
 from npurt.hexagon.layout.formats import BY_NAME
-from npurt.hexagon.session.messages import MAX_N
+from npurt.hexagon.session.messages import MAX_K, MAX_N
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts, patiently
 from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
@@ -58,7 +58,6 @@ RESTART_SECONDS = 10  # that a DSP may take to be back
 FULL_SECONDS = 0.5  # in which memory of a process that has just ended is there again
 GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
 GROUP = 32  # columns that share an activation scale
-MAX_K = 65536  # NPURT_MAX_K of dsp/kernels/kernels.h
 
 I8 = npt.NDArray[np.int8]
 T = TypeVar("T", bound="HexagonPacked")
@@ -90,14 +89,14 @@ class HexagonPacked(Packed):
         """Bytes of the image."""
         return images.image_bytes(self.format, self.n, self.k)
 
-    def put(self, store: Store, arena: Arena, part: Slice) -> None:
+    def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
         """Write the image to *part*, which goes back to *arena* when this object goes."""
         if self._finalizer:
             self._finalizer.detach()  # memory of a session that is no more
         self._finalizer = weakref.finalize(self, arena.give_back, part)
-        self.store, self.part, self.batches = store, part, {}
+        self.memory, self.part, self.batches = memory, part, {}
         self._write(part.array)
-        store.wrote(part)
+        memory.wrote(part)
 
     def _write(self, image: U8) -> None:
         images.pack(self.tensor, image)
@@ -145,16 +144,16 @@ class HexagonDevice(Device):
 
     Args:
         name: What it is called in device strings.
-        way: How to reach it; tried again after a failure, and for each further session.
+        connection: How to reach it; used again after a failure and for each further session.
 
     Raises:
         NpurtError: It cannot be opened; see `Session.open`.
     """
 
-    def __init__(self, name: str, way: Way) -> None:
+    def __init__(self, name: str, connection: Connection) -> None:
         self._process = os.getpid()
-        self._way = way
-        self._stores: list[Store] = []
+        self._connection = connection
+        self._sessions: list[SessionMemory] = []
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
         self._numbers = itertools.count()
         self._states: weakref.WeakSet[HexagonState] = weakref.WeakSet()  # of delta nets
@@ -162,31 +161,31 @@ class HexagonDevice(Device):
         self._packets = 0  # of sessions that are closed
         self._lock = threading.RLock()
         self._surviving(self._open_first)
-        first = self._stores[0].transport
+        first = self._sessions[0].transport
         self._info = first.info
         self.caps = Caps(name, self._describe(first.simulated), first.simulated)
 
     def _describe(self, simulated: bool) -> str:
-        info, way = self._info, self._way
+        info, connection = self._info, self._connection
         hexagon = "simulated Hexagon" if simulated else "Hexagon"
         vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
-        worker = ", worker process" if way.worker else ""
-        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {way.transport}{worker}"
+        transport = connection.transport + (", worker process" if connection.worker else "")
+        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {transport}"
 
     def _open_first(self) -> None:
         """Open a session, unless a restart has; where memory is short, that may pass."""
-        if not self._stores:
+        if not self._sessions:
             try:
-                self._stores.append(self._open_store())
+                self._sessions.append(self._open_session())
             except DeviceFull:
                 time.sleep(FULL_SECONDS)
-                self._stores.append(self._open_store())
+                self._sessions.append(self._open_session())
 
-    def _open_store(self) -> Store:
-        way = self._way  # the store must not keep this device, which keeps the store
-        transport = connect(way)
+    def _open_session(self) -> SessionMemory:
+        connection = self._connection  # the memory must not keep this device, which keeps it
+        transport = connect(connection)
         try:
-            return Store(transport, lambda: probe.capacity(way))
+            return SessionMemory(transport, lambda: probe.capacity(connection))
         except BaseException:
             transport.close()
             raise
@@ -251,10 +250,10 @@ class HexagonDevice(Device):
         return packed
 
     def _place(self, packed: HexagonPacked) -> None:
-        for store in self._with_room():
-            found = store.take(packed.nbytes)
+        for memory in self._with_room():
+            found = memory.take(packed.nbytes)
             if found:
-                packed.put(store, *found)
+                packed.put(memory, *found)
                 return
         raise DeviceFull(
             f"{self.caps.name} has no room for {packed.nbytes} bytes more",
@@ -263,15 +262,15 @@ class HexagonDevice(Device):
             code=0,
         )
 
-    def _with_room(self) -> Iterator[Store]:
+    def _with_room(self) -> Iterator[SessionMemory]:
         """Yield the sessions there are, and then another one if it can be had."""
         yield from self._settled()
-        if self._way.session is None:
+        if self._connection.session is None:
             try:
-                self._stores.append(self._open_store())
+                self._sessions.append(self._open_session())
             except (DeviceNotFound, DriverError):
                 return
-            yield self._stores[-1]
+            yield self._sessions[-1]
 
     # --- Products ---------------------------------------------------------------------------------
 
@@ -314,10 +313,10 @@ class HexagonDevice(Device):
     def _split(self, weights: Sequence[HexagonPacked]) -> Iterator[tuple[Batch, slice]]:
         """Make a batch for each run of weights of one session and one kind of activations."""
         start = 0
-        for (_, group), members in itertools.groupby(weights, lambda w: (id(w.store), w.group)):
+        for (_, group), members in itertools.groupby(weights, lambda w: (id(w.memory), w.group)):
             run = list(members)
             end = start + len(run)
-            yield Batch(run[0].store, [w.weight for w in run], group), slice(start, end)
+            yield Batch(run[0].memory, [w.weight for w in run], group), slice(start, end)
             start = end
 
     def multiplied(self, x: F32, w: Packed) -> F64:
@@ -351,7 +350,7 @@ class HexagonDevice(Device):
         """
         if self.why_not_delta(net):
             super().delta_net(net)
-        state = HexagonState(self._on_store, self._lock, net)
+        state = HexagonState(self._on_session, self._lock, net)
         with self._lock:
             self._states.add(state)
         return state
@@ -369,16 +368,16 @@ class HexagonDevice(Device):
         state.advance(net)
         net.state[...] = state.read()
 
-    def _on_store(self, work: Callable[[Store], None]) -> None:
+    def _on_session(self, work: Callable[[SessionMemory], None]) -> None:
         """Do *work* with the first session, on which all delta nets are, also when it dies."""
         with self._lock:
             self._surviving(lambda: work(self._settled()[0]))
 
-    def _settled(self) -> list[Store]:
+    def _settled(self) -> list[SessionMemory]:
         """Return the sessions, none of which does what an interrupted call (Ctrl-C) began."""
-        for store in self._stores:
-            store.transport.settle()
-        return self._stores
+        for memory in self._sessions:
+            memory.transport.settle()
+        return self._sessions
 
     # --- Recovery ---------------------------------------------------------------------------------
 
@@ -391,21 +390,21 @@ class HexagonDevice(Device):
         """Open the device again and upload all weights."""
         self._release()
         self._demote()
-        self._stores.append(patiently(self._open_store, DeviceLost, RESTART_SECONDS))
+        self._sessions.append(patiently(self._open_session, DeviceLost, RESTART_SECONDS))
         for packed in sorted(self._packed, key=lambda p: p.number):
             self._place(packed)
 
     def _demote(self) -> None:
         """After a failure of dspqueue, go on without, also in the future."""
-        if self._way.transport == "dspqueue":
-            probe.forget_queue(self._way)
-            self._way = replace(self._way, transport="invoke")
+        if self._connection.transport == "dspqueue":
+            probe.forget_queue(self._connection)
+            self._connection = replace(self._connection, transport="invoke")
 
     # --- Accounts ---------------------------------------------------------------------------------
 
     def packets(self) -> int:
         """Return the DSP's packets so far, where they are counted."""
-        return self._packets + sum(store.transport.packets() for store in self._stores)
+        return self._packets + sum(memory.transport.packets() for memory in self._sessions)
 
     def news(self) -> list[str]:
         """Return what happened since the last call; see `Device.news`."""
@@ -421,9 +420,9 @@ class HexagonDevice(Device):
         self._packets = self.packets()
         for state in self._states:
             state.leave()
-        for store in self._stores:
-            store.transport.close()
-        self._stores.clear()
+        for memory in self._sessions:
+            memory.transport.close()
+        self._sessions.clear()
 
 
 def open_hexagon(text: str) -> HexagonDevice:
@@ -435,7 +434,7 @@ def open_hexagon(text: str) -> HexagonDevice:
         SettingError: A setting makes no sense.
     """
     name = parse(text)
-    way = Way(
+    connection = Connection(
         library=simulator() if name.simulated else "",
         domain=name.domain,
         session=name.session,
@@ -444,6 +443,6 @@ def open_hexagon(text: str) -> HexagonDevice:
         deadline=deadline(),
         simulate=f"arch=v{name.arch}" if name.arch else "",
     )
-    if way.transport == "dspqueue" and not probe.queue_works(way):
-        way = replace(way, transport="invoke")
-    return HexagonDevice(name.text, way)
+    if connection.transport == "dspqueue" and not probe.queue_works(connection):
+        connection = replace(connection, transport="invoke")
+    return HexagonDevice(name.text, connection)

@@ -13,8 +13,8 @@ MOST_BYTES = 256 << 20  # up to this: boards exist that cannot give a gigabyte i
 PROVEN_BYTES = 512 << 20  # no session is known to have less room: up to here nothing is measured
 
 
-class Store:
-    """One session and its blocks.
+class SessionMemory:
+    """A session and the blocks of memory that it shares with the host.
 
     Attributes:
         transport: The session.
@@ -38,7 +38,7 @@ class Store:
     # --- Weights ----------------------------------------------------------------------------------
 
     def take(self, nbytes: int) -> tuple[Arena, Slice] | None:
-        """Return a place for a weight of *nbytes*, or None when the session is full."""
+        """Return room for a weight of *nbytes*, or None when the session is full."""
         for arena in self._arenas:
             part = arena.take(nbytes)
             if part:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import NpurtError
-from npurt.hexagon.connect.connection import Way
+from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.doctor import loadable
 from npurt.hexagon.fastrpc import abi, rpcmem
 from npurt.hexagon.fastrpc.abi import SessionRequest
@@ -38,15 +38,15 @@ _START = """
 import sys
 sys.path[:] = {path!r}
 from npurt.hexagon.doctor.trial import main
-main({way!r})
+main({connection!r})
 """
 
 Seen = dict[str, Any]
 
 
-def trial(way: Way, seconds: float = STEP_SECONDS) -> Seen:
-    """Try *way* in another process, each step within *seconds*; never raises."""
-    code = _START.format(path=sys.path, way=json.dumps(asdict(way)))
+def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
+    """Try *connection* in another process, each step within *seconds*; never raises."""
+    code = _START.format(path=sys.path, connection=json.dumps(asdict(connection)))
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -102,11 +102,11 @@ def _death(code: int) -> str:
 # --- The process that is killed ------------------------------------------------------------------
 
 
-def main(way: str) -> None:
+def main(connection: str) -> None:
     """Try everything, in order; a step that fails ends the trial."""
     said = os.dup(1)
     os.dup2(2, 1)  # where the library may print what it likes
-    trying = _Trying(Way(**json.loads(way)))
+    trying = _Trying(Connection(**json.loads(connection)))
     for name, step in trying.steps():
         _tell(said, name, {})
         try:
@@ -126,8 +126,8 @@ def _tell(said: int, step: str, seen: Seen) -> None:
 class _Trying:
     """The steps, and what they hand on."""
 
-    def __init__(self, way: Way) -> None:
-        self._way = way
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._session: Session | None = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Seen]]]:
@@ -144,7 +144,7 @@ class _Trying:
 
     def library(self) -> Seen:
         """Load it, and ask for what needs no DSP: the SDK's stub refuses even that."""
-        library = self._way.load()
+        library = self._connection.load()
         wish = abi.ffi().new("remote_rpc_control_unsigned_module *", [abi.CDSP["cdsp"], 1])
         size = abi.ffi().sizeof(wish[0])
         code, _ = library.call("remote_session_control", SessionRequest.UNSIGNED_MODULE, wish, size)
@@ -157,11 +157,11 @@ class _Trying:
 
     def capabilities(self) -> Seen:
         """Ask the DSP what it is."""
-        return asdict(capabilities(self._way.load(), self._way.domain))
+        return asdict(capabilities(self._connection.load(), self._connection.domain))
 
     def skel(self) -> Seen:
         """Choose npurt's code for it, and look at that."""
-        arch = capabilities(self._way.load(), self._way.domain).arch
+        arch = capabilities(self._connection.load(), self._connection.domain).arch
         chosen = skel.choose(arch)
         findings = loadable.verify(chosen.read_bytes(), arch=arch, entry=skel.ENTRY)
         return {
@@ -173,7 +173,9 @@ class _Trying:
     def session(self) -> Seen:
         """Start npurt's code on the DSP."""
         start = time.monotonic()
-        self._session = Session.open(self._way.load(), self._way.domain, deadline=STEP_SECONDS)
+        self._session = Session.open(
+            self._connection.load(), self._connection.domain, deadline=STEP_SECONDS
+        )
         return {"seconds": time.monotonic() - start, "info": self._session.info._asdict()}
 
     def _opened(self) -> Session:
@@ -222,9 +224,11 @@ class _Trying:
 
     def dspqueue(self) -> Seen:
         """Send an empty batch through a queue."""
-        way = replace(self._way, transport="dspqueue", worker=False, deadline=QUEUE_SECONDS)
+        connection = replace(
+            self._connection, transport="dspqueue", worker=False, deadline=QUEUE_SECONDS
+        )
         request, reply = messages.Request(0), messages.reply()
-        with contextlib.closing(way.open_session()) as queue:
+        with contextlib.closing(connection.open_session()) as queue:
             queue.prepare(request.data, reply)()
             messages.check(request, reply)
         return {"works": True}

@@ -31,8 +31,8 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a session lives: a DSP and one of its sessions."""
+class SessionSlot:
+    """The number of a session on a DSP, which one process can have once."""
 
     domain: str  # "cdsp"
     session: int
@@ -66,8 +66,8 @@ def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
     return None if code else int(data.capability)
 
 
-class Places:
-    """The sessions of one library: which there are, and which are in use.
+class SessionPool:
+    """The sessions that one library can open, and those in use.
 
     The library has the number of a reserved session again when that is closed, and may give it to
     others in this process: npurt forgets it then, and reserves anew.  One that was reserved and
@@ -77,12 +77,14 @@ class Places:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._known = {name: [Place(name, 0, number)] for name, number in abi.CDSP.items()}
-        self._taken: set[Place] = set()
-        self._returned: deque[tuple[Place, bool]] = deque()  # and whether its session has ended
+        self._known = {name: [SessionSlot(name, 0, number)] for name, number in abi.CDSP.items()}
+        self._taken: set[SessionSlot] = set()
+        self._returned: deque[tuple[SessionSlot, bool]] = (
+            deque()
+        )  # and whether its session has ended
         self._lock = threading.Lock()
 
-    def take(self, domain: str = "cdsp", session: int | None = None) -> Place:
+    def take(self, domain: str = "cdsp", session: int | None = None) -> SessionSlot:
         """Return a session that nobody uses: number *session*, or any.
 
         Raises:
@@ -91,20 +93,20 @@ class Places:
         with self._lock:
             return self._take(domain, session)
 
-    def in_use(self) -> set[Place]:
-        """Return the sessions that somebody has."""
+    def in_use(self) -> set[SessionSlot]:
+        """Return the sessions in use."""
         with self._lock:
             self._take_back()
             return set(self._taken)
 
     def _take_back(self) -> None:
         while self._returned:
-            place, ended = self._returned.popleft()
-            self._taken.discard(place)
-            if ended and place.session and place in self._known[place.domain]:
-                self._known[place.domain].remove(place)
+            slot, ended = self._returned.popleft()
+            self._taken.discard(slot)
+            if ended and slot.session and slot in self._known[slot.domain]:
+                self._known[slot.domain].remove(slot)
 
-    def _take(self, domain: str, session: int | None) -> Place:
+    def _take(self, domain: str, session: int | None) -> SessionSlot:
         self._take_back()
         known = self._known[domain]
         for _ in range(SESSIONS):
@@ -124,15 +126,15 @@ class Places:
             remedy=f"ask for a session from 0 to {SESSIONS - 1}",
         )
 
-    def give_back(self, place: Place, *, ended: bool = False) -> None:
-        """Let others have *place*.
+    def give_back(self, slot: SessionSlot, *, ended: bool = False) -> None:
+        """Make *slot* free for others.
 
         Args:
             ended: Its session was open and is closed.
         """
-        self._returned.append((place, ended))  # without the lock: who takes one may wait for this
+        self._returned.append((slot, ended))  # without the lock: who takes one may wait for this
 
-    def _reserve(self, domain: str) -> Place:
+    def _reserve(self, domain: str) -> SessionSlot:
         ffi = abi.ffi()
         data = ffi.new("remote_rpc_reserve_new_session *")
         names = ffi.new("char[]", domain.encode()), ffi.new("char[]", b"npurt")
@@ -145,41 +147,41 @@ class Places:
                 f"the {domain} has no further session for this process: {why}",
                 remedy="use session 0, and close other Hexagon devices of this process",
             )
-        return Place(domain, data.session_id, data.effective_domain_id)
+        return SessionSlot(domain, data.session_id, data.effective_domain_id)
 
     def _control(self, request: SessionRequest, data: Any) -> tuple[int, int]:
         size = abi.ffi().sizeof(data[0])
         return self._library.call("remote_session_control", request, data, size)
 
-    def allow_unsigned(self, place: Place) -> None:
-        """Ask for an unsigned process; must come before the first session of *place*.
+    def allow_unsigned(self, slot: SessionSlot) -> None:
+        """Ask for an unsigned process; must come before the first session of *slot*.
 
         Raises:
             DriverError: There is a signed one already.
         """
-        data = abi.ffi().new("remote_rpc_control_unsigned_module *", [place.effective, 1])
+        data = abi.ffi().new("remote_rpc_control_unsigned_module *", [slot.effective, 1])
         code, errno = self._control(SessionRequest.UNSIGNED_MODULE, data)
         if code:
             raise codes.failed("remote_session_control", code, errno, "an unsigned process")
 
-    def uri(self, place: Place, module: str) -> str:
-        """Return what to open for *module* in *place*; *module* names file and entry point."""
+    def uri(self, slot: SessionSlot, module: str) -> str:
+        """Return what to open for *module* in *slot*; *module* names file and entry point."""
         ffi = abi.ffi()
         data = ffi.new("remote_rpc_get_uri *")
         room = len(module) + 64
-        texts = [ffi.new("char[]", text.encode()) for text in (place.domain, module)]
+        texts = [ffi.new("char[]", text.encode()) for text in (slot.domain, module)]
         uri = ffi.new("char[]", room + 1)
-        data.domain_name, data.domain_name_len = texts[0], len(place.domain)
-        data.session_id = place.session
+        data.domain_name, data.domain_name_len = texts[0], len(slot.domain)
+        data.session_id = slot.session
         data.module_uri, data.module_uri_len = texts[1], len(module)
         data.uri, data.uri_len = uri, room
         code, _ = self._control(SessionRequest.GET_URI, data)
         if code:  # an old library: it knows session 0 only
-            return f"{module}&_dom={place.domain}"
+            return f"{module}&_dom={slot.domain}"
         return bytes(ffi.string(uri)).decode()
 
 
 @once
-def places(library: Library) -> Places:
-    """Return the sessions of *library*, the same for everybody in this process."""
-    return Places(library)
+def session_pool(library: Library) -> SessionPool:
+    """Return the pool of *library*: one for all of this process."""
+    return SessionPool(library)

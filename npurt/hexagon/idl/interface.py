@@ -1,17 +1,10 @@
-"""What our code on the DSP can be asked: idl/npurt.idl, compiled when it is first needed."""
+"""The interface of our code on the DSP: idl/npurt.idl, compiled when it is first needed."""
 
-from pathlib import Path
-
-from npurt.hexagon.idl import Interface, load
+from npurt.hexagon.idl import Interface, load, shared
 from npurt.once import once
-
-_PLACES = (  # in a wheel, in a checkout
-    Path(__file__).with_name("npurt.idl"),
-    Path(__file__).parents[3] / "idl/npurt.idl",
-)
 
 
 @once
 def interface() -> Interface:
     """Return the interface ``npurt``."""
-    return load(next((path for path in _PLACES if path.exists()), _PLACES[0]))
+    return load(shared.path_of("idl/npurt.idl"))

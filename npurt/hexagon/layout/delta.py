@@ -17,7 +17,6 @@ from npurt.hexagon.fastrpc.rpcmem import aligned
 
 I32 = npt.NDArray[np.int32]
 
-WIDEST = 128  # NPURT_DELTA_WIDEST
 BIAS = 157  # of exponents
 EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
 HALF = 1 << 30  # gain of a state that no decay has touched: 1/2

@@ -101,7 +101,7 @@ def pack(tensor: QTensor, out: U8 | None = None) -> U8:
     n, k = tensor.shape
     tiles = _tiles(fmt, n, k, out)
     for rows in _slices(n, k):
-        part = _float_part(fmt, tensor, rows) if fmt.kernel == "wide" else _part(fmt, tensor, rows)
+        part = _float_part(fmt, tensor, rows) if fmt.kernel == "q16" else _part(fmt, tensor, rows)
         _write(fmt, part, tiles[rows.start // TILE : -(-rows.stop // TILE)])
     return tiles.reshape(-1)
 
@@ -316,13 +316,13 @@ def _write_heads(fmt: ImageFormat, part: _Part, heads: U8) -> None:
         assert part.book is not None, "formats of this kernel have a codebook"
         table = _stored_bytes(fmt, part.book.view(np.uint8))
         heads[:, 2, 0:32:2] = heads[:, 2, 32:64:2] = table
-    if fmt.kernel == "chan":
+    if fmt.kernel == "per_channel":
         heads[:, 2].view(np.uint32)[:] = part.scales.reshape(len(heads), TILE) << 16
 
 
 def _quads(fmt: ImageFormat, codes: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.uint32]]:
     """Four codes to a word, ``[R, words]``: planes one after another, nibbles two to a byte."""
-    if fmt.kernel == "wide":
+    if fmt.kernel == "q16":
         yield (codes >> np.uint16(8)).astype(np.uint8).view(np.uint32)
         yield codes.astype(np.uint8).view(np.uint32)
     elif fmt.codes == 8:
@@ -370,7 +370,7 @@ def unpack(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None
     body = tiles[:, fmt.heads * VECTOR :].reshape(len(tiles), steps(k), fmt.vectors, VECTOR)
     exponents = (heads[:, 0].view(np.int32).reshape(-1) >> 23) - BIAS
     group = fmt.kind.group or k
-    if fmt.kernel == "chan":
+    if fmt.kernel == "per_channel":
         scales = (heads[:, 2].view(np.int32) >> 16).reshape(-1, 1)
     else:
         scales = _unpaired(fmt, body[:, :, fmt.codes : fmt.codes + fmt.scales])
@@ -399,7 +399,7 @@ def _unpacked_codes(fmt: ImageFormat, heads: U8, body: U8) -> I32:
     stored: npt.NDArray[Any] = rows
     if fmt.codes == 8:
         stored = np.stack([rows & 15, rows >> 4], axis=3)
-    if fmt.kernel == "wide":
+    if fmt.kernel == "q16":
         planes = rows.reshape(count * TILE, step_count, 2, STEP)
         stored = planes[:, :, 0].astype(np.int32) * 256 + planes[:, :, 1]
     stored = stored.reshape(count * TILE, -1)

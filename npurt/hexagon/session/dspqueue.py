@@ -54,7 +54,7 @@ class Queue(Transport):
         ffi = abi.ffi()
         made, number = ffi.new("dspqueue_t *"), ffi.new("uint64_t *")
         no = ffi.NULL
-        domain = self._session.place.effective
+        domain = self._session.slot.effective
         self._library.check("dspqueue_create", domain, 0, 0, 0, no, no, no, made)
         queue = made[0]
         self._session.before_closing(partial(_close, self._library, domain, queue))

@@ -14,15 +14,19 @@ import numpy.typing as npt
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, NumericsError
 from npurt.hexagon.fastrpc.rpcmem import U8
+from npurt.hexagon.idl import shared
 
-PROTOCOL = 3
-BATCH_MAGIC = 0x4254_504E  # "NPTB"
-REPLY_MAGIC = 0x5254_504E  # "NPTR"
-CHECK_FACTOR = 0x9E37_79B1
-MAX_OPS = 256
-MAX_M = 1 << 16
-MAX_N = 1 << 24
-MAX_HEADS = 4096
+_NUMBERS = shared.numbers("idl/npurt_msg.h")
+PROTOCOL = _NUMBERS["NPURT_PROTOCOL"]
+BATCH_MAGIC = _NUMBERS["NPURT_BATCH_MAGIC"]
+REPLY_MAGIC = _NUMBERS["NPURT_REPLY_MAGIC"]
+CHECK_FACTOR = _NUMBERS["NPURT_CHECK_FACTOR"]
+MAX_OPS = _NUMBERS["NPURT_MAX_OPS"]
+MAX_M = _NUMBERS["NPURT_MAX_M"]
+MAX_N = _NUMBERS["NPURT_MAX_N"]
+MAX_K = _NUMBERS["NPURT_MAX_K"]
+MAX_HEADS = _NUMBERS["NPURT_MAX_HEADS"]
+MAX_WIDTH = _NUMBERS["NPURT_MAX_WIDTH"]
 ALIGNMENT = 128  # bytes, of offsets and of the stride of x
 
 

@@ -12,7 +12,7 @@ from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, Npu
 from npurt.hexagon.fastrpc import abi, codes
 from npurt.hexagon.fastrpc.abi import HandleRequest, MapFlag
 from npurt.hexagon.fastrpc.caller import Caller
-from npurt.hexagon.fastrpc.control import Capabilities, Place, capabilities, places
+from npurt.hexagon.fastrpc.control import Capabilities, SessionSlot, capabilities, session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.native_call import NativeCall
@@ -33,10 +33,10 @@ LATENCY_US = 100  # that the CPU may take to wake up for an answer
 class _Owned:
     """What a session holds, and how it is let go: memory, handle, thread, number."""
 
-    def __init__(self, library: Library, place: Place) -> None:
+    def __init__(self, library: Library, slot: SessionSlot) -> None:
         self.library = library
-        self.place = place
-        self.caller = Caller(f"{place.domain} session {place.session}")
+        self.slot = slot
+        self.caller = Caller(f"{slot.domain} session {slot.session}")
         self.handle: Handle | None = None
         self.blocks: dict[int, Block] = {}  # mapped, by fd
         self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
@@ -61,7 +61,7 @@ class _Owned:
         if self.handle:
             self.handle.close()
         self.blocks.clear()
-        places(self.library).give_back(self.place, ended=ended)
+        session_pool(self.library).give_back(self.slot, ended=ended)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a method of our code; return what came back."""
@@ -73,7 +73,7 @@ class _Owned:
     def map(self, block: Block) -> None:
         """Show *block* to the DSP, or leave no trace."""
         address = abi.ffi().cast("void *", block.array.ctypes.data)
-        area = self.place.effective, block.fd, address
+        area = self.slot.effective, block.fd, address
         self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
         try:
             self.call("map", block.fd, block.nbytes)
@@ -90,7 +90,7 @@ class _Owned:
             if self.handle and self.handle.state is State.OPEN:
                 self.call("unmap", fd)
         finally:
-            self.library.call("fastrpc_munmap", self.place.effective, fd, address, block.nbytes)
+            self.library.call("fastrpc_munmap", self.slot.effective, fd, address, block.nbytes)
 
 
 class Session(Transport):
@@ -110,7 +110,7 @@ class Session(Transport):
 
     def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
         self.library = owned.library
-        self.place = owned.place
+        self.slot = owned.slot
         self.simulated = owned.library.simulated
         self.capabilities = told
         self._owned = owned
@@ -135,10 +135,10 @@ class Session(Transport):
             DeviceNotFound: There is no such DSP or session, or npurt has no code for it.
             DriverError: It cannot be opened; the message says why.
         """
-        place = places(library).take(domain, session)
+        slot = session_pool(library).take(domain, session)
         with contextlib.ExitStack() as undo:
-            undo.callback(places(library).give_back, place)
-            owned = _Owned(library, place)
+            undo.callback(session_pool(library).give_back, slot)
+            owned = _Owned(library, slot)
             undo.pop_all()
             undo.callback(owned.release)
             told = owned.caller.run(
@@ -155,7 +155,7 @@ class Session(Transport):
         (answer,) = self.call("echo", nonce)
         if answer != nonce ^ NONCE_MASK:
             raise DeviceLost(
-                f"{self.place.domain}: an echo of {nonce:#x} came back as {answer:#x}: calls do "
+                f"{self.slot.domain}: an echo of {nonce:#x} came back as {answer:#x}: calls do "
                 "not arrive",
                 remedy=codes.DOCTOR,
                 call=codes.INVOKE,
@@ -304,7 +304,7 @@ class Session(Transport):
         """Return what the simulator counted; hardware does not tell."""
         if "npurt_sim_total_packets" not in self.library.features:
             return 0
-        return int(self.library.c.npurt_sim_total_packets(self.place.effective))
+        return int(self.library.c.npurt_sim_total_packets(self.slot.effective))
 
     def close(self) -> None:
         """Release everything.  A second call does nothing."""
@@ -315,9 +315,9 @@ def _start(owned: _Owned, arch: int | None) -> None:
     """Load our code; on the session's thread."""
     code = skel.choose(arch)
     skel.publish(code)
-    sessions = places(owned.library)
-    sessions.allow_unsigned(owned.place)
-    owned.handle = Handle(owned.library, sessions.uri(owned.place, skel.module(code)))
+    sessions = session_pool(owned.library)
+    sessions.allow_unsigned(owned.slot)
+    owned.handle = Handle(owned.library, sessions.uri(owned.slot, skel.module(code)))
     owned.handle.open()
     if "remote_handle64_control" in owned.library.features:
         wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])

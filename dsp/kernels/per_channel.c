@@ -13,12 +13,12 @@
 
 static void rows(const job *job)
 {
-    gemm(CHAN, 0, job);
+    gemm(PER_CHANNEL, 0, job);
 }
 
 static void row(const job *job)
 {
-    gemv(CHAN, 0, NULL, job);
+    gemv(PER_CHANNEL, 0, NULL, job);
 }
 
-const kernels npurt_kernels_chan = {rows, row};
+const kernels npurt_kernels_per_channel = {rows, row};
