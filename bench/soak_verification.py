@@ -21,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
 
+from npurt import delta_check
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input, empty
@@ -31,7 +32,6 @@ from npurt.hexagon.layout import delta, images, quantise
 from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.runtime import delta_check
 from npurt.runtime.devices import open_device
 from npurt.verify import LAMBDA, OVERFLOW, is_right, make_secret, secret_of
 from tests.cpu.cases import INTEGER, packed, rng_of

@@ -2,6 +2,7 @@
 
 python examples/graph.py            # on numpy
 python examples/graph.py -dev toy   # on a device of another package (examples/toy_npu)
+python examples/graph.py -dev hexagon:sim   # the products there, the rest on the CPU
 """
 
 import argparse
@@ -15,7 +16,7 @@ from npurt.graph.render import lines
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import Dim
-from npurt.reference.device import ReferenceDevice
+from npurt.runtime.devices import open_host
 from npurt.runtime.execute import Executor
 from npurt.runtime.ledger import Ledger
 from npurt.segment import Limits
@@ -65,9 +66,9 @@ def main():
     exact = Interpreter(graph, weights.values).run({"x": x}, Rows.of(3), States(graph))["y"]
 
     ledger = Ledger(args.device)
-    with npurt.open_device(args.device) as device:
+    with npurt.open_device(args.device) as device, open_host() as other:
         limits = Limits(rows=16, positions=16)
-        executor = Executor(graph, device, ReferenceDevice(), weights, limits, ledger)
+        executor = Executor(graph, device, other, weights, limits, ledger)
         for part in executor.parts:
             names = ", ".join(type(op).__name__ for op in part.graph.ops)
             print(f"{part.actual}: {names}; given {sorted(part.graph.given)}")

@@ -196,7 +196,10 @@ def recurrent(part: Graph) -> list[Tensor]:
 def split(
     graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()
 ) -> list[tuple[Any, Graph]]:
-    """Cut *graph* into parts of consecutive ops that have one owner.
+    """Cut *graph* into parts that have one owner each, few and large.
+
+    Ops that do not need what another owner makes later go to the part before: the products of one
+    input are together, and so are the rotations of what they make.
 
     Args:
         owner: Returns who runs an op.
@@ -206,16 +209,23 @@ def split(
         Each owner with its part.
     """
     runs: list[tuple[Any, list[Op]]] = []
-    for op in graph.ops:
-        who = owner(op)
-        if not runs or runs[-1][0] is not who:
-            runs.append((who, []))
-        runs[-1][1].append(op)
+    left = [(op, owner(op)) for op in graph.ops]
+    missing = {tensor.name for op in graph.ops for tensor in op.writes}
+    while left:
+        who, listed, later = left[0][1], list[Op](), list[tuple[Op, Any]]()
+        for op, whose in left:
+            if whose is who and missing.isdisjoint(t.name for t in op.reads):
+                listed.append(op)
+                missing -= {tensor.name for tensor in op.writes}
+            else:
+                later.append((op, whose))
+        runs.append((who, listed))
+        left = later
     wanted = set(kept) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
     parts = []
     for i, (who, listed) in enumerate(runs):
         made = {t.name for op in listed for t in op.writes}
-        later = {t.name for _, after in runs[i + 1 :] for op in after for t in op.reads}
+        after = {t.name for _, others in runs[i + 1 :] for op in others for t in op.reads}
         given = {
             t.name
             for op in listed
@@ -224,6 +234,9 @@ def split(
         }
         name = graph.name if len(runs) == 1 else f"{graph.name}.{i}"
         parts.append(
-            (who, Graph(name, tuple(listed), frozenset(given), frozenset(made & (later | wanted))))
+            (
+                who,
+                Graph(name, tuple(listed), frozenset(given), frozenset(made & (after | wanted))),
+            )
         )
     return parts

@@ -16,6 +16,7 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
+from npurt.products import ProductDevice
 from npurt.runtime.ledger import Ledger, Row, row_of
 from npurt.segment import Array, Compiler, Limits, Segment, Weights, split
 from npurt.verify import Sampler
@@ -197,7 +198,7 @@ def runs_graphs(device: Device) -> bool:
 
     The CPU, and devices that multiply for it, run them by a plan (docs/decisions/019).
     """
-    return isinstance(device, Compiler) and not isinstance(device, CpuDevice)
+    return isinstance(device, Compiler) and not isinstance(device, CpuDevice | ProductDevice)
 
 
 def _compiler(device: Device) -> Compiler:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.slots import Slots
+from npurt.delta_check import is_right
 from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, Device
 from npurt.errors import DriverError, VerificationFailed
-from npurt.runtime.delta_check import is_right
 from npurt.runtime.ledger import Ledger, Row
 from npurt.verify import Mode, Sampler
 

@@ -22,7 +22,6 @@ from npurt.device import (
     Caps,
     DeltaError,
     DeltaNet,
-    Device,
     MatMul,
     Packed,
     check_product,
@@ -50,6 +49,7 @@ from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.layout import delta, error_bound, images, quantise
 from npurt.hexagon.layout.formats import BY_NAME
 from npurt.hexagon.session.messages import MAX_K, MAX_N
+from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts, patiently
 from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
@@ -139,7 +139,7 @@ class HexagonInt8(HexagonPacked):
         images.pack_i8(self._codes, self._scales, image)
 
 
-class HexagonDevice(Device):
+class HexagonDevice(ProductDevice):
     """An opened DSP.
 
     Args:

@@ -17,7 +17,6 @@ from npurt.device import (
     F64,
     Caps,
     DeltaNet,
-    Device,
     MatMul,
     Packed,
     Saving,
@@ -25,6 +24,7 @@ from npurt.device import (
     check_product,
 )
 from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, UnsupportedOp
+from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
@@ -57,7 +57,7 @@ def rows_prepared(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class RkDevice(Device):
+class RkDevice(ProductDevice):
     """An opened NPU.
 
     Args:

@@ -1,0 +1,258 @@
+"""Segments of devices that multiply: products, and gated delta nets.
+
+What crosses is what these ops read and make; another device has norms, attention and the rest.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from npurt import delta_check
+from npurt.device import F32, DeltaNet, DeltaState, Device, MatMul, Packed
+from npurt.errors import DriverError, LayoutError
+from npurt.graph import ops
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Op, Precision
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import Kind, Tensor
+from npurt.segment import Array, Counter, Limits, Segment, Weights
+from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
+
+
+class ProductDevice(Device):
+    """A device that compiles products, and the delta nets that it does not refuse."""
+
+    def why_not_op(self, op: Op, limits: Limits) -> str | None:
+        """Return None when the device can run *op*, else a sentence saying what rules it out."""
+        del limits
+        if isinstance(op, ops.MatMul):
+            if op.precision is Precision.EXACT:
+                return "it rounds weights, and this one has to stay as it is"
+            if len(op.x.shape) != 2:
+                return "it multiplies rows of a run, not of experts"
+            return self.why_not(MatMul(1, op.x.columns, op.out.columns, op.weight.dtype))
+        if isinstance(op, ops.GatedDeltaNet):
+            return self.why_not_delta(_net(op, 1))
+        return f"{self.caps.name} multiplies, and does nothing else"
+
+    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+        """Make a segment of *part*; raises what `Device.pack` does."""
+        return ProductSegment(self, part, weights, limits)
+
+
+@dataclass(slots=True)
+class _Weight:
+    """A product: its weight, and what checking it needs."""
+
+    op: ops.MatMul
+    packed: Packed
+    bias: F32 | None
+    counter: Counter
+    secret: Secret | None = None  # made when it is first checked
+    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+
+
+class ProductSegment(Segment):
+    """Products of one input and role in one call, and delta nets, on a device."""
+
+    def __init__(self, device: Device, part: Graph, weights: Weights, limits: Limits) -> None:
+        self.part = part.check()
+        self._device = device
+        self._limits = limits
+        self._sampler = Sampler(Mode.OFF)
+        self._chance = random.Random()
+        self._weights: dict[str, _Weight] = {}
+        self._counters: dict[str, Counter] = {op.name: Counter.of(op) for op in part.ops}
+        self._states: dict[tuple[int, str], DeltaState] = {}
+        for op in part.ops:
+            if isinstance(op, ops.MatMul):
+                fine = op.precision in (Precision.INT16, Precision.BLOCK8)
+                packed = device.pack(weights.quantised(op.weight.name), fine=fine)
+                bias = None if op.bias is None else weights.values(op.bias.name)
+                counter = self._counters[op.name]
+                self._weights[op.name] = _Weight(op, packed, bias, counter)
+
+    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+        """Run all ops.
+
+        Raises:
+            DriverError: The device failed, or computed something wrong.
+        """
+        values = dict(values)
+        for group in _calls(self.part):
+            first = group[0]
+            if isinstance(first, ops.GatedDeltaNet):
+                values[first.out.name] = self._delta(first, values, rows)
+            else:
+                values |= self._multiply([self._weights[op.name] for op in group], values)
+        outputs = {tensor.name for tensor in self.part.tensors(Kind.OUTPUT)}
+        return {name: values[name] for name in self.part.wanted | outputs}
+
+    # --- Products -------------------------------------------------------------------------------
+
+    def _multiply(
+        self, weights: Sequence[_Weight], values: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        x = np.ascontiguousarray(values[weights[0].op.x.name], np.float32)
+        outs = [np.empty((len(x), w.packed.n), np.float32) for w in weights]
+        start = time.perf_counter()
+        if len(x):
+            self._device.matmuls(x, [w.packed for w in weights], outs)
+        seconds = time.perf_counter() - start
+        total = sum(w.packed.n * w.packed.k for w in weights)
+        made: dict[str, Array] = {}
+        for w, y in zip(weights, outs, strict=True):
+            w.counter.count(w.op, len(x), seconds * w.packed.n * w.packed.k / total)
+            if len(x) and self._chosen(w, len(x)):
+                self._check(w, x, y)
+            made[w.op.out.name] = y if w.bias is None else y + w.bias
+        return made
+
+    def _chosen(self, w: _Weight, rows: int) -> bool:
+        if self._sampler.mode is Mode.SAMPLE and (rows > 1) not in w.seen:
+            w.seen.add(rows > 1)
+            kind = self._device.caps.name, w.packed.tensor.dtype, w.packed.n, w.packed.k, rows > 1
+            if self._sampler.is_first(kind):
+                return True
+        return bool(self._sampler.choose(1))
+
+    def _check(self, w: _Weight, x: F32, y: F32) -> None:
+        if w.secret is None:
+            w.secret = secret_of(w.op.weight.name, w.packed)
+        multiplied = self._device.multiplied(x, w.packed)
+        magnitudes = self._device.magnitudes(x, w.packed)
+        w.counter.verified += 1
+        if not is_right(w.secret, w.packed, multiplied, y, magnitudes=magnitudes):
+            w.counter.failed += 1
+            raise self._wrong(f"product with {w.op.weight.name}")
+
+    def _wrong(self, what: str) -> DriverError:
+        return DriverError(
+            f"{self._device.caps.name} computed a wrong {what}",
+            remedy="run `npurt doctor` and NPURT_VERIFY=always, and report what they say",
+            call="verify",
+            code=0,
+        )
+
+    # --- Delta nets -----------------------------------------------------------------------------
+
+    def _delta(self, op: ops.GatedDeltaNet, values: Mapping[str, Array], rows: Rows) -> Array:
+        out = np.empty((len(rows), op.out.columns), np.float32)
+        counter = self._counters[op.name]
+        for sequence, index in rows.by_sequence():
+            net = _net(op, len(index), {t.name: values[t.name][index] for t in op.reads})
+            state = self._state(op, sequence)
+            checked = self._sampler.mode is not Mode.OFF and bool(self._sampler.choose(1))
+            before = state.keep() if checked else None
+            start = time.perf_counter()
+            state.advance(net)
+            counter.count(op, len(index), time.perf_counter() - start)
+            if checked:
+                self._check_delta(op, net, state, before)
+            out[index] = net.out.reshape(len(index), -1)
+        return out
+
+    def _check_delta(
+        self, op: ops.GatedDeltaNet, net: DeltaNet, state: DeltaState, before: Any
+    ) -> None:
+        head = self._chance.randrange(op.heads)
+        heads = slice(head, head + 1)
+        counter = self._counters[op.name]
+        counter.verified += 1
+        then, now = state.values(before, heads), state.read(heads)
+        if not delta_check.is_right(net, head, then, now, self._device.delta_error):
+            counter.failed += 1
+            raise self._wrong("delta net")
+
+    def _state(self, op: ops.GatedDeltaNet, sequence: int) -> DeltaState:
+        key = sequence, op.state.name
+        if key not in self._states:
+            self._states[key] = self._device.delta_state(_net(op, 1))
+        return self._states[key]
+
+    # --- States ---------------------------------------------------------------------------------
+
+    def _named(self, state: Tensor, sequence: int) -> DeltaState:
+        for op in self.part.ops:
+            if isinstance(op, ops.GatedDeltaNet) and op.state == state:
+                return self._state(op, sequence)
+        raise LayoutError(f"{state} is no state of {self.part.name}", remedy="ask its own segment")
+
+    def read(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state in float32."""
+        return np.array(self._named(state, sequence).read()[0])
+
+    def write(self, state: Tensor, sequence: int, values: Array) -> None:
+        """Let a state be *values*."""
+        self._named(state, sequence).write(np.ascontiguousarray(values[None], np.float32))
+
+    def checkpoint(self, sequence: int) -> Any:
+        """Return a copy of all states, to the bit."""
+        for op in self.part.ops:
+            if isinstance(op, ops.GatedDeltaNet):
+                self._state(op, sequence)  # zeros, where there was none
+        return {name: s.keep() for (of, name), s in self._states.items() if of == sequence}
+
+    def restore(self, sequence: int, checkpoint: Any) -> None:
+        """Go back to what `checkpoint` returned."""
+        for name, kept in checkpoint.items():
+            self._states[sequence, name].resume(kept)
+
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence."""
+        for key in [key for key in self._states if key[0] == sequence]:
+            del self._states[key]
+
+    # --- Accounts -------------------------------------------------------------------------------
+
+    def verify(self, sampler: Sampler) -> None:
+        """Have products and delta nets checked that *sampler* chooses."""
+        self._sampler = sampler
+
+    def events(self) -> list[str]:
+        """Return what the device says, such as that it restarted."""
+        return self._device.news()
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what the ops did so far."""
+        return self._counters.values()
+
+    def close(self) -> None:
+        """Let go of weights and states."""
+        self._weights.clear()
+        self._states.clear()
+
+
+def _calls(part: Graph) -> Iterator[list[Op]]:
+    """Yield neighbouring products of one input, which are one call, and other ops alone."""
+
+    def key(op: Op) -> object:
+        return op.x.name if isinstance(op, ops.MatMul) else op.name
+
+    return (list(group) for _, group in itertools.groupby(part.ops, key))
+
+
+def _net(op: ops.GatedDeltaNet, tokens: int, values: Mapping[str, Array] | None = None) -> DeltaNet:
+    """Return *op* over so many tokens of one sequence, with a state of zeros."""
+    width = op.v.columns // op.heads
+
+    def of(tensor: Tensor, *shape: int) -> F32:
+        array = np.zeros((tokens, tensor.columns)) if values is None else values[tensor.name]
+        return np.ascontiguousarray(array, np.float32).reshape(1, tokens, *shape)
+
+    return DeltaNet(
+        q=of(op.q, op.k_heads, width),
+        k=of(op.k, op.k_heads, width),
+        v=of(op.v, op.heads, width),
+        decay=of(op.decay, op.heads, 1),
+        beta=of(op.beta, op.heads),
+        out=np.empty((1, tokens, op.heads, width), np.float32),
+        state=np.zeros((1, op.heads, width, width), np.float32),
+        scale=op.scale,
+        grouped=op.grouped,
+    )
