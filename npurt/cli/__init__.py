@@ -27,7 +27,7 @@ from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 
 STDIN, STDOUT, STDERR = range(3)  # descriptors
-USAGE = (SettingError, UnknownDevice)  # what is wrong is the request: it fails anywhere
+USAGE = (SettingError, UnknownDevice)  # errors of the request, which fails on any machine
 VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, regcmd, sim, skel)
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         debug = read(DEBUG, int)
         status = int(args.run(args))
-        print(end="", flush=True)  # what cannot be written is found out here, not at exit
+        print(end="", flush=True)  # reports an error of writing here, not at exit
         return status
     except NpurtError as error:
         if debug:
@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:  # of a file, which is no stream
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still held
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for output that is still buffered
         if not isinstance(error, BrokenPipeError):  # the reader went away: nothing is left to say
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Have what goes to a closed standard stream go nowhere, not to the next file opened."""
+    """Open /dev/null for each closed standard stream, whose number the next file would get."""
     spare = -1
     while spare <= STDERR:
         spare = os.open(os.devnull, os.O_RDWR)

@@ -23,7 +23,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, answer, remember; Ctrl-C stops the answer, or drops the line, and not the program."""
+    """Read lines and answer them.  Ctrl-C stops an answer or drops a line, but not the program."""
     from npurt.llm.model import Llama
 
     with contextlib.suppress(ImportError):

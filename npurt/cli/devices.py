@@ -1,4 +1,4 @@
-"""`npurt devices`: what is here, and why what is not here is not."""
+"""`npurt devices`: which devices this machine has, and why it lacks the others."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("devices", help="say which devices there are, and why not")
+    parser = verbs.add_parser("devices", help="list the devices, and why one is missing")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     parser.set_defaults(run=run)
 

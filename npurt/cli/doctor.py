@@ -1,4 +1,4 @@
-"""`npurt doctor`: what keeps an NPU from running here, first cause first, and what mends it."""
+"""`npurt doctor`: find what keeps an NPU from running, first cause first, and a remedy."""
 
 import argparse
 import json

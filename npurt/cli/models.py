@@ -1,4 +1,4 @@
-"""`npurt models`: the models npurt knows where to get."""
+"""`npurt models`: list and fetch known models."""
 
 import argparse
 import json

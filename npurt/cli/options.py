@@ -1,4 +1,4 @@
-"""Flags that several verbs share, named as in llama-cli, and what they mean for the library."""
+"""Flags that several verbs share, named as in llama-cli, and the library's arguments for them."""
 
 import argparse
 import io
@@ -12,7 +12,7 @@ MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not
 
 
 class OldName(argparse.Action):
-    """A flag without a value under its old name: *const* is the new one, which it tells."""
+    """The old name of a flag without a value; *const* is the new name, which it prints."""
 
     def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
         super().__init__(option_strings, dest, nargs=0, const=const, help=argparse.SUPPRESS)
@@ -81,12 +81,24 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
                        help="most tokens to generate; -1: no limit")  # fmt: skip
     group.add_argument("--temp", type=float, default=0.8, help="0: the likeliest token each time")
     group.add_argument("--top-k", type=int, default=40, help="keep the K likeliest; 0: all")
-    group.add_argument("--top-p", type=float, default=0.95, help="keep that much probability")
-    group.add_argument("--min-p", type=float, default=0.05, help="keep this share of the best's")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=0.95,
+        help="keep the likeliest tokens up to this total probability",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.05,
+        help="drop tokens less likely than this share of the likeliest",
+    )
     group.add_argument("--repeat-penalty", type=float, default=1.0, help="1: none")
-    group.add_argument("-s", "--seed", type=number, help="of the random numbers; -1: any")
+    group.add_argument(
+        "-s", "--seed", type=number, help="seed of the random numbers; -1: a new one each time"
+    )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                       help="end before this text; may be repeated")  # fmt: skip
+                       help="stop at this text and leave it out; may be repeated")  # fmt: skip
 
 
 def number(text: str) -> int | None:

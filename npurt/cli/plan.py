@@ -1,4 +1,4 @@
-"""`npurt plan`: what a model will be on an NPU, and how far off, before it is loaded there."""
+"""`npurt plan`: formats, bytes, errors and speed to expect of a model on an NPU."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ DEVICES = {"rknpu": "rknpu:sim"}  # and where predictions are measured
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("plan", help="price a model for an NPU before loading it")
+    parser = verbs.add_parser("plan", help="estimate a model's size, error and speed on an NPU")
     parser.add_argument("model", metavar="MODEL", help="GGUF file")
     parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
     parser.add_argument("--quick", action="store_true", help="do not evaluate a text in simulation")

@@ -1,4 +1,4 @@
-"""`npurt regcmd`: read any RK3588 NPU program, and write that of one product."""
+"""`npurt regcmd`: decode any program of the RK3588's NPU, or print the program of one product."""
 
 import argparse
 import itertools

@@ -15,11 +15,11 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser("run", help="continue a prompt")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
-    source.add_argument("-f", "--file", metavar="FILE", help="file that holds it")
+    source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     options.add_model(parser)
     options.add_sampling(parser)
     parser.add_argument("--report", action="store_true", help="print the ledger at the end")
-    parser.add_argument("--trace", metavar="FILE", help="write when what ran to FILE, for Perfetto")
+    parser.add_argument("--trace", metavar="FILE", help="write a timeline to FILE, for Perfetto")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
     parser.set_defaults(run=run)
 

@@ -15,7 +15,7 @@ from npurt.settings import preloading
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """A library that stands for a driver: what it is called, where it lies, what it is."""
+    """A library that simulates a driver: its name, its path, its description."""
 
     name: str
     library: str  # below the package
@@ -37,7 +37,7 @@ SIMULATORS = (
         "RK3588 NPU: the ioctls of the rocket and rknpu drivers, preloaded",
     ),
 )
-PRELOADED = "rknpu"  # stands for device nodes, so it goes under any program as it is
+PRELOADED = "rknpu"  # simulates device nodes, so any program can run on it unchanged
 
 
 def add(verbs: Any) -> None:
@@ -50,13 +50,13 @@ def add(verbs: Any) -> None:
         "command",
         nargs="*",
         metavar="-- PROGRAM ...",
-        help="run this program on the simulated RK3588: nodes of both drivers, to it alone",
+        help="run this program on a simulated RK3588, which no other program sees",
     )
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where one simulator lies, or what there is, or become a program that runs on one."""
+    """Print a simulator's path, or list the simulators, or run a program on one."""
     if args.command and (args.path or args.json):
         args.usage_error("a program to run goes with no other option")
     if args.command:

@@ -1,4 +1,4 @@
-"""`npurt skel`: look at code for the DSP before the DSP does."""
+"""`npurt skel`: check and describe shared objects for the DSP."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,9 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser("skel", help="check or describe a shared object for the Hexagon")
     parser.add_argument("action", choices=("verify", "info"))
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--arch", type=_arch, metavar="v68", help="DSP that shall load it")
+    parser.add_argument(
+        "--arch", type=_arch, metavar="v68", help="version of the DSP that is to load it"
+    )
     parser.add_argument("--entry", metavar="SYMBOL", help="symbol that the URI names")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
@@ -34,7 +36,7 @@ def _arch(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify: exit status 1 when it would not load.  Info: what it is made of."""
+    """Check a file (exit status 1 when it would not load), or describe it."""
     from npurt.hexagon.doctor import elf, loadable
 
     data = options.bytes_of(args.file)

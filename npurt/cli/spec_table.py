@@ -19,7 +19,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def table(rows: Rows) -> str:
-    """Return the rows as a markdown table, a text that differs from plain decoding's marked."""
+    """Return the rows as a markdown table; it marks texts that differ from plain decoding."""
     lines = [
         (
             row["prompt"],

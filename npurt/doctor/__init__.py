@@ -1,4 +1,4 @@
-"""Why an NPU does not run here: checks in order, each with its evidence and what mends it.
+"""Diagnose why an NPU does not run: ordered checks, each with its evidence and a remedy.
 
 `check` is the frame and knows no NPU; each backend has a list of checks, as in
 `npurt.hexagon.doctor.checks`.  A check sees the machine through a `System` alone, so that the same

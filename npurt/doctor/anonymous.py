@@ -1,6 +1,7 @@
-"""Taking out of evidence what is nobody's business: serial numbers, addresses, names of people.
+"""Remove personal data from evidence: serial numbers, addresses, names of people.
 
-Best effort on top of a rule: nothing is asked of a machine that is about its owner.
+Checks ask nothing about the owner of a machine; this removes what comes along anyway, as far as
+patterns can find it.
 """
 
 import getpass
@@ -23,25 +24,28 @@ _PATTERNS = (
     (r"(/(?:home|Users)/)[^/\s;:,'\"]+", r"\1USER"),
     (r"\b\d{14,16}\b", "NUMBER"),  # IMEI
 )
-_NOBODY = ("root", "user", "nobody", "localhost")  # say nothing of anybody
-_SHORTEST = 3  # a name of one or two letters is in every other word
+_NOBODY = ("root", "user", "nobody", "localhost")  # identify nobody
+_SHORTEST = 3  # shorter names occur in too many other words
 
 
 def secrets() -> dict[str, str]:
-    """Return what this machine and its user are called, and what stands for it."""
+    """Return the names of this machine and its user, and the words that replace them."""
     try:
         user, home = getpass.getuser(), str(Path.home())
-    except (KeyError, OSError, RuntimeError):  # a number without a name, as in containers
+    except (
+        KeyError,
+        OSError,
+        RuntimeError,
+    ):  # the user has a number without a name, as in containers
         user = home = ""
     host = node()
     return {home: "/home/USER", host: "HOST", host.partition(".")[0]: "HOST", user: "USER"}
 
 
 def anonymised(evidence: Evidence, names: dict[str, str]) -> Evidence:
-    """Return *evidence* with *names* replaced, and everything that looks like a number of somebody.
+    """Return *evidence* with *names* replaced, and everything that looks like a personal number.
 
-    The same words are replaced by the same everywhere, in questions and answers: a replay finds
-    what it did before.
+    Questions and answers get the same replacements, so that a replay finds the same answers.
     """
     rules = [
         (re.compile(rf"(?<![0-9A-Za-z]){re.escape(name)}(?![0-9A-Za-z])"), stands)

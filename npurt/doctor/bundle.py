@@ -20,7 +20,7 @@ from npurt.errors import NpurtError
 from npurt.files import parsed, replacing
 
 FORMAT = 1
-README = """Evidence of `npurt doctor`, for whoever shall find out why an NPU does not run.
+README = """Evidence of `npurt doctor`, for those who help to find out why an NPU does not run.
 
 evidence.json holds every file that was read and every trial that was made, and what came of it;
 report.txt is what the owner saw.  Host and user names, home folders, serial numbers, network

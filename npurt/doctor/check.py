@@ -25,7 +25,7 @@ def ok(what: str) -> Result:
 
 
 def warn(what: str, command: str = "", *, suspect: bool = False) -> Result:
-    """The device may run all the same."""
+    """The device may still run."""
     return Result("warn", what, command, suspect)
 
 
@@ -45,10 +45,10 @@ class Check:
 
     Attributes:
         name: Short, for scripts.
-        why: What it is good for.
-        look: Looks.
-        needs: Names of checks without which there is nothing to see.
-        symptom: Whether a failure has its cause elsewhere, perhaps in a suspect warning before.
+        why: The purpose of the check.
+        look: Does the check.
+        needs: Names of checks that must succeed before this one makes sense.
+        symptom: True when a failure has its cause elsewhere, perhaps in a suspect warning before.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Finding:
 
     @property
     def waits(self) -> bool:
-        """Whether it was not looked at, for want of something else."""
+        """True when the check was skipped because a check that it needs did not succeed."""
         return self.result.state == "skip" and self.result.what.startswith(NEEDS)
 
 
 def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
-    """Make the checks in their order; one whose needs failed, or were not met, is skipped."""
+    """Do the checks in order; skip a check when one that it needs failed or was skipped."""
     findings: list[Finding] = []
     for check in checks:
         system.begin()

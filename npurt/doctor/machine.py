@@ -35,7 +35,7 @@ class Machine(System):
     Args:
         root: Folder that stands for /.
         access: Whether this user may do something with a path; os.access.
-        probes: Name of a trial -> what makes it.
+        probes: Functions that make a trial, by its name.
         machine: Architecture; None asks this machine.
         environment: Looks a variable up; None looks in this process.
     """
@@ -56,7 +56,7 @@ class Machine(System):
         self._environment = environment
 
     def ask(self, kind: str, *words: str) -> Answer:
-        """Answer one question; what cannot be read is not there."""
+        """Answer one question; a file that cannot be read counts as missing."""
         answers: dict[str, Callable[..., Answer]] = {
             "machine": lambda: self._machine,
             "environment": self._environment,
@@ -118,7 +118,7 @@ class Machine(System):
 
 
 def _name(look_up: Callable[[int], Any], number: int) -> str:
-    """Return the name of a user or group of the system; those of people are nobody's business."""
+    """Return the name of a system user or group; those of people stay private."""
     if number >= PEOPLE:
         return "user"
     try:

@@ -1,7 +1,7 @@
-"""What checks may ask of a machine, and three that answer: this one, a recording, its replay.
+"""The questions that checks ask of a machine; a recorder of the answers, and a replay of them.
 
-Every question is a kind and some words, every answer JSON: so a diagnosis can be recorded, and
-made again from the recording alone.
+Every question is a kind and some words, every answer is JSON.  So a diagnosis can be recorded, and
+repeated from the recording alone.
 """
 
 import abc
@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 
 class System(abc.ABC):
-    """A machine to be judged.  Nothing here raises for what is missing."""
+    """A machine under diagnosis.  No method raises when something is missing."""
 
     @abc.abstractmethod
     def ask(self, kind: str, *words: str) -> Answer:
@@ -75,7 +75,7 @@ class System(abc.ABC):
         return answer
 
 
-# What each kind answers when there is nothing, and of which type answers are.
+# The answer of each kind of question when there is nothing; other answers have the same type.
 KINDS: dict[str, tuple[Answer, type | tuple[type, ...]]] = {
     "machine": ("", str),
     "environment": ("", str),
@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Answer, type | tuple[type, ...]]] = {
 
 
 class Recorder(System):
-    """Asks another system, once each, and keeps the answers."""
+    """Asks another system each question once, and keeps the answers."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -112,7 +112,7 @@ class Recorder(System):
 
 
 class Replay(System):
-    """Answers from evidence; what was not recorded was not there."""
+    """Answers from evidence; what was not recorded counts as missing."""
 
     def __init__(self, evidence: Mapping[str, Answer]) -> None:
         self._evidence = evidence
@@ -133,7 +133,7 @@ def wrong(evidence: object) -> str | None:
         if not isinstance(answer, KINDS[kind][1]):
             return f"{key[:60]!r} is answered by {str(answer)[:60]!r}"
         if isinstance(answer, list) and not all(isinstance(item, str) for item in answer):
-            return f"{key[:60]!r} is answered by other things than text"
+            return f"{key[:60]!r} is answered by items that are no text"
         if kind == "node" and isinstance(answer, dict) and not _is_node(answer):
             return f"{key[:60]!r} is answered by {str(answer)[:60]!r}"
     return None

@@ -1,4 +1,4 @@
-"""A graph: ops in an order in which they can run, and the check that it is one."""
+"""A graph: ops in the order in which they run; and the check that order and shapes are valid."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ class Graph:
     """Ops of one forward pass, or a part of them.  Every tensor is written once, before it is read.
 
     Attributes:
-        given: Names of activations that a part reads and another part makes, and of inputs.
-        wanted: Names of what it makes for others, besides its outputs.
+        given: Names of inputs, and of activations that another part makes and this one reads.
+        wanted: Names of tensors that other parts read, besides the outputs.
     """
 
     name: str

@@ -30,7 +30,7 @@ class Interpreter:
         graph: What to run; it is checked.
         load: Returns the float array of a weight or table by name.
         dtype: Element type of the arithmetic.
-        kernels: What computes ops of some kinds, in place of their functions in `meaning`.
+        kernels: Functions by kind of op that replace those of `meaning`.
         load_rows: Returns some rows of a weight; by default those of *load*.
         observe: Called after each op with the op, its number of rows and its seconds.
     """

@@ -194,7 +194,7 @@ class GatedUnit(Op):
     """``out = activation(gate) * (up + up_offset)``, of clamped inputs when *limit* is given.
 
     The gate is clamped from above, *up* from both sides.  *alpha* multiplies the argument of the
-    sigmoid in SiLU.  Without *up* the activation is all.
+    sigmoid in SiLU.  Without *up*, ``out = activation(gate)``.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("gate", "up")
@@ -264,8 +264,8 @@ class MatMul(Op):
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
     out: Tensor  # [T, N]
-    role: str  # what it is for, in any layer, such as "attn_qkv": products of one x and role
-    #            may be done together, and reports add them up
+    role: str  # its purpose in any layer, such as "attn_qkv": products with one x and one role
+    # may run as one, and are one line of a report
     precision: Precision = Precision.ROW8
 
 
@@ -294,7 +294,7 @@ class Attention(Op):
     """Append k and v to the states, then attend: ``out = softmax(scale * q @ k.T) @ v``.
 
     A row sees its own sequence up to its own position; with a *window*, only the last so many
-    positions.  Sinks are one more logit of each head, whose value is nothing.
+    positions.  A sink is one more logit of a head; its value vector is zero.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sinks")

@@ -1,9 +1,9 @@
 """Rewrite a graph for a device: join ops that it does as one.
 
-A pass finds groups of ops; the first of a group is what the group is about.  What they compute
+A pass finds groups of ops; the first op of a group is its main op.  What they compute
 stays the same, which the interpreter can show.  A joined op stands where its last part stood, where
-all its inputs are there.  When an op in between needs what a part makes, a group is not joined: its
-first op and those of the same kind become groups of one.
+all its inputs are there.  If an op between the parts reads what a part writes, the
+group is not joined: its main op, and parts of the same kind, become groups of one op each.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -143,7 +143,7 @@ def attention(uses: Uses) -> list[list[Op]]:
 
 
 def _before(uses: Uses, tensor: Tensor, kinds: tuple[type[Op], ...]) -> list[Op]:
-    """Return the makers of *tensor*, of these kinds in this order, as far as nobody else reads."""
+    """Return the chain of ops of these kinds that makes *tensor* and that nobody else reads."""
     found: list[Op] = []
     for kind in kinds:
         maker = uses.maker(tensor)
@@ -171,7 +171,7 @@ def delta_inputs(uses: Uses) -> list[list[Op]]:
 
 
 def short_convolution(uses: Uses) -> list[list[Op]]:
-    """A short convolution, the products before and after it, and what cut their operands."""
+    """A short convolution, the products before and after it, and the split of their operands."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.ShortConv):

@@ -23,7 +23,7 @@ def conventions(op: Op) -> dict[str, Any]:
 
 
 def lines(graph: Graph) -> list[str]:
-    """Return a line for each op: what it makes, of what, by which conventions."""
+    """Return a line for each op: its results, its operands, its conventions."""
     out = []
     for op in graph.ops:
         made = "; ".join(map(str, op.writes))

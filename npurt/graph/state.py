@@ -19,7 +19,7 @@ class States:
 
     Args:
         graph: Whose states these are.
-        dtype: Element type to keep all of them in; None keeps each as *dtypes* or its tensor says.
+        dtype: Element type of all states; None: that of *dtypes*, or else that of the tensor.
         dtypes: Element types by name of the state, such as ``f16``.
     """
 

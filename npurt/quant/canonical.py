@@ -65,7 +65,7 @@ class Canonical:
 
     @np.errstate(invalid="ignore")
     def exact(self) -> F64:
-        """Return the values without their last rounding, of adding an offset, and any overflow."""
+        """Return the values in float64: neither rounded when an offset is added, nor overflown."""
         if self.form == "f16":
             return self.codes.astype(np.float64)
         integers = self.codes if self.codebook is None else self.codebook[self.codes]
@@ -76,7 +76,7 @@ class Canonical:
         return values.reshape(self.codes.shape)
 
     def sizes(self) -> F64:
-        """Return ``|scale * code| + |offset|``: what bounds the rounding of products."""
+        """Return ``|scale * code| + |offset|``, which bounds the rounding error of products."""
         values = self.exact()
         if self.offsets is None:
             return abs(values)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from npurt.quant.canonical import F32, canonical
 from npurt.quant.types import Blocks, Format, require_blocks
 
-LARGEST_MXFP4 = 253  # exponent of 2^126: from here on the largest code, 6, may be beyond float32
+LARGEST_MXFP4 = 253  # exponent of 2^126: with it, the largest code, 6, exceeds float32
 CHUNK = 1 << 18  # elements decoded at a time, so that codes and scales stay small
 
 

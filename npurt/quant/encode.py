@@ -54,7 +54,7 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
 
 
 def _real(x: npt.ArrayLike, fmt: Format) -> F32:
-    """Return *x* as contiguous float32 that divides into blocks; block formats: finite too."""
+    """Return *x* as contiguous float32 in whole blocks; block formats refuse NaN and infinity."""
     array = np.asarray(x)
     if array.ndim == 0 or array.dtype.kind not in "fiu":
         raise LayoutError(
@@ -118,7 +118,7 @@ def _blocks(name: str, **fields: Any) -> Blocks:
 
 
 def _reciprocal(d: Any) -> F32:
-    """1 / *d* with an axis for the codes; 0, which zeroes the codes, where it is not finite."""
+    """Return 1 / *d* with an axis for the codes; where that is infinite 0, so that codes are 0."""
     inverse = np.float32(1) / d
     return np.where(np.isfinite(inverse), inverse, np.float32(0))[..., None]
 
@@ -138,7 +138,7 @@ def _half_away(values: F32) -> F32:
 
 
 def _q8_0(x: F32) -> Blocks:
-    """Scale amax / 127; codes by the scale before it became float16, half away from zero."""
+    """Scale amax / 127.  Codes are divided by the float32 scale; halves round away from zero."""
     d = abs(x).max(axis=-1) / np.float32(127)
     return _blocks("q8_0", d=d, qs=_half_away(x * _reciprocal(d)))
 
@@ -183,7 +183,7 @@ E2M1_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / np.float32(2)
 
 
 def _mxfp4(x: F32) -> Blocks:
-    """The scale puts the largest magnitude in [8, 16), where 12 is the top code: it may saturate.
+    """The scale puts the largest magnitude in [8, 16); magnitudes beyond 12 become 12.
 
     A tie goes to the smaller magnitude.  Source: OCP Microscaling Formats 1.0, 6.3; ggml.
     """
@@ -200,21 +200,21 @@ def _mxfp4(x: F32) -> Blocks:
 
 
 def _half_up(values: F64) -> F16:
-    """Round values >= 0 to float16, never down, so that what they must cover stays covered."""
+    """Round values >= 0 up to float16, so that no value is clipped."""
     halves = values.astype(np.float16)
     return np.where(halves < values, np.nextafter(halves, np.float16(np.inf)), halves)
 
 
 def _ratio(values: Any, steps: Any) -> Any:
-    """*values* / *steps*; 0 where the step is 0, which only covers zeros."""
+    """Return *values* / *steps*; 0 where the step is 0, as all values are then 0."""
     return np.where(steps == 0, 0, values / steps)
 
 
 def _steps(wanted: F64, top: int) -> tuple[F16, U8]:
-    """Cover each ``wanted[b, i]`` >= 0 with ``d[b] * n[b, i]``, integers n <= top, d as float16.
+    """Return float16 d and integers n <= top with ``d[b] * n[b, i] >= wanted[b, i] >= 0``.
 
-    n cannot reach top + 1 (63 or 127): a float64 above ``top * d`` is above it by an ulp, and a
-    ``top``-th of that is more than half an ulp of d, so the first quotient would have been above d.
+    n cannot reach top + 1 (64 or 128).  A wanted float64 would have to exceed ``top * d`` by an ulp at
+    least.  Then ``wanted / top`` exceeds d by more than half an ulp; but d was rounded up.
     """
     d = _half_up(wanted.max(axis=-1) / top)
     n = np.ceil(_ratio(wanted, d.astype(np.float64)[:, None]))
@@ -225,7 +225,7 @@ IQ4_MIDPOINTS = (IQ4[:-1].astype(np.float32) + IQ4[1:]) / np.float32(2)
 
 
 def _iq4_nl(x: F32) -> Blocks:
-    """The codebook reaches from -127 to 113; the sign of d is the one that needs the smaller d.
+    """The codebook reaches from -127 to 113.  d has the sign with which its magnitude is smaller.
 
     |error| <= 11.5 * |d|, half the widest gap of the codebook.
     """

@@ -1,4 +1,4 @@
-"""A quantised tensor with numpy's manners: shape, .T, rows, and np.asarray() to see its values."""
+"""A quantised tensor that behaves like a numpy array: shape, .T, rows, np.asarray()."""
 
 import math
 import operator
@@ -149,7 +149,7 @@ class QTensor:
         """numpy's protocol: the dequantised values.
 
         Raises:
-            LayoutError: *copy* is False, and there is nothing to view.
+            LayoutError: *copy* is False: values have to be computed, there is no array to view.
         """
         if copy is False:
             raise LayoutError(

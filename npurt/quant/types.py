@@ -1,7 +1,7 @@
 """GGUF tensor types: number, name and block layout.
 
-One row per type; the numpy dtype of a block is its specification.  Knows no values: `decode`
-gives the blocks their meaning.
+One row per type; the numpy dtype of a block is its specification.  `canonical` has the meaning of
+the blocks.
 Source: ggml/include/ggml.h (type numbers), ggml/src/ggml-common.h (block structs), MIT.
 """
 
