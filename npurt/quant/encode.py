@@ -213,8 +213,8 @@ def _ratio(values: Any, steps: Any) -> Any:
 def _steps(wanted: F64, top: int) -> tuple[F16, U8]:
     """Return float16 d and integers n <= top with ``d[b] * n[b, i] >= wanted[b, i] >= 0``.
 
-    n cannot reach top + 1 (64 or 128).  A wanted float64 would have to exceed ``top * d`` by an ulp at
-    least.  Then ``wanted / top`` exceeds d by more than half an ulp; but d was rounded up.
+    n cannot reach top + 1 (64 or 128).  A wanted float64 would have to exceed ``top * d`` by an
+    ulp at least.  Then ``wanted / top`` exceeds d by more than half an ulp; but d was rounded up.
     """
     d = _half_up(wanted.max(axis=-1) / top)
     n = np.ceil(_ratio(wanted, d.astype(np.float64)[:, None]))

@@ -2,7 +2,8 @@
 
 Every packed field has one structure: groups of *width* bytes, and ``8 / bits`` codes in each byte.
 Codes of one bit position lie next to each other.  Byte ``l`` of group ``g`` holds, from its lowest
-bits up, elements ``l``, ``l + width``, ``l + 2 * width``... of that group.  Nibbles of a 32-element block are ``(16, 4)``; the fifth bits of Q5_K are ``(32, 1)``.
+bits up, elements ``l``, ``l + width``, ``l + 2 * width``... of that group.
+Nibbles of a 32-element block are ``(16, 4)``; the fifth bits of Q5_K are ``(32, 1)``.
 Source: ggml/src/ggml-quants.c, dequantize_row_*().
 """
 
