@@ -35,6 +35,28 @@ with npurt.Llama(path, sys.argv[1], n_ctx=64, progress=False, strict=True) as ll
     print(repr("".join(llm.generate([1, 2, 3], max_tokens=12, temperature=0, stream=True))))
     print(llm.report())
 """
+KILLED = """
+import os
+import signal
+import sys
+from pathlib import Path
+import npurt
+from tests.llm import tiny
+
+def kill():  # the child of this process that emulates the DSP
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            if "qemu-hexagon" in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(int(child), signal.SIGKILL)
+
+path = tiny.path("llama3-256", "q4_k_m")
+with npurt.Llama(path, sys.argv[1], n_ctx=64, progress=False, strict=True) as llm:
+    pieces = llm.generate([1, 2, 3], max_tokens=12, temperature=0, stream=True)
+    some = next(pieces) + next(pieces)
+    kill()
+    print(repr(some + "".join(pieces)))
+    print(llm.report())
+"""
 MATMUL = """
 import numpy as np
 import npurt
@@ -79,6 +101,7 @@ def run(library, kernel, tmp_path):
             "LD_PRELOAD": str(kernel),
             "NPURT_FASTRPC_LIBRARY": str(library),
             "NPURT_KERNEL_COUNTS": str(counts),
+            "NPURT_CACHE": str(tmp_path / "cache"),
             **variables,
         }
         done = subprocess.run(
@@ -142,6 +165,16 @@ def test_a_dsp_that_dies_costs_no_token(run, text, variables, reason):
     assert said.splitlines()[0] == text
     assert "was opened again and its weights uploaded" in said
     assert reason in said
+
+
+@pytest.mark.parametrize("transport", ["invoke", "dspqueue"])
+def test_a_dsp_that_is_killed_costs_no_token(run, text, transport):
+    said, _ = run(KILLED, "hexagon:0", NPURT_HEXAGON_TRANSPORT=transport)
+
+    assert said.splitlines()[0] == text
+    (event,) = [line for line in said.splitlines() if "was opened again" in line]
+    assert ("dspqueue" in event) == (transport == "dspqueue")
+    assert "offload: 100.0 %" in said
 
 
 def test_a_product_is_right(run):
