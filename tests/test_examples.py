@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples"
         ("graph", "y f32[T, D=64] = Add(x, downed)"),
         ("fastrpc_session", "echo of 42: 42"),
         ("rocket_buffer", "the product is exact"),
+        ("register_program", "the product is exact"),
     ],
 )
 def test_an_example_below_matmul_runs(name, said, capsys, monkeypatch):

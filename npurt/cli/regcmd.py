@@ -1,4 +1,4 @@
-"""`npurt regcmd`: decode any program of the RK3588's NPU, or print the program of one product."""
+"""`npurt regcmd`: decode, check or run any program of the RK3588's NPU; print that of one product."""
 
 import argparse
 import itertools
@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npurt.cli import options
-from npurt.errors import NpurtError
-
-MOST_BYTES = 16 << 20  # of a program to decode: what a buffer of thousands of tasks takes
+from npurt.cli import regcmd_run
 
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("regcmd", help="RK3588 NPU programs: read one, or write one")
+    parser = verbs.add_parser("regcmd", help="RK3588 NPU programs: read, write, check or run one")
     kinds = parser.add_subparsers(required=True, metavar="WHAT")
 
     reader = kinds.add_parser("decode", help="name what each word of a program writes")
@@ -31,36 +28,20 @@ def add(verbs: Any) -> None:
     writer.add_argument("--layout", choices=("row", "native-w", "native-h"),
                         default="row", help="of A and C; default: row")  # fmt: skip
     for letter, meaning in (("a", "A"), ("w", "the packed B"), ("c", "C")):
-        writer.add_argument(f"--{letter}", type=address, required=True, metavar="ADDR",
+        writer.add_argument(f"--{letter}", type=regcmd_run.address, required=True, metavar="ADDR",
                             help=f"NPU address of {meaning}")  # fmt: skip
     writer.add_argument("--profile", choices=("full", "short"), default="full",
                         help="with DPU_RDMA (both drivers) or without; default: full")  # fmt: skip
     writer.set_defaults(run=matmul)
 
+    regcmd_run.add(kinds)
     for command in (reader, writer):
         command.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def address(text: str) -> int:
-    """Read a number in any base: 0x1000 or 4096."""
-    return int(text, 0)
-
-
 def decode(args: argparse.Namespace) -> int:
     """List the words of a file."""
-    from npurt.rknpu.isa import regcmd
-
-    return _print(regcmd.parse(_bytes_of(args.file)), args, {})
-
-
-def _bytes_of(file: Path) -> bytes:
-    """Return the bytes of *file*, those of standard input when it is "-"."""
-    if str(file) != "-":
-        return options.bytes_of(file, MOST_BYTES)
-    data = sys.stdin.buffer.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise NpurtError(f"more than {MOST_BYTES} bytes came in", remedy="give a smaller program")
-    return data
+    return _print(regcmd_run.words_of(args.file), args, {})
 
 
 def matmul(args: argparse.Namespace) -> int:

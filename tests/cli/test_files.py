@@ -27,6 +27,8 @@ READS = {
     "plan": ("plan",),
     "bundle": ("doctor", "--from"),
     "regcmd": ("regcmd", "decode"),
+    "check": ("regcmd", "check"),
+    "regcmd run": ("regcmd", "run"),
     "skel": ("skel", "verify"),
 }
 WRITES = {

@@ -12,7 +12,7 @@ from npurt.rknpu.driver.memory import Buffer, Piece, Space
 from npurt.rknpu.driver.run import Call, CoreQueue, Run, ThreadPool
 from npurt.rknpu.isa.formats import ATOM
 from npurt.rknpu.isa.lower import Profile
-from npurt.rknpu.isa.program import ALIGNMENT, link, stride
+from npurt.rknpu.isa.program import ALIGNMENT, U64, chain, link, stride
 from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.plan.proof import Proof, Role, prove
@@ -201,17 +201,62 @@ class Driver(abc.ABC):
             )
         patience = self._patience(self._expected([work.tasks for work in works]))
         pieces = self.commands(spaces, [len(work.tasks) for work in works], make_room)
-        parts: list[Part] = []
+        job = self._load(pieces, inputs, lambda core, at: self._link(works[core], at))
+        job.most_s = min(patience, self.deadline_s)
+        return job
+
+    def prepare_words(self, words: U64, profile: Profile) -> Job:
+        """Make a job for the first core of a program that is there already; otherwise as `prepare`.
+
+        Args:
+            words: ``[T, stride]``; their tails are written anew, as this driver starts tasks.
+            profile: Of the words.
+
+        Raises:
+            LayoutError: The program is not proven harmless.
+            DeviceFull: There is no room for it.
+        """
+
+        def chained(_core: int, at: int | None) -> U64:
+            chain(words, profile, at)
+            return words
+
+        usual, self.profile = self.profile, profile
         try:
-            for program, work in zip(pieces, works, strict=False):
-                parts.append(self._part(program, work))
-            job = self._job(parts, inputs, pieces)
+            job = self._load(self.commands(self.spaces[:1], [len(words)]), (), chained)
+        finally:
+            self.profile = usual
+        job.most_s = self.deadline_s
+        return job
+
+    def _load(
+        self,
+        pieces: Sequence[Piece],
+        inputs: Sequence[Input],
+        words_of: Callable[[int, int | None], U64],
+    ) -> Job:
+        """Write the program of each core to its piece of memory, and make the job.
+
+        Args:
+            pieces: From `commands`.
+            inputs: As in `prepare`.
+            words_of: Returns the program of a core, whose tasks start each other when they are
+                told the address that the program will have.
+        """
+        programs = [piece for piece in pieces if piece.buffer.role is Role.PROGRAM]
+        try:
+            parts = []
+            for core, program in enumerate(programs):
+                at = program.address if self.chained else None
+                parts.append(self._part(program, words_of(core, at)))
+            return self._job(parts, inputs, pieces)
         except BaseException:
             for piece in pieces:
                 piece.free()
             raise
-        job.most_s = min(patience, self.deadline_s)
-        return job
+
+    def _link(self, work: Work, at: int | None) -> U64:
+        return link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
 
     def _expected(self, work: Sequence[Sequence[Task]]) -> float:
         """Return the seconds that the cost model expects each core's tasks to take at most."""
@@ -252,10 +297,8 @@ class Driver(abc.ABC):
         """Return the memory that the kernel needs for a job beside the programs."""
         return ()
 
-    def _part(self, program: Piece, work: Work) -> Part:
+    def _part(self, program: Piece, words: U64) -> Part:
         space = program.space
-        at = program.address if self.chained else None
-        words = link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
         proof = prove(
             words,
             space.spans,
@@ -267,7 +310,7 @@ class Driver(abc.ABC):
             memory.view("<u8")[:] = words.ravel()
         reads = tuple(space.at(span) for span in sorted(proof.reads))
         writes = tuple(space.at(span) for span in sorted(proof.writes))
-        return Part(program, len(work.tasks), proof, reads, writes)
+        return Part(program, len(words), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
         """Run *job* and wait for it; then the CPU sees its results.

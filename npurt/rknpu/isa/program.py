@@ -84,11 +84,24 @@ def link(
         )
     words[:, address_words(profile)] |= places.astype(np.uint64) << 16
     if chain_at is not None:
-        step = stride(profile) * 8
-        for i in range(len(tasks) - 1):
-            after = regcmd.tail(profile.enable, chain_at + (i + 1) * step, profile.words)
-            words[i, len(profile.order) : profile.words] = [regcmd.encode(w) for w in after]
+        chain(words, profile, chain_at)
     return words
+
+
+def chain(words: U64, profile: Profile, at: int | None) -> None:
+    """Write the tails of the tasks in *words* ``[T, stride]``.
+
+    Args:
+        words: A program.
+        profile: Its profile.
+        at: The address that the words will have, when each task is to start the next; None when
+            the driver starts them one by one.
+    """
+    for i in range(len(words)):
+        follows = at is not None and i + 1 < len(words)
+        after = (at or 0) + (i + 1) * stride(profile) * 8 if follows else None
+        tail = regcmd.tail(profile.enable, after, profile.words)
+        words[i, len(profile.order) : profile.words] = [regcmd.encode(w) for w in tail]
 
 
 def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:

@@ -149,7 +149,7 @@ def prove(
 def _refuse(register: str, task: int, why: str) -> NoReturn:
     raise LayoutError(
         f"task {task} of the program: {register} {why}",
-        remedy="nothing was submitted; report this with `npurt regcmd decode` of the program",
+        remedy="nothing was submitted; `npurt regcmd decode` names every field of the program",
     )
 
 
@@ -370,7 +370,7 @@ def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> froz
         place = bisect_right(spans, low, key=_start) - 1
         span = spans[place] if place >= 0 else None
         if span is None or high > span.end:
-            near = f"; the buffer before is {span}" if span else ""
+            near = f"; {span.name} is {span.start:#x} .. {span.end:#x}" if span else ""
             _refuse(register, task, f"reaches {low:#x} .. {high:#x}, no buffer of ours{near}")
         if span.role is not role:
             _refuse(register, task, f"would {role.value} {span.name}, which is not for that")

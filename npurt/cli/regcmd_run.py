@@ -1,0 +1,238 @@
+"""`npurt regcmd check` and `run`: a register program on buffers that are .npy files."""
+
+import argparse
+import io
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cli import options
+from npurt.errors import LayoutError, NpurtError
+from npurt.files import replacing
+
+if TYPE_CHECKING:
+    from npurt.rknpu.plan.check import Checked
+    from npurt.rknpu.plan.proof import Span
+
+Array = npt.NDArray[Any]
+
+MOST_PROGRAM_BYTES = 16 << 20  # what a buffer of thousands of tasks takes
+MOST_BYTES = 1 << 30  # of one buffer
+DTYPES = ("int8", "uint8", "int16", "float16", "int32", "float32")
+INPUT = "ADDR=FILE.npy"
+OUTPUT = "ADDR=FILE.npy:DTYPE:SHAPE"
+
+
+def add(kinds: Any) -> None:
+    """Add both kinds of `npurt regcmd`."""
+    checker = kinds.add_parser(
+        "check",
+        help="prove that a program touches only its buffers and cannot hang the NPU",
+        description="Exit status 0: it is harmless; 1: it is not proven harmless; 2: wrong usage.",
+    )
+    runner = kinds.add_parser(
+        "run",
+        help="check a program, run it, and write what it computes",
+        description="Inputs are copied byte by byte: in the layout that the program reads.",
+    )
+    for parser, run in ((checker, run_check), (runner, run_program)):
+        also = " or ADDR=BYTES" if parser is checker else ""
+        parser.add_argument("file", type=Path,
+                            help="the program: as for `npurt regcmd decode`")  # fmt: skip
+        parser.add_argument("-i", "--input", action="append", default=[], metavar=INPUT,
+                            help=f"what the NPU reads at an address: {INPUT}{also}")  # fmt: skip
+        parser.add_argument("-o", "--output", action="append", default=[], metavar=OUTPUT,
+                            help=f"what it writes, such as 0x3000000=c.npy:int32:4x64{also}; "
+                            f"types: {', '.join(DTYPES)}")  # fmt: skip
+        parser.set_defaults(run=run)
+    checker.add_argument("--at", type=address, metavar="ADDR",
+                         help="address of the program; default: what its tasks say")  # fmt: skip
+    runner.add_argument("-dev", "--device", default="rknpu", metavar="NAME",
+                        help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
+    runner.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS",
+                        help="how long the program may take; default: 2")  # fmt: skip
+    for parser in (checker, runner):
+        parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def address(text: str) -> int:
+    """Read a number in any base: 0x1000 or 4096."""
+    return int(text, 0)
+
+
+def words_of(file: Path) -> list[int]:
+    """Return the words of the program in *file*, or of standard input when it is "-"."""
+    from npurt.rknpu.isa import regcmd
+
+    return regcmd.parse(_bytes_of(file))
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Return the bytes of *file*, those of standard input when it is "-"."""
+    if str(file) != "-":
+        return options.bytes_of(file, MOST_PROGRAM_BYTES)
+    data = sys.stdin.buffer.read(MOST_PROGRAM_BYTES + 1)
+    if len(data) > MOST_PROGRAM_BYTES:
+        raise NpurtError(
+            f"more than {MOST_PROGRAM_BYTES} bytes came in", remedy="give a smaller program"
+        )
+    return data
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Say whether a program is harmless, or why not."""
+    from npurt.rknpu.plan.check import check
+    from npurt.rknpu.plan.proof import Role
+
+    words = words_of(args.file)
+    spans = [_span(text, Role.INPUT) for text in args.input]
+    spans += [_span(text, Role.OUTPUT) for text in args.output]
+    try:
+        program = check(words, spans, at=args.at)
+    except LayoutError as error:
+        if not args.json:
+            raise
+        print(json.dumps({"ok": False, "why": error.what, "remedy": error.remedy}))
+        return 1
+    if args.json:
+        print(json.dumps({"ok": True, **_about(program)}))
+    else:
+        print(f"{args.file}: harmless; {_summary(program)}")
+    return 0
+
+
+def run_program(args: argparse.Namespace) -> int:
+    """Run a program and write its outputs."""
+    from npurt.rknpu.device.device import connection
+    from npurt.rknpu.driver.execute import execute
+
+    words = words_of(args.file)
+    inputs = dict(_input(text) for text in args.input)
+    files = dict(_output(text) for text in args.output)
+    if not args.timeout > 0:
+        raise NpurtError(f"--timeout {args.timeout:g} is no time", remedy="give seconds, such as 2")
+    system, connect = connection(args.device)
+    driver = connect()
+    try:
+        outputs = {address: array for address, (_, array) in files.items()}
+        program = execute(driver, words, inputs, outputs, timeout_s=args.timeout)
+    finally:
+        driver.close()
+    written = []
+    for path, array in files.values():
+        try:
+            with replacing(path) as file:
+                np.save(file, array)
+        except OSError as error:
+            raise NpurtError(
+                f"cannot write {path}: {error.strerror}", remedy="check the path and the disk"
+            ) from error
+        written.append({"file": str(path), "dtype": str(array.dtype), "shape": array.shape})
+    if args.json:
+        about = {"device": args.device, "simulated": system.simulated, "detail": driver.detail}
+        print(json.dumps({**about, **_about(program), "written": written}))
+    else:
+        simulated = " (simulated)" if system.simulated else ""
+        print(f"ran on {driver.detail}{simulated}; {_summary(program)}")
+        for row in written:
+            print(f"wrote {row['file']}: {row['dtype']} {row['shape']}")
+    return 0
+
+
+def _about(program: "Checked") -> dict[str, Any]:
+    """Return what was proven, for scripts."""
+
+    def rows(spans: "frozenset[Span]") -> list[dict[str, Any]]:
+        ordered = sorted(spans, key=lambda span: span.start)
+        return [{"address": hex(s.start), "bytes": s.end - s.start} for s in ordered]
+
+    return {
+        "tasks": len(program.words),
+        "profile": program.profile.value,
+        "chained": program.chained,
+        "reads": rows(program.proof.reads),
+        "writes": rows(program.proof.writes),
+    }
+
+
+def _summary(program: "Checked") -> str:
+    about = _about(program)
+    tasks = f"{about['tasks']} task{'s' if about['tasks'] > 1 else ''}"
+    reads, writes = (
+        ", ".join(f"{row['bytes']} bytes at {row['address']}" for row in about[key])
+        for key in ("reads", "writes")
+    )
+    return f"{tasks}; reads {reads}; writes {writes}"
+
+
+def _span(text: str, role: Any) -> "Span":
+    """Return the buffer that an argument of `check` describes."""
+    from npurt.rknpu.plan.proof import Role, Span
+
+    if re.fullmatch(r"[^=]*=\d+", text):
+        address, value = _pair(text, "ADDR=BYTES")
+        nbytes = int(value)
+    elif role is Role.INPUT:
+        address, array = _input(text)
+        nbytes = array.nbytes
+    else:
+        address, (_, array) = _output(text)
+        nbytes = array.nbytes
+    if not 0 < nbytes <= MOST_BYTES:
+        raise _usage(text, f"{nbytes} bytes are no buffer of 1 to {MOST_BYTES}")
+    return Span(address, address + nbytes, role, f"the {role.name.lower()} at {address:#x}")
+
+
+def _pair(text: str, form: str) -> tuple[int, str]:
+    """Return the address and the rest of ``ADDR=REST``."""
+    address, equals, rest = text.partition("=")
+    try:
+        number = int(address, 0)
+    except ValueError:
+        number = -1
+    if not (equals and rest and 0 <= number < 1 << 32):
+        raise _usage(text, f"it is not {form} with an address below 4 GiB")
+    return number, rest
+
+
+def _input(text: str) -> tuple[int, Array]:
+    """Return the address and the content of an input."""
+    address, path = _pair(text, INPUT)
+    data = options.bytes_of(path, MOST_BYTES)
+    try:
+        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("an archive of arrays")
+    except (ValueError, EOFError, OSError, OverflowError, MemoryError) as error:
+        raise NpurtError(
+            f"{path} is no .npy file with an array of numbers",
+            remedy="write it with numpy.save(path, array)",
+        ) from error
+    return address, np.ascontiguousarray(array)
+
+
+def _output(text: str) -> tuple[int, tuple[Path, Array]]:
+    """Return the address, file and array of an output."""
+    address, rest = _pair(text, OUTPUT)
+    path, dtype, shape = (["", "", *rest.rsplit(":", 2)])[-3:]
+    written = re.fullmatch(r"\d{1,10}(x\d{1,10})*", shape)
+    sizes = [int(size) for size in shape.split("x")] if written else []
+    if not path or dtype not in DTYPES or not sizes:
+        raise _usage(text, f"it is not {OUTPUT} with a type of {', '.join(DTYPES)}")
+    if not 0 < math.prod(sizes) * np.dtype(dtype).itemsize <= MOST_BYTES:
+        raise _usage(text, f"a buffer has 1 to {MOST_BYTES} bytes")
+    return address, (Path(path), np.empty(sizes, dtype))
+
+
+def _usage(text: str, why: str) -> NpurtError:
+    return NpurtError(
+        f"{text!r} describes no buffer: {why}",
+        remedy="see `npurt regcmd run -h`; for example -i 0x1000000=a.npy "
+        "-o 0x3000000=c.npy:int32:4x64",
+    )
