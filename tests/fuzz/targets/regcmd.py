@@ -29,7 +29,7 @@ KNOWN = [register for register in REG.values() if register.fields]
 
 def mutate(rng):
     if rng.random() < 0.3:
-        return {"kind": "file", "format": rng.choice(("raw", "list", "dict")), "words": file(rng),
+        return {"kind": "file", "form": rng.choice(("raw", "list", "dict")), "words": file(rng),
                 "cut": rng.randrange(8) if rng.random() < 0.1 else 0}  # fmt: skip
     count = rng.choice((1, 1, 2, 3))
     return {
@@ -104,13 +104,13 @@ def run(value):
 
 def read_file(value):
     words = value["words"]
-    if value["format"] == "raw":
+    if value["form"] == "raw":
         numbers = [
             int(w, 16) for w in words if isinstance(w, str) and w[2:].isalnum() and len(w) == 18
         ]
         data = np.array(numbers, np.uint64).tobytes()
     else:
-        data = json.dumps(words if value["format"] == "list" else {"words": words}).encode()
+        data = json.dumps(words if value["form"] == "list" else {"words": words}).encode()
     for word in regcmd.parse(data[: len(data) - value["cut"]]):
         line = regcmd.describe(word)
         assert str(line).startswith(f"{word:016x}")
