@@ -1,4 +1,4 @@
-"""`npurt regcmd`: decode, check or run any program of the RK3588's NPU; print that of one product."""
+"""`npurt regcmd`: decode, check or run a program of the RK3588's NPU; print that of one product."""
 
 import argparse
 import itertools
