@@ -7,7 +7,7 @@ SECONDS ?= 3600
 LINUX ?= 7.2
 
 BIN := .venv/bin
-C_FILES = $(shell find $(wildcard npurt dsp idl sim tests) -name '*.[ch]')
+C_FILES = $(shell find $(wildcard npurt dsp idl sim tests examples) -name '*.[ch]')
 BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
 	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')

@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples"
     [
         ("graph", "y f32[T, D=64] = Add(x, downed)"),
         ("fastrpc_session", "echo of 42: 42"),
+        ("own_skel/run", "sums that are right: 1000 of 1000"),
         ("rocket_buffer", "the product is exact"),
         ("register_program", "the product is exact"),
     ],

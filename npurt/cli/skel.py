@@ -1,4 +1,4 @@
-"""`npurt skel`: check and describe shared objects for the DSP."""
+"""`npurt skel`: check code for the DSP before the DSP loads it, or compile some."""
 
 import argparse
 import dataclasses
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npurt.cli import options
+from npurt.errors import SettingError
 
 if TYPE_CHECKING:
     from npurt.hexagon.doctor.elf import SharedObject
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("skel", help="check or describe a shared object for the Hexagon")
-    parser.add_argument("action", choices=("verify", "info"))
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser = verbs.add_parser("skel", help="compile, check or describe code for the Hexagon")
+    parser.add_argument("action", choices=("verify", "info", "build"))
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="skel; build: C files")
     parser.add_argument(
         "--arch", type=_arch, metavar="v68", help="version of the DSP that is to load it"
     )
     parser.add_argument("--entry", metavar="SYMBOL", help="symbol that the URI names")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--idl", type=Path, metavar="FILE.idl", help="build: the skel's interface")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE.so", help="build: libNAME_skel.so")
     parser.set_defaults(run=run)
 
 
@@ -36,23 +39,54 @@ def _arch(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check a file (exit status 1 when it would not load), or describe it."""
-    from npurt.hexagon.doctor import elf, loadable
+    """Build a skel, verify it (exit status 1: it would not load), or describe it."""
+    if args.action == "build":
+        return _verify(_build(args), args)
+    if len(args.files) > 1 or args.idl or args.out:
+        raise SettingError(
+            f"skel {args.action} takes one file, and neither --idl nor --out",
+            remedy="name one skel; --idl and --out are for npurt skel build",
+        )
+    return _info(args) if args.action == "info" else _verify(args.files[0], args)
 
-    data = options.bytes_of(args.file)
-    if args.action == "info":
-        about = _describe(elf.read(data))
-        print(json.dumps(about) if args.json else "\n".join(_lines(about)))
-        return 0
+
+def _build(args: argparse.Namespace) -> Path:
+    from npurt.hexagon import idl
+    from npurt.hexagon.session import own_skel
+
+    if args.idl is None:
+        raise SettingError(
+            "skel build needs the interface of the skel",
+            remedy="name it with --idl FILE.idl; examples/own_skel has one",
+        )
+    interface = idl.load(args.idl)
+    out = args.out or Path(f"lib{interface.name}_skel.so")
+    own_skel.build(args.files, interface, out, arch=f"v{args.arch or 68}")
+    args.entry = args.entry or f"{interface.name}_skel_handle_invoke"
+    return out
+
+
+def _info(args: argparse.Namespace) -> int:
+    from npurt.hexagon.doctor import elf
+
+    about = _describe(elf.read(options.bytes_of(args.files[0])))
+    print(json.dumps(about) if args.json else "\n".join(_lines(about)))
+    return 0
+
+
+def _verify(file: Path, args: argparse.Namespace) -> int:
+    from npurt.hexagon.doctor import loadable
+
+    data = options.bytes_of(file)
     findings = loadable.verify(data, arch=args.arch, entry=args.entry)
     loads = all(finding.level != "error" for finding in findings)
     if args.json:
         rows = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"file": str(args.file), "ok": loads, "findings": rows}))
+        print(json.dumps({"file": str(file), "ok": loads, "findings": rows}))
     else:
         for finding in findings:
             print(f"{finding.level}: {finding.what}\n  remedy: {finding.remedy}")
-        print(f"{args.file}: {'should load' if loads else 'would not load'}")
+        print(f"{file}: {'should load' if loads else 'would not load'}")
     return 0 if loads else 1
 
 

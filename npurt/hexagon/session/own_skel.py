@@ -1,0 +1,144 @@
+"""Skels of one's own: compile C and an interface into one, open it in a session, call it.
+
+`build` compiles, `OwnSkel` opens and calls.  examples/own_skel has all of it.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from npurt.errors import NpurtError
+from npurt.hexagon.fastrpc.caller import Caller
+from npurt.hexagon.fastrpc.control import session_pool
+from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.lib import Library
+from npurt.hexagon.idl import Interface
+from npurt.hexagon.idl.__main__ import write
+from npurt.hexagon.session import skel
+
+CLOSING_SECONDS = 10
+
+
+def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str = "v68") -> Path:
+    """Compile *sources* and the dispatch of *interface* into the skel *out*; return *out*.
+
+    The pinned compiler of npurt's own skels compiles them (`npurt/build_hexagon.py`).  Headers are
+    found in the folders of the sources, in dsp/ and in idl/; NAME.h of the interface is written.
+
+    Args:
+        sources: C files: what NAME.h declares, NAME being that of the interface.
+        interface: The methods.
+        out: The file to make, whole or not at all.  A session finds libNAME_skel.so.
+        arch: Least Hexagon version that loads it.
+
+    Raises:
+        NpurtError: The compiler is missing or refuses the sources; npurt has no build code, as in a
+            wheel; or a file cannot be read or written.
+    """
+    try:
+        from npurt import build_hexagon, build_zig
+    except ImportError as error:
+        raise NpurtError(
+            "this npurt cannot compile skels: its wheel has no build code",
+            remedy="use a checkout of npurt's repository: pip install -e '.[dev]'",
+        ) from error
+    _require(sources)
+    with tempfile.TemporaryDirectory() as folder:
+        _, dispatch = write(interface, Path(folder))
+        beside = dict.fromkeys(source.resolve().parent for source in sources)
+        includes = (Path(folder), *beside, build_hexagon.DSP, build_hexagon.IDL)
+        try:
+            build_hexagon.compile_skel([dispatch, *sources], arch, out, includes=includes)
+        except (build_zig.BuildError, OSError) as error:
+            what, _, remedy = str(error).partition("\n  remedy: ")
+            raise NpurtError(what, remedy=remedy or "change the source") from error
+    return out
+
+
+def _require(sources: Sequence[Path]) -> None:
+    for source in sources:
+        if not source.is_file():
+            raise NpurtError(f"{source} is not a file", remedy="name C files")
+
+
+class OwnSkel:
+    """A skel of one's own, open in a session of the DSP.
+
+    Args:
+        library: The FastRPC library.
+        file: The skel; its name is libNAME_skel.so.
+        interface: Its methods.
+        domain: The DSP, a key of `abi.CDSP`.
+        deadline: Seconds that a call may take.
+
+    Raises:
+        NpurtError: It cannot be opened; the message says why.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        file: Path,
+        interface: Interface,
+        *,
+        domain: str = "cdsp",
+        deadline: float = 60.0,
+    ) -> None:
+        expected = f"lib{interface.name}_skel.so"
+        if file.name != expected:
+            raise NpurtError(f"{file.name} is not {expected}", remedy=f"rename it to {expected}")
+        skel.publish(file)
+        self._interface, self._deadline = interface, deadline
+        self._caller = Caller(f"{interface.name} on the {domain}")
+        self._pool = session_pool(library)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._caller.close, _nothing, CLOSING_SECONDS)
+            self._slot = self._pool.take(domain)
+            undo.callback(self._pool.give_back, self._slot)
+            self._pool.allow_unsigned(self._slot)
+            self._handle = Handle(library, self._pool.uri(self._slot, interface.uri))
+            self._caller.run(self._handle.open, deadline, "open")
+            undo.pop_all()
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a method; return its results.
+
+        Args:
+            name: Of the method.
+            arguments: Its parameters in order, without the results but with the room for each
+                sequence that comes back, as `idl.Method.pack` takes them.
+
+        Raises:
+            NpurtError: The method failed, or the DSP is gone or late.
+        """
+        call = self._interface.method(name).pack(*arguments)
+        invocation = Invocation(call)
+        self._caller.run(lambda: self._handle.invoke(invocation), self._deadline, name)
+        return call.unpack()
+
+    def close(self) -> None:
+        """Close it.  A second call does nothing."""
+        if self._handle.state in (State.OPEN, State.DEAD):
+            self._caller.close(self._close, CLOSING_SECONDS)
+
+    def _close(self) -> None:
+        self._handle.close()
+        self._pool.give_back(self._slot, ended=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _nothing() -> None:
+    pass
