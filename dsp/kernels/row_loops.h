@@ -16,6 +16,9 @@
  * So the first step finishes tiles that never were: their scales and offsets start at zero, and so
  * they add zero, whatever is in the other registers.
  *
+ * tests/hexagon/row_loops.py says what a loop computes, and runs its packets on symbols.  Whoever
+ * changes a packet runs tests/hexagon/test_row_loops.py, which names an accumulator that is wrong.
+ *
  * Registers: r23:8 the 64 codes of x, r24 the scale (at first the steps) and r25 the sums of x, r6 a
  * shift, which must be one of r0 to r7, r7 a zero point; v5 and up as below; what has a name is where
  * the compiler put it.
