@@ -122,6 +122,7 @@ HEXAGON_WORKER = Setting(
 ROCKET_THREADS = Setting(
     "NPURT_ROCKET_THREADS", 0, "1: a thread for each core of an RK3588 with the driver rocket"
 )
+SIM_RKNPU = "NPURT_SIM_RKNPU"  # settings of the RK3588 simulator, which reads it itself
 CACHE = Setting("NPURT_CACHE", "", "folder for what npurt measured of this machine")
 
 SETTINGS = (

@@ -62,12 +62,15 @@ def _row(outcome: "Outcome") -> str:
 
 
 def _summary(outcomes: "list[Outcome]", *, simulated: bool) -> str:
+    from npurt.rknpu.plan.cost import CLOCKS
+
+    clocks = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in CLOCKS.items())
     bad = [outcome for outcome in outcomes if outcome.state != "ok"]
     times = (
         "driver and model: both the cost model's estimate, as the NPU is simulated"
         if simulated
         else "driver: its own measurement; model: what the cost model expects at the clock that "
-        "the driver gives the NPU (rknpu 1000 MHz, rocket 200 MHz)"
+        f"the driver gives the NPU ({clocks})"
     )
     if not bad:
         return f"all {len(outcomes)} right; {times}"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from npurt.errors import DeviceNotFound, NpurtError
 from npurt.library import path_of
-from npurt.settings import preloading
+from npurt.settings import SIM_RKNPU, preloading
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ SIMULATORS = (
     Simulator(
         "rknpu",
         "rknpu/sim/librknpu_sim.so",
-        "NPURT_SIM_RKNPU",
+        SIM_RKNPU,
         "RK3588 NPU: the ioctls of the rocket and rknpu drivers, preloaded",
     ),
 )

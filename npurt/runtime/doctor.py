@@ -106,7 +106,7 @@ def _hexagon(device: str) -> Kind:
 
 
 def _rknpu(device: str) -> Kind:
-    from npurt.rknpu.device.device import DRIVERS
+    from npurt.rknpu.device.device import DRIVERS, NAMES
     from npurt.rknpu.doctor import checks as doctor
     from npurt.rknpu.doctor import trial as doctor_trial
 
@@ -114,7 +114,7 @@ def _rknpu(device: str) -> Kind:
     if which not in DRIVERS:
         raise UnknownDevice(
             f"the doctor knows nothing of device {device!r}",
-            remedy="use rknpu, rknpu:sim or rknpu:sim-vendor",
+            remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",
         )
     probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
     if which.startswith("sim"):

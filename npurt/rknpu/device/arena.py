@@ -16,7 +16,6 @@ from npurt.rknpu.driver.memory import PAGE, Buffer, Piece, Space
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import padded
 
-SMALLEST_BUFFER = 4096
 # A space that is full with less than that lacks memory, not addresses, of which it has 4 GiB: then
 # another space would be full as well.  Of rknpu's, which stay cut up, some have 600 MB [HW:
 # rknpu-submit].
@@ -60,7 +59,7 @@ class Arena:
 
         When memory is used up, any that is large enough.
         """
-        size = max(SMALLEST_BUFFER, 1 << (nbytes - 1).bit_length())
+        size = max(PAGE, 1 << (nbytes - 1).bit_length())
         large = [each for each in self._of(use, core) if each.nbytes >= nbytes]
         best = min(large, key=lambda each: each.nbytes, default=None)
         if best and best.nbytes <= size:

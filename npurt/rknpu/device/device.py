@@ -48,6 +48,7 @@ DRIVERS = {  # by what follows "rknpu:"
     "sim": (uapi_rocket.NAME,),
     "sim-vendor": (uapi_rknpu.NAME,),
 }
+NAMES = tuple(f"rknpu:{which}".rstrip(":") for which in DRIVERS)  # device strings
 
 
 @functools.cache
@@ -455,7 +456,7 @@ def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     if kind != "rknpu" or drivers is None:
         raise UnknownDevice(
             f"{name!r} is no device: an RK3588 has one NPU",
-            remedy="use rknpu, rknpu:0, rknpu:sim or rknpu:sim-vendor",
+            remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",
         )
     system = Simulator() if which.startswith("sim") else System()
     return system, functools.partial(detect.open_driver, system, drivers)

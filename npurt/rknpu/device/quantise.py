@@ -23,10 +23,13 @@ from npurt.device import F32, F64
 from npurt.errors import LayoutError, NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.driver.host import I8, round_rows
+from npurt.rknpu.isa.formats import number_format
+from npurt.rknpu.plan.tiling import padded
 
 BLOCK = 64  # columns of a rotation; larger ones gain little
-STEP = 32  # K of a task is a multiple of this
 SLICE = 1024  # rows of w that are float32 at a time
+
+FINER = 254  # NPURT_RK_FINER: steps of the second pass of int8 in one of the first
 
 # Budgets of relative error, weights and activations together.
 BUDGET = 3e-4
@@ -46,11 +49,11 @@ class Scheme:
 
 
 # The errors of x: worst of the products of SmolLM2-135M and Qwen2.5-0.5B and 1.5B, each the mean
-# over 350 tokens of text; two passes are 254 times finer.
+# over 350 tokens of text; the second of two passes is so much finer.
 SCHEMES = (
     Scheme("int8", "int8", 1, 0, True, 1.2e-4),
-    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / 254**2),
-    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / 254**2),
+    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / FINER**2),
+    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / FINER**2),
     Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
 )
 PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for codes that are given
@@ -70,7 +73,7 @@ class Part:
         columns: Which.
         block: Columns of a rotation, 1 for none.
         signs: int8 ``[Kp]`` or None.
-        codes: ``[N, Kp]``, int8 or float16, Kp a multiple of 32.
+        codes: ``[N, Kp]``, int8 or float16, Kp a multiple of the number format's `k_step`.
         scales: float32 ``[N]``: ``x @ w.T`` is the product of the codes times this, times x's.
     """
 
@@ -159,7 +162,7 @@ def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
 
 
 def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
-    kp = -(-(columns.stop - columns.start) // STEP) * STEP
+    kp = padded(columns.stop - columns.start, number_format(scheme.task).k_step)
     rotated = scheme.rotated
     return Part(
         columns=columns,

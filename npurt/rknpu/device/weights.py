@@ -12,6 +12,7 @@ from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (
     BY_NAME,
+    FINER,
     PLAIN,
     Part,
     QuantisedWeight,
@@ -66,7 +67,7 @@ class PartOnNpu:
         round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
         values = codes[: len(x)].astype(np.float64)
         if scheme.passes == 2:
-            values += codes[len(x) :] / 254.0
+            values += codes[len(x) :] / FINER
         exact: F64 = values * scales[:, None]
         return exact
 

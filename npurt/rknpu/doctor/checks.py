@@ -11,7 +11,9 @@ from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import Node, System
 from npurt.rknpu.doctor import live as live
 from npurt.rknpu.doctor import speed as speed
+from npurt.rknpu.driver import uapi_rknpu
 from npurt.rknpu.driver.system import CHIPS
+from npurt.rknpu.plan.tiling import CORES
 
 TREE = "/sys/firmware/devicetree/base"
 NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
@@ -21,9 +23,10 @@ DRIVERS = {  # what drives the cores -> its folder
 }
 FIRST_WITH_ROCKET = (6, 18)  # of Linux
 CONFIG = r"CONFIG_(?:DRM_ACCEL_ROCKET|ROCKCHIP_RKNPU)(?:=[ym]| is not set)"
+OLDEST = uapi_rknpu.release(uapi_rknpu.OLDEST)
 KERNELS = (
     "a kernel with rocket (Linux 6.18 and newer, CONFIG_DRM_ACCEL_ROCKET=m) or the vendor's with "
-    "rknpu 0.9.6 and newer (Armbian: linux-image-vendor-rk35xx), and its device tree"
+    f"rknpu {OLDEST} and newer (Armbian: linux-image-vendor-rk35xx), and its device tree"
 )
 
 
@@ -169,7 +172,7 @@ def node(system: System) -> Result:
 
 
 def version(system: System) -> Result:
-    """The vendor's driver must be of 0.9.6 or newer: before, its requests had other sizes."""
+    """The vendor's driver must not be too old: before `OLDEST`, its requests had other sizes."""
     if driver_of(system) == "rocket":
         return ok("rocket has one interface so far")
     told = system.text("/sys/kernel/debug/rknpu/version") or system.text("/proc/rknpu/version")
@@ -178,8 +181,8 @@ def version(system: System) -> Result:
     release = found[1] if found else live.version(system)
     if not release:
         return skip("only root may read of which version the driver is")
-    if tuple(map(int, release.split("."))) < (0, 9, 6):
-        return fail(f"the driver rknpu is {release}, and npurt needs 0.9.6 or newer", KERNELS)
+    if tuple(map(int, release.split("."))) < tuple(map(int, OLDEST.split("."))):
+        return fail(f"the driver rknpu is {release}, and npurt needs {OLDEST} or newer", KERNELS)
     return ok(f"rknpu {release}")
 
 
@@ -202,9 +205,9 @@ def cores(system: System) -> Result:
     if driver_of(system) == "rknpu":
         return ok("rknpu has all cores as one")
     count = cores_of(system, DRIVERS["rocket"])
-    if count < 3 and "rk3583" not in compatible(system):
+    if count < CORES and "rk3583" not in compatible(system):
         return warn(
-            f"{count} of 3 cores are there: products take {3 / count:.1f} times as long",
+            f"{count} of {CORES} cores are there: products take {CORES / count:.1f} times as long",
             f"a device tree that enables npu@fdac0000 and npu@fdad0000: head {TREE}/npu@*/status",
         )
     return ok(f"{count} cores")

@@ -4,11 +4,13 @@ import re
 
 from npurt.doctor.check import Result, ok, skip, warn
 from npurt.doctor.system import System
+from npurt.rknpu.driver.detect import FILES as WANTED_FILES
+from npurt.rknpu.plan.cost import CLOCKS
 
 DEVFREQ = "/sys/class/devfreq"
 ROCKET = "/sys/bus/platform/drivers/rocket"
 PARKED = ("powersave", "userspace")  # governors that do not follow the load
-FULL_NPU_HZ = 1_000_000_000
+FULL_NPU_HZ = int(CLOCKS["rknpu"])
 CMA_KB = 16 << 10  # less than that free is worth a warning [?]
 FILES = 4096  # descriptors; runtimes of this NPU are known to run out of 1024
 
@@ -20,8 +22,8 @@ def npu(system: System) -> Result:
         if not system.names(ROCKET):
             return skip(f"nothing in {DEVFREQ} tells the NPU's clock")
         return warn(
-            "no governor: rocket leaves the NPU at the 200 MHz that it starts with, a fifth of "
-            "what the vendor's driver gives it",
+            f"no governor: rocket leaves the NPU at the {CLOCKS['rocket'] / 1e6:.0f} MHz that it "
+            "starts with, a fifth of what the vendor's driver gives it",
             "a kernel with a frequency patch for rocket; 900 MHz and more need 0.85 V",
         )
     return _clock(system, folder, "the NPU", FULL_NPU_HZ)
@@ -89,7 +91,7 @@ def files(system: System) -> Result:
     if hard.isdecimal() and int(hard) < FILES:
         return warn(
             f"no more than {hard} files may be open at once",
-            "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/npurt.conf, and log in "
-            "again; in a container: --ulimit nofile=65536",
+            f"echo '* hard nofile {WANTED_FILES}' | sudo tee /etc/security/limits.d/npurt.conf, "
+            f"and log in again; in a container: --ulimit nofile={WANTED_FILES}",
         )
     return ok(f"up to {hard} may be open")

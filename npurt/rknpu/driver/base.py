@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.driver.memory import Buffer, Piece, Space
 from npurt.rknpu.driver.run import Call, CoreQueue, Run, ThreadPool
+from npurt.rknpu.driver.uapi_rocket import JOB_TIMEOUT_S
 from npurt.rknpu.isa.formats import ATOM
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import ALIGNMENT, U64, chain, link, stride
@@ -18,7 +19,7 @@ from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.plan.proof import Proof, Role, prove
 
 MARGIN = 20  # on what is expected: a slower clock, memory that is shared
-GRACE_S = 0.5  # beyond that; as long as mainline lets a job take
+GRACE_S = JOB_TIMEOUT_S  # beyond that
 ATTEMPTS = 2  # of a job, with a reset between
 
 # Written where a job ends and looked for afterwards.  No sum of int8 products is so large, and as

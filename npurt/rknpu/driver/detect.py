@@ -13,7 +13,7 @@ from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.rocket import RocketDriver
 from npurt.rknpu.driver.system import System, failure, ffi
 from npurt.rknpu.driver.vendor import RknpuDriver
-from npurt.settings import ROCKET_THREADS, deadline, read
+from npurt.settings import ROCKET_THREADS, SIM_RKNPU, deadline, read
 
 # The numbers that DRM gives nodes start at 0, 128 and 0; a board has a handful of each.
 NODES = (
@@ -114,7 +114,8 @@ def _rknpu(system: System, fd: int, node: str) -> RknpuDriver:
     version = _action(system, fd, uapi_rknpu.DRV_VERSION)
     if version < uapi_rknpu.OLDEST:
         raise DeviceNotFound(
-            f"the rknpu driver at {node} is {version}, older than {uapi_rknpu.OLDEST} (0.9.6)",
+            f"the rknpu driver at {node} is {version}, older than {uapi_rknpu.OLDEST} "
+            f"({uapi_rknpu.release(uapi_rknpu.OLDEST)})",
             remedy="use a newer kernel of the vendor, or mainline 6.18 with rocket",
         )
     if _action(system, fd, uapi_rknpu.GET_IOMMU_EN) != 1:
@@ -154,7 +155,7 @@ def _not_found(system: System, refused: list[str]) -> DeviceNotFound:
             "/dev/rknpu: this kernel's driver was built with DMA_HEAP; npurt needs DRM_GEM"
         )
     if system.simulated:
-        remedy = "take what hides its nodes out of NPURT_SIM_RKNPU: see docs/simulators.md"
+        remedy = f"take what hides its nodes out of {SIM_RKNPU}: see docs/simulators.md"
     else:
         remedy = (
             "use a kernel with the driver rocket (Linux 6.18) or rknpu (the vendor's); without a "

@@ -20,9 +20,9 @@ from npurt.rknpu.isa.program import stride
 from npurt.rknpu.plan.proof import Role
 
 BACKSTOP_S = 10.0
-# The kernel ends a job after 0.5 s, all its tasks together (JOB_TIMEOUT_MS of rocket_job.c).  Half
-# of that is left for what even the slowest estimate does not know.
-PLANNED_S = 0.25
+# The kernel's limit is on a job, all its tasks together.  Half of it is a
+# reserve for what even the slowest estimate does not know.
+PLANNED_S = uapi.JOB_TIMEOUT_S / 2
 # Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
 # file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may
 # already be somebody else's.

@@ -28,6 +28,7 @@ from npurt.once import once
 from npurt.rknpu.driver import host, uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.run import INTERRUPTIONS, U8, Run
 from npurt.rknpu.driver.uapi_drm import Request
+from npurt.settings import SIM_RKNPU
 
 # ioctl and open take "..." in C; on the ABIs of 64-bit Linux a call with fixed arguments is the
 # same, and a third faster.
@@ -240,7 +241,7 @@ class Simulator(System):
         refused = self.report()["settings_refused"]
         if refused:
             raise SettingError(
-                f"the RK3588 simulator refuses NPURT_SIM_RKNPU: {refused}",
+                f"the RK3588 simulator refuses {SIM_RKNPU}: {refused}",
                 remedy="docs/simulators.md lists its settings",
             )
 

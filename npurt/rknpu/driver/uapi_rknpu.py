@@ -58,7 +58,12 @@ INT_CLEAR = 0x1FFFF
 CORE_MASK = {1: 0b001, 2: 0b011, 3: 0b111}  # by cores at work
 FIRST_SLOT = {1: 0, 2: 0, 3: 2}  # of subcore_task, by cores at work [M] rknpu_job.c
 MAX_TASKS = 4095  # of a core in one submit, chained
-OLDEST = 906  # 0.9.6, as DRV_VERSION tells it
+OLDEST = 906  # 0.9.6, as DRV_VERSION tells it; `release` spells it
 ALIGNMENT_SINCE = 907
 DOMAINS = 16  # IOMMU domains; others than 0 from 0.9.8 on
 DOMAINS_SINCE = 908
+
+
+def release(version: int) -> str:
+    """Return a version as people write it: 906 is 0.9.6."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -5,6 +5,8 @@ Source: Linux include/uapi/drm/rocket_accel.h, as merged in 6.18; patches posted
 
 from npurt.rknpu.driver.uapi_drm import Request
 
+JOB_TIMEOUT_S = 0.5  # the kernel ends a job then: JOB_TIMEOUT_MS of rocket_job.c
+
 NAME = "rocket"  # that DRM_IOCTL_VERSION gives
 
 CDEF = """

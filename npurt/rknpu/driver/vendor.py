@@ -110,8 +110,9 @@ class RknpuDriver(Driver):
     chained = True
 
     def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
-        release = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-        self.detail = f"rknpu {release} at {node}, {cores} core{'s' if cores > 1 else ''}"
+        self.detail = (
+            f"rknpu {uapi.release(version)} at {node}, {cores} core{'s' if cores > 1 else ''}"
+        )
         self._version = version
         self._space = RknpuSpace(system, fd, version)
         self._others: list[RknpuSpace] = []
