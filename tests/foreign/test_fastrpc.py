@@ -24,6 +24,10 @@ RECORDED = record.recorded()
 # has freed: what follows is chance, down to hanging.
 CHANCE = {"get_uri", "names", "no_domain_exception", "no_domain_notification", "no_domain_type",
           "no_domain_type_below", "queue_last", "queue_twice", "reserve"}  # fmt: skip
+# There a thread of the library races the client: on a busy machine, a restart is over before a call
+# comes, or an answer is read before its queue is gone.
+RACES = {"queues", "restart"}
+TRIES = 5
 
 TEXT = """
 import sys
@@ -127,7 +131,11 @@ def text():
 
 @pytest.mark.parametrize("scenario", [name for name in RECORDED if name not in CHANCE])
 def test_the_library_answers_as_recorded(library, kernel, scenario):
-    assert record.run(library, scenario, LD_PRELOAD=str(kernel)) == RECORDED[scenario]
+    for left in reversed(range(TRIES if scenario in RACES else 1)):
+        said = record.run(library, scenario, LD_PRELOAD=str(kernel))
+        if said == RECORDED[scenario] or not left:
+            break
+    assert said == RECORDED[scenario]
 
 
 @pytest.mark.parametrize(
