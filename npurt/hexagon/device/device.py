@@ -46,9 +46,8 @@ from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.lib import simulator
 from npurt.hexagon.fastrpc.names import parse
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
-from npurt.hexagon.layout import delta, error_bound, images, quantise
-from npurt.hexagon.layout.formats import BY_NAME
-from npurt.hexagon.session.messages import MAX_K, MAX_N
+from npurt.hexagon.layout import delta, error_bound, formats, images, quantise
+from npurt.hexagon.session import messages
 from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts, patiently
@@ -79,7 +78,7 @@ class HexagonPacked(Packed):
     def __init__(self, device: "HexagonDevice", tensor: QTensor, number: int, kind: str) -> None:
         self.device = device
         self.tensor = tensor
-        self.format = BY_NAME[kind]
+        self.format = formats.BY_NAME[kind]
         self.number = number
         self.batches: dict[tuple[int, ...], Parts] = {}
         self._finalizer: weakref.finalize[..., HexagonPacked] | None = None
@@ -194,17 +193,17 @@ class HexagonDevice(ProductDevice):
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None, or the first rule that *op* breaks."""
-        fmt = BY_NAME.get(op.format)
+        fmt = formats.BY_NAME.get(op.format)
         if fmt is None:
             return f"there is no kernel for {op.format}"
         if fmt.arch > self._info.arch:
             return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{self._info.arch}"
         if not op.n or not op.k:
             return "it has no elements"
-        if op.k % GROUP or op.k > MAX_K:
-            return f"K must be a multiple of {GROUP} and at most {MAX_K}"
-        if op.n > MAX_N:
-            return f"N is more than {MAX_N}"
+        if op.k % GROUP or op.k > messages.MAX_K:
+            return f"K must be a multiple of {GROUP} and at most {messages.MAX_K}"
+        if op.n > messages.MAX_N:
+            return f"N is more than {messages.MAX_N}"
         if images.image_bytes(fmt, op.n, op.k) > LARGEST:
             return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
         return None

@@ -4,7 +4,9 @@ A stored code is ``(code - centre) * gain``.  The scale that goes with it is ``u
 the file's (dsp/kernels/product.h measures sums in units of `Kernel.unit`).
 """
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 from npurt.hexagon.idl import shared
 
@@ -40,7 +42,7 @@ class ImageFormat:
     @property
     def kind(self) -> Kernel:
         """The kind of weights that its kernel takes."""
-        return KERNELS[self.kernel]
+        return _kernels()[self.kernel]
 
     @property
     def vectors(self) -> int:
@@ -48,6 +50,7 @@ class ImageFormat:
         return self.codes + self.scales + self.offsets
 
 
+@functools.cache
 def _kernels() -> dict[str, Kernel]:
     kernels = {}
     for name, _, dropped, *rest in shared.rows(_TABLES, "NPURT_KERNEL"):
@@ -55,6 +58,7 @@ def _kernels() -> dict[str, Kernel]:
     return kernels
 
 
+@functools.cache
 def _formats() -> tuple[ImageFormat, ...]:
     rows = shared.rows(_TABLES, "NPURT_FORMAT")
     return tuple(
@@ -63,6 +67,13 @@ def _formats() -> tuple[ImageFormat, ...]:
     )
 
 
-KERNELS = _kernels()
-FORMATS = _formats()
-BY_NAME = {f.name: f for f in FORMATS}
+FORMATS: tuple[ImageFormat, ...]
+BY_NAME: dict[str, ImageFormat]
+
+
+def __getattr__(name: str) -> Any:
+    """Read the tables when they are first used: an import opens no file."""
+    if name not in ("FORMATS", "BY_NAME"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals().update(FORMATS=_formats(), BY_NAME={f.name: f for f in _formats()})
+    return globals()[name]

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
-from npurt.hexagon.layout.formats import BY_NAME, ImageFormat
+from npurt.hexagon.layout import formats
+from npurt.hexagon.layout.formats import ImageFormat
 from npurt.quant.tensor import QTensor
 
 TILE = 32  # rows
@@ -49,7 +50,7 @@ def format_of(tensor: QTensor) -> ImageFormat:
     Raises:
         UnsupportedOp: Its format is not in the table.
     """
-    found = BY_NAME.get(tensor.format.name)
+    found = formats.BY_NAME.get(tensor.format.name)
     if found is None:
         raise UnsupportedOp(
             f"the Hexagon kernels do not know {tensor.format.name}", remedy="use device 'cpu'"
@@ -115,7 +116,7 @@ def pack_i8(codes: npt.NDArray[np.int8], scales: F32, out: U8 | None = None) -> 
         LayoutError: Shapes or types do not fit; K must be a multiple of 32.
         NumericsError: A scale is not finite.
     """
-    fmt = BY_NAME["i8"]
+    fmt = formats.BY_NAME["i8"]
     n, k = codes.shape if codes.ndim == 2 else (0, 0)
     if codes.dtype != np.int8 or not n or not k or k % 32 or scales.shape != (n,):
         raise LayoutError(

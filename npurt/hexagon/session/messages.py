@@ -4,6 +4,7 @@ Pure: touches no library.  A request is made once for a step that is done many t
 are views of its bytes.  tests/hexagon/test_messages.py compares the two languages.
 """
 
+import functools
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, IntFlag
@@ -16,18 +17,41 @@ from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, Numeri
 from npurt.hexagon.fastrpc.rpcmem import U8
 from npurt.hexagon.idl import shared
 
-_NUMBERS = shared.numbers("idl/npurt_msg.h")
-PROTOCOL = _NUMBERS["NPURT_PROTOCOL"]
-BATCH_MAGIC = _NUMBERS["NPURT_BATCH_MAGIC"]
-REPLY_MAGIC = _NUMBERS["NPURT_REPLY_MAGIC"]
-CHECK_FACTOR = _NUMBERS["NPURT_CHECK_FACTOR"]
-MAX_OPS = _NUMBERS["NPURT_MAX_OPS"]
-MAX_M = _NUMBERS["NPURT_MAX_M"]
-MAX_N = _NUMBERS["NPURT_MAX_N"]
-MAX_K = _NUMBERS["NPURT_MAX_K"]
-MAX_HEADS = _NUMBERS["NPURT_MAX_HEADS"]
-MAX_WIDTH = _NUMBERS["NPURT_MAX_WIDTH"]
+_OF_THE_HEADER = (
+    "PROTOCOL",
+    "BATCH_MAGIC",
+    "REPLY_MAGIC",
+    "CHECK_FACTOR",
+    "MAX_OPS",
+    "MAX_M",
+    "MAX_N",
+    "MAX_K",
+    "MAX_HEADS",
+    "MAX_WIDTH",
+)
+PROTOCOL: int
+BATCH_MAGIC: int
+REPLY_MAGIC: int
+CHECK_FACTOR: int
+MAX_OPS: int
+MAX_M: int
+MAX_N: int
+MAX_K: int
+MAX_HEADS: int
+MAX_WIDTH: int
 ALIGNMENT = 128  # bytes, of offsets and of the stride of x
+
+
+def __getattr__(name: str) -> int:
+    """Read a number of the header when it is first used: an import opens no file."""
+    if name not in _OF_THE_HEADER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _number(name)
+
+
+@functools.cache
+def _number(name: str) -> int:
+    return shared.numbers("idl/npurt_msg.h")[f"NPURT_{name}"]
 
 
 Words = Iterable[npt.NDArray[np.uint32]]  # of one element each
@@ -98,7 +122,10 @@ class Request:
         self.data = np.zeros(BATCH.itemsize + count * OP.itemsize, np.uint8)
         self.head = self.data[: BATCH.itemsize].view(BATCH)[0]
         self.ops: npt.NDArray[np.void] = self.data[BATCH.itemsize :].view(OP)
-        self.head["magic"], self.head["protocol"] = BATCH_MAGIC, PROTOCOL
+        self.head["magic"], self.head["protocol"] = (
+            _number("BATCH_MAGIC"),
+            _number("PROTOCOL"),
+        )
         self.head["count"] = count
         self.ops["kind"] = Kind.MATMUL
 
@@ -131,7 +158,7 @@ def check(request: Request, answer: U8, words: Words | None = None) -> int:
     """
     magic, sequence, status, done, check_word, _, pcycles = _WHOLE.unpack_from(answer.data)
     _, _, asked, count = _HEAD.unpack_from(request.data.data)
-    if magic != REPLY_MAGIC or sequence != asked:
+    if magic != _number("REPLY_MAGIC") or sequence != asked:
         raise _lost(f"the reply is not that of batch {asked}: magic {magic:#x}, batch {sequence}")
     if not (status in _MEANING and done < max(count, 1) if status else done == count):
         raise _lost(f"the reply is damaged: status {status}, {done} of {count} ops done")
@@ -144,10 +171,10 @@ def check(request: Request, answer: U8, words: Words | None = None) -> int:
 
 def _check_of(words: Words) -> int:
     """Return what a reply says of *words*; see npurt_reply."""
-    check = 0
+    check, factor = 0, _number("CHECK_FACTOR")
     for word in words:
         check ^= word.item()
-        check = ((check << 13 | check >> 19) * CHECK_FACTOR) & 0xFFFF_FFFF
+        check = ((check << 13 | check >> 19) * factor) & 0xFFFF_FFFF
     return check
 
 

@@ -18,8 +18,7 @@ from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
 from npurt.hexagon.idl.interface import interface
-from npurt.hexagon.session import skel
-from npurt.hexagon.session.messages import PROTOCOL
+from npurt.hexagon.session import messages, skel
 from npurt.hexagon.session.transport import Info, Send, Transport
 
 T = TypeVar("T")
@@ -163,9 +162,9 @@ class Session(Transport):
             )
         (info,) = self.call("info")
         known = Info(**info)
-        if known.protocol != PROTOCOL:
+        if known.protocol != messages.PROTOCOL:
             raise DriverError(
-                f"the skel speaks protocol {known.protocol}, npurt {PROTOCOL}",
+                f"the skel speaks protocol {known.protocol}, npurt {messages.PROTOCOL}",
                 remedy="reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
                 call="info",
                 code=known.protocol,
