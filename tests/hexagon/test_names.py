@@ -2,8 +2,10 @@
 
 import pytest
 
+from npurt import build
 from npurt.errors import DeviceNotFound
-from npurt.hexagon.fastrpc.names import Name, parse
+from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.names import SIMULATED_ARCHS, Name, parse
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,12 @@ def test_what_is_none_is_refused_with_what_would_be(text):
     with pytest.raises(DeviceNotFound, match="names no Hexagon") as caught:
         parse(text)
     assert "hexagon:0/1" in caught.value.remedy
+
+
+def test_device_strings_and_the_simulator_know_the_same_versions(simulator):
+    control = lib.load([lib.simulator()]).c.npurt_sim_control
+
+    accepted = [n for n in range(60, 100) if control(f"arch=v{n}".encode()) == 0]
+
+    assert accepted == list(SIMULATED_ARCHS)
+    assert {int(arch.removeprefix("v")) for arch in build.ARCHS} <= set(SIMULATED_ARCHS)

@@ -8,9 +8,9 @@ from npurt.errors import SettingError
 from npurt.hexagon.fastrpc.lib import Library, find
 from npurt.hexagon.session.dspqueue import Queue
 from npurt.hexagon.session.session import Session
-from npurt.hexagon.session.transport import Transport
+from npurt.hexagon.session.transport import Transport, TransportName
 
-TRANSPORTS = ("invoke", "dspqueue")
+TRANSPORTS = (TransportName.INVOKE, TransportName.DSPQUEUE)
 
 _SIMULATED = threading.Lock()  # the simulator reads its settings when a session is opened
 
@@ -26,7 +26,7 @@ class Connection:
     library: str  # file of the FastRPC library; "": the system's
     domain: str = "cdsp"  # a key of `abi.CDSP`
     session: int | None = None  # 0 to 3; None: any that is free
-    transport: str = "invoke"
+    transport: str = TransportName.INVOKE
     worker: bool = False  # let a process of its own make the calls
     deadline: float = 60.0  # seconds that a call may take
     simulate: str = ""  # settings for the simulator, such as "arch=v73"
@@ -54,4 +54,4 @@ class Connection:
         with _SIMULATED if self.simulate else contextlib.nullcontext():
             library = self.load()
             session = Session.open(library, self.domain, self.session, deadline=self.deadline)
-        return Queue(session) if self.transport == "dspqueue" else session
+        return Queue(session) if self.transport == TransportName.DSPQUEUE else session

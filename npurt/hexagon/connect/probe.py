@@ -10,6 +10,7 @@ from npurt.hexagon.connect import measurements
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import Worker
 from npurt.hexagon.session import messages
+from npurt.hexagon.session.transport import TransportName
 
 QUEUE_SECONDS = 1  # in which a message must be answered
 STEP = 256 << 20  # bytes, of the search for the most that can be mapped
@@ -30,7 +31,9 @@ def queue_works(connection: Connection) -> bool:
 
 def _try_queue(connection: Connection) -> bool:
     request, reply = messages.Request(0), messages.reply()
-    connection = replace(connection, transport="dspqueue", session=None, deadline=QUEUE_SECONDS)
+    connection = replace(
+        connection, transport=TransportName.DSPQUEUE, session=None, deadline=QUEUE_SECONDS
+    )
     try:
         with contextlib.closing(Worker(connection)) as worker:
             worker.prepare(request.data, reply)()
@@ -67,7 +70,9 @@ def _measure(connection: Connection) -> tuple[int, bool]:
     """Return bytes, and whether this machine's memory was the limit."""
     limit = min(available_memory() // 2, MOST)
     mapped = 0
-    connection = replace(connection, transport="invoke", session=None, deadline=MEASURE_SECONDS)
+    connection = replace(
+        connection, transport=TransportName.INVOKE, session=None, deadline=MEASURE_SECONDS
+    )
     with contextlib.closing(Worker(connection)) as worker, contextlib.suppress(DeviceFull):
         while mapped + STEP <= limit:
             worker.allocate(STEP)

@@ -41,7 +41,7 @@ from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.rpcmem import U8, Block
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.session import OPENING_SECONDS
-from npurt.hexagon.session.transport import Info, Send, Transport
+from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
 
 Answer = tuple[bytes, list[int]]  # and file descriptors
 
@@ -67,7 +67,7 @@ class Worker(Transport):
         NpurtError: As `Session.open`.
     """
 
-    name = "worker"
+    name = TransportName.WORKER
 
     def __init__(self, connection: Connection, opening: float = 2 * OPENING_SECONDS) -> None:
         self._parent = os.getpid()

@@ -48,6 +48,7 @@ from npurt.hexagon.fastrpc.names import parse
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.layout import delta, error_bound, formats, images, quantise
 from npurt.hexagon.session import messages
+from npurt.hexagon.session.transport import TransportName
 from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts, patiently
@@ -395,9 +396,9 @@ class HexagonDevice(ProductDevice):
 
     def _demote(self) -> None:
         """After a failure of dspqueue, go on without, also in the future."""
-        if self._connection.transport == "dspqueue":
+        if self._connection.transport == TransportName.DSPQUEUE:
             probe.forget_queue(self._connection)
-            self._connection = replace(self._connection, transport="invoke")
+            self._connection = replace(self._connection, transport=TransportName.INVOKE)
 
     # --- Accounts ---------------------------------------------------------------------------------
 
@@ -442,6 +443,6 @@ def open_hexagon(text: str) -> HexagonDevice:
         deadline=deadline(),
         simulate=f"arch=v{name.arch}" if name.arch else "",
     )
-    if connection.transport == "dspqueue" and not probe.queue_works(connection):
-        connection = replace(connection, transport="invoke")
+    if connection.transport == TransportName.DSPQUEUE and not probe.queue_works(connection):
+        connection = replace(connection, transport=TransportName.INVOKE)
     return HexagonDevice(name.text, connection)

@@ -27,6 +27,7 @@ from npurt.hexagon.fastrpc.control import capabilities
 from npurt.hexagon.fastrpc.lib import loaded
 from npurt.hexagon.session import messages, skel
 from npurt.hexagon.session.session import NONCE_MASK, Session
+from npurt.hexagon.session.transport import TransportName
 
 STEP_SECONDS = 15  # the kernel itself gives up starting a process on the DSP after 10
 ECHOES = 100
@@ -225,7 +226,7 @@ class _Trying:
     def dspqueue(self) -> Seen:
         """Send an empty batch through a queue."""
         connection = replace(
-            self._connection, transport="dspqueue", worker=False, deadline=QUEUE_SECONDS
+            self._connection, transport=TransportName.DSPQUEUE, worker=False, deadline=QUEUE_SECONDS
         )
         request, reply = messages.Request(0), messages.reply()
         with contextlib.closing(connection.open_session()) as queue:

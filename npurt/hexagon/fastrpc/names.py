@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from npurt.errors import UnknownDevice
 from npurt.hexagon.fastrpc.abi import CDSP
 
+SIMULATED_ARCHS = (65, 66, 68, 69, 73, 75, 79, 81)  # those of sim/fastrpc/settings.c
 FORM = re.compile(
     r"hexagon(?::(?:(?P<index>[0-9])(?:/(?P<session>[0-9]))?"
-    r"|sim(?:-v(?P<arch>65|66|68|69|73|75|79|81))?))?"  # as in sim/fastrpc/settings.c
+    rf"|sim(?:-v(?P<arch>{'|'.join(map(str, SIMULATED_ARCHS))}))?))?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a device string asks for."""
+    """The parts of a device string."""
 
-    text: str  # in full, as the device calls itself
+    text: str  # the full string: the name of the device
     domain: str  # "cdsp"
     session: int | None  # None: any
     simulated: bool = False
@@ -27,7 +28,7 @@ def parse(text: str) -> Name:
     """Read a device string.
 
     Raises:
-        UnknownDevice: It is none of this backend.
+        UnknownDevice: *text* is not a device string of this backend.
     """
     match = FORM.fullmatch(text)
     index = int(match["index"] or 0) if match else len(CDSP)

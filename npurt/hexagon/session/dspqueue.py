@@ -16,7 +16,7 @@ from npurt.hexagon.fastrpc.abi import SessionRequest
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.rpcmem import U8, Block
 from npurt.hexagon.session.session import Session
-from npurt.hexagon.session.transport import Send, Transport
+from npurt.hexagon.session.transport import Send, Transport, TransportName
 
 SLICE_US = 1_000_000  # of one wait; the deadline is made of such
 EXPIRED = 0x0C
@@ -32,7 +32,7 @@ class Queue(Transport):
         DriverError: The queue cannot be made; the session is closed.
     """
 
-    name = "dspqueue"
+    name = TransportName.DSPQUEUE
 
     def __init__(self, session: Session) -> None:
         self.info, self.simulated = session.info, session.simulated

@@ -19,7 +19,7 @@ from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import messages, skel
-from npurt.hexagon.session.transport import Info, Send, Transport
+from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
 
 T = TypeVar("T")
 
@@ -99,13 +99,13 @@ class Session(Transport):
 
     Attributes:
         library: The FastRPC library.
-        place: DSP and number of the session.
+        slot: DSP and number of the session.
         capabilities: What the DSP said before.
         info: What our code said after.
         deadline: Seconds that a call may take.
     """
 
-    name = "invoke"
+    name = TransportName.INVOKE
 
     def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
         self.library = owned.library

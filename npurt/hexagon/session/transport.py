@@ -1,16 +1,26 @@
-"""How a batch gets to the DSP and its reply back: one small interface, several ways.
+"""The interface that carries a batch to the DSP and its reply back.
 
-`Session` is the default way, one FastRPC invoke for each batch; `dspqueue` and `worker` are others.
+`Session` implements it with one FastRPC invoke for each batch, `dspqueue.Queue` with messages, and
+`worker.Worker` with another process.
 """
 
 import abc
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from npurt.hexagon.fastrpc.rpcmem import U8, Block
 
 
+class TransportName(StrEnum):
+    """The transports."""
+
+    INVOKE = "invoke"
+    DSPQUEUE = "dspqueue"
+    WORKER = "worker"  # another process, with one of the others
+
+
 class Info(NamedTuple):
-    """What our code says of itself and of the DSP; info_t of idl/npurt.idl."""
+    """Facts about our code and the DSP, as our code reports them; info_t of idl/npurt.idl."""
 
     protocol: int
     arch: int
@@ -34,12 +44,12 @@ class Transport(abc.ABC):
     """A session on the DSP, and memory shared with it.
 
     Attributes:
-        name: "invoke", "dspqueue" or "worker".
+        name: Which transport it is.
         info: What our code on the DSP says of itself.
         simulated: Whether it runs in npurt's simulator: for people, nothing else depends on it.
     """
 
-    name: str
+    name: TransportName
     info: Info
     simulated: bool
 
