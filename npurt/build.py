@@ -1,11 +1,11 @@
 """Compile everything of npurt that is written in C, and put it into wheels.
 
 Runs by hand (`python npurt/build.py --help`), from tests, and from hatchling, which finds
-`BuildHook`.  Needs nothing but Python and the `ziglang` package, pinned in pyproject.toml, and is
-not installed itself.  What is up to date is not built again, by content of sources and flags.
+`BuildHook`.  It needs only Python and the `ziglang` package, pinned in pyproject.toml, and is not
+installed itself.  It builds a product only when the contents of its sources or flags changed.
 
-Made are the CPU kernels, the host's parts of the NPU backends, the skels that run on the Hexagon
-with their manifest, and the simulators of both NPUs: `PRODUCTS`.
+`PRODUCTS` are the CPU kernels, the host's parts of the NPU backends, the skels that run on the
+Hexagon with their manifest, and the simulators of both NPUs.
 """
 
 import argparse
@@ -64,7 +64,9 @@ class Product:
     """Files of the package that are made together from sources below the root."""
 
     name: str
-    inputs: Callable[[], Sequence[Path]]  # every file that decides; none: there is nothing to make
+    inputs: Callable[
+        [], Sequence[Path]
+    ]  # every file that the product depends on; none: there is nothing to make
     make: Callable[[Path, str], Sequence[Path]]  # (package folder, architecture) -> files made
 
 
@@ -78,12 +80,12 @@ def _sources(folder: str) -> list[Path]:
 
 
 def _inputs(folder: str) -> list[Path]:
-    """Return what decides a product of *folder*; nothing while there is nothing to compile."""
+    """Return the files that a product of *folder* depends on; none: there is nothing to compile."""
     return _files(folder) if _sources(folder) else []
 
 
 def _skel_inputs() -> list[Path]:
-    """As `skel_inputs`, or nothing while a part of what makes a skel is missing."""
+    """Return `skel_inputs`, or nothing where a part that makes a skel is missing."""
     there = (IDL_COMPILER / "__main__.py").exists() and _sources("dsp/kernels")
     return skel_inputs() if there else []
 
@@ -150,7 +152,7 @@ def make(package: Path, target: str, names: Sequence[str] = ()) -> list[Path]:
             try:
                 made += _make(product, package, target)
             except BuildError as error:
-                errors.append(error)  # what does not depend on it is still made
+                errors.append(error)  # products that do not depend on it are still made
     if errors:
         raise BuildError("\n".join(map(str, errors)))
     return made
@@ -187,7 +189,7 @@ class BuildHook(BuildHookInterface[Any]):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Build by hand; exit status 0 done, 1 failed, 2 usage."""
-    parser = argparse.ArgumentParser(description="Compile what npurt has in C, in place.")
+    parser = argparse.ArgumentParser(description="Compile the C code of npurt, in place.")
     parser.add_argument("--target", choices=TARGETS, help="architecture of the host (this one's)")
     parser.add_argument("--out", type=Path, help="build the CPU kernels alone, into this file")
     parser.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")

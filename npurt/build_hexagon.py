@@ -20,11 +20,11 @@ from pathlib import Path
 from npurt.build_zig import ROOT, STRICT, BuildError, Job, digest, objects, whole, write, zig
 
 DSP = ROOT / "dsp"
-REFERENCE = DSP / "reference"  # what the kernels compute, in plain C; in no skel
+REFERENCE = DSP / "reference"  # the kernels' results in plain C; not part of a skel
 IDL = ROOT / "idl"
 IDL_COMPILER = ROOT / "npurt/hexagon/idl"  # run, not imported: it lies above this
 ARCHS = ("v68", "v69", "v73", "v75", "v79", "v81")
-SYMBOL = "npurt_skel_handle_invoke"  # what the URI of a session names
+SYMBOL = "npurt_skel_handle_invoke"  # the function that the URI of a session names
 
 COMPILE = (
     *STRICT,
@@ -101,7 +101,7 @@ def compile_skel(
 ) -> Path:
     """Compile C files into a shared object of the shape that a DSP loads.
 
-    dsp/rtlib.c is linked in.  Exported is what the sources mark so.  Errors as `compile_program`.
+    dsp/rtlib.c is linked in.  The sources mark what is exported.  Errors as `compile_program`.
     """
     jobs = [job(source, arch, defines, includes) for source in [*sources, *rtlib()]]
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,8 @@
 Part of `npurt/build.py`: not installed.  The name of a source file says how it is compiled:
 `name.c` and `name__scalar.c` with the flags of any machine of the architecture, `name__ISA.c` with
 those of that instruction set and only where it exists, `name__vec.c` once for each vector level
-with NPURT_LEVEL defined as the level's name.  What a library exports is marked in its source:
-everything else is hidden.
+with NPURT_LEVEL defined as the level's name.  The source marks what a library exports; everything
+else is hidden.
 """
 
 import sysconfig

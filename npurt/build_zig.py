@@ -110,10 +110,10 @@ def digest(files: Iterable[Path]) -> str:
 
 
 class Stamp:
-    """Remembers from what something was made, so that it need not be made again."""
+    """Remembers what a product was made from, so that it is made again only after a change."""
 
     def __init__(self, name: str, inputs: Iterable[Path], settings: str) -> None:
-        """*settings* is all that decides besides *inputs*, the build's own code and compiler."""
+        """*settings*: what else the product depends on, but for build code and compiler."""
         try:
             compiler = version("ziglang")
         except PackageNotFoundError:
@@ -123,7 +123,7 @@ class Stamp:
         self._key = f"{digest([*inputs, *code])} {compiler} {settings}"
 
     def made(self) -> list[Path] | None:
-        """Return what was made last time, when it is still there and would be made the same."""
+        """Return the files made last time, if they are still there and up to date."""
         try:
             key, made = json.loads(self._path.read_text())
             there = key == self._key and all(_sha256(Path(p)) == h for p, h in made.items())
@@ -132,7 +132,7 @@ class Stamp:
         return [Path(p) for p in made] if there else None
 
     def record(self, made: Iterable[Path]) -> None:
-        """Remember that the files *made* came of this."""
+        """Remember that the files *made* are of these inputs."""
         write(self._path, json.dumps([self._key, {str(p): _sha256(p) for p in made}]))
 
 

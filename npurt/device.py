@@ -116,9 +116,9 @@ class Caps:
 
 
 class Packed(abc.ABC):
-    """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, laid out for one device, and on it."""
+    """A weight ``[N, K]``, or a stack ``[E, N, K]``, in the memory and layout of one device."""
 
-    tensor: QTensor  # what it was made from; the codes are the same
+    tensor: QTensor  # the tensor that was packed; its codes are the same
     device: "Device"
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""C libraries that come with npurt: declared by their own header, opened late."""
+"""C libraries of npurt: declared by their own header, opened on first use."""
 
 import re
 from pathlib import Path

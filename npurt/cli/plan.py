@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-DEVICES = {"rknpu": "rknpu:sim"}  # and where predictions are measured
+DEVICES = {"rknpu": "rknpu:sim"}  # and the simulator that predictions are measured on
 
 
 def add(verbs: Any) -> None:

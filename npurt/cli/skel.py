@@ -22,7 +22,7 @@ def add(verbs: Any) -> None:
     parser.add_argument(
         "--arch", type=_arch, metavar="v68", help="version of the DSP that is to load it"
     )
-    parser.add_argument("--entry", metavar="SYMBOL", help="symbol that the URI names")
+    parser.add_argument("--entry", metavar="SYMBOL", help="the skel's function that the URI names")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--idl", type=Path, metavar="FILE.idl", help="build: the skel's interface")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE.so", help="build: libNAME_skel.so")
