@@ -12,6 +12,7 @@ functions in `npurt.graph.meaning`, as a real NPU would by its own kernels.
 """
 
 import errno
+import functools
 
 import numpy as np
 
@@ -55,6 +56,12 @@ class ToyPacked(Packed):
         return 2.0**-22 * np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
 
 
+def matmul(packed, op, run):
+    """Return what `npurt.graph.ops.MatMul` makes."""
+    y = multiply(run[op.x], *packed[op.name])
+    return (y if op.bias is None else y + run[op.bias],)
+
+
 class ToySegment(ReferenceSegment):
     """Ops on the NPU, with weights in its memory."""
 
@@ -65,11 +72,8 @@ class ToySegment(ReferenceSegment):
                 self.packed[op.name] = rounded(weights.values(op.weight.name))
                 self.nbytes += sum(array.nbytes for array in self.packed[op.name])
         device.take(self.nbytes, part.name)
-        super().__init__(part, weights, limits, {ops.MatMul: self.matmul})
-
-    def matmul(self, op, run):
-        y = multiply(run[op.x], *self.packed[op.name])
-        return (y if op.bias is None else y + run[op.bias],)
+        kernel = functools.partial(matmul, self.packed)  # a method would keep this segment alive
+        super().__init__(part, weights, limits, {ops.MatMul: kernel})
 
     def run(self, values, rows):
         self.device.work()

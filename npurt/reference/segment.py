@@ -35,19 +35,21 @@ class ReferenceSegment(Segment):
         kernels: Mapping[type[Op], Meaning] | None = None,
     ) -> None:
         self.part = part
-        self._weights = weights
-        self._cache: dict[str, Array] = {}
-        self._cached = 0
+        self._floats = _Floats(weights)
         kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
         self._states = States(part, dtypes=kv)
-        self._counters = {op.name: Counter.of(op) for op in part.ops}
-        self._interpreter = Interpreter(
+        counters = self._counters = {op.name: Counter.of(op) for op in part.ops}
+
+        def count(op: Op, rows: int, seconds: float) -> None:
+            counters[op.name].count(op, rows, seconds)
+
+        self._interpreter = Interpreter(  # with nothing of this object's, which keeps it
             part,
-            self._load,
+            self._floats.load,
             np.float32,
             kernels=kernels,
-            load_rows=self._load_rows,
-            observe=self._count,
+            load_rows=self._floats.load_rows,
+            observe=count,
         )
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -74,21 +76,28 @@ class ReferenceSegment(Segment):
 
     def close(self) -> None:
         """Let go of weights."""
-        self._cache.clear()
+        self._floats.cache.clear()
 
-    def _load(self, name: str) -> Array:
-        """Return a weight or table as float32; keep it while there is room."""
-        found = self._cache.get(name)
+
+class _Floats:
+    """Weights and tables as float32; they are kept while there is room."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.cache: dict[str, Array] = {}
+        self._nbytes = 0
+
+    def load(self, name: str) -> Array:
+        """Return all of one."""
+        found = self.cache.get(name)
         if found is None:
             found = self._weights.values(name)
             found = found if found.dtype == np.float64 else found.astype(np.float32, copy=False)
-            if self._cached + found.nbytes <= CACHED_BYTES:
-                self._cache[name] = found
-                self._cached += found.nbytes
+            if self._nbytes + found.nbytes <= CACHED_BYTES:
+                self.cache[name] = found
+                self._nbytes += found.nbytes
         return found
 
-    def _load_rows(self, name: str, index: Array) -> Array:
+    def load_rows(self, name: str, index: Array) -> Array:
+        """Return some rows of one that is not kept."""
         return self._weights.quantised(name)[index].dequantize()
-
-    def _count(self, op: Op, rows: int, seconds: float) -> None:
-        self._counters[op.name].count(op, rows, seconds)

@@ -1,10 +1,12 @@
 """Models on devices that run graphs: numpy, others that refuse ops or fail, and foreign ones."""
 
 import errno
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from importlib import metadata
 from pathlib import Path
 
@@ -210,3 +212,21 @@ def test_a_driver_error_while_compiling_is_an_error():
 
     with pytest.raises(DriverError, match="no driver"):
         opened("llama3", Broken())
+
+
+@pytest.mark.parametrize(
+    "device", ["numpy", Partial((ops.Attention, ops.MatMul))], ids=["numpy", "partial"]
+)
+def test_a_dropped_model_gives_its_segments_back_at_once(device):
+    """Not when garbage is collected next: weights are large."""
+    llm = opened("qwen35", device)
+    llm.eval([1, 2, 3])
+    segments = [weakref.ref(part.segment) for part in llm._decoder._executor.parts]
+    assert len(segments) > (device != "numpy")
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        assert [segment() for segment in segments] == [None] * len(segments)
+    finally:
+        gc.enable()
