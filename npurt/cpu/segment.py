@@ -86,6 +86,9 @@ class Shared:
             if tensor.name not in matrices and tensor.name not in self.tables
         }
         biases = {op.weight.name: op.bias for op in products}
+        for op in products:
+            if biases[op.weight.name] != op.bias:
+                raise unsupported(op, f"{op.weight.name} has another bias in another product")
         packed = pack(list(matrices.values()))
         self.weights: dict[str, PackedWeight] = {}
         for name, image in zip(matrices, packed, strict=True):
@@ -278,7 +281,8 @@ class SequenceProgram:
         made = {}
         for tensor, left in self._made:
             if out is not None and tensor == self._output:
-                made[tensor.name] = out if flags[head:].all() else out[flags[head:]]
+                whole = tensor.shape[0] != SELECTED or flags[head:].all()
+                made[tensor.name] = out if whole else out[flags[head:]]
             elif left is not None:
                 made[tensor.name] = taken(tensor, left, flags, head)
             else:

@@ -50,7 +50,7 @@ class SequenceStates:
         self._in_numpy: set[str] = set()
         dtypes = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
         self.others = States(part, dtypes=dtypes)
-        gates = _gates(part)
+        nets = _nets(part)
         for op in part.ops:
             if isinstance(op, ops.Attention):
                 memory = kv.allocate(op.kv_heads, limits.positions, op.q.columns // op.heads,
@@ -58,20 +58,16 @@ class SequenceStates:
                 held = KV(*memory, *rotations[op.name], temperatures[op.name])
                 self.kv[op.name] = self._keys[op.keys.name] = self._values[op.values.name] = held
             elif isinstance(op, ops.ShortConv):
-                columns = op.x.columns + gates.get(op.name, ("", 0))[1]
+                net = nets.get(op.name)
+                columns = op.x.columns + (2 * net.heads if net else 0)  # and its gates
                 ring = empty(KEPT + op.weight.columns - 1, columns)
                 self.convolved[op.name] = self._rings[op.state.name] = ring
-                if op.name in gates:
-                    self.recurrent[gates[op.name][0]] = Recurrence(
-                        Slots(empty(0, 1)), ring, np.array([0, -1, 0], np.int32)
-                    )
-        for op in part.ops:
-            if isinstance(op, ops.GatedDeltaNet) and op.name in self.recurrent:
-                before = self.recurrent[op.name]
-                width = op.v.columns // op.heads
-                array = empty(op.heads, width * width).reshape(1, 1, op.heads, width, width)
-                slots = self._nets[op.state.name] = Slots(array)
-                self.recurrent[op.name] = Recurrence(slots, before.inputs, before.control)
+                if net:
+                    width = net.v.columns // net.heads
+                    array = empty(net.heads, width * width).reshape(1, 1, -1, width, width)
+                    slots = self._nets[net.state.name] = Slots(array)
+                    control = np.array([0, -1, 0], np.int32)
+                    self.recurrent[net.name] = Recurrence(slots, ring, control)
 
     def leave(self, states: Iterable[Tensor]) -> None:
         """Let numpy have *states*."""
@@ -151,13 +147,14 @@ def _to_heads(array: Array, held: KV) -> Array:
     return array.reshape(len(array), heads, width).transpose(1, 0, 2)
 
 
-def _gates(part: Graph) -> dict[str, tuple[str, int]]:
-    """Return the name and gates of the delta net after each short convolution, by its name."""
+def _nets(part: Graph) -> dict[str, ops.GatedDeltaNet]:
+    """Return the delta net after each short convolution, by that one's name."""
     makers = {t.name: op for op in part.ops for t in op.writes}
     found = {}
     for op in part.ops:
-        split = makers.get(op.v.name) if isinstance(op, ops.GatedDeltaNet) else None
-        conv = makers.get(split.x.name) if isinstance(split, ops.Split) else None
-        if isinstance(conv, ops.ShortConv) and isinstance(op, ops.GatedDeltaNet):
-            found[conv.name] = op.name, 2 * op.heads
+        if isinstance(op, ops.GatedDeltaNet):
+            split = makers.get(op.v.name)
+            conv = makers.get(split.x.name) if isinstance(split, ops.Split) else None
+            if isinstance(conv, ops.ShortConv):
+                found[conv.name] = op
     return found

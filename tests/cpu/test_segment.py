@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu.device import CpuDevice
@@ -17,7 +19,7 @@ from npurt.llm.weights import FileWeights
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute import Executor
 from npurt.runtime.ledger import Ledger
-from npurt.segment import Limits
+from npurt.segment import Limits, split
 from npurt.testing import DeviceSuite, RandomWeights, reference
 from npurt.verify import Mode, Sampler
 from tests.graph.models import logits
@@ -112,6 +114,31 @@ def test_what_a_device_refuses_another_does_between_programs(file, kind):
 
             assert {part.actual for part in made.parts} == {"cpu", "numpy"}
             assert nmse(np.concatenate(y), expected) < FLOAT32
+
+
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_any_ops_can_be_refused(data):
+    """Op by op, and the rest is the CPU's, whatever is cut by that."""
+    name = data.draw(st.sampled_from(["qwen35", "qwen3moe", "lfm2", "gemma2", "gpt-oss"]))
+    share = data.draw(st.sampled_from([0.05, 0.3, 0.8]))
+    chance = data.draw(st.randoms(use_true_random=False))
+    file, ids = path(name), tiny.ids(name, 12)
+    cut = data.draw(st.integers(1, 11))
+    with GGUF(file) as opened, Refusing(()) as cpu:
+        graph = describe(opened).graph(64)
+        refused = {op.name for op in graph.graph.ops if chance.random() < share}
+        other, weights = ReferenceDevice(), FileWeights(opened, graph)
+        parts = split(graph.graph, lambda op: other if op.name in refused else cpu)
+        segments = [owner.compile(part, weights, LIMITS) for owner, part in parts]
+        y = []
+        for start, end in ((0, cut), (cut, 12)):
+            values = {"tokens": np.array(ids[start:end])}
+            for segment in segments:
+                values |= segment.run(values, Rows.of(end - start, start))
+            y.append(values["logits"])
+
+    assert nmse(np.concatenate(y), logits(file, ids)) < FLOAT32
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -286,3 +313,37 @@ def test_a_value_that_leaves_is_not_overwritten_by_a_sum_in_its_place():
     assert made.keys() == expected.keys() == {"logits", x.name, total.name}
     for name, values in expected.items():
         assert nmse(made[name], values.astype(np.float64)) < FLOAT32
+
+
+def test_an_output_of_all_rows_has_them_whatever_logits_are_wanted():
+    b, d = Builder("rows"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6)
+    b.output(b.matmul("up", h, b.constant("weight", Dim("N", 32), d), role="up"), "y")
+    graph = b.build()
+    weights, inputs = RandomWeights(graph), {"tokens": np.arange(5)}
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, weights, LIMITS)
+        y = segment.run(inputs, Rows.of(5))["y"]
+        some = segment.run(inputs, Rows.of(5, wanted=2))["y"]
+        odd = Rows.of(5)
+        odd.wanted[2] = False
+        others = segment.run(inputs, odd)["y"]
+
+    assert y.shape == (5, 32)
+    assert np.array_equal(some, y)
+    assert np.array_equal(others, y)
+
+
+def test_a_weight_with_two_biases_is_refused():
+    b, d = Builder("biases"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    w = b.constant("weight", Dim("N", 64), d)
+    one, two = (
+        b.matmul(name, x, w, b.constant(f"{name}.bias", Dim("N", 64)), role="up")
+        for name in ("one", "two")
+    )
+    b.output(b.add("sum", one, two), "y")
+    graph = b.build()
+    with CpuDevice(2) as cpu, pytest.raises(npurt.UnsupportedOp, match="another bias"):
+        cpu.compile(graph, RandomWeights(graph), LIMITS)
