@@ -207,11 +207,11 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
     ):
         requests = Requests(llm, folder)
         llm.eval_last([4])
-        crews = {"one": host.ffi().NULL, "each": requests.jobs()[0].run.table.pool}
+        pools = {"one": host.ffi().NULL, "each": requests.jobs()[0].run.table.pool}
         for token in range(2 * tokens):
-            connection = ("one", "each")[token % 2]
+            mode = ("one", "each")[token % 2]
             for job in requests.jobs():
-                job.run.table.pool = crews[connection]
+                job.run.table.pool = pools[mode]
             llm.eval_last([10 + token])
             clock.spent.clear()
             requests.take()
@@ -219,18 +219,18 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
             llm.eval_last([10 + token])
             process = 1e3 * (time.process_time() - start)
             own = clock.take("matmuls") - requests.take()
-            samples[connection].append((own, clock.take("products"), process))
+            samples[mode].append((own, clock.take("products"), process))
     device_module.RkDevice.matmuls = matmuls  # type: ignore[method-assign]
     return {
         "model": path.name,
         **{
-            connection: {
+            mode: {
                 name: statistics.median(column)
                 for name, column in zip(
                     ("host", "products", "process"), zip(*taken, strict=True), strict=True
                 )
             }
-            for connection, taken in samples.items()
+            for mode, taken in samples.items()
         },
     }
 

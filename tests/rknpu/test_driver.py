@@ -236,7 +236,7 @@ def test_commands_of_many_jobs_share_buffers_and_make_room_for_each_other(driver
     held = []
 
     def take(make_room=lambda: False):
-        held.append(space.take(24 << 10, Role.PROGRAM, "programs", 64, make_room))
+        held.append(space.suballocate(24 << 10, Role.PROGRAM, "programs", 64, make_room))
 
     def make_room():
         held.pop(3).free()

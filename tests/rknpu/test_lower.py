@@ -1,16 +1,21 @@
 """One task as words: foreign programs bit for bit, published values, and what must always hold."""
 
+import hashlib
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
 from npurt.rknpu.isa import regcmd
+from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import ALIGNMENT, link, single, stride, template
 from npurt.rknpu.isa.regs import REG
 from npurt.rknpu.isa.task import Task
+from npurt.rknpu.plan.tiling import plan, plan_weights
 from tests.rknpu.fixtures import A, B, C, load, tasks, whole
 
 FOREIGN = load("foreign_words.json")["programs"]
@@ -195,3 +200,17 @@ def test_a_task_that_cannot_be_is_refused(size, says):
 
     with pytest.raises(LayoutError, match=says):
         Task(**good | size)
+
+
+def test_programs_of_many_shapes_are_the_words_that_they_always_were():
+    """The sum was taken at commit 076c944, before the code moved; a change here is meant."""
+    digest = hashlib.sha256()
+    shapes = itertools.product(FORMATS.values(), (1, 5, 33), (64, 2080, 4864), (96, 1024))
+    for (format, m, k, n), layout in itertools.product(shapes, (Layout.ROW, Layout.NATIVE_W)):
+        for tiles in plan(plan_weights(format, n, k), m, layout).tiles:
+            addresses = [(A + tile.a, 0x4000_0000 + tile.b, 0x8000_0000 + tile.c) for tile in tiles]
+            for profile, at in itertools.product(Profile, (None, 0x2000)):
+                tasks = [tile.task for tile in tiles]
+                digest.update(link(tasks, addresses, profile=profile, chain_at=at).tobytes())
+
+    assert digest.hexdigest() == "e8a17587eecc736f436bb4d96ba6a2d90491fb871bd07e662925ac0e98e4d3bd"

@@ -1,7 +1,7 @@
-"""Memory that one job can use: an address space for each core, and what products there work in.
+"""An arena: the memory that one job can use, with an address space and work buffers for each core.
 
-Weights would fill it to the last page.  What products need besides, features, results, command
-words and task structs, is therefore reserved before the first weight comes.
+Weights would fill it to the last page.  So the work buffers (features, results, command words and
+task structs) are reserved before the first weight is uploaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,11 @@ ADDRESSES = 1 << 28
 
 
 class Arena:
-    """Address spaces, one for each core, and the buffers that products take turns with.
+    """One address space for each core, and work buffers that all products share.
 
     Attributes:
-        full: Why the last weight had no room; None: it had.
-        full_at: How many bytes that weight has.
+        full: The error of the last weight, if it found no room; else None.
+        full_at: The size of that weight in bytes.
     """
 
     def __init__(self, spaces: Sequence[Space]) -> None:
@@ -41,8 +41,10 @@ class Arena:
         """Whether all cores have one address space."""
         return len(self.spaces) > 1 and self.spaces[0] is self.spaces[-1]
 
-    def take(self, features: int, results: Sequence[int]) -> tuple[list[Buffer], list[Buffer]]:
-        """Return what a job works in: A of at least *features* bytes, and C of *results*, by core.
+    def work_buffers(
+        self, features: int, results: Sequence[int]
+    ) -> tuple[list[Buffer], list[Buffer]]:
+        """Return the buffers A and C of each core: at least *features* and *results* bytes.
 
         Raises:
             DeviceFull: There is no memory; then nothing is allocated.
@@ -55,9 +57,9 @@ class Arena:
             return a, [self._take("C", core, nbytes) for core, nbytes in enumerate(results)]
 
     def _take(self, use: str, core: int, nbytes: int) -> Buffer:
-        """Return a buffer that is not much larger: rocket cleans whole ones.
+        """Return a buffer of *nbytes* to twice as many: rocket cleans whole buffers.
 
-        When memory is used up, any that is large enough.
+        When memory is used up, return any buffer that is large enough.
         """
         size = max(PAGE, 1 << (nbytes - 1).bit_length())
         large = [each for each in self._of(use, core) if each.nbytes >= nbytes]
@@ -81,7 +83,7 @@ class Arena:
         return buffer
 
     def reserve(self, driver: Driver, needs: Sequence[Need]) -> None:
-        """Allocate what jobs with *needs* work in, whichever of them runs.
+        """Allocate the work buffers of jobs with *needs*; one job runs at a time.
 
         Raises:
             DeviceFull: There is no room; then nothing is allocated.
@@ -92,20 +94,20 @@ class Arena:
             pieces: list[Piece] = []
             try:
                 for need in sorted(needs, key=lambda each: -sum(each.tasks)):
-                    self.take(need.features, need.results)
+                    self.work_buffers(need.features, need.results)
                     pieces += driver.commands(self.spaces, need.tasks)
             finally:
                 for piece in pieces:
                     piece.free()
 
     def ensure(self, driver: Driver, need: Need) -> None:
-        """Allocate what one job with *need* works in, which others may use as well.
+        """Allocate the work buffers of one job with *need*; other jobs share them.
 
         Raises:
             DeviceFull: There is no room; then nothing is allocated.
         """
         with self._all_or_nothing():
-            self.take(need.features, need.results)
+            self.work_buffers(need.features, need.results)
             for piece in driver.commands(self.spaces, need.tasks):
                 piece.free()
 
@@ -118,7 +120,7 @@ class Arena:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Free what was allocated within, if memory runs out there."""
+        """Free the buffers that the block allocated if the block raises DeviceFull."""
         before = {key: list(buffers) for key, buffers in self._buffers.items()}
         try:
             yield
@@ -143,9 +145,9 @@ class Arenas:
         self._all_open = False
 
     def reserve(self, uses: Sequence[Use]) -> None:
-        """Keep in each arena what products with *uses* work in, now and in those that come.
+        """Reserve work buffers for products with *uses* in each arena, also in later ones.
 
-        When there is not so much, products have fewer rows at once.
+        When memory is short, products compute fewer rows at once.
 
         Raises:
             DeviceFull: There is not even room for single rows.
@@ -199,11 +201,11 @@ class Arenas:
         yield arena
 
     def freed(self) -> None:
-        """Take note that there is more room than before."""
+        """Forget which arenas were full: memory was freed."""
         for arena in self._arenas:
             arena.full = None
         self._all_open = False
 
     def clear(self) -> None:
-        """Let go of all buffers, for good: the driver frees them when it is closed."""
+        """Drop all buffers; the driver frees them when it is closed."""
         self._arenas.clear()

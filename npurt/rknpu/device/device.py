@@ -1,6 +1,6 @@
 """The RK3588 NPU as a device: weights in its memory, products as prepared jobs.
 
-An NPU that is lost is opened anew and the product repeated; see `restart`.
+When the NPU is lost, the device opens it again and repeats the product; see `restart`.
 """
 
 import functools
@@ -53,7 +53,7 @@ NAMES = tuple(f"rknpu:{which}".rstrip(":") for which in DRIVERS)  # device strin
 
 @functools.cache
 def rows_prepared(rows: int) -> int:
-    """Return for how many rows to prepare a product of *rows*: few numbers, little waste."""
+    """Round *rows* up to one of the few numbers of rows that products are prepared for."""
     step = 1 if rows <= 16 else 16 if rows <= 128 else 64
     return -(-rows // step) * step
 
@@ -149,7 +149,7 @@ class RkDevice(ProductDevice):
         return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), quantised)
 
     def upload(self, tensor: QTensor, quantised: QuantisedWeight) -> RkPacked:
-        """Put a weight that was rounded on the NPU; errors as `pack`."""
+        """Upload a quantised weight; raises what `pack` raises."""
         packed = RkPacked(self, tensor, quantised, next(self._numbers))
         with self._lock:
             self._restarts.surviving(lambda: self._upload(packed), self._reopen)
@@ -163,14 +163,14 @@ class RkDevice(ProductDevice):
         self._arenas.place(packed.nbytes, functools.partial(self._upload_to, packed))
 
     def _upload_to(self, packed: RkPacked, arena: Arena) -> None:
-        """Upload a weight; if nothing was reserved, keep what a product of one row works in."""
+        """Upload a weight; if nothing was reserved, reserve work buffers for one row first."""
         if not self._uses:
             parts = weight_plans(packed.scheme, packed.n, packed.k, len(arena.spaces))
             arena.ensure(self._driver, need_of([parts], packed.scheme.passes))
         packed.upload(arena)
 
     def _free_dropped(self) -> None:
-        """Free what went: later, as an object may go at any time, even while a job is prepared."""
+        """Free weights that were garbage-collected meanwhile, perhaps during a preparation."""
         while self._gone:
             number, parts = self._gone.popleft()
             for key in [key for key in self._prepared if number in key[0]]:
@@ -187,7 +187,7 @@ class RkDevice(ProductDevice):
         self.matmuls(x, [w], [out])
 
     def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
-        """Multiply x by each weight; those that are rounded alike run as one job.
+        """Multiply x by each weight; weights with one scheme run as one job.
 
         Raises:
             LayoutError: They do not fit; see `Device.matmul`.
@@ -205,7 +205,7 @@ class RkDevice(ProductDevice):
             self._restarts.surviving(functools.partial(self._run, x, mine, outs), self._reopen)
 
     def _adapt(self, x: F32, w: Packed, out: F32) -> None:
-        """Multiply by one weight, each row of x in the precision that it wants."""
+        """Multiply by one weight: rows of x with outliers in float16, other rows in int8."""
         if isinstance(w, AdaptivePacked):
             outliers = w.outlier_rows(x)
             for rows, image in ((~outliers, _int8_of), (outliers, self._float16_of)):
@@ -218,9 +218,9 @@ class RkDevice(ProductDevice):
             self.matmuls(x, [w], [out])
 
     def _float16_of(self, w: AdaptivePacked) -> RkPacked:
-        """Return a weight in float16, uploaded when that is first asked for.
+        """Return the float16 image of a weight; the first call uploads it.
 
-        It is the int8 image where float16 cannot hold it, or the NPU's memory.
+        Return the int8 image when float16 or the NPU's memory cannot hold the weight.
         """
         if w.float16 is None:
             try:
@@ -264,7 +264,7 @@ class RkDevice(ProductDevice):
     def _in_steps(
         self, weights: list[RkPacked], rows: int, run: Callable[[int, int], None]
     ) -> None:
-        """Call *run* for as many of *rows* at a time as there are time and memory for."""
+        """Call *run* for as many of *rows* at a time as the job's time limit and memory allow."""
         if self._evicted:
             self._reupload(weights)
         step = self._most_rows(weights, rows)
@@ -280,7 +280,7 @@ class RkDevice(ProductDevice):
                 self._rows[tuple([w.number for w in weights])] = step
 
     def _reupload(self, weights: list[RkPacked]) -> None:
-        """Upload what has lost its memory; others may have given some back."""
+        """Upload the weights that lost their memory; there may be room again."""
         self._arenas.freed()
         for w in weights:
             if not w.parts:
@@ -315,7 +315,7 @@ class RkDevice(ProductDevice):
                 _run_padded(product, x, results, first)
 
     def _take_prepared(self, weights: list[RkPacked], rows: int) -> "Prepared":
-        """Return the products of a call; the least recently used of too many makes room."""
+        """Return the prepared products of a call; drop the least recently used of too many."""
         if self._gone:
             self._free_dropped()
         key = tuple([w.number for w in weights]), rows
@@ -328,7 +328,7 @@ class RkDevice(ProductDevice):
         return prepared
 
     def _prepare(self, weights: list[RkPacked], rows: int) -> "Prepared":
-        """Make a product for each scheme and arena, and say which of the weights it has."""
+        """Make a product for each scheme and arena, with the indices of its weights."""
         prepared: Prepared = []
         try:
             for arena, which in _by_arena(weights):
@@ -345,7 +345,7 @@ class RkDevice(ProductDevice):
             product.free()
 
     def _make_room(self) -> bool:
-        """Forget the call that was not needed for longest; False when there is none."""
+        """Drop the least recently used call; return False when there is none."""
         if not self._prepared:
             return False
         self._forget(self._prepared.popitem(last=False)[1])
@@ -359,7 +359,7 @@ class RkDevice(ProductDevice):
     # --- Life -------------------------------------------------------------------------------------
 
     def _open_driver(self) -> None:
-        """Open the driver, which is closed with this device, or when nobody has that any more."""
+        """Open the driver; it is closed with this device, or when that is garbage-collected."""
         self._driver = self._connect()
         self._close = weakref.finalize(self, self._driver.close)
         self._close.atexit = False  # the kernel closes it, whatever other threads still do
@@ -381,11 +381,11 @@ class RkDevice(ProductDevice):
         self._evicted = False
 
     def news(self) -> list[str]:
-        """Return what happened since the last call; see `Device.news`."""
+        """Return the events since the last call; see `Device.news`."""
         return self._restarts.news()
 
     def remark(self) -> str:
-        """Return how often jobs were run again, if they were: a board that is slow may be flaky."""
+        """Return a note on how often jobs were repeated, or "": a slow board may be a flaky one."""
         times, cause = self._driver.repeats
         jobs = "a job" if times == 1 else f"{times} jobs"
         return f"{self.caps.name} ran {jobs} again, the last because {cause}" if times else ""
@@ -415,12 +415,12 @@ def _int8_of(w: AdaptivePacked) -> RkPacked:
 
 
 def prepared_below(rows: int) -> int:
-    """Return half of *rows* or less, for which products are prepared; 0: there are none."""
+    """Return the largest prepared number of rows up to half of *rows*, or 0."""
     return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
 
 
 def _by_arena(weights: Sequence[RkPacked]) -> Iterator[tuple[Arena, list[int]]]:
-    """Yield which of the weights one job can have: those in one arena that are rounded alike."""
+    """Yield the weights that one job can multiply: those with one arena and one scheme."""
     for _, which in _by_scheme(weights):
         for arena in dict.fromkeys([weights[i].arena for i in which]):
             assert arena, "a weight without memory"
@@ -428,13 +428,13 @@ def _by_arena(weights: Sequence[RkPacked]) -> Iterator[tuple[Arena, list[int]]]:
 
 
 def _by_scheme(weights: Sequence[RkPacked]) -> Iterator[tuple[Scheme, list[int]]]:
-    """Yield each scheme, and which of the weights have it."""
+    """Yield each scheme with the indices of the weights that have it."""
     for scheme in dict.fromkeys(w.scheme for w in weights):
         yield scheme, [i for i, w in enumerate(weights) if w.scheme is scheme]
 
 
 def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:
-    """Run a product that was prepared for more rows than x has."""
+    """Run a product that was prepared for more rows than x has: pad x with zeros."""
     padded = np.zeros((product.rows, x.shape[1]), np.float32)
     padded[: len(x)] = x
     wide = [np.empty((product.rows, out.shape[1]), np.float32) for out in outs]
@@ -444,7 +444,7 @@ def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> No
 
 
 def connection(name: str) -> tuple[System, Callable[[], Driver]]:
-    """Return the kernel that a device string means, and what opens its driver.
+    """Return the system (or simulator) of a device string, and a function that opens its driver.
 
     These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
 
@@ -463,7 +463,7 @@ def connection(name: str) -> tuple[System, Callable[[], Driver]]:
 
 
 def open_rknpu(name: str) -> RkDevice:
-    """Open what `connection` knows.
+    """Open the device of a device string; see `connection`.
 
     Raises:
         UnknownDevice: There is no such device.

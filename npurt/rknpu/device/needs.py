@@ -1,4 +1,4 @@
-"""What a job needs besides its weights: so many rows at most, and so much memory."""
+"""Limits of a job besides its weights: the most rows that fit the time, and the work memory."""
 
 import functools
 import itertools
@@ -20,8 +20,8 @@ FEW_ROWS = 16  # that every weight in scope has the time for
 def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
     """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
 
-    That is *most*, halved until it fits or is `FEW_ROWS`; a row is *passes* rows of a task.  By the
-    slowest estimate, at the clock that the driver leaves the NPU at.
+    The result is *most*, halved until the job fits or has `FEW_ROWS`.  Each row is *passes* rows of
+    a task.  The time is the slowest estimate, at the clock that rocket leaves the NPU at.
     """
     slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
     while most > FEW_ROWS:
@@ -33,7 +33,7 @@ def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, mo
 
 
 class Need(NamedTuple):
-    """What a job works in."""
+    """The memory that a job needs besides its weights."""
 
     features: int  # bytes of A, which each core reads
     results: tuple[int, ...]  # bytes of C, of each core
@@ -41,9 +41,9 @@ class Need(NamedTuple):
 
 
 def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list[Need]:
-    """Return what the jobs of *uses* need, with one row and with as many as they have.
+    """Return the needs of the jobs of *uses*, with one row and with their most rows.
 
-    Weights are taken to be rounded as most are.
+    Each weight is assumed to have the default scheme.
 
     Args:
         rows: More are not multiplied at once.
@@ -63,9 +63,9 @@ def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list
 
 
 def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
-    """Return what a job needs with *stacked* rows of tasks: of each weight the plans of its parts.
+    """Return the need of a job; its tasks have *stacked* rows, *weights* the parts of each weight.
 
-    All have the same x, of which each core reads all parts.
+    All weights share x, and each core reads all parts of x.
     """
     plans = [[plan(part, stacked, Layout.ROW) for part in parts] for parts in weights]
     every = list(itertools.chain(*plans))
@@ -74,13 +74,13 @@ def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
 
 
 def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]:
-    """Return how a weight ``[N, K]`` is cut that is rounded by *scheme*: a plan for each part."""
+    """Return a plan for each part of K of a weight ``[N, K]`` that *scheme* quantises."""
     widths = [columns.stop - columns.start for columns in cuts(k, scheme.group)]
     return [plan_weights(number_format(scheme.task), n, width, cores=cores) for width in widths]
 
 
 def result_offsets(plans: Sequence[Plan]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return where the results of each plan are in the C of each core, and the sizes of those."""
+    """Return the offset of each plan's results in the C of each core, and the size of each C."""
     offsets = []
     ends: list[int] = []
     for each in plans:

@@ -1,7 +1,7 @@
 """A prepared product: weights that share an input, for one number of rows, as one job.
 
-Its program is proven and loaded once.  Then a run is: round x into the NPU's memory, submit, scale
-what it wrote.  Nothing of it is built again.
+Its program is proven and loaded once.  A run then rounds x into the NPU's memory, submits the job
+and scales the sums; it builds nothing.
 """
 
 import math
@@ -25,7 +25,7 @@ from npurt.rknpu.plan.tiling import LINE, Block, Plan, padded, plan
 
 
 class Region(NamedTuple):
-    """Where the results of one part of one weight are, core by core."""
+    """The place of the results of one part of one weight, for each core."""
 
     weight: int
     part: PartOnNpu
@@ -65,7 +65,7 @@ class Product:
             end += padded(stacked * part.kp * item, LINE)
         self._regions, sizes = _regions(weights, stacked)
         cores = range(len(sizes))
-        self._a, self._c = arena.take(end, sizes)
+        self._a, self._c = arena.work_buffers(end, sizes)
         self._window = self._a[0].window(0, end)
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
         self._job: Job = driver.prepare(

@@ -1,4 +1,4 @@
-"""How a weight is rounded for the RK3588 NPU, whose exact int8 products have no block scales.
+"""Quantise weights for the RK3588 NPU, whose exact int8 products have no block scales.
 
 A result is ``sum_k x[k] w[n, k]`` of int8 codes with one scale a row of x and one a row of w.  One
 outlier then costs a whole row its precision, so K is rotated first: by random signs and by a
@@ -38,7 +38,7 @@ INT16_BUDGET = 1.2e-4
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to round a product."""
+    """One way to quantise a product."""
 
     name: str
     task: str  # number format of the NPU's tasks
@@ -61,7 +61,7 @@ BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
 
 
 def default_scheme(*, int16: bool) -> Scheme:
-    """Return the scheme that most weights get, before any is looked at."""
+    """Return the scheme that most weights get; it is assumed for weights that are not known yet."""
     return BY_NAME["int8x2" if int16 else "int8"]
 
 
@@ -114,7 +114,7 @@ def block_of(kp: int) -> int:
 
 
 def cuts(k: int, group: int) -> list[slice]:
-    """Return the parts of K: of *group* columns, or as few as may be when that is 0."""
+    """Return the parts of K: *group* columns each, or one part when *group* is 0."""
     step = group or k
     return [slice(start, min(start + step, k)) for start in range(0, k, step)]
 
@@ -138,7 +138,7 @@ def quantise_weight(tensor: QTensor, scheme: Scheme) -> QuantisedWeight:
 
 
 def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
-    """Return a weight ``[N, K]`` that is int8 already, with a scale a row, as it is.
+    """Wrap int8 codes ``[N, K]`` and a scale for each row as a quantised weight.
 
     Raises:
         LayoutError: Shapes or types do not fit.
@@ -174,7 +174,7 @@ def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
 
 
 def _round_slice(part: Part, rows: slice, values: F32) -> float:
-    """Round some rows into *part*; return the sum of squares that is lost."""
+    """Quantise some rows into *part*; return the sum of squared rounding errors."""
     codes, scales = part.codes[rows], part.scales[rows]
     if codes.dtype == np.int8:
         try:
@@ -269,7 +269,7 @@ def float16_scales(x: F32, first: int = 0) -> F32:
 
 
 def to_float16(x: F32) -> F64:
-    """Return x as float16 rows, scaled by `float16_scales`, hold it; raises what that raises."""
+    """Return the values of x after scaling by `float16_scales` and rounding to float16."""
     scales = float16_scales(x)[:, None]
     exact: F64 = (x / scales).astype(np.float16).astype(np.float64) * scales
     return exact

@@ -1,4 +1,4 @@
-"""Weights on the NPU: rounded, cut over the cores, laid out, in its memory once."""
+"""Weights on the NPU: quantised, divided over the cores, laid out, uploaded once."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
 
 
 class PartOnNpu:
-    """One part of K of a weight: an image for each core that has rows of it.
+    """One part of K of a weight, with an image for each core that computes rows of it.
 
     On rocket each core has an address space of its own; on rknpu all share one.
     """
@@ -86,7 +86,7 @@ class PartOnNpu:
 
 
 class RkPacked(Packed):
-    """A weight rounded by a scheme that meets its budget, and on the NPU once it is uploaded."""
+    """A weight that was quantised within its error budget; `upload` puts it on the NPU."""
 
     def __init__(
         self, device: Device, tensor: QTensor, quantised: QuantisedWeight, number: int
@@ -103,7 +103,7 @@ class RkPacked(Packed):
         self._again = quantised.scheme is not PLAIN  # whether the tensor rounds to this again
 
     def upload(self, arena: Arena) -> None:
-        """Write it to the memory of *arena*, again after that was lost.
+        """Upload the weight to *arena*, also after its memory was lost.
 
         Raises:
             DeviceFull: There is no room.
@@ -164,11 +164,10 @@ class RkPacked(Packed):
 
 
 class AdaptivePacked(Packed):
-    """A weight of int8 whose products with some rows of x are of float16.
+    """A weight in int8, and also in float16 for rows of x with outliers.
 
-    Those are rows that have much larger numbers in some columns than in most.  They have an image
-    of their own.  What is multiplied lies side by side, columns of int8, rotated, and then columns
-    of float16; of each row of x, one of the two are zeros.
+    An outlier is much larger than most of its row.  The operands are the (rotated) int8 columns
+    and the float16 columns, side by side; each row of x is zero in one of the two.
 
     Attributes:
         int8: The weight in int8.
@@ -188,7 +187,7 @@ class AdaptivePacked(Packed):
         return self.int8.nbytes + outliers
 
     def outlier_rows(self, x: F32) -> npt.NDArray[np.bool_]:
-        """Return which rows of x int8 rounds more coarsely than weights are chosen for.
+        """Return which rows of x have a larger int8 rounding error than the scheme was chosen for.
 
         Two passes would mend that for x, but not what their largest numbers make of the rounding of
         the weight.

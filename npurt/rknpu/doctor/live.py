@@ -1,4 +1,4 @@
-"""Checks that read what a trial of the NPU saw (`doctor_trial`)."""
+"""Checks that read what a trial of the NPU saw (`trial`)."""
 
 import re
 from typing import Any

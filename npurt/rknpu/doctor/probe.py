@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial.
+    """The outcome of a trial.
 
     *state* is ``ok``, ``flaky`` (right, but only when run again), ``wrong``, ``error`` or
     ``left out``.
@@ -104,7 +104,7 @@ RISKY = (  # seen to hang until the driver was loaded again
 
 
 def probe(connect: Callable[[], Driver], *, risky: bool = False) -> Iterator[Outcome]:
-    """Make every trial; what was lost is opened again for the next.
+    """Run every trial; after an error, open the driver again for the next one.
 
     Args:
         connect: Opens the driver.
@@ -142,7 +142,7 @@ def _again(connect: Callable[[], Driver]) -> Driver | None:
 
 
 def _memory(driver: Driver) -> Outcome:
-    """Memory keeps what was written, in each address space."""
+    """Check that memory keeps its content, in each address space."""
     pattern = np.random.default_rng(0).integers(0, 256, PATTERN_BYTES, np.uint8)
     try:
         for space in dict.fromkeys(driver.spaces):

@@ -1,4 +1,4 @@
-"""Trying the NPU in a process that may be killed: a line of JSON for each step.
+"""Try the NPU in a process that may be killed; it prints a line of JSON for each step.
 
 A trial is {"opened": {"detail"} or {"error", "remedy"}, "trials": outcomes of `probe`, "ended": why
 it ended early, or ""}.
@@ -89,7 +89,7 @@ def _lines(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[bytes
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill what is left; one that hangs in the kernel is not waited for."""
+    """Kill the process group; do not wait for a process that hangs in the kernel."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Jobs and how they are run, whichever driver the kernel has."""
+"""Jobs, and the interface that both drivers implement."""
 
 import abc
 import errno
@@ -28,21 +28,21 @@ SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
 
 
 class Work(NamedTuple):
-    """What one core is to do: tasks, and the addresses of A, B and C of each."""
+    """The work of one core: tasks, and the addresses of A, B and C of each task."""
 
     tasks: Sequence[Task]
     addresses: Sequence[tuple[int, int, int]]
 
 
 class Repeats(NamedTuple):
-    """How often a job was run again, and why the last time."""
+    """How often jobs were repeated, and why the last one was."""
 
     times: int
     cause: str
 
 
 class MemoryRequest(NamedTuple):
-    """Memory to take from an address space; see `Space.take`."""
+    """Memory to allocate in an address space; see `Space.suballocate`."""
 
     space: Space
     nbytes: int
@@ -56,7 +56,7 @@ Input = tuple[Buffer, int]  # how many bytes of it there are
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A core's part of a job, proven."""
+    """One core's part of a job, whose program was proven harmless."""
 
     program: Piece
     count: int  # of tasks
@@ -79,11 +79,11 @@ class Job:
 
     Args:
         parts: Of each core.
-        queues: All that it takes to run it.
+        queues: The requests of each core.
         inputs: As in `Driver.prepare`.
-        pool: Who runs the queues; None, the caller.
-        owned: What `Driver.commands` returned: it goes with the job.
-        held: What the structs point to.
+        pool: The threads that run the queues; None: the caller runs them.
+        owned: The memory that `Driver.commands` returned; it is freed with the job.
+        held: Objects that the structs point to; the job keeps them alive.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Job:
         return count
 
     def check(self) -> None:
-        """See that what was proven still holds.
+        """Check that the buffers of the proof still exist.
 
         Raises:
             LayoutError: A buffer of it was freed.
@@ -138,7 +138,7 @@ class Job:
 
 
 def end_atoms(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
-    """Return where each part ends."""
+    """Return the buffer and offset of the last atom that each part writes."""
     return [part.last for part in parts]
 
 
@@ -148,12 +148,12 @@ class Driver(abc.ABC):
     Attributes:
         deadline_s: Seconds that a job may take at most.
         planned_s: Seconds that a job with many rows may take, by the cost model's slowest estimate.
-        repeats: Of all jobs so far.
-        name: Of the kernel's driver.
+        repeats: Repetitions of all jobs so far.
+        name: The name of the kernel's driver.
         detail: Version and node, for people.
         spaces: The address space of each core.
         chained: Whether a program starts its tasks itself.
-        profile: Of the programs that `prepare` makes.
+        profile: The profile of the programs that `prepare` makes.
     """
 
     deadline_s = math.inf
@@ -168,7 +168,7 @@ class Driver(abc.ABC):
     def more_spaces(self) -> tuple[Space, ...]:
         """Return further address spaces, one for each core, or none when there are no more.
 
-        A job is in those that `spaces` has, or in those that one call returned.
+        A job uses either `spaces` or the spaces of one such call.
         """
         return ()
 
@@ -180,15 +180,15 @@ class Driver(abc.ABC):
         spaces: Sequence[Space] = (),
         make_room: Callable[[], bool] = lambda: False,
     ) -> Job:
-        """Make a job of the work of each core, core 0 first; prove it; load its programs.
+        """Make a job from the work of each core, core 0 first: prove its programs, and load them.
 
         Args:
-            works: What to do.
+            works: The work of each core.
             inputs: A, which is written through its `window` before each run or by the run itself;
                 then, where cores have address spaces of their own, A of each other core, into which
                 the run copies it.
             spaces: The address space of each core, by default the first that there are.
-            make_room: See `Space.take`: for the programs.
+            make_room: See `Space.suballocate`: for the programs.
 
         Raises:
             LayoutError: The work does not fit its buffers, or the NPU.
@@ -207,7 +207,7 @@ class Driver(abc.ABC):
         return job
 
     def prepare_words(self, words: U64, profile: Profile) -> Job:
-        """Make a job for the first core of a program that is there already; otherwise as `prepare`.
+        """Make a job of a finished program, for the first core; otherwise as `prepare`.
 
         Args:
             words: ``[T, stride]``; their tails are written anew, as this driver starts tasks.
@@ -260,7 +260,7 @@ class Driver(abc.ABC):
         return link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
 
     def _expected(self, work: Sequence[Sequence[Task]]) -> float:
-        """Return the seconds that the cost model expects each core's tasks to take at most."""
+        """Return the seconds that the cost model expects for the slowest core."""
         speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
         return max(task_seconds(work, speed, chained=self.chained, clock_hz=clock_hz))
 
@@ -270,10 +270,10 @@ class Driver(abc.ABC):
         tasks: Sequence[int],
         make_room: Callable[[], bool] = lambda: False,
     ) -> list[Piece]:
-        """Take memory for the commands of a job with so many *tasks* of each core.
+        """Allocate memory for the commands of a job that has *tasks* tasks on each core.
 
         Returns:
-            A piece for the program of each core, and what else the driver needs.
+            The memory of each core's program, then other memory that the driver needs.
 
         Raises:
             DeviceFull: There is none.
@@ -287,7 +287,7 @@ class Driver(abc.ABC):
         pieces: list[Piece] = []
         try:
             for space, nbytes, role, name, step in (*wanted, *self._tables(spaces, tasks)):
-                pieces.append(space.take(nbytes, role, name, step, make_room))
+                pieces.append(space.suballocate(nbytes, role, name, step, make_room))
         except BaseException:
             for piece in pieces:
                 piece.free()
@@ -314,7 +314,7 @@ class Driver(abc.ABC):
         return Part(program, len(words), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
-        """Run *job* and wait for it; then the CPU sees its results.
+        """Run *job* and wait for it.  The CPU sees the results afterwards.
 
         A job that fails, or leaves its last result unwritten, is tried once more after a reset.
         Each time it may take *timeout_s*, or `deadline_s` or `_patience` if that is less.
@@ -353,7 +353,7 @@ class Driver(abc.ABC):
                 return
 
     def elapsed_ns(self, job: Job) -> int | None:
-        """Return how long the NPU took for the last run of *job*, where the driver says so."""
+        """Return the NPU's time for the last run of *job*; None: the driver does not tell."""
         return None
 
     def _try(self, job: Job, timeout_s: float) -> None:
@@ -370,23 +370,23 @@ class Driver(abc.ABC):
             )
 
     def _patience(self, seconds: float) -> float:
-        """Return how long to wait for a job to which the cost model gives *seconds*."""
+        """Return the timeout of a job that the cost model expects to take *seconds*."""
         return GRACE_S + MARGIN * seconds
 
     @abc.abstractmethod
     def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
-        """Return the job, which owns *pieces* of `commands`.
+        """Return the job with its requests: clean caches, submit, wait, show the CPU the results.
 
-        That is what cleans, submits, waits, and shows the CPU the results.
+        The job owns *pieces*, which `commands` returned.
         """
 
     @abc.abstractmethod
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
-        """Say in the structs of *job* how long to wait."""
+        """Write the timeout into the structs of *job*."""
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Bring the cores back after a failure, as far as the driver can."""
+        """Reset the cores after a failure, as far as the driver can."""
 
     def close(self) -> None:
         """Release the device and every buffer.  A second call does nothing."""
@@ -395,7 +395,7 @@ class Driver(abc.ABC):
 
 
 def input_cleans(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
-    """Yield the calls that show the NPU its inputs, and the sentinels where results will be."""
+    """Yield the calls that clean the caches of the inputs and of the sentinels."""
     for buffer, nbytes in inputs:
         yield from buffer.space.clean_calls(buffer, 0, nbytes)
     for buffer, at in end_atoms(parts):

@@ -18,7 +18,7 @@ TIMEOUT_S = 2.0
 
 
 def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
-    """Return the buffers that arrays are, for `check`.
+    """Return a buffer's span for each array, for `check`.
 
     Raises:
         LayoutError: An array is empty, or does not lie in memory in C order.

@@ -1,4 +1,4 @@
-"""The host's own work around a product: `npurt_rk.h`, parsed, and the library, opened late."""
+"""The C library of this package: `npurt_rk.h`, parsed on first use, and its functions."""
 
 from pathlib import Path
 from typing import Any

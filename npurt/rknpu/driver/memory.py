@@ -1,7 +1,7 @@
 """Buffers that the CPU and the NPU share, and the address spaces they are in.
 
-Cache maintenance is here and nowhere else.  The NPU never writes what the CPU writes for it, so
-inputs only have to be cleaned; what it writes is invalidated when a job has ended.
+Only this module maintains caches.  The NPU never writes to inputs, so inputs are only cleaned;
+results are invalidated when a job has ended.
 """
 
 import abc
@@ -25,7 +25,7 @@ _NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, b
 
 
 class Created(NamedTuple):
-    """What a driver says of new memory."""
+    """New memory, as the driver describes it."""
 
     handle: int
     address: int
@@ -34,15 +34,15 @@ class Created(NamedTuple):
 
 
 class Buffer:
-    """Memory that both see.  The CPU may touch it inside `cpu_access` only.
+    """Memory that CPU and NPU share.  The CPU may touch it inside `cpu_access` only.
 
     Attributes:
         nbytes: Its size.
-        address: Where it is for the NPU.
-        role: What the NPU does with it.
-        name: What for, in messages.
+        address: Its address in the NPU's address space.
+        role: How the NPU uses it.
+        name: Its purpose, for messages.
         alive: False once it was freed.
-        span: All of that, for proofs.
+        span: Its address range, role and name, for proofs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Buffer:
 
     @contextmanager
     def cpu_access(self, *, write: bool, nbytes: int | None = None) -> Iterator[U8]:
-        """Give the CPU the first *nbytes* (all); with *write*, the NPU sees them afterwards.
+        """Give the CPU *nbytes* from the start, or all; with *write*, clean caches afterwards.
 
         What the NPU wrote is there once `Driver.run` has returned.
 
@@ -75,15 +75,15 @@ class Buffer:
             self.clean(0, self.nbytes if nbytes is None else nbytes)
 
     def clean(self, start: int, end: int) -> None:
-        """Show the NPU what the CPU wrote from *start* to *end*."""
+        """Clean the caches from *start* to *end*, so that the NPU sees what the CPU wrote."""
         for call in self.space.clean_calls(self, start, end):
             self.space.system.ioctl(call.fd, call.request, call.argument)
 
     def window(self, start: int, end: int) -> U8:
-        """Return some of its bytes, for a prepared job that keeps them.
+        """Return bytes *start* to *end*, for a prepared job that keeps them.
 
-        What is written there the NPU sees if the job was prepared with this buffer as an input;
-        what the NPU writes is there once `Driver.run` has returned.
+        The NPU sees what is written there if the job was prepared with this buffer as an input.
+        The NPU's results are there once `Driver.run` has returned.
 
         Raises:
             LayoutError: It was freed.
@@ -99,13 +99,13 @@ class Buffer:
 
 
 class Piece:
-    """A part of a buffer, which has parts of other jobs as well: `Space.take` returns it.
+    """A part of a buffer that several jobs share: `Space.suballocate` returns it.
 
     Attributes:
-        buffer: The whole.
+        buffer: The buffer that it is a part of.
         start: Where it starts there.
         nbytes: Its size.
-        address: Where it is for the NPU.
+        address: Its address in the NPU's address space.
         alive: False once it was freed.
     """
 
@@ -135,7 +135,7 @@ class Piece:
         self.buffer.clean(self.start, self.start + self.nbytes)
 
     def free(self) -> None:
-        """Let others have it.  A second call does nothing."""
+        """Give the memory back to the buffer.  A second call does nothing."""
         if self.alive:
             self.alive = False
             self._ranges.give_back(self.start, self.nbytes)
@@ -143,7 +143,7 @@ class Piece:
 
 
 class Space(abc.ABC):
-    """An address space of the NPU, that of a file: on rocket one a core, on rknpu one for all.
+    """The NPU's address space of an open file: on rocket one for each core, on rknpu one for all.
 
     Args:
         system: The kernel.
@@ -157,7 +157,7 @@ class Space(abc.ABC):
         self._buffers: dict[int, Buffer] = {}  # by address
         self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
         self.freed = 0  # how often: what was proven before may no longer hold
-        self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # that `take` takes parts of
+        self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # that `suballocate` divides
 
     @property
     def is_ours(self) -> bool:
@@ -207,7 +207,7 @@ class Space(abc.ABC):
         insort(self.spans, buffer.span, key=lambda span: span.start)
         return buffer
 
-    def take(
+    def suballocate(
         self,
         nbytes: int,
         role: Role,
@@ -215,11 +215,11 @@ class Space(abc.ABC):
         step: int,
         make_room: Callable[[], bool],
     ) -> Piece:
-        """Return *nbytes* of a buffer that has others of that role as well.
+        """Return *nbytes* of a chunk: a buffer that is divided among users with one *role*.
 
         Args:
             step: Its start is a multiple of this.
-            make_room: Called when there is no memory; frees a piece, or says that it cannot.
+            make_room: Called when there is no memory; frees a piece, or returns False.
 
         Raises:
             DeviceFull: There is no memory.
@@ -238,7 +238,7 @@ class Space(abc.ABC):
                     raise
 
     def trim(self) -> None:
-        """Free the buffers that `take` took parts of and nobody has any more."""
+        """Free the chunks that `suballocate` divided and of which no part is in use."""
         for role, chunks in self._chunks.items():
             for buffer, ranges in chunks:
                 if ranges.is_free:
@@ -280,11 +280,11 @@ class Space(abc.ABC):
 
     @abc.abstractmethod
     def _create(self, nbytes: int, role: Role) -> Created:
-        """Have the driver make and map memory."""
+        """Create and map memory."""
 
     @abc.abstractmethod
     def _destroy(self, buffer: Buffer) -> None:
-        """Have the driver take it back."""
+        """Destroy memory."""
 
     @abc.abstractmethod
     def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:

@@ -1,8 +1,8 @@
 """The mainline driver: one file, and so one address space, for each core.
 
-SUBMIT returns at once and says nothing of a job that was refused, so the sentinel tells.  As it
-does return at once, one thread can keep all cores busy; docs/decisions/012 compares that with a
-thread for each.  Source: Linux drivers/accel/rocket.
+SUBMIT returns at once and does not report a job that was refused; the sentinel shows it.  One
+thread can therefore keep all cores busy; docs/decisions/012 compares that with a thread for each.
+Source: Linux drivers/accel/rocket.
 """
 
 import time
@@ -50,7 +50,7 @@ class RocketSpace(Space):
         self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
 
     def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
-        """Clean the caches, always of the whole buffer: the driver knows no parts."""
+        """Clean the caches of the whole buffer: the driver cannot clean a part."""
         fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
         return [Call(self.fd, uapi.FINI_BO, fini)]
 
@@ -95,7 +95,7 @@ class RocketDriver(Driver):
         return Job(parts, queues, inputs, self._pool, pieces, held)
 
     def _patience(self, seconds: float) -> float:
-        """Wait for long: the kernel itself ends a job that hangs, after 0.5 s."""
+        """Return a long timeout: the kernel itself ends a job that hangs, after `JOB_TIMEOUT_S`."""
         return BACKSTOP_S
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
@@ -114,7 +114,7 @@ class RocketDriver(Driver):
 
 
 def _waits(part: Part) -> list[Call]:
-    """Return the requests that wait for what a core writes, and show it to the CPU."""
+    """Return the requests that wait for a core's results and show them to the CPU."""
     waits = []
     for buffer in part.writes:
         prep = ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle})

@@ -1,4 +1,4 @@
-"""A job as one call into C: the structs of `npurt_rk.h`, made once and run again and again."""
+"""A job as one call into C: the structs of `npurt_rk.h`, made once and run many times."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class CoreQueue(NamedTuple):
-    """What one core is given and waits for; with rknpu, one queue is all cores."""
+    """The requests of one core: submit, then wait.  With rknpu, one queue serves all cores."""
 
     starts: Sequence[Call]  # the last one submits
     ends: Sequence[Call]
@@ -37,7 +37,7 @@ class CoreQueue(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where some columns of x go once they are rounded; see `npurt_rk_part`."""
+    """The place of some columns of x after rounding; see `npurt_rk_part`."""
 
     columns: slice
     block: int
@@ -47,7 +47,7 @@ class Target(NamedTuple):
 
 
 class Rectangle(NamedTuple):
-    """What one core wrote for some columns of one weight; see `npurt_rk_block`."""
+    """The sums that one core wrote for some columns of one weight; see `npurt_rk_block`."""
 
     sums: npt.NDArray[Any]  # [slices, passes * M, columns], int32 or float32
     scales: F32  # [M], of x
@@ -58,10 +58,10 @@ class Rectangle(NamedTuple):
 
 
 class ThreadPool:
-    """Threads that run queues side by side, until it is closed or forgotten.
+    """Threads that run queues in parallel.  They end when the pool is closed or garbage-collected.
 
     Args:
-        threads: How many; whoever runs a job does its first queue.
+        threads: How many.  The caller runs the first queue, each thread another.
 
     Raises:
         NpurtError: The system has none left.
@@ -84,14 +84,14 @@ def _stop(pool: Any, process: int) -> None:
 
 
 class Run:
-    """A job as `npurt_rk_run` takes it; it multiplies what is in place until it is bound.
+    """A job for `npurt_rk_run`.  Until `bind`, inputs and results stay in the NPU's buffers.
 
     Args:
         queues: Of each core.
         sentinel: Bytes that cannot be a result.
-        places: Where the sentinel is put before, and must not be afterwards: `U8` of its size.
+        places: Where the run writes the sentinel; the NPU has to overwrite it there.
         a: Where the first queue's core reads x.
-        pool: Who runs the queues; None, the caller.
+        pool: The threads that run the queues; None: the caller runs them.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Run:
         }
 
     def rounds(self, targets: Sequence[Target], k: int) -> None:
-        """Begin with rounding x ``[M, k]`` into *targets*."""
+        """Make the job begin with rounding x ``[M, k]`` into *targets*."""
         scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
         parts = [
             {
@@ -167,7 +167,7 @@ class Run:
         self._shape(len(targets[0].scales), len(targets[0].codes))
 
     def reads(self, rectangles: Sequence[Rectangle], widths: Sequence[int]) -> None:
-        """End with giving the sums of *rectangles* their scales, in results of *widths* columns."""
+        """Make the job end with scaling sums: *rectangles* into results of *widths* columns."""
         blocks = [
             {
                 "sums": at("void *", r.sums),
@@ -196,7 +196,7 @@ class Run:
         self.table.passes = stacked // rows
 
     def bind(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
-        """Say what to multiply and where results go, float32 in C order; both must live on.
+        """Set x and the results, float32 in C order.  The caller keeps both alive.
 
         Errors count the rows of x from *first*.
         """

@@ -1,6 +1,6 @@
-"""The system calls that drivers are made of: the C library's, or a simulator's.
+"""The system calls that drivers make: to the C library, or to the simulator.
 
-Everything above asks this object, so that a simulated NPU differs from a real one in nothing else.
+All code above makes its system calls here, so a simulated NPU differs from a real one only here.
 """
 
 import errno
@@ -106,7 +106,7 @@ class System:
             os.close(folder)
 
     def ioctl(self, fd: int, request: Request, argument: Any) -> None:
-        """Make a request; one that a signal interrupted is made again, within reason.
+        """Make a request.  Repeat it when a signal interrupts it, at most `INTERRUPTIONS` times.
 
         Raises:
             DriverError: errno, with what to do about it; a subclass where one fits.
@@ -121,7 +121,7 @@ class System:
         raise failure(request.name, code)
 
     def make(self, run: Run) -> int | None:
-        """Run a job; return the first place in which the sentinel was left, or None.
+        """Run a job.  Return the index of the first sentinel that was not overwritten, or None.
 
         Raises:
             NumericsError: x holds NaN or infinity; no request was made.
@@ -141,7 +141,7 @@ class System:
         return int(place)
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:
-        """Return memory of a driver's; it stays mapped for as long as anybody has a view of it.
+        """Map a driver's memory.  It stays mapped as long as a view of it is alive.
 
         Raises:
             DriverError: There is no such memory.
@@ -155,7 +155,7 @@ class System:
         return memory
 
     def lock(self, fd: int, node: str) -> None:
-        """Keep other npurt processes out while *fd* is open: two users can take a board down.
+        """Lock other npurt processes out while *fd* is open: two users can hang a board.
 
         A device may have two nodes, renderD* and card*, but it has one folder in /sys.
 

@@ -1,4 +1,4 @@
-"""What every DRM driver has, and what a request to one is.  Declarations only.
+"""Requests of every DRM driver, and the type of a request.  Declarations only.
 
 ABI mode of cffi cannot check a struct against its header, so each request states the size and the
 number that C gives, and a test computes both.  Source: Linux include/uapi/drm/drm.h.

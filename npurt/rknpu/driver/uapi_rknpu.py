@@ -1,7 +1,7 @@
 """The vendor driver's requests, its DRM flavour.  Declarations only.
 
-Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_ioctl.h; older drivers than 0.9.6 have a
-smaller rknpu_mem_create, and so another number for it.
+Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_ioctl.h; drivers before 0.9.6 have a
+smaller rknpu_mem_create, so its request number differs.
 """
 
 from npurt.rknpu.driver.uapi_drm import Request

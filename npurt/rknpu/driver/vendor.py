@@ -134,10 +134,10 @@ class RknpuDriver(Driver):
         super().close()
 
     def refuses_all_cores(self) -> bool:
-        """Return whether the driver refuses a job for all cores: a smallest product on each.
+        """Return whether the driver refuses a job with a smallest product on each core.
 
-        It has no other way to say how many there are, and a device tree may name a chip with more.
-        What else goes wrong here will go wrong again where it can be mended.
+        The driver has no request for the number of cores, and a device tree may name a chip with
+        more.  Other errors are ignored here: they come back where they can be handled.
         """
         size = INT8.group
         task = Task(INT8, Layout.ROW, 1, size, size, rows=1, columns=size)

@@ -25,12 +25,12 @@ def entries(format: NumberFormat, k: int, width: int) -> int:
 
 
 def data_banks(format: NumberFormat, k: int, width: int, height: int) -> int:
-    """Arenas that the features of one task take."""
+    """Banks that the features of one task take."""
     return -(-height * entries(format, k, width) * ENTRY_BYTES // BANK_BYTES)
 
 
 def weight_banks(format: NumberFormat, k: int) -> int:
-    """Arenas that one group of kernels takes; the others follow as it is used up."""
+    """Banks that one group of kernels takes; the others follow as it is used up."""
     return -(-format.group * format.in_bytes(k) // BANK_BYTES)
 
 

@@ -105,7 +105,7 @@ def chain(words: U64, profile: Profile, at: int | None) -> None:
 
 
 def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:
-    """Return the addresses of A, of the image of B and of C, of which the task is no part."""
+    """Return the addresses of the whole A, the image of B and the whole C of a task."""
     sizes = {
         "A": (a, task.rows * task.format.in_bytes(task.columns)),
         "B": (b, task.weight_bytes),

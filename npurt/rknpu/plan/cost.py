@@ -47,7 +47,7 @@ class Speed:
 
 
 class Estimate(NamedTuple, Generic[T]):
-    """Three values; of seconds, the least, the likely and the most."""
+    """A range: the lowest, the expected and the highest value, of seconds for instance."""
 
     low: T
     expected: T

@@ -1,7 +1,7 @@
-"""Prove, before it is submitted, that a program touches only what it may and cannot hang the NPU.
+"""Prove that a program touches only its buffers and cannot hang the NPU, before it is submitted.
 
-Works from the words, whoever made them: all tasks of a program at once, in numpy.  What is proven
-stays true as long as the words and the buffers do, so a prepared program is proven once.
+The proof reads the words alone, whoever made them: all tasks of a program at once, in numpy.  It
+holds as long as the words and the buffers stay, so a prepared program is proven once.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Cut a product into tasks that fit the NPU, over its cores.  Pure integers.
 
-B is cut for good, when it is packed: by N over the cores, and by K where that lets more rows fit at
-once.  A product with m rows is then cut by M and N into tasks.
+B is cut once, when it is packed: by N over the cores, and by K where more rows then fit at once.
+A product with m rows is then cut by M and N into tasks.
 """
 
 import functools
