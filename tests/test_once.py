@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[1] / "npurt"
 # Functions that may have `functools.cache`: their results are plain values, as good made twice.
 VALUES = {
     ("cpu/layout.py", "table"),
+    ("hexagon/layout/formats.py", "_formats"),
+    ("hexagon/layout/formats.py", "_kernels"),
     ("hexagon/layout/quantise.py", "_reciprocals"),
+    ("hexagon/session/messages.py", "_number"),
     ("rknpu/device/device.py", "rows_prepared"),
     ("rknpu/plan/tiling.py", "plan"),
     ("rknpu/plan/tiling.py", "plan_weights"),
