@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     system, connect = connection(args.device)
     outcomes: list[Outcome] = []
-    for outcome in probe(connect, risky=args.unsafe):
+    for outcome in probe(connect, unsafe=args.unsafe):
         if not args.json and not outcomes:
             print(f"{args.device}{' (simulated)' if system.simulated else ''}")
             print(_columns("trial", "M x K x N", "result", "wall", "driver", "model", ""))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceNotFound
-from npurt.rknpu.doctor.probe import LOST_IN_A_ROW, RISKY, TRIALS, Trial, operands, probe
+from npurt.rknpu.doctor.probe import LOST_IN_A_ROW, TRIALS, UNSAFE, Trial, operands, probe
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.isa import layout
 from npurt.rknpu.isa.lower import Profile
@@ -57,9 +57,9 @@ def test_the_driver_is_asked_how_long_it_took_where_it_knows(connect):
 
 
 def test_a_list_without_dpu_rdma_runs_with_the_vendors_driver_only(connect):
-    outcomes = list(probe(connect, risky=True))
+    outcomes = list(probe(connect, unsafe=True))
 
-    assert len(outcomes) == 2 + len(TRIALS) + len(RISKY)
+    assert len(outcomes) == 2 + len(TRIALS) + len(UNSAFE)
     assert outcomes[-1].state == ("ok" if connect().name == "rknpu" else "error")
     assert set(states(outcomes[:-1])) == {"ok"}
 

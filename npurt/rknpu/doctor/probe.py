@@ -97,18 +97,18 @@ TRIALS = (
     *(Trial("rows, native-h", m, 64, 64, "M not a multiple of 4: derived, nobody ran it [?]",
             layout=Layout.NATIVE_H) for m in (2, 3, 5)),
 )  # fmt: skip
-RISKY = (  # seen to hang until the driver was loaded again
+UNSAFE = (  # seen to hang until the driver was loaded again
     Trial("without DPU_RDMA", 4, 64, 64, "a list of 108 words: works with the vendor's driver [?]",
           profile=Profile.SHORT),
 )  # fmt: skip
 
 
-def probe(connect: Callable[[], Driver], *, risky: bool = False) -> Iterator[Outcome]:
+def probe(connect: Callable[[], Driver], *, unsafe: bool = False) -> Iterator[Outcome]:
     """Run every trial; after an error, open the driver again for the next one.
 
     Args:
         connect: Opens the driver.
-        risky: Try, last, what may hang the NPU until its driver is loaded again.
+        unsafe: At the end, also try programs that may hang the NPU until its driver is reloaded.
 
     Raises:
         NpurtError: The driver cannot be opened at first.
@@ -119,7 +119,7 @@ def probe(connect: Callable[[], Driver], *, risky: bool = False) -> Iterator[Out
     try:
         yield Outcome("open", "", "ok", opened.detail)
         yield _memory(opened)
-        for trial in (*TRIALS, *(RISKY if risky else ())):
+        for trial in (*TRIALS, *(UNSAFE if unsafe else ())):
             if driver is None or lost == LOST_IN_A_ROW:
                 yield Outcome(trial.name, trial.shape, "left out", "the NPU does not come back")
                 continue
