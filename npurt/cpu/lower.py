@@ -173,13 +173,14 @@ class Lowering:
         if len(first.x.shape) == 3:
             raise unsupported(op, "the host multiplies rows of a run, not of experts")
         x = self._input(op, first.x)
-        if len(outs) == 1 and outs[0].name in self._logits:
+        logits = len(outs) == 1 and outs[0].name in self._logits
+        if logits:
             y, column = empty(1, outs[0].columns), 0
             self.values.put(outs[0], Columns(y, 0, outs[0].columns))
             self.output = outs[0]
         else:
             y, column = self.values.place(outs)
-        head = outs[0].shape[0] == SELECTED
+        head = logits or outs[0].shape[0] == SELECTED
         self._steps.matmul(first.role, x, weights, y, head=head, column=column)
 
     def _experts(
