@@ -1,6 +1,6 @@
-"""What was measured of a DSP, kept between processes: one small JSON file, by what it depends on.
+"""Measurements of a DSP that outlive a process: one small JSON file, by board, firmware, library.
 
-Nothing in it is needed: a file that is missing or damaged is one that says nothing.
+npurt works without the file: a missing or damaged one counts as empty.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 20  # of the file, which has some hundred: a larger one is not
 
 
 def identity(library: Library, domain: str, root: Path = Path("/")) -> str:
-    """Return what measurements of *domain* depend on: board, firmware, library.
+    """Return the key for measurements of *domain*: board, firmware, library.
 
     Args:
         root: Where the system's files are.
@@ -59,12 +59,12 @@ def _file(path: Path) -> str:
 
 
 def recall(identity: str, what: str) -> Any:
-    """Return what is known, or None."""
+    """Return the value that was remembered, or None."""
     return _load().get(identity, {}).get(what)
 
 
 def remember(identity: str, what: str, value: Any) -> None:
-    """Keep *value*; where the folder cannot be written, nothing is kept."""
+    """Store *value*, unless the folder cannot be written."""
     known = _load()
     known.setdefault(identity, {})[what] = value
     text = json.dumps(known, indent=1)
@@ -90,5 +90,5 @@ def _load() -> dict[str, dict[str, Any]]:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open *path*, and do not wait for somebody to write to a pipe."""
+    """Open *path* without waiting, in case it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Finding out by trying, in a process that may be killed: dspqueue, and how much can be mapped."""
+"""Probes in a process that can be killed: whether dspqueue works, and how much can be mapped."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ MOST = 1 << 32  # bytes that 32-bit addresses reach
 
 
 def queue_works(connection: Connection) -> bool:
-    """Say whether an empty batch through dspqueue is answered; tried once for each firmware."""
+    """Return whether dspqueue answers an empty batch; tried once for each firmware."""
     library = connection.load()
     identity = measurements.identity(library, connection.domain)
     known = measurements.recall(identity, "dspqueue")

@@ -2,7 +2,7 @@
 
 Parent and worker share a socket of packets.  A packet from the parent is a number, a letter and
 what belongs to it; the answer is the same number, "+" and a result, or "-" and an error as JSON.
-So an answer is told from that to an earlier packet, which Ctrl-C kept the parent from reading.
+The number tells an answer from that to an earlier packet, which Ctrl-C kept from being read.
 Blocks are allocated by the worker, where their numbers count, and come to the parent as file
 descriptors.
 
@@ -112,11 +112,11 @@ class Worker(Transport):
         self._on_block("free", block)
 
     def sync_for_device(self, block: Block) -> None:
-        """Have the worker do it: caches of memory, not of one process."""
+        """Have the worker synchronise *block*: caches are the same for all processes."""
         self._on_block("sync_for_device", block)
 
     def sync_for_cpu(self, block: Block) -> None:
-        """Have the worker do it, as `sync_for_device`."""
+        """Have the worker synchronise *block*, as in `sync_for_device`."""
         self._on_block("sync_for_cpu", block)
 
     def _on_block(self, method: str, block: Block) -> None:
@@ -136,11 +136,11 @@ class Worker(Transport):
         self._packets = int.from_bytes(answer[reply.nbytes :], "little")
 
     def packets(self) -> int:
-        """Return what the worker said with its last reply."""
+        """Return the count that came with the last reply of the worker."""
         return self._packets
 
     def settle(self) -> None:
-        """Wait until the worker is done with what was interrupted."""
+        """Wait until the worker has finished a call that was interrupted."""
         if self._interrupted:
             self._ask(b"n", self._deadline)
 
@@ -174,7 +174,7 @@ class Worker(Transport):
         return answer[NUMBER_BYTES + 1 :]
 
     def _receive(self, fds: list[int]) -> bytes:
-        """Return the next answer; *fds* then holds what came with it, and no other."""
+        """Return the next answer, and put the descriptors that came with it into *fds*."""
         _close_all(fds)  # of an answer that nobody waited for
         answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
         fds += passed
@@ -202,7 +202,7 @@ class Worker(Transport):
         )
 
     def _retold(self, told: dict[str, Any]) -> NpurtError:
-        """Return the worker's error; after a lost or late DSP the worker is of no use."""
+        """Return the worker's error.  After a lost or late DSP, close the worker."""
         kind = getattr(errors, told.pop("kind"))
         error = kind(told.pop("what"), **told)
         assert isinstance(error, NpurtError)
@@ -257,7 +257,7 @@ def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
 
 
 def _reap(parent: int, end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
-    """End a worker: by closing its socket, then, when it takes long, by force."""
+    """End a worker by closing its socket; kill it when that takes long."""
     end.close()
     if parent != os.getpid():
         return  # a fork's copy: the worker is the parent's
@@ -289,7 +289,7 @@ def _follow(life: int) -> None:
 
 
 class _Server:
-    """One session, and the answers to what is asked of it."""
+    """Answers the packets of one parent, with one session."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end

@@ -21,7 +21,7 @@ MOST_ROWS = 512  # of a batch: what the CPU device takes at once too
 
 
 class Weight(NamedTuple):
-    """What a batch needs of a weight."""
+    """The address, shape and format of a weight."""
 
     part: Slice
     n: int
@@ -62,7 +62,7 @@ class Batch:
         self._lasts: list[Any] = []
 
     def _set_rows(self, rows: int) -> None:
-        """Take memory for *rows* rows of x, and of each result after the other."""
+        """Take memory for *rows* rows of x and of each result."""
         self.forget_scratch()  # Ctrl-C may come at any line
         sizes = [stride * rows for stride in self._strides]
         x, y = self._memory.scratch.pair(sizes[0], sum(sizes[1:]), self)

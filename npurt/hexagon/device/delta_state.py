@@ -54,14 +54,14 @@ def why_not(net: DeltaNet) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """What a state is: where it started, and the rows of x that it has gone through since."""
+    """A state as its start and the rows of x that have advanced it since."""
 
     start: npt.NDArray[Any]  # float32 as the host gave it, or int32, words of the DSP
     rows: tuple[F32, ...] = ()  # of one call each, [N, T, floats]
     count: int = 0  # of their tokens
 
     def __post_init__(self) -> None:
-        """Let nobody change it."""
+        """Make the arrays read-only."""
         self.start.flags.writeable = False
 
 
@@ -141,7 +141,7 @@ class Memory:
             self._call()
 
     def run(self, net: DeltaNet) -> F32:
-        """Take the state through *net*, write its results; return its rows ``[N, T, floats]``.
+        """Advance the state by *net* and write its results; return its rows ``[N, T, floats]``.
 
         Raises:
             DeviceLost: The DSP process is gone, or the call or its results did not arrive.
@@ -170,13 +170,13 @@ class Memory:
             out[...] = self._results
 
     def copy(self) -> I32:
-        """Return what it holds."""
+        """Return a copy of the state."""
         self._session_memory.transport.sync_for_cpu(self._block)
         return self._words.copy()
 
 
 class HexagonState(DeltaState):
-    """The state of a net on a device; it outlives the memory that it has there.
+    """The state of a net on a device.  It survives the loss of its memory there.
 
     Args:
         on_session: Works with the session's memory, and again if the session is lost over it.
@@ -206,7 +206,7 @@ class HexagonState(DeltaState):
         self._form = form
 
     def _bring(self, memory: Memory, form: Form) -> None:
-        """See to it that *form* is what *memory* holds."""
+        """Make *memory* hold *form*."""
         if self._there is not form:
             self._there = None
             memory.load(form)
@@ -265,7 +265,7 @@ class HexagonState(DeltaState):
             self._form = Form(delta.words_of(exact, self._shape))
 
     def leave(self) -> None:
-        """Let go of the memory: its session ends."""
+        """Forget the memory, because its session ends."""
         with contextlib.suppress(NpurtError):  # a worker that is gone: then there are the rows
             self.keep()
         self._memory = self._there = None

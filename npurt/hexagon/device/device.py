@@ -1,6 +1,7 @@
-"""The Hexagon CDSP as a device: weights in memory it shares, products in batches it is sent.
+"""The Hexagon CDSP as a device: weights in shared memory, products in batches of ops.
 
-A DSP process that dies, or does not answer, is opened anew and the batch repeated; see `restart`.
+When the DSP process dies or does not answer, it is opened again and the batch is repeated: see
+`npurt.restart`.
 """
 
 import itertools
@@ -111,16 +112,16 @@ class HexagonPacked(Packed):
         return images.multiplied(self.part.array, self.format, self.n, self.k, rows)
 
     def error(self, rows: slice) -> F64:
-        """Return the standard error of what the kernels round; see `rounding`."""
+        """Return the standard error of the kernels' rounding; see `error_bound`."""
         held = images.unpack(self.part.array, self.format, self.n, self.k, rows)
         return error_bound.error(held, self.format)
 
     def floor(self, rows: slice) -> F64:
-        """Return how far results are off besides: those below 2^-126 are 0."""
+        """Return the further error of results: those below 2^-126 become 0."""
         return np.full(len(range(self.n)[rows]), FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return what results do not exceed: all that comes before them is integers."""
+        """Return a bound of the results; integers before them cannot overflow."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most
 
@@ -173,7 +174,7 @@ class HexagonDevice(ProductDevice):
         return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {transport}"
 
     def _open_first(self) -> None:
-        """Open a session, unless a restart has; where memory is short, that may pass."""
+        """Open a session unless a restart has done so; try twice where memory is short."""
         if not self._sessions:
             try:
                 self._sessions.append(self._open_session())
@@ -263,7 +264,7 @@ class HexagonDevice(ProductDevice):
         )
 
     def _with_room(self) -> Iterator[SessionMemory]:
-        """Yield the sessions there are, and then another one if it can be had."""
+        """Yield the open sessions, and then a new one if the DSP allows it."""
         yield from self._settled()
         if self._connection.session is None:
             try:
@@ -325,7 +326,7 @@ class HexagonDevice(ProductDevice):
         return quantise.multiplied(x, w.group)
 
     def magnitudes(self, x: F32, w: Packed) -> F64:
-        """Return what the kernels' rounding is proportional to; see `rounding`."""
+        """Return the factors that the kernels' rounding is proportional to; see `error_bound`."""
         assert isinstance(w, HexagonPacked)
         return error_bound.magnitudes(quantise.quantise(x, w.group), w.group)
 
@@ -337,11 +338,11 @@ class HexagonDevice(ProductDevice):
 
     @property
     def delta_error(self) -> DeltaError:
-        """What is read of a row has 9 bits below its greatest element at the least."""
+        """The error of a row: at least 9 bits below its greatest element are read."""
         return DeltaError(delta.ERROR, delta.LEAST)
 
     def delta_state(self, net: DeltaNet) -> HexagonState:
-        """Return the state of *net*, which goes forward in integers (docs/decisions/011).
+        """Return the state of *net*, which advances in integers (docs/decisions/011).
 
         Its `advance` raises what `delta_net` does.
 
@@ -356,7 +357,7 @@ class HexagonDevice(ProductDevice):
         return state
 
     def delta_net(self, net: DeltaNet) -> None:
-        """Run *net*, whose state goes there and comes back; a net that fails leaves it.
+        """Run *net* on the DSP; its state changes only when the run succeeds.
 
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against it.
@@ -369,12 +370,12 @@ class HexagonDevice(ProductDevice):
         net.state[...] = state.read()
 
     def _on_session(self, work: Callable[[SessionMemory], None]) -> None:
-        """Do *work* with the first session, on which all delta nets are, also when it dies."""
+        """Do *work* with the first session, which has all delta nets; repeat it after a restart."""
         with self._lock:
             self._surviving(lambda: work(self._settled()[0]))
 
     def _settled(self) -> list[SessionMemory]:
-        """Return the sessions, none of which does what an interrupted call (Ctrl-C) began."""
+        """Return the sessions after calls that Ctrl-C interrupted have ended."""
         for memory in self._sessions:
             memory.transport.settle()
         return self._sessions
@@ -382,7 +383,7 @@ class HexagonDevice(ProductDevice):
     # --- Recovery ---------------------------------------------------------------------------------
 
     def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*, also when the DSP dies over it; errors as `Restarts.surviving`."""
+        """Do *work*, again if the DSP dies meanwhile; errors as `Restarts.surviving`."""
         refuse_fork(self._process, "a product")
         self._restarts.surviving(work, self._reopen)
 
@@ -395,7 +396,7 @@ class HexagonDevice(ProductDevice):
             self._place(packed)
 
     def _demote(self) -> None:
-        """After a failure of dspqueue, go on without, also in the future."""
+        """After a failure of dspqueue, use invoke, now and in later processes."""
         if self._connection.transport == TransportName.DSPQUEUE:
             probe.forget_queue(self._connection)
             self._connection = replace(self._connection, transport=TransportName.INVOKE)
@@ -403,7 +404,7 @@ class HexagonDevice(ProductDevice):
     # --- Accounts ---------------------------------------------------------------------------------
 
     def packets(self) -> int:
-        """Return the DSP's packets so far, where they are counted."""
+        """Return the packets that the DSP executed so far; 0 where nothing counts them."""
         return self._packets + sum(memory.transport.packets() for memory in self._sessions)
 
     def news(self) -> list[str]:
@@ -426,7 +427,7 @@ class HexagonDevice(ProductDevice):
 
 
 def open_hexagon(text: str) -> HexagonDevice:
-    """Open what a device string asks for: ``hexagon[:INDEX[/SESSION]]`` or ``hexagon:sim[-vNN]``.
+    """Open the device of a device string: ``hexagon[:INDEX[/SESSION]]`` or ``hexagon:sim[-vNN]``.
 
     Raises:
         DeviceNotFound: *text* is no such string, or there is no such device.

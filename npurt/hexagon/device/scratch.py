@@ -1,6 +1,6 @@
-"""Blocks that activations and results pass through, each about as large as what it holds.
+"""Blocks for activations and results, each about as large as its content.
 
-The kernel synchronises a dma-buf whole, so the size of a block is what each use of it costs
+The kernel synchronises a dma-buf whole, so each use of a block costs its size
 (docs/decisions/016).  All batches of a session share these blocks: only one runs at a time.
 """
 
@@ -20,10 +20,10 @@ MOST_BLOCKS = 48
 
 
 class User(Protocol):
-    """Who has views of blocks."""
+    """An object that has views of blocks."""
 
     def forget_scratch(self) -> None:
-        """Drop them: a block is about to be unmapped."""
+        """Drop the views: a block is about to be unmapped."""
 
 
 class _Entry(NamedTuple):
@@ -45,17 +45,17 @@ class Scratch:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks there are."""
+        """All blocks."""
         return [entry.block for entry in self._entries.values()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks, and no less than one batch may need."""
+        """Bytes of the blocks, at least those that one batch may need."""
         return max(RESERVED_BYTES, sum(block.nbytes for block in self.blocks))
 
     @property
     def maps(self) -> int:
-        """How many blocks there are, and no fewer than one batch needs."""
+        """The number of blocks, at least the two that one batch needs."""
         return max(2, len(self._entries))
 
     def pair(self, x_bytes: int, y_bytes: int, user: User) -> tuple[Block, Block]:

@@ -56,12 +56,12 @@ class SessionMemory:
         return self._arenas[-1]
 
     def wrote(self, part: Slice) -> None:
-        """Note that the host has written *part*, for `sync`."""
+        """Record that the host has written *part*, for `sync`."""
         if part.block not in self.written:
             self.written.append(part.block)
 
     def sync(self) -> None:
-        """Show the DSP all weights that were written since the last time, each block once."""
+        """Make weights that the host wrote visible to the DSP, each block once."""
         while self.written:
             self.transport.sync_for_device(self.written[-1])
             self.written.pop()
@@ -86,7 +86,7 @@ class SessionMemory:
         return made
 
     def give_back(self, block: Block) -> None:
-        """Let others have a block of `own`.  May be called at any moment, by a finalizer too."""
+        """Return a block of `own`.  May be called at any moment, by a finalizer too."""
         self._returned.append(block)
 
     def _map(self, nbytes: int) -> Block | None:

@@ -1,4 +1,4 @@
-"""Checks that read what a trial of the DSP saw (`doctor_trial`)."""
+"""Checks that read what a trial of the DSP saw (`trial`)."""
 
 import re
 from typing import Any

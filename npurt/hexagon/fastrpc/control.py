@@ -1,4 +1,4 @@
-"""What can be asked of and told to a DSP before a session is open, and how old libraries differ.
+"""Requests to a DSP before a session is open, and how old libraries differ.
 
 Source: qualcomm/fastrpc inc/remote.h; for the fallbacks ggml-org/llama.cpp#16911 (requests 13 to 15
 unknown: 0x14) and geerlingguy/sbc-reviews#85 (0xffffffff).

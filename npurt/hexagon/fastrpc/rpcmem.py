@@ -57,12 +57,12 @@ class Synchroniser:
         self._start_read = abi.ffi().new("uint64_t *", SyncFlag.READ)
 
     def for_device(self, fd: int) -> None:
-        """Let the DSP see what the host has written."""
+        """Make the host's writes visible to the DSP."""
         if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._end_write) < 0:
             self._again(fd, self._end_write)
 
     def for_cpu(self, fd: int) -> None:
-        """Let the host see what the DSP has written."""
+        """Make the DSP's writes visible to the host."""
         if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, self._start_read) < 0:
             self._again(fd, self._start_read)
 
@@ -138,7 +138,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Arena:
-    """A block that is handed out in parts, which may come back."""
+    """An allocator of parts of one block."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -156,11 +156,11 @@ class Arena:
         return None
 
     def give_back(self, part: Slice) -> None:
-        """Let others have *part*.  May be called at any moment, by a finalizer too."""
+        """Return *part* to the arena.  May be called at any moment, by a finalizer too."""
         self._returned.append(part)
 
     def _collect(self) -> None:
-        """Merge what came back into the free ranges."""
+        """Merge returned parts into the free ranges."""
         while self._returned:
             part = self._returned.popleft()
             self._free.append((part.offset, part.offset + aligned(part.nbytes)))

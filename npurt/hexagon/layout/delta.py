@@ -1,4 +1,4 @@
-"""Gated delta nets as the DSP has them: states in a form of their own, tokens as rows.
+"""Gated delta nets in the layout of the DSP: packed states, and a row for each token.
 
 Pure: numpy arrays only.  dsp/kernels/delta.h describes both.  Letters: N sequences, T tokens, K and
 H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
@@ -36,7 +36,7 @@ LEAST = 2.0**-97
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a net's op says of it, but for the number of tokens."""
+    """The shape of a net, without the number of tokens."""
 
     sequences: int
     k_heads: int

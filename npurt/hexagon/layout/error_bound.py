@@ -1,4 +1,4 @@
-"""How far the DSP's results may be off what it multiplied: the bound that verification uses.
+"""The bound of the DSP's rounding errors, which verification uses.
 
 In the words of dsp/kernels/product.h: a result is the sum over blocks b of 32 (or 16) columns
 

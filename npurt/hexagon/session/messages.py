@@ -71,14 +71,14 @@ _HEAD, _WHOLE = struct.Struct("<4I"), struct.Struct("<6IQ")  # the two again: nu
 
 
 class Kind(IntEnum):
-    """What an op does."""
+    """The kind of an op."""
 
     MATMUL = 1
     DELTA = 2
 
 
 class Flag(IntFlag):
-    """What an op may rely on, or may not; and variants of delta nets."""
+    """Flags of an op: facts that it relies on, and variants of delta nets."""
 
     SAME_X = 1
     NEW_W = 2
@@ -130,7 +130,7 @@ class Request:
         self.ops["kind"] = Kind.MATMUL
 
     def next(self) -> None:
-        """Give it another number, so that its reply is known from older ones."""
+        """Give the batch a new number, which tells its reply from older ones."""
         magic, protocol, sequence, count = _HEAD.unpack_from(self.data.data)
         _HEAD.pack_into(self.data.data, 0, magic, protocol, (sequence + 1) % (1 << 32), count)
 

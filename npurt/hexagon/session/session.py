@@ -30,7 +30,7 @@ LATENCY_US = 100  # that the CPU may take to wake up for an answer
 
 
 class _Owned:
-    """What a session holds, and how it is let go: memory, handle, thread, number."""
+    """The resources of a session, and their release: memory, handle, thread, number."""
 
     def __init__(self, library: Library, slot: SessionSlot) -> None:
         self.library = library
@@ -70,7 +70,7 @@ class _Owned:
         return call.unpack()
 
     def map(self, block: Block) -> None:
-        """Show *block* to the DSP, or leave no trace."""
+        """Map *block* on the DSP.  A failure leaves nothing mapped."""
         address = abi.ffi().cast("void *", block.array.ctypes.data)
         area = self.slot.effective, block.fd, address
         self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
@@ -82,7 +82,7 @@ class _Owned:
         self.blocks[block.fd] = block
 
     def unmap(self, fd: int) -> None:
-        """Take a block from the DSP: first from our code there, which knows it by number."""
+        """Unmap a block: first in our code on the DSP, which knows it by number."""
         block = self.blocks.pop(fd)
         address = abi.ffi().cast("void *", block.array.ctypes.data)
         try:
@@ -201,7 +201,7 @@ class Session(Transport):
         written: Block | None = None,
         read: Block | None = None,
     ) -> None:
-        """Make a call the quick way, or, when the thread is not free, in turn."""
+        """Make a native call; when the thread is busy, queue the call."""
         handle = self._owned.handle
         assert handle
         handle.require_open(codes.INVOKE)
@@ -220,7 +220,7 @@ class Session(Transport):
             self._synchronise.for_cpu(read.fd)
 
     def run(self, work: Callable[[], T], what: str) -> T:
-        """Do *work* on the session's thread; a timeout is the session's death."""
+        """Do *work* on the session's thread; a timeout makes the session dead."""
         try:
             return self._owned.caller.run(work, self.deadline, what)
         except DeviceTimeout as error:
@@ -241,19 +241,19 @@ class Session(Transport):
         self._owned.handle.require_open(call)
 
     def die(self, why: str) -> None:
-        """Let no call through any more."""
+        """Refuse all further calls."""
         if self._owned.handle:
             self._owned.handle.die(why)
 
     def before_closing(self, work: Callable[[], Any]) -> None:
-        """Have *work* done first when the session closes, on its thread; errors do not matter.
+        """Do *work* first when the session closes, on its thread; its errors are ignored.
 
         It must not refer to the session, which would then never be forgotten.
         """
         self._owned.first.append(work)
 
     def call_before_closing(self, name: str) -> None:
-        """Have a method of our code called first when the session closes; see `before_closing`."""
+        """Call a method of our code first when the session closes; see `before_closing`."""
         self.before_closing(partial(self._owned.call, name))
 
     def allocate(self, nbytes: int) -> Block:
@@ -263,7 +263,7 @@ class Session(Transport):
         return block
 
     def map(self, block: Block) -> None:
-        """Show *block* to the DSP until `free` or the end of the session, which keeps it alive.
+        """Map *block* on the DSP until `free` or the end of the session, which keeps it alive.
 
         Raises:
             DeviceFull: The session has no room for it.
@@ -283,7 +283,7 @@ class Session(Transport):
             ) from error
 
     def free(self, block: Block) -> None:
-        """Take *block* from the DSP; see `Transport.free`."""
+        """Unmap *block*; see `Transport.free`."""
         self.run(partial(self._owned.unmap, block.fd), "unmap")
 
     def sync_for_device(self, block: Block) -> None:

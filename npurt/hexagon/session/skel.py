@@ -1,4 +1,4 @@
-"""Our code for the DSP: which file fits which DSP, and putting it where the DSP looks.
+"""Skels, npurt's code for the DSP: choose the file for a DSP, and put it where the DSP looks.
 
 The DSP asks the CPU for the file by name, and FastRPC looks it up in the folders of
 DSP_LIBRARY_PATH.  A private copy per process keeps out whatever else is in the user's folders, and
@@ -60,7 +60,7 @@ def choose(arch: int | None, folder: Path | None = None) -> Path:
 
 
 def module(skel: Path) -> str:
-    """Return what names *skel* and its entry point to the DSP, without the session.
+    """Return the URI of *skel* and its entry point, without the session.
 
     The version of the interface goes along: the skel refuses to be opened without, or by a newer.
     """
@@ -68,7 +68,7 @@ def module(skel: Path) -> str:
 
 
 def publish(skel: Path) -> None:
-    """Copy *skel* to where the DSP finds it by name, before what else is there.
+    """Copy *skel* to the first folder in which the DSP looks for it.
 
     Raises:
         DeviceNotFound: There is no room for it in the folder for temporary files.
@@ -118,7 +118,7 @@ def _discard(process: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a private folder, which goes with this process however that ends.
+    """Hold the lock of a private folder; the system releases it when this process ends.
 
     Raises:
         OSError: Another process has it, or *folder* is none of ours.

@@ -63,15 +63,15 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def free(self, block: Block) -> None:
-        """Take *block* from the DSP; its memory goes with the last array of it."""
+        """Unmap *block*; its memory is freed with the last array of it."""
 
     @abc.abstractmethod
     def sync_for_device(self, block: Block) -> None:
-        """Let the DSP see what the host has written to *block*."""
+        """Make the host's writes to *block* visible to the DSP."""
 
     @abc.abstractmethod
     def sync_for_cpu(self, block: Block) -> None:
-        """Let the host see what the DSP has written to *block*."""
+        """Make the DSP's writes to *block* visible to the host."""
 
     @abc.abstractmethod
     def prepare(self, request: U8, reply: U8) -> Send:
@@ -86,7 +86,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def settle(self) -> None:
-        """Wait until nothing is in flight that an interrupted call (Ctrl-C) left behind."""
+        """Wait for calls that Ctrl-C interrupted."""
 
     def packets(self) -> int:
         """Return how many packets of instructions it executed so far; 0 where nobody counts."""
