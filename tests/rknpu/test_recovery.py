@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt import verify
 from npurt.cpu.device import CpuDevice
 from npurt.errors import DeviceFull, DeviceLost
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import device as device_module
 from npurt.rknpu.device.device import open_rknpu
 from npurt.rknpu.driver.system import System
-from npurt.runtime import verify
 from tests.llm import tiny
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, inputs, multiply, tensor
