@@ -9,7 +9,7 @@ LINUX ?= 7.2
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests examples) -name '*.[ch]')
 BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
-	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc) \
+	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc npurt/rknpu/driver) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
 # What tests C of the host: kernels, pool, simulators, drivers' clients.  ThreadSanitizer sees what
@@ -27,8 +27,8 @@ UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 # emulator; short of memory, which the runtime needs; symbols, of which it adds some; a program that
 # is to die of a signal, as some answers are.
 NOT_UNDER_ADDRESS = $(patsubst %,tests/cpu/test_%.py, aarch64 amx pool_model topology) \
-	$(patsubst %,tests/rknpu/test_%.py, cost layout long_jobs lower numerics plan proof regcmd regs \
-	shortage uapi) tests/sim_fastrpc/test_answers.py
+	$(patsubst %,tests/rknpu/test_%.py, cost layout long_jobs lower proof quantise regcmd regs shortage \
+	tiling uapi) tests/sim_fastrpc/test_answers.py
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 
@@ -100,7 +100,7 @@ lint: .venv/dev
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 clean:
-	rm -rf .venv/installed .venv/dev build dist npurt/cpu/*.so npurt/hexagon/fastrpc/*.so
+	rm -rf .venv/installed .venv/dev build dist npurt/*/*.so npurt/*/*/*.so
 	rm -rf npurt/hexagon/skel npurt/hexagon/sim npurt/rknpu/sim
 	rm -rf .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard npurt tests examples bench sim) -name __pycache__ -prune -exec rm -rf {} +

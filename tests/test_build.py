@@ -383,3 +383,18 @@ def test_the_library_exports_what_its_header_says_and_no_more(library):
 
     assert sorted(elf.read(library).exports) == sorted(public)
     assert [name for name in public if not name.startswith("npurt_")] == []
+
+
+def test_the_makefile_names_tests_that_exist():
+    names = ["NOT_UNDER_ADDRESS", "UNDER_ADDRESS", "UNDER_THREAD"]
+    shown = " ".join(f"$({name})" for name in names)
+    said = subprocess.check_output(
+        ["make", "--eval", f"show:; @echo '{shown}'", "show"], cwd=PROJECT, text=True
+    )
+    paths = [word for word in said.split() if word != "--deselect"]
+
+    assert len(paths) > 50
+    for path in paths:
+        file, _, function = path.partition("::")
+        assert (PROJECT / file).exists(), path
+        assert f"def {function}(" in (PROJECT / file).read_text() or not function, path

@@ -1,7 +1,7 @@
 /*
  * An estimate of what a task would take: a model fitted to published figures, not a measurement.
  *
- * Written apart from npurt/rknpu/cost.py, from the same figures: the middle of what others measured
+ * Written apart from npurt/rknpu/plan/cost.py, from the same figures: the middle of what others measured
  * (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU), from which single points
  * are off by a quarter, those with dependent tasks by a half.  Not modelled: IOMMU misses, other
  * users of the memory.
