@@ -169,6 +169,8 @@ class CpuDevice(Device):
 
         An op that has no kernel is computed in numpy.
         """
+        if reason := _why_not_rows(limits):
+            return reason
         if isinstance(op, ops.MatMul | ops.ExpertMatMul):
             n, k = op.out.columns, op.x.columns
             if isinstance(op, ops.ExpertMatMul) and n % layout.ROWS:
@@ -189,12 +191,27 @@ class CpuDevice(Device):
         return None
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*: one program where all its ops have kernels."""
+        """Make a segment of *part*: one program where all its ops have kernels.
+
+        Raises:
+            UnsupportedOp: A run has more rows than kernels take, or see `CpuSegment`.
+        """
+        if reason := _why_not_rows(limits):
+            raise UnsupportedOp(
+                f"the CPU cannot run {part.name}: {reason}",
+                remedy="compile for fewer rows, and run long inputs in several runs",
+            )
         return CpuSegment(self.engine, self.pack_all, part, weights, limits)
 
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""
         self.engine.close()
+
+
+def _why_not_rows(limits: Limits) -> str | None:
+    """Return None, or why no kernel takes so many rows."""
+    most = abi.limits().rows
+    return f"a run of {limits.rows} rows is longer than {most}" if limits.rows > most else None
 
 
 def _why_not_width(width: int, most: int) -> str | None:

@@ -1,12 +1,11 @@
 """A part of a graph on the CPU: one program, and what the ops without a kernel compute in numpy.
 
-Each sequence has states and a program of its own; all share the weights and the buffers of values.
+Each sequence has states, buffers of values and a program of its own; all share the weights.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 import numpy as np
 
@@ -48,6 +47,7 @@ class Shared:
     """What all sequences of a segment have in common.
 
     Attributes:
+        tensors: What ops read and make, by name.
         weights: Matrices of products by name of the tensor.
         vectors: Other weights by name.
         tables: Weights that rows are taken from, by name.
@@ -63,12 +63,8 @@ class Shared:
         wanted = part.wanted | {tensor.name for tensor in part.tensors(Kind.OUTPUT)}
         self.part = part = replace(part, given=given, wanted=wanted)
         self.given = given
-        self.selected = {
-            tensor.name
-            for op in part.ops
-            for tensor in (*op.reads, *op.writes)
-            if tensor.shape and tensor.shape[0] == SELECTED
-        }
+        self.tensors = tensors = {t.name: t for op in part.ops for t in (*op.reads, *op.writes)}
+        self.selected = {t.name for t in tensors.values() if t.shape and t.shape[0] == SELECTED}
         self.selects = bool(self.selected)
         self.engine, self.limits = engine, limits
         self.source = weights
@@ -197,6 +193,14 @@ class Programs(Steps):
         for step in self._steps:
             step.run(rows, position, head)
 
+    def counters(self) -> dict[tuple[int, int], Counter]:
+        """Return what ops did so far, by step and op; nothing of programs that never ran."""
+        return {
+            (i, j): counter
+            for i, step in enumerate(self)
+            for j, counter in enumerate(step.counters())
+        }
+
     def verify(self, sampler: Sampler) -> None:
         """Have products checked that *sampler* chooses."""
         for step in self:
@@ -227,7 +231,7 @@ class SequenceProgram:
         lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._in_numpy)
         self._values = lowering.values
         lowering.add()
-        tensors = {t.name: t for op in part.ops for t in (*op.reads, *op.writes)}
+        tensors = shared.tensors
         for step in self.steps:
             if isinstance(step, NumpyStep):
                 step.targets = list(self._in_buffers(step.makes))
@@ -306,7 +310,8 @@ class CpuSegment(Segment):
     ) -> None:
         self.part = part.check()
         self._shared = Shared(engine, pack, part, weights, limits)
-        self._sequences = {0: SequenceProgram(self._shared)}
+        self._sequences: dict[int, SequenceProgram] = {}
+        self._free = [SequenceProgram(self._shared)]  # the next sequences get these
         self._counted: list[Counter] | None = None  # until it was closed
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -330,25 +335,66 @@ class CpuSegment(Segment):
         return made
 
     def _require_fit(self, values: Mapping[str, Array], rows: Rows) -> None:
+        self._require_room(rows.sequences.tolist())
         missing = sorted(self._shared.given - values.keys())
         if missing:
             raise LayoutError(
                 f"the part {self.part.name} is not given {', '.join(missing)}",
                 remedy="pass an array for each of part.given",
             )
-        limits = self._shared.limits
-        last = int(rows.positions.max(initial=-1)) + 1
-        if not 0 < len(rows) <= limits.rows or last > limits.positions:
+        limits, positions = self._shared.limits, rows.positions
+        first, last = (int(positions.min()), int(positions.max())) if len(rows) else (0, -1)
+        if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
             raise LayoutError(
-                f"{len(rows)} rows up to position {last} do not fit a segment for {limits.rows} "
-                f"rows and {limits.positions} positions",
+                f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
+                f"{limits.rows} rows and {limits.positions} positions",
                 remedy="pass fewer rows, or compile with larger limits",
+            )
+        for name in sorted(self._shared.given):
+            tensor, array = self._shared.tensors[name], values[name]
+            count = int(rows.wanted.sum()) if name in self._shared.selected else len(rows)
+            if array.shape[:1] != (count,) or array.size != count * tensor.row_elements:
+                raise LayoutError(
+                    f"{name} is {array.shape}, and not {tensor} of {count} rows",
+                    remedy="pass one row for each row of the run that the tensor is about",
+                )
+        self._require_tokens(values)
+
+    def _require_tokens(self, values: Mapping[str, Array]) -> None:
+        for op in self.part.ops:
+            if isinstance(op, ops.Embedding):
+                tokens, count = values[op.tokens.name], len(self._shared.tables[op.weight.name])
+                wrong = tokens[(tokens < 0) | (tokens >= count)]
+                if len(wrong):
+                    raise LayoutError(
+                        f"there is no token {wrong[0]} in {op.weight.name}, which has {count}",
+                        remedy="pass tokens of this model",
+                    )
+
+    def _require_room(self, sequences: Iterable[int]) -> None:
+        """Refuse to work on *sequences*.
+
+        Raises:
+            LayoutError: The segment was closed, or they are too many.
+        """
+        if self._counted is not None:
+            raise LayoutError(f"{self.part.name} was closed", remedy="compile the part again")
+        count, most = len(self._sequences.keys() | set(sequences)), self._shared.limits.sequences
+        if count > most:
+            raise LayoutError(
+                f"{count} sequences do not fit a segment for {most}",
+                remedy="forget a sequence first, or compile with larger limits",
             )
 
     def _of(self, sequence: int) -> SequenceProgram:
+        self._require_room([sequence])
         if sequence not in self._sequences:
-            self._sequences[sequence] = SequenceProgram(self._shared)
+            free = self._free
+            self._sequences[sequence] = free.pop() if free else SequenceProgram(self._shared)
         return self._sequences[sequence]
+
+    def _programs(self) -> list[SequenceProgram]:
+        return [*self._sequences.values(), *self._free]
 
     def read(self, state: Tensor, sequence: int) -> Array:
         """Return a copy of a state."""
@@ -359,17 +405,17 @@ class CpuSegment(Segment):
         self._of(sequence).states.write(state, sequence, values)
 
     def forget(self, sequence: int) -> None:
-        """Drop all states of a sequence; the program of the first stays."""
-        if sequence == 0:
-            self._of(0).states.clear(0)
-        else:
-            self._sequences.pop(sequence, None)
+        """Drop all states of a sequence; another one gets its program, whose counters stay."""
+        program = self._sequences.pop(sequence, None)
+        if program is not None:
+            program.states.clear(sequence)
+            self._free.append(program)
 
     def verify(self, sampler: Sampler) -> None:
         """Have products checked that *sampler* chooses."""
         self._shared.sampler = sampler
-        for sequence in self._sequences.values():
-            sequence.steps.verify(sampler)
+        for program in self._programs():
+            program.steps.verify(sampler)
 
     def events(self) -> list[str]:
         """Return what reports should say since the last call."""
@@ -379,20 +425,22 @@ class CpuSegment(Segment):
 
     def counters(self) -> Iterable[Counter]:
         """Return what the ops did so far, for all sequences."""
-        return self._count() if self._counted is None else self._counted
-
-    def _count(self) -> Iterator[Counter]:
-        each = [[c for step in s.steps for c in step.counters()] for s in self._sequences.values()]
-        for same in zip_longest(*each):
-            total, *others = filter(None, same)
-            for other in others:
-                total.add(other)
-            yield total
+        if self._counted is not None:
+            return self._counted
+        total: dict[tuple[int, int], Counter] = {}
+        for program in self._programs():
+            for place, counter in program.steps.counters().items():
+                if place in total:
+                    total[place].add(counter)
+                else:
+                    total[place] = replace(counter)  # a copy: the other goes on counting
+        return [total[place] for place in sorted(total)]
 
     def close(self) -> None:
         """Let go of weights, programs and states; counters stay."""
         self._counted = list(self.counters())
         self._sequences.clear()
+        self._free.clear()
         self._shared.close()
 
 

@@ -38,6 +38,8 @@ class SequenceStates:
         rotations: Mapping[str, tuple[F32, F32]],
         temperatures: Mapping[str, F32 | None],
     ) -> None:
+        self._part, self._positions = part.name, limits.positions
+        self._tensors = set(part.tensors(Kind.STATE))
         self.kv: dict[str, KV] = {}
         self.recurrent: dict[str, Recurrence] = {}
         self.convolved: dict[str, F32] = {}
@@ -90,7 +92,8 @@ class SequenceStates:
         self._restored.clear()
 
     def read(self, state: Tensor, sequence: int) -> Array:
-        """Return a copy of a state in the graph's form."""
+        """Return a copy of a state in the graph's form; raises `write`'s error of no state."""
+        self._require_state(state)
         name = state.name
         if name in self._in_numpy:
             return np.array(self.others.of(sequence)[name])
@@ -109,7 +112,21 @@ class SequenceStates:
         return kept
 
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*."""
+        """Let a state be *values*.
+
+        Raises:
+            LayoutError: The part has no such state, or it has another shape.
+        """
+        self._require_state(state)
+        wanted = tuple(
+            min(size, self._positions) if dim == POSITIONS else dim.size
+            for dim, size in zip(state.shape, values.shape, strict=False)
+        )
+        if len(state.shape) != values.ndim or wanted != values.shape:
+            raise LayoutError(
+                f"{values.shape} is no shape of {state} with {self._positions} positions at most",
+                remedy="write what was read, or compile with more positions",
+            )
         name = state.name
         if POSITIONS in state.shape:
             self.length = len(values)
@@ -125,6 +142,12 @@ class SequenceStates:
             self._nets[name].array[0, 0] = values
         else:
             self._restored[name] = values.astype(np.float32)
+
+    def _require_state(self, state: Tensor) -> None:
+        if state not in self._tensors:
+            raise LayoutError(
+                f"{state.name} is no state of {self._part}", remedy="ask its own segment"
+            )
 
     def clear(self, sequence: int) -> None:
         """Forget everything."""

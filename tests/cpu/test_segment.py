@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npurt
+from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.errors import LayoutError
 from npurt.graph.builder import Builder
@@ -28,7 +29,7 @@ from tests.llm.reference import nmse
 from tests.runtime.test_execute import FLOAT32
 
 MODELS = ["gemma3", "gpt-oss", "granite", "lfm2", "llama3", "olmo2", "qwen3", "qwen35", "qwen3moe"]
-LIMITS = Limits(rows=16, positions=64, kv_dtype="f32")
+LIMITS = Limits(rows=16, positions=64, sequences=2, kv_dtype="f32")
 
 
 class TestCpu(DeviceSuite):
@@ -202,7 +203,153 @@ def test_a_gap_in_the_positions_is_refused():
             run(segment, [1], 4)
 
 
+@pytest.fixture
+def small():
+    """Return an embedding and a product, compiled on the CPU, with its graph and weights."""
+    graph = embedding_and_product()
+    weights = RandomWeights(graph)
+    with CpuDevice(2) as cpu:
+        yield cpu.compile(graph, weights, LIMITS), graph, weights
+
+
+def embedding_and_product():
+    b, d = Builder("small"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6)
+    b.output(b.matmul("up", h, b.constant("weight", Dim("N", 32), d), role="up"), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_values_of_other_lengths_than_the_rows_are_refused(small, count):
+    segment, _, _ = small
+    with pytest.raises(LayoutError, match=rf"tokens is \({count},\).* 2 rows"):
+        segment.run({"tokens": np.zeros(count, int)}, Rows.of(2))
+    apart = Rows(np.array([0, 1]), np.zeros(2, int), np.ones(2, bool))
+    with pytest.raises(LayoutError, match="tokens"):
+        segment.run({"tokens": np.zeros(count, int)}, apart)
+
+
+def test_values_of_other_widths_than_the_graph_says_are_refused(small):
+    _, graph, weights = small
+    part = split(graph, lambda op: type(op).__name__)[1][1]
+    (name,) = part.given
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(part, weights, LIMITS)
+        with pytest.raises(LayoutError, match=r"is \(2, 32\)"):
+            segment.run({name: np.zeros((2, 32), np.float32)}, Rows.of(2))
+
+
+@pytest.mark.parametrize("token", [-1, 50])
+def test_tokens_that_a_table_does_not_have_are_refused(small, token):
+    with pytest.raises(LayoutError, match=f"token {token}"):
+        small[0].run({"tokens": np.array([3, token])}, Rows.of(2))
+
+
+def test_positions_before_0_are_refused(small):
+    with pytest.raises(LayoutError, match="do not fit a segment"):
+        small[0].run({"tokens": np.zeros(2, int)}, Rows.of(2, -1))
+
+
+def test_more_rows_than_kernels_take_are_refused_when_it_is_compiled(small):
+    _, graph, weights = small
+    most = abi.limits().rows
+    with CpuDevice(2) as cpu:
+        for rows in (most, most + 1):
+            limits = replace(LIMITS, rows=rows)
+            reasons = {cpu.why_not_op(op, limits) for op in graph.ops}
+            assert all(reasons) == (rows > most), reasons
+        with pytest.raises(npurt.UnsupportedOp, match=f"{most + 1} rows"):
+            cpu.compile(graph, weights, limits)
+        fits = cpu.compile(graph, weights, replace(limits, rows=most, positions=most))
+        assert len(fits.run({"tokens": np.zeros(most, int)}, Rows.of(most))["y"]) == most
+
+
+def test_a_sequence_too_many_is_refused_and_one_that_was_forgotten_makes_room():
+    opened = GGUF(path("llama3"))
+    made = describe(opened).graph(64)
+    graph, ids = made.graph, np.array([1, 2, 3])
+    with opened, CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, FileWeights(opened, made), LIMITS)
+        three = Rows(np.arange(3), np.zeros(3, int), np.ones(3, bool))
+        with pytest.raises(LayoutError, match="3 sequences"):
+            segment.run({"tokens": ids}, three)
+        alone = run(segment, ids)
+        two = Rows(np.full(3, 7), np.arange(3), np.ones(3, bool))
+        segment.run({"tokens": ids[::-1]}, two)
+        state = graph.tensors(Kind.STATE)[0]
+        for use in (lambda: segment.read(state, 1),
+                    lambda: segment.write(state, 1, np.zeros((0, state.columns)))):  # fmt: skip
+            with pytest.raises(LayoutError, match="3 sequences"):
+                use()
+        segment.forget(7)
+        two.sequences[:] = 1
+        assert np.array_equal(segment.run({"tokens": ids}, two)["logits"], alone)
+
+
+def test_what_was_closed_does_not_run(small):
+    segment, _, _ = small
+    segment.run({"tokens": np.zeros(2, int)}, Rows.of(2))
+    counted = list(segment.counters())
+    for _ in range(2):
+        segment.close()
+        segment.forget(0)
+    assert list(segment.counters()) == counted
+    with pytest.raises(LayoutError, match="small was closed"):
+        segment.run({"tokens": np.zeros(2, int)}, Rows.of(2))
+
+
+# --- Counters -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from([0, 1, 5, -1, -2, -6]), max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_counters_are_those_of_all_runs_whatever_is_forgotten(steps):
+    """Of a norm that numpy computes and a product, in any order of runs of 3 rows and `forget`."""
+    b, d = Builder("counted"), Dim("D", 64)
+    x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
+    h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6, plus_one=True)
+    b.output(b.matmul("up", h, b.constant("weight", Dim("N", 32), d), role="up"), "y")
+    graph, runs = b.build(), 0
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, RandomWeights(graph), replace(LIMITS, sequences=3))
+        found: dict[str, tuple[int, ...]] = {}
+        for step in steps:  # below 0 it forgets a sequence
+            if step < 0:
+                segment.forget(~step)
+            else:
+                rows = Rows(np.full(3, step), np.arange(3), np.ones(3, bool))
+                segment.run({"tokens": np.arange(3)}, rows)
+                runs += 1
+            found = {c.op: (c.calls, c.rows, c.macs) for c in segment.counters() if c.calls}
+            assert found.get("norm", (0, 0, 0)) == (runs, 3 * runs, 0)
+            assert found.get("up", (0, 0, 0)) == (runs, 3 * runs, 3 * runs * 64 * 32)
+            assert {calls for calls, _, _ in found.values()} <= {runs}
+        segment.close()
+        assert {c.op: (c.calls, c.rows, c.macs) for c in segment.counters() if c.calls} == found
+
+
 # --- States ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen35", "lfm2"])
+def test_states_of_another_shape_are_refused_and_change_nothing(name):
+    ids = tiny.ids(name, 9)
+    with GGUF(path(name)) as opened, CpuDevice(2) as cpu:
+        made = describe(opened).graph(64)
+        segment = cpu.compile(made.graph, FileWeights(opened, made), LIMITS)
+        run(segment, ids[:8])
+        for tensor in made.graph.tensors(Kind.STATE):
+            kept = segment.read(tensor, 0)
+            long = np.zeros((65, *kept.shape[1:]), np.float32)
+            for wrong in (long, kept[..., :-1], kept[None]):
+                with pytest.raises(LayoutError, match=tensor.name):
+                    segment.write(tensor, 0, wrong)
+            assert np.array_equal(segment.read(tensor, 0), kept)
+        other = replace(tensor, name="nothing")
+        for use in (lambda: segment.read(other, 0), lambda: segment.write(other, 0, kept)):
+            with pytest.raises(LayoutError, match="nothing is no state of"):
+                use()
 
 
 @pytest.mark.parametrize("name", MODELS)
