@@ -63,7 +63,7 @@ class ProductSegment(Segment):
     def __init__(self, device: Device, part: Graph, weights: Weights, limits: Limits) -> None:
         self.part = part.check()
         self._device = device
-        self._limits = limits
+        del limits
         self._sampler = Sampler(Mode.OFF)
         self._chance = random.Random()
         self._weights: dict[str, _Weight] = {}
@@ -200,8 +200,9 @@ class ProductSegment(Segment):
 
     def restore(self, sequence: int, checkpoint: Any) -> None:
         """Go back to what `checkpoint` returned."""
-        for name, kept in checkpoint.items():
-            self._states[sequence, name].resume(kept)
+        for op in self.part.ops:
+            if isinstance(op, ops.GatedDeltaNet):
+                self._state(op, sequence).resume(checkpoint[op.state.name])
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""

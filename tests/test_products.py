@@ -157,6 +157,9 @@ def test_delta_nets_have_states_of_their_own():
         assert not np.array_equal(first[name], then[name])
         segment.restore(0, kept)
         np.testing.assert_array_equal(segment.run(values, rows)[name], then[name])
+        segment.forget(0)
+        segment.restore(0, kept)
+        np.testing.assert_array_equal(segment.run(values, rows)[name], then[name])
         segment.write(state, 3, read)
         rows.sequences[:] = 3
         np.testing.assert_array_equal(segment.run(values, rows)[name], then[name])
