@@ -1,8 +1,8 @@
 """The contract of devices that run parts of a graph.
 
-A device compiles consecutive ops into a segment: weights laid out, buffers planned.  A segment runs
-rows and owns the states of its ops.  Whoever calls it keeps the accounts: a segment returns what it
-counted, and raises `DriverError` when its device fails.
+A device compiles ops of a graph, in order, into a segment: weights laid out, buffers planned.  A
+segment runs rows and owns the states of its ops.  Whoever calls it keeps the accounts: a segment
+returns what it counted, and raises `DriverError` when its device fails.
 """
 
 import abc
