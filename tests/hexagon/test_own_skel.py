@@ -1,8 +1,11 @@
 """A skel of one's own is compiled, loaded by the simulated DSP, and called: examples/own_skel."""
 
+import gc
 import shutil
 import sys
+import threading
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -10,11 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt import build_zig, cli
-from npurt.errors import DriverError, NpurtError, SettingError
+from npurt.errors import (
+    DeviceLost,
+    DeviceNotFound,
+    DeviceTimeout,
+    DriverError,
+    NpurtError,
+    SettingError,
+)
 from npurt.hexagon import idl
 from npurt.hexagon.doctor import elf
 from npurt.hexagon.fastrpc import lib
+from npurt.hexagon.fastrpc.control import session_pool
+from npurt.hexagon.fastrpc.handle import Handle, State
+from npurt.hexagon.session import Session
 from npurt.hexagon.session.own_skel import OwnSkel, build
+from tests.hexagon.simulator import wait_until
 from tests.limits import HANG_SECONDS
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_skel"
@@ -71,6 +85,89 @@ def test_a_skel_that_cannot_be_opened_leaves_the_session_free(tmp_path):
             OwnSkel(library, file, INTERFACE, deadline=HANG_SECONDS)
 
 
+def test_an_opening_that_is_late_keeps_the_session_until_it_is_closed(built, monkeypatch):
+    library = lib.load([lib.simulator()])
+    pool, go_on, opened, really_open = session_pool(library), Event(), [], Handle.open
+
+    def slow(handle):
+        opened.append(handle)
+        assert go_on.wait(HANG_SECONDS)
+        really_open(handle)
+
+    before = pool.in_use()
+    monkeypatch.setattr(Handle, "open", slow)
+    with pytest.raises(DeviceTimeout):
+        OwnSkel(library, built, INTERFACE, deadline=0.05)
+    assert len(pool.in_use() - before) == 1
+
+    go_on.set()
+    wait_until(lambda: pool.in_use() == before)
+    assert [handle.state for handle in opened] == [State.CLOSED]
+
+
+def test_after_a_late_call_it_is_dead(built, monkeypatch):
+    library = lib.load([lib.simulator()])
+    pool, go_on, really_invoke = session_pool(library), Event(), Handle.invoke
+
+    def slow(handle, invocation):
+        assert go_on.wait(HANG_SECONDS)
+        really_invoke(handle, invocation)
+
+    before = pool.in_use()
+    arguments = np.ones(4, np.int16), np.ones(4, np.int16), 4
+    with OwnSkel(library, built, INTERFACE, deadline=HANG_SECONDS) as opened:
+        opened.call("add", *arguments)
+        monkeypatch.setattr(Handle, "invoke", slow)
+        monkeypatch.setattr(opened, "_deadline", 0.05)
+        with pytest.raises(DeviceTimeout):
+            opened.call("add", *arguments)
+        go_on.set()
+        monkeypatch.setattr(opened, "_deadline", HANG_SECONDS)
+        wait_until(lambda: not opened._owned.caller.stuck)
+        with pytest.raises(DeviceLost):
+            opened.call("add", *arguments)
+    wait_until(lambda: pool.in_use() == before)
+
+
+def test_one_that_is_dropped_is_closed(built):
+    library = lib.load([lib.simulator()])
+    before, threads = session_pool(library).in_use(), threading.active_count()
+    opened = OwnSkel(library, built, INTERFACE, deadline=HANG_SECONDS)
+    assert session_pool(library).in_use() != before
+
+    del opened
+    gc.collect()
+
+    assert session_pool(library).in_use() == before
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize(
+    "open_on",
+    [
+        lambda built, library: OwnSkel(library, built, INTERFACE, domain="adsp"),
+        lambda built, library: Session.open(library, "adsp", deadline=HANG_SECONDS),
+    ],
+    ids=["own skel", "session"],
+)
+def test_a_dsp_that_does_not_exist_is_named(built, open_on):
+    library = lib.load([lib.simulator()])
+
+    with pytest.raises(DeviceNotFound, match="no DSP 'adsp'") as caught:
+        open_on(built, library)
+
+    assert "cdsp" in caught.value.remedy
+
+
+def test_a_skel_that_is_missing_is_named(tmp_path):
+    missing = tmp_path / "libvectors_skel.so"
+
+    with pytest.raises(NpurtError, match=f"cannot read {missing}: No such file") as caught:
+        OwnSkel(lib.load([lib.simulator()]), missing, INTERFACE)
+
+    assert "space" not in caught.value.remedy
+
+
 def test_a_file_of_another_name_is_refused(built, tmp_path):
     other = shutil.copy(built, tmp_path / "other.so")
 
@@ -100,6 +197,19 @@ def test_a_source_that_is_refused_leaves_the_old_skel(tmp_path):
 
     assert out.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, source.name]
+
+
+@pytest.mark.parametrize("out", ["folder", "file/libvectors_skel.so", "n" * 256])
+def test_a_skel_that_cannot_be_written_is_named(tmp_path, out):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(NpurtError, match=f"cannot write {tmp_path / out}: ") as caught:
+        build([SOURCE], INTERFACE, tmp_path / out)
+
+    assert "another --out" in caught.value.remedy
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_the_compiler_the_remedy_is_to_install_it(tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ class SessionPool:
         """Return a session that nobody uses: number *session*, or any.
 
         Raises:
-            DeviceNotFound: It is in use, or the library has no more.
+            DeviceNotFound: It is in use, the library has no more, or there is no such DSP.
         """
         with self._lock:
             return self._take(domain, session)
@@ -107,6 +107,10 @@ class SessionPool:
                 self._known[slot.domain].remove(slot)
 
     def _take(self, domain: str, session: int | None) -> SessionSlot:
+        if domain not in self._known:
+            raise DeviceNotFound(
+                f"there is no DSP {domain!r}", remedy=f"name one of {', '.join(self._known)}"
+            )
         self._take_back()
         known = self._known[domain]
         for _ in range(SESSIONS):

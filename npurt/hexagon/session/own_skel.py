@@ -5,21 +5,22 @@
 
 import contextlib
 import tempfile
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from npurt.errors import NpurtError
-from npurt.hexagon.fastrpc.caller import Caller
+from npurt.files import replacing
+from npurt.hexagon.fastrpc import codes
 from npurt.hexagon.fastrpc.control import session_pool
-from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.idl import Interface
 from npurt.hexagon.idl.__main__ import write
 from npurt.hexagon.session import skel
-
-CLOSING_SECONDS = 10
+from npurt.hexagon.session.owned import Owned
 
 
 def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str = "v68") -> Path:
@@ -50,12 +51,25 @@ def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str
         _, dispatch = write(interface, Path(folder))
         beside = dict.fromkeys(source.resolve().parent for source in sources)
         includes = (Path(folder), *beside, build_hexagon.DSP, build_hexagon.IDL)
+        made = Path(folder, f"lib{interface.name}_skel.so")
         try:
-            build_hexagon.compile_skel([dispatch, *sources], arch, out, includes=includes)
+            build_hexagon.compile_skel([dispatch, *sources], arch, made, includes=includes)
         except (build_zig.BuildError, OSError) as error:
             what, _, remedy = str(error).partition("\n  remedy: ")
             raise NpurtError(what, remedy=remedy or "change the source") from error
+        _copy(made, out)
     return out
+
+
+def _copy(made: Path, out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as file:
+            file.write(made.read_bytes())
+    except OSError as error:
+        raise NpurtError(
+            f"cannot write {out}: {error.strerror}", remedy="choose another --out"
+        ) from error
 
 
 def _require(sources: Sequence[Path]) -> None:
@@ -66,6 +80,8 @@ def _require(sources: Sequence[Path]) -> None:
 
 class OwnSkel:
     """A skel of one's own, open in a session of the DSP.
+
+    Close it, or let it go: it is closed with its last reference, or at exit.
 
     Args:
         library: The FastRPC library.
@@ -90,17 +106,16 @@ class OwnSkel:
         expected = f"lib{interface.name}_skel.so"
         if file.name != expected:
             raise NpurtError(f"{file.name} is not {expected}", remedy=f"rename it to {expected}")
-        skel.publish(file)
-        self._interface, self._deadline = interface, deadline
-        self._caller = Caller(f"{interface.name} on the {domain}")
-        self._pool = session_pool(library)
+        self._deadline = deadline
+        slot = session_pool(library).take(domain)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._caller.close, _nothing, CLOSING_SECONDS)
-            self._slot = self._pool.take(domain)
-            undo.callback(self._pool.give_back, self._slot)
-            self._pool.allow_unsigned(self._slot)
-            self._handle = Handle(library, self._pool.uri(self._slot, interface.uri))
-            self._caller.run(self._handle.open, deadline, "open")
+            undo.callback(session_pool(library).give_back, slot)
+            self._owned = Owned(library, slot, interface)
+            undo.pop_all()
+            self._finalizer = weakref.finalize(self, self._owned.release)
+            undo.callback(self.close)
+            skel.publish(file)
+            self._owned.run(partial(self._owned.open, interface.uri), deadline, codes.OPEN)
             undo.pop_all()
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
@@ -112,21 +127,14 @@ class OwnSkel:
                 sequence that comes back, as `idl.Method.pack` takes them.
 
         Raises:
-            NpurtError: The method failed, or the DSP is gone or late.
+            NpurtError: The method failed, or the DSP is gone.  After a call that was late, all
+                later calls are refused: close the skel and open it again.
         """
-        call = self._interface.method(name).pack(*arguments)
-        invocation = Invocation(call)
-        self._caller.run(lambda: self._handle.invoke(invocation), self._deadline, name)
-        return call.unpack()
+        return self._owned.run(partial(self._owned.call, name, *arguments), self._deadline, name)
 
     def close(self) -> None:
         """Close it.  A second call does nothing."""
-        if self._handle.state in (State.OPEN, State.DEAD):
-            self._caller.close(self._close, CLOSING_SECONDS)
-
-    def _close(self) -> None:
-        self._handle.close()
-        self._pool.give_back(self._slot, ended=True)
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +146,3 @@ class OwnSkel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _nothing() -> None:
-    pass

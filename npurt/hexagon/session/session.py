@@ -1,95 +1,30 @@
 """A session: our code on the DSP, in a process of its own there, and the memory mapped into it."""
 
 import contextlib
-import os
 import secrets
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError, NpurtError
+from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError
 from npurt.hexagon.fastrpc import abi, codes
-from npurt.hexagon.fastrpc.abi import HandleRequest, MapFlag
-from npurt.hexagon.fastrpc.caller import Caller
-from npurt.hexagon.fastrpc.control import Capabilities, SessionSlot, capabilities, session_pool
-from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.abi import HandleRequest
+from npurt.hexagon.fastrpc.control import Capabilities, capabilities, session_pool
+from npurt.hexagon.fastrpc.handle import Invocation, State
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import messages, skel
+from npurt.hexagon.session.owned import Owned
 from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
 
 T = TypeVar("T")
 
 NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
 OPENING_SECONDS = 30  # the kernel itself gives up after 10
-CLOSING_SECONDS = 10
 LATENCY_US = 100  # that the CPU may take to wake up for an answer
-
-
-class _Owned:
-    """The resources of a session, and their release: memory, handle, thread, number."""
-
-    def __init__(self, library: Library, slot: SessionSlot) -> None:
-        self.library = library
-        self.slot = slot
-        self.caller = Caller(f"{slot.domain} session {slot.session}")
-        self.handle: Handle | None = None
-        self.blocks: dict[int, Block] = {}  # mapped, by fd
-        self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
-        self._process = os.getpid()
-        self._released = False
-
-    def release(self) -> None:
-        """Let go of everything, in order, on the session's thread, as soon as that is free."""
-        if self._process == os.getpid() and not self._released:  # a fork has no such thread
-            self._released = True
-            self.caller.close(self._close, CLOSING_SECONDS)
-
-    def _close(self) -> None:
-        self.caller.hang_up()
-        while self.first:
-            with contextlib.suppress(NpurtError):
-                self.first.pop()()
-        for fd in list(self.blocks):
-            with contextlib.suppress(NpurtError):
-                self.unmap(fd)
-        ended = bool(self.handle and self.handle.state in (State.OPEN, State.DEAD))
-        if self.handle:
-            self.handle.close()
-        self.blocks.clear()
-        session_pool(self.library).give_back(self.slot, ended=ended)
-
-    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a method of our code; return what came back."""
-        assert self.handle
-        call = interface().method(name).pack(*arguments)
-        self.handle.invoke(Invocation(call))
-        return call.unpack()
-
-    def map(self, block: Block) -> None:
-        """Map *block* on the DSP.  A failure leaves nothing mapped."""
-        address = abi.ffi().cast("void *", block.array.ctypes.data)
-        area = self.slot.effective, block.fd, address
-        self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
-        try:
-            self.call("map", block.fd, block.nbytes)
-        except BaseException:
-            self.library.call("fastrpc_munmap", *area, block.nbytes)
-            raise
-        self.blocks[block.fd] = block
-
-    def unmap(self, fd: int) -> None:
-        """Unmap a block: first in our code on the DSP, which knows it by number."""
-        block = self.blocks.pop(fd)
-        address = abi.ffi().cast("void *", block.array.ctypes.data)
-        try:
-            if self.handle and self.handle.state is State.OPEN:
-                self.call("unmap", fd)
-        finally:
-            self.library.call("fastrpc_munmap", self.slot.effective, fd, address, block.nbytes)
 
 
 class Session(Transport):
@@ -107,7 +42,7 @@ class Session(Transport):
 
     name = TransportName.INVOKE
 
-    def __init__(self, owned: _Owned, told: Capabilities, deadline: float) -> None:
+    def __init__(self, owned: Owned, told: Capabilities, deadline: float) -> None:
         self.library = owned.library
         self.slot = owned.slot
         self.simulated = owned.library.simulated
@@ -137,7 +72,7 @@ class Session(Transport):
         slot = session_pool(library).take(domain, session)
         with contextlib.ExitStack() as undo:
             undo.callback(session_pool(library).give_back, slot)
-            owned = _Owned(library, slot)
+            owned = Owned(library, slot, interface())
             undo.pop_all()
             undo.callback(owned.release)
             told = owned.caller.run(
@@ -221,11 +156,7 @@ class Session(Transport):
 
     def run(self, work: Callable[[], T], what: str) -> T:
         """Do *work* on the session's thread; a timeout makes the session dead."""
-        try:
-            return self._owned.caller.run(work, self.deadline, what)
-        except DeviceTimeout as error:
-            self.die(error.what)
-            raise
+        return self._owned.run(work, self.deadline, what)
 
     def settle(self) -> None:
         """Wait for a call that was interrupted.
@@ -242,8 +173,7 @@ class Session(Transport):
 
     def die(self, why: str) -> None:
         """Refuse all further calls."""
-        if self._owned.handle:
-            self._owned.handle.die(why)
+        self._owned.die(why)
 
     def before_closing(self, work: Callable[[], Any]) -> None:
         """Do *work* first when the session closes, on its thread; its errors are ignored.
@@ -310,14 +240,11 @@ class Session(Transport):
         self._finalizer()
 
 
-def _start(owned: _Owned, arch: int | None) -> None:
+def _start(owned: Owned, arch: int | None) -> None:
     """Load our code; on the session's thread."""
     code = skel.choose(arch)
     skel.publish(code)
-    sessions = session_pool(owned.library)
-    sessions.allow_unsigned(owned.slot)
-    owned.handle = Handle(owned.library, sessions.uri(owned.slot, skel.module(code)))
-    owned.handle.open()
-    if "remote_handle64_control" in owned.library.features:
+    owned.open(skel.module(code))
+    if owned.handle and "remote_handle64_control" in owned.library.features:
         wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])
         owned.handle.control(HandleRequest.LATENCY, wish)  # a wish: no matter what comes back

@@ -71,11 +71,19 @@ def publish(skel: Path) -> None:
     """Copy *skel* to the first folder in which the DSP looks for it.
 
     Raises:
-        DeviceNotFound: There is no room for it in the folder for temporary files.
+        DeviceNotFound: It cannot be read, or there is no room for it in the folder for temporary
+            files.
     """
     try:
+        code = skel.read_bytes()
+    except OSError as error:
+        raise DeviceNotFound(
+            f"cannot read {skel}: {error.strerror}",
+            remedy="check the path; reinstall npurt if the file is one of npurt's own",
+        ) from error
+    try:
         with replacing(_private() / skel.name, durable=False) as file:
-            file.write(skel.read_bytes())
+            file.write(code)
     except OSError as error:
         raise DeviceNotFound(
             f"npurt's code for the DSP cannot be put where the DSP finds it: {error}",
