@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, SettingError
 from npurt.rknpu.driver.execute import execute, spans_of
 from npurt.rknpu.isa import program
 from npurt.rknpu.isa.formats import FORMATS
@@ -169,3 +169,95 @@ def test_buffers_that_fill_all_addresses_leave_none_for_the_program():
 
     with pytest.raises(LayoutError, match="leave no 1024 bytes"):
         check(words, [Span(0, 1 << 32, Role.INPUT, "all")])
+
+
+TOP = 1 << 32  # the NPU has no address from here on
+
+
+@pytest.mark.parametrize("at", [7, -1024, 32, TOP - 1024 + 64, TOP, (1 << 64) - 1, 10**30])
+def test_a_program_where_none_can_be_is_refused(at):
+    words, inputs, outputs, _ = product(4, 64, 32)
+
+    with pytest.raises(LayoutError, match="the program"):
+        check(words, spans_of(inputs, outputs), at=at)
+
+
+@pytest.mark.parametrize("at", [0, 64, TOP - 1024])
+def test_a_program_up_to_the_last_address_is_harmless(at):
+    words, inputs, outputs, _ = product(4, 64, 32)
+
+    check(words, spans_of(inputs, outputs), at=at)
+
+
+def test_a_chain_that_would_begin_below_address_0_is_refused():
+    words, inputs, outputs, _ = product(4, 64, 32, tasks=2, chain_at=64 - 1024)
+
+    with pytest.raises(LayoutError, match=r"the program .*-0x3c0"):
+        check(words, spans_of(inputs, outputs))
+
+
+@pytest.mark.parametrize("start", [-64, TOP - 256, TOP, 10**30])
+def test_a_buffer_where_none_can_be_is_refused(start):
+    words, inputs, outputs, _ = product(4, 64, 32)
+    spans = spans_of(inputs, outputs)
+
+    for role in (Role.INPUT, Role.OUTPUT):
+        spare = Span(start, start + 512, role, "the spare one")
+        with pytest.raises(LayoutError, match="the spare one"):
+            check(words, [*spans, spare])
+    with pytest.raises(LayoutError, match="the empty one"):
+        check(words, [*spans, Span(64, 64, Role.INPUT, "the empty one")])
+
+
+def test_a_result_that_runs_past_4_gib_is_refused():
+    task = Task(INT8, Layout.ROW, 4, 64, 64, 4, 64)
+    words = program.link([task], [[A, B, TOP - 256]]).ravel().tolist()
+    spans = [
+        Span(A, A + 256, Role.INPUT, "A"),
+        Span(B, B + 4096, Role.INPUT, "B"),
+        Span(TOP - 256, TOP + 768, Role.OUTPUT, "C"),
+    ]
+
+    with pytest.raises(LayoutError, match=r"C .*0xffffff00 \.\. 0x100000300"):
+        check(words, spans)
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda i, o: (i, {C: read_only(o[C])}), "read-only"),
+        (lambda i, o: (i, {C: np.zeros(512, object)}), "object"),
+        (lambda i, o: ({**i, A: np.zeros(256, object)}, o), "object"),
+        (lambda i, o: ({**i, A: np.zeros(256, "i1,O")}, o), "O"),
+    ],
+)
+def test_arrays_that_cannot_be_copied_byte_by_byte_are_refused(driver, change, why):
+    words, inputs, outputs, _ = product(4, 64, 32)
+    before = driver.spaces[0].used
+
+    with pytest.raises(LayoutError, match=why):
+        execute(driver, words, *change(inputs, outputs))
+    assert driver.spaces[0].used == before
+
+
+def test_an_input_may_be_read_only(driver):
+    words, inputs, outputs, exact = product(4, 64, 32)
+
+    execute(driver, words, {at: read_only(array) for at, array in inputs.items()}, outputs)
+
+    assert np.array_equal(outputs[C], exact)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("-inf")])
+def test_a_timeout_that_is_no_time_is_refused_before_anything_is_submitted(driver, timeout_s):
+    words, inputs, outputs, _ = product(4, 64, 32)
+
+    with pytest.raises(SettingError, match="is no time"):
+        execute(driver, words, inputs, outputs, timeout_s=timeout_s)
+    assert (outputs[C] == -1).all()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, SettingError
 from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.memory import Buffer
 from npurt.rknpu.isa.lower import Profile
@@ -21,7 +21,8 @@ def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
     """Return a buffer's span for each array, for `check`.
 
     Raises:
-        LayoutError: An array is empty, or does not lie in memory in C order.
+        LayoutError: An array is empty, holds objects, or does not lie in memory in C order; or an
+            output is read-only.
     """
     spans = []
     for role, arrays in ((Role.INPUT, inputs), (Role.OUTPUT, outputs)):
@@ -32,6 +33,13 @@ def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
                     f"{name} has {array.nbytes} bytes, in C order: {array.flags.c_contiguous}",
                     remedy="give an array with elements; np.ascontiguousarray makes its order C",
                 )
+            if array.dtype.hasobject:
+                raise LayoutError(
+                    f"{name} holds objects of Python: {array.dtype}",
+                    remedy="give an array of numbers",
+                )
+            if role is Role.OUTPUT and not array.flags.writeable:
+                raise LayoutError(f"{name} is read-only", remedy="give a copy of the array")
             spans.append(Span(address, address + array.nbytes, role, name))
     return spans
 
@@ -60,10 +68,15 @@ def execute(
         What was proven of the program.
 
     Raises:
+        SettingError: *timeout_s* is not more than 0.
         LayoutError: The program is not proven harmless; nothing was submitted.
         DeviceFull: There is no room for the buffers.
         DriverError: The NPU failed.
     """
+    if not timeout_s > 0:
+        raise SettingError(
+            f"a timeout of {timeout_s:g} s is no time", remedy="give seconds, such as 2"
+        )
     spans = spans_of(inputs, outputs)
     program = check(words, spans)
     if program.profile is Profile.SHORT and not driver.chained:

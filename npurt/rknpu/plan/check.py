@@ -17,6 +17,8 @@ from npurt.rknpu.isa.program import ADDRESSES, ALIGNMENT, U64, address_words, st
 from npurt.rknpu.isa.regs import REG, RegWrite
 from npurt.rknpu.plan.proof import Proof, Role, Span, prove
 
+END = 1 << 32  # of the NPU's addresses
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -38,7 +40,8 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
             there is one task or the driver starts each.
 
     Raises:
-        LayoutError: The program is not proven harmless; the message says why.
+        LayoutError: The program is not proven harmless, or it or a buffer is where none can be; the
+            message says why.
     """
     table, profile = tasks_of(words)
     link = regcmd.decode(int(table[0, len(profile.order)]))
@@ -46,7 +49,19 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
     if at is None:
         at = link.value - stride(profile) * 8 if chained else _free(table.nbytes, buffers)
     program = Span(at, at + table.nbytes, Role.PROGRAM, "the program")
+    if at % ALIGNMENT:
+        raise LayoutError(
+            f"the program at {at:#x} is at no multiple of {ALIGNMENT} bytes",
+            remedy=f"put it at {at - at % ALIGNMENT:#x}",
+        )
     spans = sorted([*buffers, program], key=lambda span: span.start)
+    for span in spans:
+        if not 0 <= span.start < span.end <= END:
+            raise LayoutError(
+                f"{span.name} ({span.start:#x} .. {span.end:#x}) is empty, or not within the "
+                "NPU's 4 GiB of addresses",
+                remedy=f"give it bytes from 0 to {END:#x}",
+            )
     for one, other in pairwise(spans):
         if one.end > other.start:
             raise LayoutError(
@@ -108,7 +123,7 @@ def _free(nbytes: int, buffers: Sequence[Span]) -> int:
     """Return an address below 4 GiB of *nbytes* that no buffer has."""
     for start in (0, *(-(-span.end // ALIGNMENT) * ALIGNMENT for span in buffers)):
         end = start + nbytes
-        if end <= 1 << 32 and not any(s.start < end and start < s.end for s in buffers):
+        if end <= END and not any(s.start < end and start < s.end for s in buffers):
             return start
     raise LayoutError(
         f"the buffers leave no {nbytes} bytes below 4 GiB for the program",
