@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cli import options
-from npurt.errors import LayoutError, NpurtError
+from npurt.errors import LayoutError, NpurtError, SettingError
 from npurt.files import replacing
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ Array = npt.NDArray[Any]
 
 MOST_PROGRAM_BYTES = 16 << 20  # what a buffer of thousands of tasks takes
 MOST_BYTES = 1 << 30  # of one buffer
+MOST_DIGITS = 600  # of a number; Python may be set to read no more than 640
 DTYPES = ("int8", "uint8", "int16", "float16", "int32", "float32")
 INPUT = "ADDR=FILE.npy"
 OUTPUT = "ADDR=FILE.npy:DTYPE:SHAPE"
@@ -34,7 +36,8 @@ def add(kinds: Any) -> None:
     checker = kinds.add_parser(
         "check",
         help="prove that a program touches only its buffers and cannot hang the NPU",
-        description="Exit status 0: it is harmless; 1: it is not proven harmless; 2: wrong usage.",
+        description="Exit status 0: it is harmless; 1: it is not proven harmless, or a file cannot "
+        "be read; 2: wrong usage.",
     )
     runner = kinds.add_parser(
         "run",
@@ -113,10 +116,7 @@ def run_program(args: argparse.Namespace) -> int:
     from npurt.rknpu.driver.execute import execute
 
     words = words_of(args.file)
-    inputs = dict(_input(text) for text in args.input)
-    files = dict(_output(text) for text in args.output)
-    if not args.timeout > 0:
-        raise NpurtError(f"--timeout {args.timeout:g} is no time", remedy="give seconds, such as 2")
+    inputs, files = _inputs(args.input), _outputs(args.output)
     system, connect = connection(args.device)
     driver = connect()
     try:
@@ -175,7 +175,7 @@ def _span(text: str, role: Any) -> "Span":
     """Return the buffer that an argument of `check` describes."""
     from npurt.rknpu.plan.proof import Role, Span
 
-    if re.fullmatch(r"[^=]*=\d+", text):
+    if re.fullmatch(rf"[^=]*=\d{{1,{MOST_DIGITS}}}", text):
         address, value = _pair(text, "ADDR=BYTES")
         nbytes = int(value)
     elif role is Role.INPUT:
@@ -221,7 +221,7 @@ def _output(text: str) -> tuple[int, tuple[Path, Array]]:
     """Return the address, file and array of an output."""
     address, rest = _pair(text, OUTPUT)
     path, dtype, shape = (["", "", *rest.rsplit(":", 2)])[-3:]
-    written = re.fullmatch(r"\d{1,10}(x\d{1,10})*", shape)
+    written = re.fullmatch(r"\d{1,10}(x\d{1,10}){0,31}", shape)  # numpy 1 has 32 dimensions
     sizes = [int(size) for size in shape.split("x")] if written else []
     if not path or dtype not in DTYPES or not sizes:
         raise _usage(text, f"it is not {OUTPUT} with a type of {', '.join(DTYPES)}")
@@ -230,8 +230,34 @@ def _output(text: str) -> tuple[int, tuple[Path, Array]]:
     return address, (Path(path), np.empty(sizes, dtype))
 
 
-def _usage(text: str, why: str) -> NpurtError:
-    return NpurtError(
+def _inputs(texts: list[str]) -> dict[int, Array]:
+    """Return the inputs by address."""
+    found: dict[int, Array] = {}
+    for text in texts:
+        address, array = _input(text)
+        if address in found:
+            raise _usage(text, f"another -i is at {address:#x}")
+        found[address] = array
+    return found
+
+
+def _outputs(texts: list[str]) -> dict[int, tuple[Path, Array]]:
+    """Return the outputs by address."""
+    found: dict[int, tuple[Path, Array]] = {}
+    files = set()
+    for text in texts:
+        address, (path, array) = _output(text)
+        if address in found:
+            raise _usage(text, f"another -o is at {address:#x}")
+        if os.path.realpath(path) in files:
+            raise _usage(text, "another -o writes the same file")
+        files.add(os.path.realpath(path))
+        found[address] = path, array
+    return found
+
+
+def _usage(text: str, why: str) -> SettingError:
+    return SettingError(
         f"{text!r} describes no buffer: {why}",
         remedy="see `npurt regcmd run -h`; for example -i 0x1000000=a.npy "
         "-o 0x3000000=c.npy:int32:4x64",

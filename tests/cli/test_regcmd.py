@@ -97,7 +97,55 @@ def test_arguments_that_make_no_sense_are_named_with_a_remedy(npurt, made, flag,
 
     failed = npurt("regcmd", "run", file, "-dev", "rknpu:sim", flag, text.format(file=file))
 
-    assert_failed(failed, why)
+    assert_failed(failed, why, code=1 if "{file}" in text or "nothing" in text else 2)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "why"),
+    [
+        ("-i", "foo", "it is not ADDR=FILE.npy"),
+        ("-i", f"0x1000000={'9' * 600}", "are no buffer of 1 to"),
+        ("-o", "0x3000000=0", "are no buffer of 1 to"),
+        ("-o", f"0x3000000=c.npy:int8:{'1x' * 70}1", "it is not ADDR=FILE.npy:DTYPE:SHAPE"),
+        ("-o", f"0x3000000=c.npy:int8:{'1x' * 32}1", "it is not ADDR=FILE.npy:DTYPE:SHAPE"),
+    ],
+)
+def test_check_tells_wrong_usage_from_a_program_that_is_not_harmless(npurt, made, flag, text, why):
+    file, _, _ = made
+
+    assert_failed(npurt("regcmd", "check", file, flag, text), why, code=2)
+
+
+def test_a_size_of_thousands_of_digits_is_no_traceback(npurt, made):
+    file, _, _ = made
+
+    assert_failed(npurt("regcmd", "check", file, "-i", f"0x1000000={'9' * 5000}"), "cannot read")
+
+
+@pytest.mark.parametrize("at", ["7", "-1024", "0xffffffffffffffff"])
+def test_check_refuses_a_program_where_none_can_be(npurt, made, at):
+    file, buffers, _ = made
+
+    assert_failed(npurt("regcmd", "check", file, *buffers, f"--at={at}"), "the program")
+
+
+@pytest.mark.parametrize(
+    ("again", "why"),
+    [
+        (("-i", "0x1000000={0}/w.npy"), "another -i is at 0x1000000"),
+        (("-o", "0x3000000={0}/d.npy:int32:4x32"), "another -o is at 0x3000000"),
+        (("-o", "0x4000000={0}/../{0.name}/c.npy:int32:1"), "another -o writes the same file"),
+    ],
+)
+def test_run_refuses_a_buffer_that_is_given_twice(npurt, made, again, why):
+    file, buffers, _ = made
+    flag, text = again
+
+    failed = npurt("regcmd", "run", file, "-dev", "rknpu:sim", *buffers, flag,
+                   text.format(file.parent))  # fmt: skip
+
+    assert_failed(failed, why, code=2)
+    assert not (file.parent / "c.npy").exists()
 
 
 def test_a_file_that_cannot_be_written_is_named(npurt, made):
