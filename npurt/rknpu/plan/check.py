@@ -49,19 +49,19 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
     if at is None:
         at = link.value - stride(profile) * 8 if chained else _free(table.nbytes, buffers)
     program = Span(at, at + table.nbytes, Role.PROGRAM, "the program")
-    if at % ALIGNMENT:
-        raise LayoutError(
-            f"the program at {at:#x} is at no multiple of {ALIGNMENT} bytes",
-            remedy=f"put it at {at - at % ALIGNMENT:#x}",
-        )
     spans = sorted([*buffers, program], key=lambda span: span.start)
     for span in spans:
         if not 0 <= span.start < span.end <= END:
             raise LayoutError(
                 f"{span.name} ({span.start:#x} .. {span.end:#x}) is empty, or not within the "
                 "NPU's 4 GiB of addresses",
-                remedy=f"give it bytes from 0 to {END:#x}",
+                remedy=f"put all of it between 0 and {END:#x}",
             )
+    if at % ALIGNMENT:
+        raise LayoutError(
+            f"the program at {at:#x} is at no multiple of {ALIGNMENT} bytes",
+            remedy=f"put it at {at - at % ALIGNMENT:#x}",
+        )
     for one, other in pairwise(spans):
         if one.end > other.start:
             raise LayoutError(
