@@ -7,7 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from npurt.graph.ops import Op, Precision
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind, Tensor
 from npurt.segment import Array, Counter, Limits, Segment, Weights
-from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.verify import Check, Mode, Sampler
 
 
 class ProductDevice(Device):
@@ -47,14 +47,13 @@ class ProductDevice(Device):
 
 @dataclass(slots=True)
 class _Weight:
-    """A product: its weight, and what checking it needs."""
+    """A product: its weight, and what checks it."""
 
     op: ops.MatMul
     packed: Packed
     bias: F32 | None
     counter: Counter
-    secret: Secret | None = None  # made when it is first checked
-    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+    check: Check
 
 
 class ProductSegment(Segment):
@@ -74,8 +73,8 @@ class ProductSegment(Segment):
                 fine = op.precision in (Precision.INT16, Precision.BLOCK8)
                 packed = device.pack(weights.quantised(op.weight.name), fine=fine)
                 bias = None if op.bias is None else weights.values(op.bias.name)
-                counter = self._counters[op.name]
-                self._weights[op.name] = _Weight(op, packed, bias, counter)
+                counter, check = self._counters[op.name], Check(op.weight.name, packed)
+                self._weights[op.name] = _Weight(op, packed, bias, counter, check)
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops.
@@ -108,28 +107,13 @@ class ProductSegment(Segment):
         made: dict[str, Array] = {}
         for w, y in zip(weights, outs, strict=True):
             w.counter.count(w.op, len(x), seconds * w.packed.n * w.packed.k / total)
-            if len(x) and self._chosen(w, len(x)):
-                self._check(w, x, y)
+            if len(x) and w.check.is_due(self._sampler, len(x)):
+                w.counter.verified += 1
+                if not w.check.accepts(x, y):
+                    w.counter.failed += 1
+                    raise self._wrong(f"product with {w.op.weight.name}")
             made[w.op.out.name] = y if w.bias is None else y + w.bias
         return made
-
-    def _chosen(self, w: _Weight, rows: int) -> bool:
-        if self._sampler.mode is Mode.SAMPLE and (rows > 1) not in w.seen:
-            w.seen.add(rows > 1)
-            kind = self._device.caps.name, w.packed.tensor.dtype, w.packed.n, w.packed.k, rows > 1
-            if self._sampler.is_first(kind):
-                return True
-        return bool(self._sampler.choose(1))
-
-    def _check(self, w: _Weight, x: F32, y: F32) -> None:
-        if w.secret is None:
-            w.secret = secret_of(w.op.weight.name, w.packed)
-        multiplied = self._device.multiplied(x, w.packed)
-        magnitudes = self._device.magnitudes(x, w.packed)
-        w.counter.verified += 1
-        if not is_right(w.secret, w.packed, multiplied, y, magnitudes=magnitudes):
-            w.counter.failed += 1
-            raise self._wrong(f"product with {w.op.weight.name}")
 
     def _wrong(self, what: str) -> DriverError:
         return DriverError(

@@ -41,7 +41,7 @@ Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); I
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -220,3 +220,38 @@ class Sampler:
             self._skip += 1 + self._draw()
         self._skip -= count
         return chosen
+
+
+@dataclass(slots=True)
+class Check:
+    """Checks the products of a device with one weight.
+
+    Attributes:
+        name: What the weight is called.
+        packed: What the device multiplies by.
+    """
+
+    name: str
+    packed: Packed
+    _secret: Secret | None = None  # made when it is first needed
+    _seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+
+    def is_due(self, sampler: Sampler, rows: int) -> bool:
+        """Say whether *sampler* wants a product of *rows* rows checked."""
+        several = rows > 1
+        if sampler.mode is Mode.SAMPLE and several not in self._seen:
+            self._seen.add(several)
+            packed = self.packed
+            kind = packed.device.caps.name, packed.tensor.dtype, packed.n, packed.k, several
+            if sampler.is_first(kind):
+                return True
+        return bool(sampler.choose(1))
+
+    def accepts(self, x: F32, y: F32) -> bool:
+        """Say whether y is the product of x without a bias; raises `make_secret`'s errors."""
+        packed = self.packed
+        if self._secret is None:
+            self._secret = secret_of(self.name, packed)
+        multiplied = packed.device.multiplied(x, packed)
+        magnitudes = packed.device.magnitudes(x, packed)
+        return is_right(self._secret, packed, multiplied, y, magnitudes=magnitudes)

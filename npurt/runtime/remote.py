@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.ledger import Ledger, Row
 from npurt.runtime.placement import Placed
 from npurt.runtime.shortlist import Shortlist
-from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.verify import Check, Sampler
 
 
 @dataclass(slots=True)
@@ -27,10 +27,8 @@ class _Product:
     columns: slice  # of y
     macs: int  # of one row
     row: Row  # of the ledger
-    known: Packed  # what the rest is about: it may have moved
+    check: Check  # of what the row is about: it may have moved
     shortlist: Shortlist | None = None
-    secret: Secret | None = None  # made when it is first checked
-    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
 
     @property
     def packed(self) -> Packed:
@@ -52,7 +50,7 @@ class RemoteStep:
         end = 0
         for w in weights:
             n, k = w.packed.n, w.packed.k
-            product = _Product(w, slice(end, end + n), n * k, self._row(w), w.packed)
+            product = _Product(w, slice(end, end + n), n * k, self._row(w), _check(w))
             end += n
             if head:
                 product.shortlist = Shortlist(w.packed.tensor, w.bias)
@@ -103,7 +101,7 @@ class RemoteStep:
         left: Sequence[int] = range(len(outs))
         while left:
             for product in self._products:
-                if product.known is not product.packed:
+                if product.check.packed is not product.packed:
                     self._renew(product)
             device = self._products[left[0]].packed.device
             mine = [i for i in left if self._products[i].packed.device is device]
@@ -169,10 +167,8 @@ class RemoteStep:
 
     def _renew(self, product: _Product) -> None:
         """Take note that a product has moved."""
-        product.known = product.packed
         product.row = self._row(product.placed)
-        product.secret = None  # that of what the device multiplied by
-        product.seen.clear()
+        product.check = _check(product.placed)
 
     def _row(self, w: Placed) -> Row:
         return self._ledger.row(
@@ -185,29 +181,12 @@ class RemoteStep:
         row.rows += len(x)
         row.macs += len(x) * product.macs
         row.nbytes += product.packed.nbytes
-        if not self._chosen(product, len(x)):
+        if not product.check.is_due(self._sampler, len(x)):
             return
         row.verified += 1
-        if not self._is_right(product, x, out):
+        if not product.check.accepts(x, out):
             row.failed += 1
             self._replace(product, x, out)
-
-    def _chosen(self, product: _Product, rows: int) -> bool:
-        if self._sampler.mode is Mode.SAMPLE and (rows > 1) not in product.seen:
-            product.seen.add(rows > 1)
-            packed = product.packed
-            kind = (product.placed.device, packed.tensor.dtype, packed.n, packed.k, rows > 1)
-            if self._sampler.is_first(kind):
-                return True
-        return bool(self._sampler.choose(1))
-
-    def _is_right(self, product: _Product, x: F32, out: F32) -> bool:
-        packed = product.packed
-        if product.secret is None:
-            product.secret = secret_of(product.placed.name, packed)
-        multiplied = packed.device.multiplied(x, packed)
-        magnitudes = packed.device.magnitudes(x, packed)
-        return is_right(product.secret, packed, multiplied, out, magnitudes=magnitudes)
 
     def _replace(self, product: _Product, x: F32, out: F32) -> None:
         """Quarantine the device for this weight: the CPU takes over for good."""
@@ -217,8 +196,12 @@ class RemoteStep:
         )
         self._move(product, f"{wrong} computed a wrong product with it")
         self._cpu.matmul(x, product.packed, out)
-        if not self._is_right(product, x, out):
+        if not product.check.accepts(x, out):
             raise VerificationFailed(
                 f"the product with {name} is wrong on {wrong} and on the CPU",
                 remedy=WRONG_TWICE,
             )
+
+
+def _check(w: Placed) -> Check:
+    return Check(w.name, w.packed)

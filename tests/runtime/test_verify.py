@@ -18,7 +18,7 @@ from npurt.runtime.host import HostStep
 from npurt.runtime.ledger import Ledger
 from npurt.runtime.placement import Wanted, place
 from npurt.runtime.plan import Plan
-from npurt.verify import Mode, Sampler, mode
+from npurt.verify import Check, Mode, Sampler, mode
 from tests.cpu import cases
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, Products
@@ -418,6 +418,23 @@ def test_a_kind_is_first_once():
         False,
         True,
     ]
+
+
+def test_a_check_is_due_first_of_each_shape_and_finds_what_is_wrong(cpu):
+    rng = np.random.default_rng(0)
+    sampler = Sampler(Mode.SAMPLE, random.Random(1))  # passes over the next 14
+    packed = [cpu.pack(weight(rng, "q8_0", n, 32)) for n in (8, 8, 16)]
+    checks = [Check(f"w{i}", w) for i, w in enumerate(packed)]
+
+    assert [check.is_due(sampler, 1) for check in checks] == [True, False, True]
+    assert [check.is_due(sampler, rows) for check in checks for rows in (1, 2, 3)] == [
+        False, True, False, False, False, False, False, True, False,
+    ]  # fmt: skip
+    x, y = activations(rng, 3, 32), np.empty((3, 8), np.float32)
+    cpu.matmul(x, packed[0], y)
+    assert checks[0].accepts(x, y)
+    y[2, 5] += 1
+    assert not checks[0].accepts(x, y)
 
 
 def test_the_mode_comes_from_the_environment_unless_given(monkeypatch):
