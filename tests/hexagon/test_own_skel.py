@@ -131,15 +131,16 @@ def test_after_a_late_call_it_is_dead(built, monkeypatch):
 
 def test_one_that_is_dropped_is_closed(built):
     library = lib.load([lib.simulator()])
-    before, threads = session_pool(library).in_use(), threading.active_count()
+    before, threads = session_pool(library).in_use(), set(threading.enumerate())
     opened = OwnSkel(library, built, INTERFACE, deadline=HANG_SECONDS)
     assert session_pool(library).in_use() != before
+    (thread,) = set(threading.enumerate()) - threads
 
     del opened
     gc.collect()
 
     assert session_pool(library).in_use() == before
-    assert threading.active_count() == threads
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
