@@ -33,9 +33,9 @@ from npurt.device import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import REPLY
-from npurt.llm.recurrent import SPACING
-from npurt.runtime.ledger import Ledger
-from npurt.runtime.recurrence import RemoteDelta
+from npurt.llm.state.recurrent import SPACING
+from npurt.runtime.execute.recurrence import RemoteDelta
+from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Mode, Sampler
 
 LAYERS = 8

@@ -36,8 +36,8 @@ from npurt.rknpu.device.quantise import signs_of
 from npurt.rknpu.driver import host
 from npurt.rknpu.driver.host import round_rows
 from npurt.rknpu.plan import cost
-from npurt.runtime.remote import RemoteStep
-from npurt.runtime.shortlist import Shortlist
+from npurt.runtime.execute.remote import RemoteStep
+from npurt.runtime.execute.shortlist import Shortlist
 from npurt.settings import ROCKET_THREADS
 
 REPETITIONS = 40

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import npurt
-from npurt.llm.price import prices
-from npurt.llm.speed import Rates, product_jobs, speeds
+from npurt.llm.measure.estimate import prices
+from npurt.llm.measure.speed import Rates, product_jobs, speeds
 from npurt.rknpu.driver.system import Simulator
 from npurt.rknpu.plan import cost
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt.device import F32, Caps, Packed
-from npurt.llm.price import Divergence, Exact, divergence
+from npurt.llm.measure.estimate import Divergence, Exact, divergence
 
 
 class Plain(Exact):

@@ -32,7 +32,7 @@ from npurt.hexagon.layout import delta, images, quantise
 from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.runtime.devices import open_device
+from npurt.runtime.open.devices import open_device
 from npurt.verify import LAMBDA, OVERFLOW, is_right, make_secret, secret_of
 from tests.cpu.cases import INTEGER, packed, rng_of
 from tests.cpu.fenv import flush_subnormals

@@ -16,9 +16,9 @@ from npurt.graph.render import lines
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import Dim
-from npurt.runtime.devices import open_host
-from npurt.runtime.execute import Executor
-from npurt.runtime.ledger import Ledger
+from npurt.runtime.execute.executor import Executor
+from npurt.runtime.open.devices import open_host
+from npurt.runtime.report.ledger import Ledger
 from npurt.segment import Limits
 
 D, F = Dim("D", 64), Dim("F", 96)

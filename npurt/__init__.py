@@ -33,11 +33,11 @@ from npurt.errors import (
 )
 
 if TYPE_CHECKING:
-    from npurt.llm.gguf import GGUF
-    from npurt.llm.model import Llama
+    from npurt.llm.decode.model import Llama
+    from npurt.llm.file.gguf import GGUF
     from npurt.quant.tensor import QTensor
-    from npurt.runtime.devices import devices, open_device
-    from npurt.runtime.matmul import PackedWeight, matmul, pack, report
+    from npurt.runtime.api.matmul import PackedWeight, matmul, pack, report
+    from npurt.runtime.open.devices import devices, open_device
 
 __version__ = "0.1.0"
 
@@ -73,15 +73,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GGUF": "npurt.llm.gguf",
-    "Llama": "npurt.llm.model",
-    "PackedWeight": "npurt.runtime.matmul",
+    "GGUF": "npurt.llm.file.gguf",
+    "Llama": "npurt.llm.decode.model",
+    "PackedWeight": "npurt.runtime.api.matmul",
     "QTensor": "npurt.quant.tensor",
-    "devices": "npurt.runtime.devices",
-    "matmul": "npurt.runtime.matmul",
-    "open_device": "npurt.runtime.devices",
-    "pack": "npurt.runtime.matmul",
-    "report": "npurt.runtime.matmul",
+    "devices": "npurt.runtime.open.devices",
+    "matmul": "npurt.runtime.api.matmul",
+    "open_device": "npurt.runtime.open.devices",
+    "pack": "npurt.runtime.api.matmul",
+    "report": "npurt.runtime.api.matmul",
 }
 
 

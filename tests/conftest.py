@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 
 from npurt import settings
 from npurt.once import once
-from npurt.runtime import matmul
+from npurt.runtime.api import matmul
 
 PROJECT = Path(__file__).resolve().parents[1]
 

@@ -13,6 +13,17 @@ from npurt import moved
     [
         ("npurt.hexagon.control", "capabilities", "npurt.hexagon.fastrpc.control"),
         ("npurt.hexagon.lib", "find", "npurt.hexagon.fastrpc.lib"),
+        ("npurt.llm.bench", "bench", "npurt.llm.measure.bench"),
+        ("npurt.llm.chat", "ChatTemplate", "npurt.llm.text.chat"),
+        ("npurt.llm.config", "Config", "npurt.llm.file.config"),
+        ("npurt.llm.context", "Context", "npurt.llm.session.context"),
+        ("npurt.llm.gguf", "GGUF", "npurt.llm.file.gguf"),
+        ("npurt.llm.model", "Llama", "npurt.llm.decode.model"),
+        ("npurt.llm.perplexity", "perplexity", "npurt.llm.measure.perplexity"),
+        ("npurt.llm.sampler", "Sampling", "npurt.llm.decode.sampler"),
+        ("npurt.llm.state", "Snapshot", "npurt.llm.state.state"),
+        ("npurt.llm.tokenizer", "Tokenizer", "npurt.llm.text.tokenizer"),
+        ("npurt.llm.weights", "load", "npurt.llm.arch.weights"),
         ("npurt.rknpu.detect", "open_driver", "npurt.rknpu.driver.detect"),
         ("npurt.rknpu.driver", "Work", "npurt.rknpu.driver.base"),
         ("npurt.rknpu.forms", "FORMS", "npurt.rknpu.isa.formats"),
@@ -20,6 +31,10 @@ from npurt import moved
         ("npurt.rknpu.plan", "plan_weights", "npurt.rknpu.plan.tiling"),
         ("npurt.rknpu.proof", "Role", "npurt.rknpu.plan.proof"),
         ("npurt.rknpu.system", "Simulator", "npurt.rknpu.driver.system"),
+        ("npurt.runtime.devices", "open_device", "npurt.runtime.open.devices"),
+        ("npurt.runtime.execute", "Executor", "npurt.runtime.execute.executor"),
+        ("npurt.runtime.ledger", "Ledger", "npurt.runtime.report.ledger"),
+        ("npurt.runtime.matmul", "matmul", "npurt.runtime.api.matmul"),
     ],
 )
 def test_an_old_name_is_the_new_one_and_warns(old, name, new, monkeypatch):

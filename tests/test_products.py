@@ -9,11 +9,11 @@ from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
-from npurt.llm.weights import FileWeights
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.gguf import GGUF
 from npurt.products import ProductDevice
-from npurt.runtime.execute import Executor
-from npurt.runtime.ledger import Ledger
+from npurt.runtime.execute.executor import Executor
+from npurt.runtime.report.ledger import Ledger
 from npurt.segment import Limits, split
 from npurt.testing import DeviceSuite
 from npurt.verify import Mode, Sampler

@@ -75,7 +75,7 @@ def _counts(text: str) -> list[int]:
 def _format(text: str) -> str:
     """Read the name of a format, or ``i8``."""
     from npurt.quant.types import BY_NAME
-    from npurt.runtime.bench import INTEGER
+    from npurt.runtime.api.bench import INTEGER
 
     if text.lower() not in (INTEGER, *BY_NAME):
         raise argparse.ArgumentTypeError(
@@ -86,7 +86,7 @@ def _format(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Measure every model and print a table, JSON, or the ratio to an earlier run."""
-    from npurt.llm.bench import bench
+    from npurt.llm.measure.bench import bench
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 def run_spec(args: argparse.Namespace) -> int:
     """Measure one model with one draft, prompt by prompt."""
     from npurt.cli import spec_table
-    from npurt.llm.spec.bench import bench_spec
+    from npurt.llm.measure.speculation import bench_spec
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
@@ -198,7 +198,7 @@ def compare(rows: list[dict[str, Any]], before: dict[tuple[str, str], float]) ->
 
 def run_matmul(args: argparse.Namespace) -> int:
     """Measure one product."""
-    from npurt.runtime.bench import bench_matmul
+    from npurt.runtime.api.bench import bench_matmul
 
     row = bench_matmul(
         args.m,

@@ -24,7 +24,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read lines and answer them.  Ctrl-C stops an answer or drops a line, but not the program."""
-    from npurt.llm.model import Llama
+    from npurt.llm.decode.model import Llama
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history

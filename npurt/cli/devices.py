@@ -15,7 +15,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a device."""
-    from npurt.runtime.devices import devices
+    from npurt.runtime.open.devices import devices
 
     rows = devices()
     if args.json:

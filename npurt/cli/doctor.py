@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npurt.runtime.doctor import Diagnosis
+    from npurt.runtime.api.doctor import Diagnosis
 
 SIMULATOR = "without an NPU, -dev hexagon:sim and -dev rknpu:sim run everything simulated"
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Examine, print, and write the bundle if one is wanted."""
     from npurt.doctor import anonymous, bundle
     from npurt.doctor.system import Recorder, Replay
-    from npurt.runtime import doctor
+    from npurt.runtime.api import doctor
 
     looked_for = doctor.kinds(args.device)
     if args.source:

@@ -19,8 +19,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the perplexity and its error."""
-    from npurt.llm.model import Llama
-    from npurt.llm.perplexity import perplexity
+    from npurt.llm.decode.model import Llama
+    from npurt.llm.measure.perplexity import perplexity
 
     text = options.text_of(args.file)
     with Llama(args.model, **options.model(args)) as llm:

@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
     if args.graph or args.dot:
         return _print_graph(args)
-    from npurt.llm.price import divergence, prices
-    from npurt.llm.speed import speeds
+    from npurt.llm.measure.estimate import divergence, prices
+    from npurt.llm.measure.speed import speeds
 
     rows = list(prices(args.model))
     rates = speeds(args.model, rows)
@@ -70,7 +70,7 @@ def _range(rates: tuple[float, float, float]) -> str:
 def _print_graph(args: argparse.Namespace) -> int:
     from npurt.graph import render
     from npurt.llm.arch.reading import describe
-    from npurt.llm.gguf import GGUF
+    from npurt.llm.file.gguf import GGUF
 
     with GGUF(args.model) as file:
         described = describe(file)

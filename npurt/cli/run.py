@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stream the text to stdout and the account to stderr."""
-    from npurt.llm.model import Llama
+    from npurt.llm.decode.model import Llama
 
     prompt = args.prompt if args.file is None else options.text_of(args.file)
     with Llama(args.model, **options.model(args)) as llm:

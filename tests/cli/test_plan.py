@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from npurt.llm.gguf import GGUF
-from npurt.llm.price import Exact, divergence
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.measure.estimate import Exact, divergence
 from npurt.quant.tensor import QTensor
 from tests.llm import tiny
 

@@ -11,8 +11,8 @@ import pytest
 
 import npurt as library
 from npurt.cli import VERBS
-from npurt.llm.perplexity import perplexity
-from npurt.runtime.devices import devices
+from npurt.llm.measure.perplexity import perplexity
+from npurt.runtime.open.devices import devices
 from tests.cli.conftest import PROJECT, assert_failed, assert_usage, environment, spawn
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -122,7 +122,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
             said.update(options, prompt=prompt)
             return super().generate(prompt, **options)
 
-    monkeypatch.setattr("npurt.llm.model.Llama", Recorder)
+    monkeypatch.setattr("npurt.llm.decode.model.Llama", Recorder)
     flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
     draft = "-md lookup --draft-max 5 -devd cpu"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
@@ -389,7 +389,7 @@ def test_control_c_is_status_130(npurt, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("npurt.llm.model.Llama", interrupted)
+    monkeypatch.setattr("npurt.llm.decode.model.Llama", interrupted)
 
     assert npurt("run", "-m", MODEL, "-p", "x") == (130, "", "")
 

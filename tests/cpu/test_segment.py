@@ -15,11 +15,11 @@ from npurt.graph.builder import Builder
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Dim, Kind
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
-from npurt.llm.weights import FileWeights
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
-from npurt.runtime.execute import Executor
-from npurt.runtime.ledger import Ledger
+from npurt.runtime.execute.executor import Executor
+from npurt.runtime.report.ledger import Ledger
 from npurt.segment import Limits, split
 from npurt.testing import DeviceSuite, RandomWeights, reference
 from npurt.verify import Mode, Sampler

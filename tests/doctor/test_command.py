@@ -8,7 +8,7 @@ import pytest
 from npurt.cli import doctor as verb
 from npurt.doctor import bundle
 from npurt.doctor.system import Recorder
-from npurt.runtime import doctor
+from npurt.runtime.api import doctor
 from npurt.settings import SETTINGS
 from tests.doctor import boards
 

@@ -10,7 +10,7 @@ from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay, wrong
 from npurt.rknpu.doctor import checks as doctor
 from npurt.rknpu.doctor import trial as doctor_trial
-from npurt.runtime import doctor as all_kinds
+from npurt.runtime.api import doctor as all_kinds
 from tests.doctor import boards, rockchip
 
 SITUATIONS = [*rockchip.WORKING, *rockchip.REPORTS]

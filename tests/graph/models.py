@@ -9,7 +9,7 @@ from npurt.graph.interpreter import Interpreter
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
+from npurt.llm.file.gguf import GGUF
 
 
 @functools.lru_cache(maxsize=4)

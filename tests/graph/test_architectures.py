@@ -9,7 +9,7 @@ import pytest
 from npurt.errors import ModelFormatError
 from npurt.graph import ops
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
+from npurt.llm.file.gguf import GGUF
 from tests.graph.models import logits, read
 from tests.llm import gguf_files as raw
 from tests.llm import tiny

@@ -16,7 +16,7 @@ from npurt.errors import DeviceLost, NumericsError, StateFormatError
 from npurt.hexagon.device import delta_state
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout import delta
-from npurt.llm import state_file
+from npurt.llm.state import state_file
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import UPSTREAM, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run

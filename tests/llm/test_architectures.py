@@ -20,10 +20,10 @@ from npurt.graph.meaning import MEANING
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.llm.arch.decoder import Decoder
-from npurt.llm.convolved import KEPT
-from npurt.llm.taps import Taps
-from npurt.runtime.placement import Stacked
-from npurt.runtime.plan import Plan
+from npurt.llm.state.convolved import KEPT
+from npurt.llm.state.hidden_states import Taps
+from npurt.runtime.execute.placement import Stacked
+from npurt.runtime.execute.plan import Plan
 from tests.graph.models import logits, read
 from tests.llm import tiny, variants
 from tests.llm.conftest import GREEDY

@@ -7,8 +7,8 @@ import npurt
 from npurt.errors import ModelFormatError
 from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
 from npurt.llm.spec.controller import Controller
-from npurt.llm.spec.cut import CutHead
 from npurt.llm.spec.drafter import likeliest
+from npurt.llm.spec.truncated_head import CutHead
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
 from tests.llm.conftest import guessed

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ContextFull, SettingError
-from npurt.llm.cache import Cache
+from npurt.llm.state.cache import Cache
 from tests.cpu.cases import lines, panels
 from tests.llm.test_rope import CONFIG
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from npurt.errors import LayoutError, ModelFormatError
-from npurt.llm.chat import MAX_SOURCE, ChatTemplate
+from npurt.llm.text.chat import MAX_SOURCE, ChatTemplate
 
 ORACLE = json.loads(
     (Path(__file__).parents[1] / "data/chat/rendered.json").read_text(encoding="utf-8")

@@ -7,7 +7,8 @@ import pytest
 
 import npurt
 from npurt.errors import DriverError, NpurtError, SettingError
-from npurt.llm import context, model
+from npurt.llm.decode import model
+from npurt.llm.session import context
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError
-from npurt.llm.config import (
+from npurt.llm.file.config import (
     Config,
     DeltaHeads,
     Experts,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.llm.gguf import GGUF
-from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data/tokenizer"
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ModelFormatError
-from npurt.llm.gguf import GGUF
+from npurt.llm.file.gguf import GGUF
 from npurt.llm.spec.controller import Controller
-from npurt.llm.taps import Taps
+from npurt.llm.state.hidden_states import Taps
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.llm.conftest import guessed

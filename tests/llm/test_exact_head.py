@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.runtime.shortlist import Shortlist
+from npurt.runtime.execute.shortlist import Shortlist
 
 PROMPTS = [
     "Once upon a time", "The capital of France is", "def quicksort(values):", "1, 1, 2, 3, 5, 8,",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError
-from npurt.llm.generate import Timing, cut
+from npurt.llm.decode.generate import Timing, cut
 from npurt.llm.spec.controller import Controller
 from tests.llm import tiny
 from tests.llm.conftest import FIRST_PADDING, GREEDY, PROMPT, fresh, open_tiny
@@ -98,7 +98,7 @@ def test_max_tokens_is_how_many_are_sampled(llm):
 def forced(llm, monkeypatch, tokens):
     """Let the model's sampler choose *tokens*, one after another."""
     queue = iter(tokens)
-    monkeypatch.setattr("npurt.llm.model.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.llm.decode.model.Sampler.sample", lambda *_: next(queue))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.ggml.eos_token_id", None])

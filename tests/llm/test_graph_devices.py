@@ -17,7 +17,7 @@ import npurt
 from npurt.errors import DriverError, LayoutError, NotOffloaded, SettingError, UnknownDevice
 from npurt.graph import ops
 from npurt.reference.segment import ReferenceSegment
-from npurt.runtime import devices
+from npurt.runtime.open import devices
 from tests.graph.models import logits
 from tests.llm import tiny
 from tests.llm.reference import nmse

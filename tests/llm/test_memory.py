@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from npurt.errors import ModelFormatError
-from npurt.llm import gguf, tokenizer, vocabulary
-from npurt.llm.gguf import MAX_KEYS, MAX_TENSORS, read_header
-from npurt.llm.string_array import StringArray
-from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.file import gguf
+from npurt.llm.file.gguf import MAX_KEYS, MAX_TENSORS, read_header
+from npurt.llm.file.string_array import StringArray
+from npurt.llm.text import tokenizer, vocabulary
+from npurt.llm.text.tokenizer import Tokenizer
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.llm.gguf_files import File, Tensor
@@ -183,8 +184,8 @@ def test_suppressed_tokens_cost_no_list_of_their_own():
 CHILD = """
 import json, sys
 import npurt
-from npurt.llm.gguf import GGUF
-from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.tokenizer import Tokenizer
 
 def peak():
     with open("/proc/self/status") as status:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import ModelFormatError
-from npurt.llm.metadata import numbers, optional, require, strings
+from npurt.llm.file.metadata import numbers, optional, require, strings
 
 KEYS = {
     "int": 3,

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from npurt.llm.pretokenize import rule
+from npurt.llm.text.pretokenize import rule
 
 UPPER, LOWER = {"Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Me"}, {"Ll", "Lm", "Lo", "Mn", "Mc", "Me"}
 ENGLISH = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")

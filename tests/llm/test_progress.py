@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from npurt.llm import progress
-from npurt.llm.progress import Progress
+from npurt.llm.session import progress
+from npurt.llm.session.progress import Progress
 
 
 class Screen(io.StringIO):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.llm.perplexity import perplexity
+from npurt.llm.measure.perplexity import perplexity
 
 REAL = Path(__file__).parents[1] / "data/real"
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import npurt
-from npurt.llm.price import divergence
+from npurt.llm.measure.estimate import divergence
 
 TEXT = (Path(__file__).parents[1] / "data/real/ppl_text.txt").read_text()
 NAMES = ("rknpu:sim", "rknpu:sim-vendor")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from npurt.llm.chat import ChatTemplate
-from npurt.llm.gguf import GGUF
-from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.chat import ChatTemplate
+from npurt.llm.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 STRINGS = json.loads((DATA / "tokenizer/strings.json").read_text())

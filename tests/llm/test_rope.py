@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ModelFormatError
-from npurt.llm.config import Config, Scaling
-from npurt.llm.rope import frequencies, tables
+from npurt.llm.arch.rope import frequencies, tables
+from npurt.llm.file.config import Config, Scaling
 from tests.llm import reference, tiny
 
 CONFIG = Config(

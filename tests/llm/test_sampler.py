@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from npurt.errors import LayoutError, NumericsError, SettingError
-from npurt.llm.sampler import BLOCK, Sampler, Sampling, distribution, greedy, top_k
+from npurt.llm.decode.sampler import BLOCK, Sampler, Sampling, distribution, greedy, top_k
 
 LLAMA_CPP = json.loads(
     (Path(__file__).parents[1] / "data/sampler/llama_cpp_chain.json").read_text()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError, NpurtError
-from npurt.llm import sandbox
-from npurt.llm.chat import ChatTemplate
+from npurt.llm.text import sandbox
+from npurt.llm.text.chat import ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

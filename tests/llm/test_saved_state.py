@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import LayoutError, SettingError, StateFormatError
-from npurt.llm import state_file
+from npurt.llm.state import state_file
 from tests.llm import tiny, variants
 from tests.llm.conftest import OPTIONS
 

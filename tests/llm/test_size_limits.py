@@ -12,7 +12,7 @@ import pytest
 import npurt
 from npurt.cpu.abi import limits
 from npurt.errors import ModelFormatError, NpurtError
-from npurt.llm.config import read_config
+from npurt.llm.file.config import read_config
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
 from tests.llm.test_config import DELTA, MIXTURE, metadata

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import LayoutError
 from npurt.llm.spec.assistant import Assistant
-from npurt.llm.spec.cut import LATEST, RARE, CutHead
+from npurt.llm.spec.truncated_head import LATEST, RARE, CutHead
 from tests.llm import tiny
 from tests.llm.conftest import guessed
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import LayoutError
-from npurt.llm import recurrent
-from npurt.llm.config import DeltaHeads
-from npurt.llm.recurrent import KEPT, SPACING, Recurrent
+from npurt.llm.file.config import DeltaHeads
+from npurt.llm.state import recurrent
+from npurt.llm.state.recurrent import KEPT, SPACING, Recurrent
 from tests.llm import tiny, variants
 from tests.llm.conftest import OPTIONS
 from tests.llm.test_rope import CONFIG

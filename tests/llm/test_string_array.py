@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.llm.gguf import read_header
-from npurt.llm.string_array import StringArray
+from npurt.llm.file.gguf import read_header
+from npurt.llm.file.string_array import StringArray
 from tests.llm import gguf_files as raw
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
-from npurt.llm.gguf import GGUF
-from npurt.llm.pretokenize import RULES
-from npurt.llm.tokenizer import MAX_TEXT, Tokenizer
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.pretokenize import RULES
+from npurt.llm.text.tokenizer import MAX_TEXT, Tokenizer
 
 DATA = Path(__file__).parents[1] / "data/tokenizer"
 STRINGS = json.loads((DATA / "strings.json").read_text())

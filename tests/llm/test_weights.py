@@ -8,11 +8,10 @@ import pytest
 
 import npurt
 from npurt.errors import ModelFormatError, NumericsError
-from npurt.llm import weights
-from npurt.llm.arch import ARCHITECTURES, find
+from npurt.llm.arch import ARCHITECTURES, find, weights
 from npurt.llm.arch.architecture import Rope
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
+from npurt.llm.file.gguf import GGUF
 from tests.llm import reference, tiny
 
 

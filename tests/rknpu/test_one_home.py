@@ -10,7 +10,7 @@ from npurt.rknpu.device import quantise
 from npurt.rknpu.device.device import NAMES
 from npurt.rknpu.driver import uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.host import HEADER, lib
-from npurt.runtime.devices import SIMULATORS
+from npurt.runtime.open.devices import SIMULATORS
 from npurt.settings import SIM_RKNPU
 
 SIM = Path(__file__).resolve().parents[2] / "sim/rknpu"

@@ -6,9 +6,9 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.cpu.program import Program
 from npurt.device import Caps, Device, Packed
-from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import Wanted, place
-from npurt.runtime.plan import Plan
+from npurt.runtime.execute.placement import Wanted, place
+from npurt.runtime.execute.plan import Plan
+from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Mode, Sampler
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
-from npurt.runtime.arguments import integer, optional_integer
+from npurt.runtime.open.arguments import integer, optional_integer
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)])

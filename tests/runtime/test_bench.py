@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.errors import SettingError, UnsupportedOp
-from npurt.runtime.bench import bench_matmul
+from npurt.runtime.api.bench import bench_matmul
 
 
 @pytest.mark.parametrize(

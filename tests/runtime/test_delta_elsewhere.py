@@ -82,7 +82,7 @@ def test_what_is_not_looked_at_is_not_found():
 
 
 def test_a_net_that_is_wrong_everywhere_is_an_error(monkeypatch):
-    monkeypatch.setattr("npurt.runtime.recurrence.is_right", lambda *_: False)
+    monkeypatch.setattr("npurt.runtime.execute.recurrence.is_right", lambda *_: False)
 
     with pytest.raises(VerificationFailed, match="wrong on fake and on the CPU"):
         logits(DeltaDevice(refuses=nothing_but()))

@@ -9,8 +9,8 @@ import npurt
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.errors import DeviceNotFound, NpurtError, SettingError, UnknownDevice
-from npurt.runtime.bench import bench_matmul
-from npurt.runtime.devices import KINDS, SIMULATORS, devices, open_device
+from npurt.runtime.api.bench import bench_matmul
+from npurt.runtime.open.devices import KINDS, SIMULATORS, devices, open_device
 
 
 @pytest.mark.parametrize("name", ["cpu", "auto", None])

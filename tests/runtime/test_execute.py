@@ -9,12 +9,12 @@ from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.llm.arch.reading import describe
-from npurt.llm.gguf import GGUF
-from npurt.llm.weights import FileWeights
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
 from npurt.reference.segment import ReferenceSegment
-from npurt.runtime.execute import Executor
-from npurt.runtime.ledger import Ledger
+from npurt.runtime.execute.executor import Executor
+from npurt.runtime.report.ledger import Ledger
 from npurt.segment import Limits
 from tests.graph.models import logits
 from tests.llm import tiny

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from npurt.quant.tensor import QTensor
-from npurt.runtime.devices import open_device
+from npurt.runtime.open.devices import open_device
 
 SIGMAS = 8  # of the rounding that `Packed.error` states: never reached by chance
 SLICE = 1 << 14

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from npurt.runtime.ledger import Ledger, Report, Row
+from npurt.runtime.report.ledger import Ledger, Report, Row
 
 
 def row(op="ffn_down", tensor="w", planned="fake", actual="fake", **counts):

@@ -6,10 +6,10 @@ import pytest
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.errors import DeviceLost, NotOffloaded, NumericsError, UnsupportedOp
-from npurt.llm import model
+from npurt.llm.decode import model
 from npurt.quant.tensor import QTensor
-from npurt.runtime.ledger import Report, Row
-from npurt.runtime.placement import Wanted, place
+from npurt.runtime.execute.placement import Wanted, place
+from npurt.runtime.report.ledger import Report, Row
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, Products
 

@@ -12,7 +12,7 @@ import npurt
 from npurt.errors import DeviceNotFound, LayoutError, NpurtError, NumericsError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.runtime.products import Products
+from npurt.runtime.api.products import Products
 from tests import oracle
 from tests.cpu import cases
 from tests.runtime.fake import FakeDevice
@@ -465,7 +465,7 @@ def test_what_cannot_be_packed_is_refused():
 
 def test_another_device_multiplies_packed_weights_only(monkeypatch):
     device = FakeDevice()
-    monkeypatch.setattr("npurt.runtime.matmul.shared", lambda name: Products(device))
+    monkeypatch.setattr("npurt.runtime.api.matmul.shared", lambda name: Products(device))
     x, w = numbers(0, (3, 32)), npurt.pack(numbers(1, (32, 4)), "q8_0", device="fake")
 
     assert w.device == "fake"

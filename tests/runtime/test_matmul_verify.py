@@ -9,7 +9,7 @@ import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.errors import SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
-from npurt.runtime.products import Products
+from npurt.runtime.api.products import Products
 from tests.runtime.fake import FakeDevice
 
 K, N = 64, 40
@@ -47,7 +47,7 @@ def use(monkeypatch):
 
     def shared(device):
         products = Products(device)
-        monkeypatch.setattr("npurt.runtime.matmul.shared", lambda name: products)
+        monkeypatch.setattr("npurt.runtime.api.matmul.shared", lambda name: products)
         return device
 
     return shared
@@ -193,7 +193,7 @@ def test_a_weight_packed_for_one_product_is_checked_by_its_shape(use):
 def test_what_is_wrong_twice_is_an_error(use, monkeypatch):
     use(Lying({0}))
     x, w = numbers(0, 3, K), npurt.pack(numbers(1, K, N), "q8_0")
-    monkeypatch.setattr("npurt.runtime.products.is_right", lambda *_, **__: False)
+    monkeypatch.setattr("npurt.runtime.api.products.is_right", lambda *_, **__: False)
 
     with (
         pytest.raises(VerificationFailed, match="fake and on the CPU"),

@@ -6,7 +6,7 @@ import pytest
 import npurt
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
-from npurt.runtime.placement import Stacked, Wanted, place
+from npurt.runtime.execute.placement import Stacked, Wanted, place
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
 

@@ -7,9 +7,9 @@ import npurt
 from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
 from npurt.errors import NotOffloaded, UnsupportedOp
-from npurt.llm import model
+from npurt.llm.decode import model
 from npurt.quant.tensor import QTensor
-from npurt.runtime.placement import Wanted, place
+from npurt.runtime.execute.placement import Wanted, place
 from tests.llm import reference, tiny
 from tests.runtime.fake import FakeDevice
 

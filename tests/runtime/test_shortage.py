@@ -8,11 +8,11 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.device import Saving
 from npurt.errors import DeviceFull, DeviceLost, NotOffloaded
-from npurt.llm import model
+from npurt.llm.decode import model
 from npurt.quant.tensor import QTensor
-from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import PROMPT, REPLY, Wanted, place
-from npurt.runtime.plan import Plan
+from npurt.runtime.execute.placement import PROMPT, REPLY, Wanted, place
+from npurt.runtime.execute.plan import Plan
+from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Mode, Sampler
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, FakePacked, quantise

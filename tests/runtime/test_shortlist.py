@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from npurt.cpu.device import CpuDevice
 from npurt.quant.tensor import QTensor
-from npurt.runtime.shortlist import SIZE, Shortlist
+from npurt.runtime.execute.shortlist import SIZE, Shortlist
 from npurt.verify import Mode, Sampler
 from tests.runtime.fake import FakeDevice, Products
 

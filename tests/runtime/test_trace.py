@@ -8,7 +8,7 @@ import pytest
 import npurt
 from npurt.errors import SettingError
 from npurt.llm.spec.controller import Controller
-from npurt.runtime.trace import Trace
+from npurt.runtime.report.trace import Trace
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
 

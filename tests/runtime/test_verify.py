@@ -14,10 +14,10 @@ from npurt.cpu.device import CpuDevice
 from npurt.errors import NumericsError, SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.runtime.host import HostStep
-from npurt.runtime.ledger import Ledger
-from npurt.runtime.placement import Wanted, place
-from npurt.runtime.plan import Plan
+from npurt.runtime.execute.host import HostStep
+from npurt.runtime.execute.placement import Wanted, place
+from npurt.runtime.execute.plan import Plan
+from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Check, Mode, Sampler, mode
 from tests.cpu import cases
 from tests.llm import tiny

@@ -1,4 +1,8 @@
-"""Model architectures: one file each, conventions as data, one shared decoder."""
+"""Model architectures: a file each, with conventions as data, and what they share.
+
+`forward` builds the graph of a model, `weights` loads its matrices, `decoder` runs it on the host.
+May import the rooms `file` and `state`.  Begin with `architecture`.
+"""
 
 from npurt.errors import ModelFormatError
 from npurt.llm.arch import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from npurt.graph.ops import Activation, Gating
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 EMBEDDING = "token_embd.weight"
 

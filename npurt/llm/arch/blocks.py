@@ -17,7 +17,7 @@ from npurt.graph.ops import Activation, Pairing, Precision
 from npurt.graph.tensor import Dim, Tensor
 from npurt.llm.arch.architecture import Architecture, QKNorm, Rope, Unit
 from npurt.llm.arch.model_builder import ModelBuilder
-from npurt.llm.config import Config, DeltaHeads
+from npurt.llm.file.config import Config, DeltaHeads
 
 # What attention compares and the logits need int16 activations.  The down projection has the inputs
 # with the largest outliers: one scale for a whole row loses most there (docs/decisions/006).

@@ -14,11 +14,11 @@ from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
 from npurt.llm.arch.model_builder import ModelGraph
-from npurt.llm.config import Config
-from npurt.llm.state import State
-from npurt.llm.taps import Taps
-from npurt.runtime.placement import Placed
-from npurt.runtime.plan import Plan
+from npurt.llm.file.config import Config
+from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.state import State
+from npurt.runtime.execute.placement import Placed
+from npurt.runtime.execute.plan import Plan
 
 
 @dataclass(slots=True)

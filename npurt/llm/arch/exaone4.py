@@ -5,7 +5,7 @@ Sources: llama.cpp src/models/exaone4.cpp, conversion/exaone.py, MIT.
 """
 
 from npurt.llm.arch.architecture import Architecture, LayerRule, Norms, QKNorm, Rope, sliding
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 SLIDING = sliding(4)
 

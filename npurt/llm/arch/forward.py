@@ -11,10 +11,10 @@ from npurt.graph.tensor import Dim, Tensor
 from npurt.llm.arch import blocks
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import FileTensor, ModelBuilder, ModelGraph
-from npurt.llm.config import Config, Scaling
-from npurt.llm.conventions import Conventions
-from npurt.llm.metadata import CONVERT_AGAIN
-from npurt.llm.rope import frequencies
+from npurt.llm.arch.rope import frequencies
+from npurt.llm.file.config import Config, Scaling
+from npurt.llm.file.conventions import Conventions
+from npurt.llm.file.metadata import CONVERT_AGAIN
 
 # Tensors that divide the rotary frequencies: of Llama 3's scaling, and of longrope.
 DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from npurt.graph.ops import Activation
 from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, Unit, sliding
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 LOCAL_BASE = 10_000.0
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales by width / heads

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from npurt.graph.ops import Gating
 from npurt.llm.arch.architecture import Architecture, Mixture, Norms, Rope, Unit, sliding
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 
 def _complete(config: Config) -> Config:

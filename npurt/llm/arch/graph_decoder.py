@@ -8,9 +8,9 @@ from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.llm.arch.model_builder import ModelGraph
-from npurt.llm.graph_state import GraphState
-from npurt.llm.taps import Taps
-from npurt.runtime.execute import Executor
+from npurt.llm.state.graph_state import GraphState
+from npurt.llm.state.hidden_states import Taps
+from npurt.runtime.execute.executor import Executor
 
 
 def residual(model: ModelGraph) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from npurt.llm.arch.architecture import Architecture, Rope
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 
 def _complete(config: Config) -> Config:

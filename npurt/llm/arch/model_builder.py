@@ -12,7 +12,7 @@ from npurt.graph.builder import Builder
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Attention, Precision
 from npurt.graph.tensor import Dim, Kind, Tensor
-from npurt.llm.metadata import CONVERT_AGAIN
+from npurt.llm.file.metadata import CONVERT_AGAIN
 
 FLOATS = ("f32", "f16", "bf16")
 

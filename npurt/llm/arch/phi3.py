@@ -5,7 +5,7 @@ transformers; llama.cpp ignores it.
 """
 
 from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 
 def _rule(config: Config, layer: int) -> LayerRule:

@@ -9,9 +9,9 @@ from npurt.llm import arch
 from npurt.llm.arch import forward
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import ModelGraph
-from npurt.llm.config import Config, read_config
-from npurt.llm.gguf import GGUF
-from npurt.llm.metadata import CONVERT_AGAIN
+from npurt.llm.file.config import Config, read_config
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.metadata import CONVERT_AGAIN
 
 
 @dataclass(frozen=True, slots=True)

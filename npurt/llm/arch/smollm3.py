@@ -4,7 +4,7 @@ Source: llama.cpp src/models/smollm3.cpp, MIT.
 """
 
 from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
-from npurt.llm.config import Config
+from npurt.llm.file.config import Config
 
 
 def _rule(config: Config, layer: int) -> LayerRule:

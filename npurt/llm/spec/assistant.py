@@ -2,16 +2,13 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from npurt.errors import ModelFormatError
-from npurt.llm.gguf import GGUF
-from npurt.llm.metadata import strings
-from npurt.llm.spec.cut import CutHead
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.metadata import strings
+from npurt.llm.session.context import Context
 from npurt.llm.spec.drafter import Drafter, Guess, likeliest
-
-if TYPE_CHECKING:
-    from npurt.llm.model import Llama
+from npurt.llm.spec.truncated_head import CutHead
 
 MAY_DIFFER = 128  # rows by which padded vocabularies differ (llama.cpp's rule)
 FEW = 8  # tokens that a draft model reads beside the one it guesses after, in the same pass
@@ -28,7 +25,7 @@ class Assistant(Drafter):
         ModelFormatError: The vocabularies differ.
     """
 
-    def __init__(self, draft: "Llama", target: "Llama") -> None:
+    def __init__(self, draft: Context, target: Context) -> None:
         require_same_vocabulary(draft.file, target.file)
         self.name = f"draft model {draft.path.name}"
         self._draft = draft

@@ -17,10 +17,10 @@ from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.graph.tensor import Dim
 from npurt.llm.arch.model_builder import ModelBuilder
-from npurt.llm.config import Config, read_config, require_context
-from npurt.llm.gguf import DAMAGED, GGUF
-from npurt.llm.metadata import CONVERT_AGAIN, numbers, require
-from npurt.llm.rope import tables
+from npurt.llm.arch.rope import tables
+from npurt.llm.file.config import Config, read_config, require_context
+from npurt.llm.file.gguf import DAMAGED, GGUF
+from npurt.llm.file.metadata import CONVERT_AGAIN, numbers, require
 
 NAME = "dflash"  # general.architecture
 VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # DFlash2, DSpark

@@ -6,23 +6,20 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npurt.device import F32
-from npurt.llm.gguf import GGUF
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import FEW, require_same_vocabulary
-from npurt.llm.spec.cut import CutHead
 from npurt.llm.spec.dflash import NAME, Network
 from npurt.llm.spec.drafter import Drafter, Guess, likeliest
-from npurt.runtime.ledger import Row
-
-if TYPE_CHECKING:
-    from npurt.llm.context import Context
+from npurt.llm.spec.truncated_head import CutHead
+from npurt.runtime.report.ledger import Row
 
 
-def open_network(path: str | os.PathLike[str], target: "Context") -> Network | None:
+def open_network(path: str | os.PathLike[str], target: Context) -> Network | None:
     """Return the network in the file *path*; None when that is a model of another architecture.
 
     Raises:
@@ -46,7 +43,7 @@ class Diffusion(Drafter):
 
     at_once = True
 
-    def __init__(self, name: str, network: Network, target: "Context") -> None:
+    def __init__(self, name: str, network: Network, target: Context) -> None:
         self.name = f"block draft {name}"
         assert target.taps is not None, "a target whose residual stream is not kept"
         self._network = network

@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from npurt.device import F32
+from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter, likeliest
-
-if TYPE_CHECKING:
-    from npurt.llm.model import Llama
 
 Choose = Callable[[F32, Sequence[int], Sequence[int]], list[int]]
 
@@ -29,7 +26,7 @@ class Speculator:
             most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
 
-    def step(self, llm: "Llama", history: list[int], room: int, choose: Choose) -> list[int]:
+    def step(self, llm: Context, history: list[int], room: int, choose: Choose) -> list[int]:
         """Return the tokens, at least one, that follow *history*, whose last is not evaluated yet.
 
         Args:
@@ -74,7 +71,7 @@ class Speculator:
         return tokens, len(tokens)
 
     def _verify(
-        self, llm: "Llama", history: list[int], guesses: list[int], choose: Choose
+        self, llm: Context, history: list[int], guesses: list[int], choose: Choose
     ) -> list[int]:
         """Return the *guesses* that are right, and one token more."""
         before = llm.n_tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 from npurt.cli import main
 from npurt.doctor import bundle
 from npurt.doctor.system import KINDS, Recorder
-from npurt.runtime import doctor
+from npurt.runtime.api import doctor
 from tests.doctor import boards, rockchip
 from tests.fuzz import jsons, sizes
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from npurt.errors import NumericsError
-from npurt.llm.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampler, Sampling
 from tests.fuzz import sizes
 
 RUNS = 3000
@@ -127,7 +127,7 @@ def penalised(sampling, logits, value):
 
 def unsorted():
     """Candidates of a large vocabulary that are left unsorted."""
-    from npurt.llm import sampler
+    from npurt.llm.decode import sampler
 
     sampler.top_k = lambda logits, k: np.argpartition(-logits, min(k, len(logits)) - 1)[:k]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import npurt
 from npurt.errors import NumericsError, VerificationFailed
-from npurt.llm.state_file import DIGEST, HEADER
+from npurt.llm.state.state_file import DIGEST, HEADER
 from tests.fuzz import sizes
 from tests.llm import tiny
 
@@ -155,7 +155,7 @@ def go_on(llm, step):
 
 def unchecked_tokens():
     """Ids of tokens are believed."""
-    from npurt.llm import state_file
+    from npurt.llm.state import state_file
 
     read = state_file._read
     state_file._read = lambda file, state, identity, n_vocab, path: read(

@@ -5,8 +5,8 @@ import sys
 
 import jinja2.debug  # noqa: F401  # jinja2 imports it when a template fails
 
-from npurt.llm import sandbox
-from npurt.llm.chat import ChatTemplate
+from npurt.llm.text import sandbox
+from npurt.llm.text.chat import ChatTemplate
 from tests.fuzz import jsons
 
 RUNS = 1500

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from npurt.llm.tokenizer import Tokenizer
+from npurt.llm.text.tokenizer import Tokenizer
 from tests.fuzz import sizes
 
 RUNS = 800
@@ -170,7 +170,7 @@ def is_whole(value):
 
 def merged_markup():
     """Markup that merges make of plain text stays."""
-    from npurt.llm import tokenizer
+    from npurt.llm.text import tokenizer
 
     tokenizer._letters = lambda vocabulary: {}
 

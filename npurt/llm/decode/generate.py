@@ -1,0 +1,237 @@
+"""One generation: prefill, then token by token, until something ends it."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from npurt.device import F32
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.sampler import Sampler
+from npurt.llm.session.context import Context
+from npurt.llm.spec.controller import Controller
+from npurt.llm.spec.speculation import Speculation
+from npurt.llm.spec.speculator import Speculator
+
+
+@dataclass(slots=True)
+class Timing:
+    """How the last generation went."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, found in the cache
+    prefill_seconds: float = 0.0
+    generated_tokens: int = 0
+    decode_seconds: float = 0.0
+    finish: str = ""  # "end", "stop", "length" or "context"
+    speculation: Speculation | None = None  # None: nothing guessed
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens evaluated per second."""
+        count = self.prompt_tokens - self.reused_tokens
+        return count / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first, whose time is prefill's."""
+        count = self.generated_tokens - 1
+        return count / self.decode_seconds if self.decode_seconds and count > 0 else 0.0
+
+    def line(self) -> str:
+        """Return it for people."""
+        return (
+            f"prefill {self.prompt_tokens - self.reused_tokens} tokens, "
+            f"{self.prefill_rate:.1f} tokens/s; "
+            f"decode {self.generated_tokens} tokens, {self.decode_rate:.1f} tokens/s"
+        )
+
+
+class Generator(Context):
+    """A context in which text is generated, by one `Generation` at a time."""
+
+    timing: Timing  # of the latest generation
+
+
+class Generation:
+    """An iterable of pieces of text; iterate once."""
+
+    def __init__(
+        self,
+        llm: Generator,
+        prompt: list[int],
+        sampler: Sampler,
+        stops: tuple[str, ...],
+        max_tokens: int | None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        if not prompt:
+            raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
+        self._llm = llm
+        self._prompt = prompt
+        self._sampler = sampler
+        self._stops = stops
+        self._limit = max_tokens
+        self._speculator = speculator
+        self._timing = Timing(prompt_tokens=len(prompt))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield text as it becomes certain: whole characters that are no part of a stop text."""
+        stream = self._llm.tokenizer.stream(special=False, continued=True)
+        held = ""
+        for token in self._tokens():
+            held += stream.push(token)
+            text, held, stopped = cut(held, self._stops)
+            if stopped:
+                self._stop()
+            if text:
+                yield text
+            if stopped:
+                return
+        held += stream.finish()
+        text, held, stopped = cut(held, self._stops)
+        if stopped:
+            self._timing.finish = "stop"
+        if text or (held and not stopped):
+            yield text if stopped else text + held
+
+    def _tokens(self) -> Iterator[int]:
+        """Yield the sampled tokens, the end token left out."""
+        llm, timing = self._llm, self._timing
+        history = list(self._prompt)
+        chosen = self._begin(history)
+        start = time.perf_counter()
+        while chosen:
+            for beyond, token in zip(reversed(range(len(chosen))), chosen, strict=True):
+                self._beyond = beyond
+                timing.generated_tokens += 1
+                timing.decode_seconds = time.perf_counter() - start
+                if token in llm.tokenizer.eog:
+                    timing.finish = "end"
+                    return
+                history.append(token)
+                yield token
+            if timing.generated_tokens == self._limit:
+                timing.finish = "length"
+                return
+            chosen = self._step(history)
+
+    def _begin(self, history: list[int]) -> list[int]:
+        """Evaluate the prompt; return what follows, nothing when no token is wanted."""
+        llm, timing = self._llm, self._timing
+        with llm.turn:
+            llm.timing = timing
+            if self._limit == 0:
+                timing.finish = "length"
+                return []
+            start = time.perf_counter()
+            chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
+            timing.prefill_seconds = time.perf_counter() - start
+            if self._speculator is not None:
+                timing.speculation = self._expect(self._speculator.controller)
+            self._changes = llm.state.changes
+        return chosen
+
+    def _expect(self, controller: Controller) -> Speculation:
+        """Tell *controller* what is known of the text to come; return its account."""
+        timing = self._timing
+        each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
+        room = self._llm.n_ctx - self._llm.n_tokens
+        return controller.begin(None if self._limit is None else min(self._limit, room), each)
+
+    def _step(self, history: list[int]) -> list[int]:
+        """Make sure that the context is as the last step left it; return what follows, if it can.
+
+        Raises:
+            SettingError: Something else used the model in between.
+        """
+        llm = self._llm
+        with llm.turn:
+            if llm.timing is not self._timing or llm.state.changes != self._changes:
+                raise SettingError(
+                    "something else used the model while it was generating",
+                    remedy="finish or drop one generation before the next; for two at once, "
+                    "open the file twice",
+                )
+            if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
+                self._timing.finish = "context"
+                return []
+            chosen = self._next(history)
+            self._changes = llm.state.changes
+        return chosen
+
+    def _next(self, history: list[int]) -> list[int]:
+        """Evaluate the last token, with guesses if there are any; return what follows."""
+        llm = self._llm
+        if self._speculator is None:
+            return self._choose(llm.eval_last(history[-1:])[None], [], history)
+        room = llm.n_ctx - llm.n_tokens - 1
+        if self._limit is not None:
+            room = min(room, self._limit - self._timing.generated_tokens - 1)
+        return self._speculator.step(llm, history, room, self._choose)
+
+    def _stop(self) -> None:
+        """End at a stop text; take back what was guessed, and right, beyond it."""
+        llm = self._llm
+        self._timing.finish = "stop"
+        with llm.turn:
+            if self._beyond and llm.state.changes == self._changes:
+                llm.rollback(self._beyond)
+
+    def _choose(self, rows: F32, guesses: Sequence[int], history: Sequence[int]) -> list[int]:
+        """Sample from row after row as long as what comes is what was guessed.
+
+        So each token is drawn from the logits that plain decoding would have had, with the same
+        random number: speculation changes nothing but the time.
+        """
+        chosen: list[int] = []
+        for i, row in enumerate(rows):
+            token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
+            chosen.append(token)
+            if i == len(guesses) or token != guesses[i] or token in self._llm.tokenizer.eog:
+                break
+        return chosen
+
+    def _reuse(self) -> list[int]:
+        """Keep what the context shares with the prompt; return what is left to evaluate."""
+        shared = 0
+        for have, want in zip(self._llm.history, self._prompt[:-1], strict=False):
+            if have != want:
+                break
+            shared += 1
+        shared = self._llm.state.reach(min(shared, self._llm.state.own))
+        self._llm.rewind(shared)
+        self._timing.reused_tokens = shared
+        return self._prompt[shared:]
+
+
+def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the texts that end a generation.
+
+    Raises:
+        SettingError: One is empty, or none at all.
+    """
+    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingError(f"a stop text is {text!r}", remedy="pass a str, or a list of them")
+        if not text:
+            raise SettingError("a stop text is empty", remedy="leave it out")
+    return texts
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
+    """Split *text* at the first stop text: what may be shown, what must wait, whether it stopped.
+
+    The longest tail that could still grow into a stop text waits.
+    """
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if found:
+        return text[: min(found)], "", True
+    tails = [
+        size
+        for stop in stops
+        for size in range(1, min(len(stop), len(text) + 1))
+        if text.endswith(stop[:size])
+    ]
+    keep = len(text) - max(tails, default=0)
+    return text[:keep], text[keep:], False

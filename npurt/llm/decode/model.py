@@ -1,0 +1,379 @@
+"""`Llama`: a GGUF file, loaded, and what one does with it."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from npurt.cpu.abi import limits
+from npurt.cpu.device import CpuDevice
+from npurt.device import Device
+from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm.decode.generate import Generation, Generator, Timing, stop_texts
+from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.file.gguf import TensorInfo
+from npurt.llm.file.metadata import optional
+from npurt.llm.session.lock import Turn, in_turn
+from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.diffusion import Diffusion, open_network
+from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.speculator import Speculator
+from npurt.llm.state.recurrent import SPACING
+from npurt.llm.text.chat import ChatTemplate
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.llm.text.vocabulary import token_texts
+from npurt.reference.device import ReferenceDevice
+from npurt.runtime.execute.executor import runs_graphs
+from npurt.runtime.open.arguments import integer, optional_integer
+from npurt.runtime.open.devices import open_device, open_host
+from npurt.runtime.report.ledger import Ledger, Report
+from npurt.runtime.report.trace import written_to
+from npurt.verify import Sampler as Checks
+from npurt.verify import mode
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+USUAL_GUESSES = 8  # at once, at most
+
+
+class Llama(Generator):
+    """A language model from a GGUF file.
+
+    It is used by one thread at a time: while one evaluates or generates, others that try get a
+    SettingError.  Open one for each thread, or hold a lock of your own.
+
+    Args:
+        path: The file; architectures as in `npurt.llm.arch`.
+        device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
+            model, but not if that cannot be opened.  The host does the rest.
+        n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
+        n_batch: Tokens evaluated at once, 1 to 512, which is the default.
+        n_threads: CPU threads; by default what the machine's cores and limits suggest.
+        seed: Of sampling; by default different each time.
+        kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
+        verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
+        strict: Refuse to load when a product or a delta net would not run on *device*, and to go on
+            when one cannot any more.
+        context_shift: When the context is full, forget the older half instead of stopping.
+        chat_template: Jinja source to use instead of the file's.
+        progress: Show progress bars on a terminal.
+        draft: Decode speculatively: ``"lookup"`` guesses from the text itself, a path names a
+            smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
+            stays the same, token for token.
+        draft_max: Tokens to guess at once, at most; how many is decided while it runs.  By default
+            8, or as many as *n_batch* and *n_ctx* leave room for.
+        draft_device: Where the products of a smaller model run, by name; by default the CPU.
+
+    Raises:
+        ModelFormatError: npurt cannot run the file, or *draft* with it.
+        DeviceNotFound: There is no such device.
+        SettingError: An argument makes no sense.
+        NotOffloaded: See *strict*.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str | Device | None = "auto",
+        *,
+        n_ctx: int | None = None,
+        n_batch: int | None = None,
+        n_threads: int | None = None,
+        seed: int | None = None,
+        kv_type: str = "f16",
+        verify: str | None = None,
+        strict: bool = False,
+        context_shift: bool = False,
+        chat_template: str | None = None,
+        progress: bool = True,
+        draft: str | os.PathLike[str] | None = None,
+        draft_max: int | None = None,
+        draft_device: str | None = None,
+    ) -> None:
+        n_ctx = optional_integer("n_ctx", n_ctx)
+        n_threads = optional_integer("n_threads", n_threads, 0)
+        draft_max = optional_integer("draft_max", draft_max)
+        _require_draft(draft, draft_max=draft_max, draft_device=draft_device)
+        most = limits().rows
+        self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
+        self.seed = optional_integer("seed", seed, 0)
+        self.context_shift = context_shift
+        self.timing = Timing()
+        self._progress = progress
+        self._template = chat_template
+        self._checks = Checks(mode(verify))
+        self._closed = False
+        self._opened = contextlib.ExitStack()  # what is closed with the model, last first
+        self.turn = Turn()
+        self.speculator: Speculator | None = None
+        try:
+            self._open_model(path, n_ctx, kv_type)
+            self._check_vocabulary()
+            self._network = open_network(draft, self) if draft and draft != "lookup" else None
+            self._open_devices(device, n_threads)
+            self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
+            self._load(strict)
+            if draft is not None:
+                self._speculate(draft, draft_max, draft_device or "cpu")
+        except BaseException:
+            self._opened.close()
+            raise
+        if self._device is device:
+            self._opened.callback(device.close)
+
+    # --- Loading --------------------------------------------------------------------------------
+
+    def _open_devices(self, device: str | Device | None, threads: int | None) -> None:
+        if isinstance(device, Device):
+            self._device = device
+        else:
+            self._device = self._opened.enter_context(open_device(device, threads=threads))
+        if isinstance(self._device, CpuDevice):
+            self._cpu = self._device
+        elif not runs_graphs(self._device):
+            self._cpu = self._opened.enter_context(CpuDevice(threads))
+        elif type(self._device) is ReferenceDevice:  # it refuses nothing
+            self._other = self._device
+        else:
+            self._other = self._opened.enter_context(open_host(threads))
+
+    def _load(self, strict: bool) -> None:
+        with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
+            tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
+            self._build(strict, self._network.shape.layers if self._network else ())
+        self.tokenizer = tokenizer.result()
+
+    def _check_vocabulary(self) -> None:
+        """Refuse a vocabulary without embeddings before memory is spent on it."""
+        count = len(token_texts(self.metadata))
+        if count != self.config.n_vocab:
+            raise ModelFormatError(
+                f"the vocabulary has {count} tokens, the embedding {self.config.n_vocab} rows",
+                remedy="convert the model to GGUF again; its metadata and tensors disagree",
+            )
+
+    def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
+        if runs_graphs(self._device):
+            raise SettingError(
+                f"{self._device.caps.name} does not check guesses", remedy="leave draft (-md) out"
+            )
+        most = self._most_guesses(most)
+        self.speculator = Speculator(self._drafter(draft, device), most)
+        self._ledger.remark(self.speculator.controller.speculation.line)
+
+    def _most_guesses(self, wanted: int | None) -> int:
+        """Return how many guesses a pass may check; all of them can be taken back without one."""
+        room = self._decoder.rows - 1
+        if self._state.sequential:
+            room = min(room, SPACING)
+        if room < 1:
+            raise SettingError(
+                "no guess can be checked by a model that takes tokens one by one",
+                remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
+            )
+        most = min(USUAL_GUESSES, room) if wanted is None else wanted
+        if not 1 <= most <= room:
+            raise SettingError(
+                f"{most} tokens cannot be guessed at once",
+                remedy=f"use a draft_max of 1 to {room}",
+            )
+        return most
+
+    def _drafter(self, draft: str | os.PathLike[str], device: str) -> Drafter:
+        if draft != "lookup" and self._network is None:
+            return self._assistant(draft, device)
+        if device != "cpu":
+            raise SettingError(
+                f"{Path(draft).name} cannot guess on {device}",
+                remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
+            )
+        if self._network is None:
+            return Lookup()
+        return Diffusion(Path(draft).name, self._network, self)
+
+    def _assistant(self, path: str | os.PathLike[str], device: str) -> Assistant:
+        small = Llama(path, device, n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
+                      verify=self._checks.mode.value, strict=self._ledger.strict,
+                      progress=self._progress)  # fmt: skip
+        self._opened.enter_context(small)
+        assistant = Assistant(small, self)
+        self._ledger.include("draft_", small._ledger)
+        return assistant
+
+    # --- Tokens ---------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, add_bos: bool | None = None, special: bool = True) -> list[int]:
+        """Return the ids of *text*; see `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_bos=add_bos, special=special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*."""
+        return self.tokenizer.decode(self._valid(ids))
+
+    # --- Generation -----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        stream: bool = False,
+    ) -> str | Iterator[str]:
+        """Continue *prompt*, a text or token ids; what the cache shares with it is kept.
+
+        Args:
+            max_tokens: Stop after so many; None: at the model's end, or when the context is full.
+            temperature: 0 takes the likeliest token each time.
+            top_k, top_p, min_p, repeat_penalty: See `Sampling`.
+            seed: Of this generation; by default the model's.
+            stop: Texts that end the generation and are not part of it.
+            stream: Return an iterator of pieces of text instead of the whole.
+
+        Raises:
+            ContextFull: The prompt does not fit.
+            NotOffloaded: With *strict*: the device failed, or computed something wrong.
+            SettingError: An option makes no sense, or another thread is using the model.
+        """
+        sampling = Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            seed=self.seed if seed is None else seed,
+        )
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
+        limit = optional_integer("max_tokens", max_tokens, 0)
+        sampler = Sampler(sampling, self.tokenizer.never_sampled)
+        pieces = iter(Generation(self, ids, sampler, stop_texts(stop), limit, self.speculator))
+        if stream:
+            return pieces
+        with self.turn:
+            return "".join(pieces)
+
+    def chat(
+        self, messages: Sequence[Message], *, stream: bool = False, **options: Any
+    ) -> str | Iterator[str]:
+        """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
+
+        Args:
+            options: Those of `generate`.
+
+        Raises:
+            LayoutError: *messages* are none, or the template refuses them.
+            ModelFormatError: The file has no chat template, or a broken one.
+        """
+        try:
+            given = list(messages)
+        except TypeError as error:
+            raise LayoutError(
+                f"messages are {messages!r}",
+                remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
+            ) from error
+        text = self.template.render(given)
+        bos = self._text(self.tokenizer.bos)
+        printed = bool(bos) and text.startswith(bos)
+        ids = self.tokenize(text, add_bos=False if printed else None)
+        return self.generate(ids, stream=stream, **options)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template, from the file or as given."""
+        source = self._template or optional(self.metadata, "tokenizer.chat_template", str, "")
+        if not source:
+            raise ModelFormatError(
+                f"{self.path.name} has no chat template",
+                remedy="use generate() with a plain prompt, or pass chat_template=",
+            )
+        return ChatTemplate(
+            source, bos=self._text(self.tokenizer.bos), eos=self._text(self.tokenizer.eos)
+        )
+
+    def _text(self, token: int | None) -> str:
+        return "" if token is None else self.detokenize([token])
+
+    # --- Accounts -------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """Where products run."""
+        return self._device
+
+    @property
+    def threads(self) -> int:
+        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
+        host = self._other if runs_graphs(self._device) else self._cpu
+        return host.engine.threads if isinstance(host, CpuDevice) else 1
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """What the file holds."""
+        return tuple(self._file.tensors.values())
+
+    def report(self) -> Report:
+        """Return the ledger: what ran where, how long, verified or not."""
+        return self._ledger.report()
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write when what ran meanwhile to the file *path*, for Perfetto or chrome://tracing.
+
+        It is written at the end, whole, also when that is an error or Ctrl-C.
+
+        Raises:
+            SettingError: It cannot be.
+        """
+        with written_to(path) as trace:
+            self._ledger.watch(trace)
+            try:
+                yield
+            finally:
+                self._ledger.watch(None)
+
+    @in_turn
+    def close(self) -> None:
+        """Release devices, threads, memory and file.  A second call does nothing.
+
+        Reports can still be had.
+
+        Raises:
+            SettingError: Another thread is using the model; nothing is released.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._opened.close()
+        finally:
+            self._forget()
+            self.speculator = self._network = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
+
+
+def _require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> None:
+    """Refuse what is said of a draft that is none."""
+    for name, value in settings.items():
+        if value is not None and draft is None:
+            raise SettingError(
+                f"{name} is {value}, and nothing guesses",
+                remedy=f"name a draft (-md), or leave {name} out",
+            )

@@ -1,0 +1,321 @@
+"""A model's dimensions, read from GGUF metadata and checked against each other.
+
+Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architecture.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from npurt.cpu.abi import limits
+from npurt.errors import ModelFormatError
+from npurt.llm.file.conventions import Conventions, read_conventions
+from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
+
+MOST_LAYERS = 1024  # the deepest models have some 130
+
+SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How rotary frequencies are stretched: ``none``, ``linear``, ``yarn`` or ``longrope``.
+
+    With longrope a tensor of the file divides them.
+    """
+
+    kind: str = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    rounded: bool = True  # yarn's ramp begins and ends at whole frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The feed-forward parts of a mixture, of which each token gets a few."""
+
+    count: int
+    used: int  # by a token
+    n_ff: int  # feed-forward width of each
+    n_ff_shared: int  # of the one that every token gets, if there is one
+    normed: bool | None  # shares of a token's experts add up to 1; None: as the architecture says
+    scale: float  # of those shares
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """The gated delta net of layers without attention; its heads are square."""
+
+    heads: int  # of v, and states
+    k_heads: int  # of q and k
+    width: int
+    taps: int  # tokens that the convolution before it sees
+
+    @property
+    def channels(self) -> int:
+        """Columns of q, k and v."""
+        return (2 * self.k_heads + self.heads) * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Letters as elsewhere: D width, H heads, G kv heads, F feed-forward width, V vocabulary."""
+
+    architecture: str
+    n_layers: int
+    n_context: int  # positions the model was trained for
+    width: int  # D
+    n_ff: int  # F
+    n_heads: int  # H
+    n_kv_heads: int  # G
+    head_width: int
+    n_vocab: int  # V
+    eps: float
+    rope_base: float
+    rotated: int  # elements of a head that rotate
+    scaling: Scaling
+    attention_scale: float
+    experts: Experts | None = None
+    delta: DeltaHeads | None = None
+    recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
+    n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
+    convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
+    taps: int = 0  # tokens that the short convolution sees
+    conventions: Conventions = field(default_factory=Conventions)
+
+    def is_convolved(self, layer: int) -> bool:
+        """True when *layer* has a short convolution, not attention."""
+        return bool(self.convolved) and self.convolved[layer]
+
+    def is_recurrent(self, layer: int) -> bool:
+        """True when *layer* has a gated delta net, not attention."""
+        return bool(self.recurrent) and self.recurrent[layer]
+
+
+Number = Callable[..., int]  # (name, default or None for required, most)
+
+
+def read_config(metadata: Metadata, n_vocab: int) -> Config:
+    """Read and check the configuration.
+
+    Args:
+        n_vocab: Rows of the token embedding.
+
+    Raises:
+        ModelFormatError: A key is missing, of a wrong type, or does not fit the others.
+    """
+    arch = require(metadata, "general.architecture", str)
+
+    def number(name: str, default: int | None = None, most: int = limits().columns) -> int:
+        key = f"{arch}.{name}"
+        if isinstance(metadata.get(key), np.ndarray):
+            raise _bad(f"{key} differs by layer, which npurt does not run")
+        value = (
+            require(metadata, key, int)
+            if default is None
+            else optional(metadata, key, int, default)
+        )
+        if not 0 < value <= most and value != default:
+            raise _bad(f"{key} = {value} is not a sensible count")
+        return value
+
+    width, heads = number("embedding_length"), number("attention.head_count")
+    head_width = number("attention.key_length", max(width // heads, 1))
+    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
+    n_ff = number("feed_forward_length", 0 if mixed else None)
+    n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
+    if n_ahead >= n_blocks:
+        raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; none is a layer")
+    n_layers = n_blocks - n_ahead
+    kv_heads, convolved = _kv_heads(metadata, f"{arch}.attention.head_count_kv", heads, n_layers)
+    config = Config(
+        architecture=arch,
+        n_layers=n_layers,
+        n_context=number("context_length"),
+        width=width,
+        n_ff=n_ff,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_width=head_width,
+        n_vocab=n_vocab,
+        eps=require(metadata, f"{arch}.attention.layer_norm_rms_epsilon", float),
+        rope_base=optional(metadata, f"{arch}.rope.freq_base", float, 10000.0),
+        rotated=number("rope.dimension_count", head_width),
+        scaling=_scaling(metadata, arch),
+        attention_scale=optional(metadata, f"{arch}.attention.scale", float, head_width**-0.5),
+        experts=_experts(metadata, arch, number, n_ff) if mixed else None,
+        n_ahead=n_ahead,
+        convolved=convolved,
+        taps=number("shortconv.l_cache", 0, limits().taps),
+        conventions=read_conventions(metadata, n_layers),
+    )
+    _check(config, number("attention.value_length", head_width))
+    _refuse(metadata, arch)
+    if f"{arch}.ssm.state_size" in metadata:
+        config = replace(
+            config,
+            delta=_delta(number),
+            recurrent=_recurrent(metadata, arch, number, config.n_layers),
+        )
+    return config
+
+
+def _kv_heads(
+    metadata: Metadata, key: str, heads: int, n_layers: int
+) -> tuple[int, tuple[bool, ...]]:
+    """Return the key heads of layers with attention, and which layers have none, () for none."""
+    if not isinstance(metadata.get(key), np.ndarray):
+        count = optional(metadata, key, int, heads)
+        if not 0 < count <= limits().columns:
+            raise _bad(f"{key} = {count} is not a sensible count")
+        return count, ()
+    listed = numbers(metadata, key, "iu")[:n_layers].tolist()
+    counts = set(listed) - {0}
+    if len(listed) < n_layers or len(counts) != 1 or min(counts) < 0:
+        raise _bad(f"{key} differs by layer, which npurt does not run")
+    return counts.pop(), tuple(count == 0 for count in listed) if 0 in listed else ()
+
+
+def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
+    count, used = number("expert_count", None, limits().experts), number("expert_used_count")
+    if used > count:
+        raise _bad(f"a token goes to {used} of {count} experts")
+    width = number("expert_feed_forward_length", n_ff // used)
+    _check_columns("the feed-forward part of an expert", 2 * width)
+    scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
+    if not (math.isfinite(scale) and scale > 0):
+        raise _bad(f"the experts' shares are scaled by {scale}")
+    norm = f"{arch}.expert_weights_norm"
+    shared = number("expert_shared_feed_forward_length", n_ff)
+    _check_columns("the feed-forward part of the shared expert", 2 * shared, least=0)
+    return Experts(
+        count=count,
+        used=used,
+        n_ff=width,
+        n_ff_shared=shared,
+        normed=require(metadata, norm, bool) if norm in metadata else None,
+        scale=scale,
+    )
+
+
+def _delta(number: Number) -> DeltaHeads:
+    heads, k_heads = number("ssm.time_step_rank"), number("ssm.group_count")
+    width, inner = number("ssm.state_size"), number("ssm.inner_size")
+    if inner != heads * width:
+        raise _bad(
+            f"a delta net of {heads} heads with states {width} wide has {inner} values; "
+            "npurt needs keys and values of one width"
+        )
+    if heads % k_heads:
+        raise _bad(f"{heads} heads of a delta net do not share {k_heads} key heads evenly")
+    _check_head("heads of a delta net", width, limits().delta)
+    _check_columns("a delta net", (2 * k_heads + heads) * width + inner + 2 * heads)
+    return DeltaHeads(heads, k_heads, width, taps=number("ssm.conv_kernel", None, limits().taps))
+
+
+def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:
+    """Return which layers have no attention, as listed or counted off."""
+    key = f"{arch}.attention.recurrent_layers"
+    if isinstance(metadata.get(key), bool):
+        return (bool(metadata[key]),) * n_layers
+    if key in metadata:
+        listed = [bool(flag) for flag in numbers(metadata, key, "biu")]
+        if len(listed) < n_layers:
+            raise _bad(f"{key} names {len(listed)} of {n_layers} layers")
+        return tuple(listed[:n_layers])
+    interval = number("full_attention_interval", 4)
+    return tuple((i + 1) % interval != 0 for i in range(n_layers))
+
+
+def _refuse(metadata: Metadata, arch: str) -> None:
+    """Refuse what would change results and is not implemented."""
+    gating = optional(metadata, f"{arch}.expert_gating_func", int, SOFTMAX)
+    if gating != SOFTMAX:
+        raise _bad(f"{arch}.expert_gating_func = {gating}: npurt routes by softmax (1) only")
+    if optional(metadata, f"{arch}.expert_group_count", int, 1) > 1:
+        raise _bad(f"{arch}.expert_group_count: npurt does not choose experts by groups")
+    if not optional(metadata, f"{arch}.attention.causal", bool, True):
+        raise _bad(f"{arch}.attention.causal is false: npurt runs causal models only")
+    sections = f"{arch}.rope.dimension_sections"
+    if sections in metadata and any(numbers(metadata, sections, "iu")[3:]):
+        raise _bad(f"{sections} has a fourth position, which text does not have")
+
+
+def _scaling(metadata: Metadata, arch: str) -> Scaling:
+    prefix = f"{arch}.rope.scaling"
+    legacy = optional(metadata, f"{arch}.rope.scale_linear", float, 1.0)
+    factor = optional(metadata, f"{prefix}.factor", float, legacy)
+    kind = optional(metadata, f"{prefix}.type", str, "linear" if factor != 1.0 else "none")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise _bad(f"{prefix}.type = {kind!r} is not a rope scaling that npurt knows")
+    scaling = Scaling(
+        kind=kind,
+        factor=factor,
+        original_context=optional(metadata, f"{prefix}.original_context_length", int, 0),
+        attention_factor=optional(metadata, f"{prefix}.attn_factor", float, 1.0),
+        beta_fast=optional(metadata, f"{prefix}.yarn_beta_fast", float, 32.0),
+        beta_slow=optional(metadata, f"{prefix}.yarn_beta_slow", float, 1.0),
+    )
+    if kind == "yarn" and scaling.original_context < 1:
+        raise _bad(f"{prefix}.original_context_length is missing, which yarn needs")
+    for name in ("factor", "attention_factor", "beta_fast", "beta_slow"):
+        value = getattr(scaling, name)
+        if not 1e-3 <= value <= 1e6:
+            raise _bad(f"the rope scaling's {name}, {value}, is not a sensible number")
+    return scaling
+
+
+def _check(config: Config, value_width: int) -> None:
+    width = config.head_width
+    if config.n_heads % config.n_kv_heads:
+        raise _bad(f"{config.n_heads} heads do not share {config.n_kv_heads} kv heads evenly")
+    if value_width != width:
+        raise _bad(f"keys are {width} wide and values {value_width}; npurt needs them equal")
+    _check_head("heads", width, limits().head)
+    if config.rotated > width or config.rotated % 2:
+        raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
+    if not 0 < config.eps < 1:
+        raise _bad(f"the norm's epsilon is {config.eps}")
+    _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)  # gates and all
+    _check_columns("the feed-forward part", 2 * config.n_ff, least=0)
+    _check_columns("the vocabulary", config.n_vocab)
+    if not (math.isfinite(config.rope_base) and config.rope_base > 1):
+        raise _bad(f"the rotary base is {config.rope_base}")
+    if not (math.isfinite(config.attention_scale) and config.attention_scale > 0):
+        raise _bad(f"the attention scale is {config.attention_scale}")
+
+
+def _check_columns(what: str, columns: int, least: int = 1) -> None:
+    most = limits().columns
+    if not least <= columns <= most:
+        raise _bad(f"{what} has {columns} columns; npurt runs products of up to {most}")
+
+
+def _check_head(what: str, width: int, most: int) -> None:
+    step = limits().head_step
+    if width % step or width > most:
+        raise _bad(f"{what} are {width} wide; npurt needs a multiple of {step}, at most {most}")
+
+
+def require_context(metadata: Metadata, n_ctx: int) -> None:
+    """Make sure that attention may reach over *n_ctx* tokens.
+
+    Raises:
+        ModelFormatError: The model attends to the last few tokens only.
+    """
+    key = f"{require(metadata, 'general.architecture', str)}.attention.sliding_window"
+    window = optional(metadata, key, int, 0)
+    if 0 < window < n_ctx:
+        raise ModelFormatError(
+            f"{key} = {window}: the model attends to so many tokens, which npurt does not limit",
+            remedy=f"use a context (n_ctx, -c) of at most {window}",
+        )
+
+
+def _bad(what: str) -> ModelFormatError:
+    return ModelFormatError(what, remedy=CONVERT_AGAIN)

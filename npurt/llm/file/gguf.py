@@ -1,0 +1,413 @@
+"""Open a GGUF file: its metadata as Python values, its tensors as views of the mapped file.
+
+The file is a stranger's: every count, length, offset and type is checked against the bytes that
+are there before anything is allocated for it.  Opening it costs no more memory than its own size:
+arrays are copied, those of strings as one text and where each string ends in it (`StringArray`).
+Two parts may take more than that, and have limits: names and single texts, up to 4 bytes for each
+of their `MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are
+not judged here.
+Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import stat
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm.file.metadata import Metadata, optional, require
+from npurt.llm.file.string_array import StringArray
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NUMBER, FORMATS, Format
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32  # bytes; gguf.md, general.alignment
+
+NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+MAX_DIMS = 4  # GGML_MAX_DIMS
+# The largest model files have some 3,000 tensors, 100 keys, arrays of 450,000 strings, and in one
+# text tens of MB: a tokenizer.json, where a converter adds it.
+MAX_TENSORS = 1 << 16
+MAX_KEYS = 1 << 12
+MAX_STRINGS = 1 << 24  # of one array
+MAX_TEXT = 1 << 26  # bytes of all names and of strings that are in no array
+
+DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies.
+
+    Attributes:
+        shape: In numpy's order, ``(N, K)`` for a weight: the reverse of the file's.
+        offset: Bytes from the start of the file.
+        nbytes: Bytes of the data, without padding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything in a GGUF file but the data: *data_offset* is where that starts, in bytes."""
+
+    metadata: Metadata
+    tensors: dict[str, TensorInfo]
+    data_offset: int
+
+
+class GGUF:
+    """A GGUF file, mapped read-only.
+
+    Tensors are views of the mapping: they stay valid after `close`, which only lets go of it.
+    The file must not be truncated by someone else while it is open: the kernel would end the
+    process at the next read.
+
+    Attributes:
+        path: The file.
+        metadata: Key -> bool, int, float, str, numpy array or `StringArray`.  Strings that are
+            not UTF-8 hold surrogate escapes.
+        tensors: Name -> `TensorInfo`, in the file's order.
+        data_offset: Where tensor data starts, bytes from the start of the file.
+
+    Raises:
+        SettingError: *path* is no path.
+        ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.path = Path(path)
+        except TypeError as error:
+            raise SettingError(
+                f"{path!r:.40} is no path", remedy="pass the path of a GGUF file, a str or a Path"
+            ) from error
+        with contextlib.ExitStack() as stack:
+            mapping = _map(path)
+            stack.callback(mapping.close)
+            header = read_header(mapping)
+            stack.pop_all()
+        self._mapping: mmap.mmap | None = mapping
+        self.metadata = header.metadata
+        self.tensors = header.tensors
+        self.data_offset = header.data_offset
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as ``llama``; ModelFormatError when there is none."""
+        return require(self.metadata, "general.architecture", str)
+
+    def __getitem__(self, name: str) -> QTensor:
+        """Return tensor *name* as a view of the file; ModelFormatError when there is none."""
+        info = self._info(name)
+        view = memoryview(self._open())[info.offset : info.offset + info.nbytes]
+        return QTensor.from_bytes(view, info.format, info.shape)
+
+    def beginning(self, name: str, most: int) -> bytes:
+        """Return the first bytes of tensor *name*, at most *most*; errors as `[]`."""
+        info = self._info(name)
+        return self._open()[info.offset : info.offset + min(most, info.nbytes)]
+
+    def get(self, name: str) -> QTensor | None:
+        """Return tensor *name*, or None when the file has none of that name."""
+        return self[name] if name in self.tensors else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def release(self, name: str) -> None:
+        """Let the kernel drop the pages of tensor *name* that hold nothing else.
+
+        They are read from the file again if the tensor is used again.  Does nothing where the
+        system has no madvise.
+        """
+        info = self._info(name)
+        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError):  # it is a hint
+                self._open().madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Let go of the mapping; it ends with the last view of it.  Twice does nothing.
+
+        It is never closed by force: numpy arrays made from a memoryview keep the mapping alive
+        but do not lock it, and reading an unmapped page ends the process.
+        """
+        self._mapping = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise ModelFormatError(
+                f"{self.path.name} has no tensor {name!r}",
+                remedy="check that the file is complete and of an architecture npurt runs",
+            )
+        return self.tensors[name]
+
+    def _open(self) -> mmap.mmap:
+        if self._mapping is None:
+            raise LayoutError(f"{self.path.name} is closed", remedy="open the file again")
+        return self._mapping
+
+
+def _map(path: str | os.PathLike[str]) -> mmap.mmap:
+    """Map a regular file; the descriptor is closed before this returns."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+            raise _unreadable(path, "it is empty or not a regular file")
+        return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
+    return ModelFormatError(
+        f"cannot open {os.fspath(path) or repr('')}: {why}",
+        remedy="pass the path of a .gguf file that you may read",
+    )
+
+
+def read_header(data: mmap.mmap | bytes) -> Header:
+    """Parse the header of the GGUF file whose bytes are *data*.
+
+    Raises:
+        ModelFormatError: Anything about it is wrong.
+    """
+    cursor = _Cursor(data)
+    _check_version(cursor)
+    n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
+    n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
+    metadata = _read_metadata(cursor, n_keys)
+    parts = optional(metadata, "split.count", int, 1)
+    if parts > 1:
+        raise ModelFormatError(
+            f"the file is one of {parts} parts of a model",
+            remedy="merge the parts with `llama-gguf-split --merge FIRST-PART OUTPUT`",
+        )
+    alignment = optional(metadata, "general.alignment", int, DEFAULT_ALIGNMENT)
+    if alignment < 8 or alignment & (alignment - 1):
+        raise _bad(f"general.alignment = {alignment} is not a power of two from 8")
+    tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
+    start = -(-cursor.at // alignment) * alignment
+    return Header(metadata, _place(tensors, start, alignment, len(data)), start)
+
+
+def _check_version(cursor: "_Cursor") -> None:
+    magic = cursor.take(4, "the magic")
+    if magic != MAGIC:
+        raise ModelFormatError(
+            f"not a GGUF file: it starts with {magic!r}", remedy="pass a .gguf model file"
+        )
+    version = cursor.u32()
+    if version in VERSIONS:
+        return
+    if version & 0xFFFF == 0:
+        raise ModelFormatError(
+            "the file is big-endian", remedy="convert it with `gguf-convert-endian FILE little`"
+        )
+    raise ModelFormatError(
+        f"GGUF version {version} is not one of {VERSIONS}",
+        remedy="convert the model again; if the version is newer than 3, update npurt",
+    )
+
+
+def _read_metadata(cursor: "_Cursor", n_keys: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(n_keys):
+        key = cursor.name("a key")
+        if key in metadata:
+            raise _bad(f"key {key!r} is there twice")
+        metadata[key] = cursor.value(cursor.u32(), key)
+    return metadata
+
+
+def _read_tensor(cursor: "_Cursor") -> TensorInfo:
+    """Read one row of the tensor table; its offset is still relative to the data."""
+    name = cursor.name("a tensor name")
+    n_dims = cursor.u32()
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise _bad(f"tensor {name!r} has {n_dims} dimensions, not 1 to {MAX_DIMS}")
+    shape = tuple(cursor.u64() for _ in range(n_dims))[::-1]
+    number = cursor.u32()
+    fmt = BY_NUMBER.get(number)
+    if fmt is None:
+        raise ModelFormatError(
+            f"tensor {name!r} is of ggml type {number}, which npurt does not read",
+            remedy=f"use a file with {', '.join(f.name for f in FORMATS)} tensors only",
+        )
+    if 0 in shape or shape[-1] % fmt.block:
+        raise _bad(f"tensor {name!r} of shape {shape} does not divide into {fmt.name} blocks")
+    nbytes = math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
+    return TensorInfo(name, shape, fmt, cursor.u64(), nbytes)
+
+
+def _place(
+    tensors: list[TensorInfo], start: int, alignment: int, size: int
+) -> dict[str, TensorInfo]:
+    """Check that the tensors lie aligned, apart and in the file; make their offsets absolute."""
+    end = 0
+    for info in sorted(tensors, key=lambda info: info.offset):
+        if info.offset % alignment or info.offset < end:
+            raise _bad(f"tensor {info.name!r} at {info.offset} is misaligned or overlaps another")
+        end = info.offset + info.nbytes
+        if start + end > size:
+            raise _bad(f"tensor {info.name!r} ends at {start + end}, past the {size} bytes there")
+    placed = {info.name: replace(info, offset=start + info.offset) for info in tensors}
+    if len(placed) < len(tensors):
+        raise _bad("two tensors have the same name")
+    return placed
+
+
+class _Cursor:
+    """Reads values one after another and never past the end."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self.data = data
+        self.end = len(data)
+        self.at = 0
+        self.text_left = MAX_TEXT
+
+    def take(self, nbytes: int, what: str) -> bytes:
+        """Return the next *nbytes* bytes."""
+        if nbytes > self.end - self.at:
+            raise _bad(f"{what} takes {nbytes} bytes at {self.at} of {self.end}")
+        self.at += nbytes
+        return self.data[self.at - nbytes : self.at]
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self.take(4, "a number"))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack(self.take(8, "a number"))[0])
+
+    def count(self, what: str, limit: int, *, size: int) -> int:
+        """Return the next count, of things that take at least *size* bytes each."""
+        count = self.u64()
+        if count > limit or count * size > self.end - self.at:
+            raise _bad(f"{count} {what} do not fit in the file, or are more than {limit}")
+        return count
+
+    def text(self, what: str) -> bytes:
+        """Return the next string."""
+        nbytes = self.u64()
+        self.text_left -= nbytes
+        if self.text_left < 0 and nbytes <= self.end - self.at:
+            raise _bad(f"{what} and the names and texts before it have more than {MAX_TEXT} bytes")
+        return self.take(nbytes, what)
+
+    def name(self, what: str) -> str:
+        """Return the next string, which must be UTF-8."""
+        text = self.text(what)
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            raise _bad(f"{what} is not UTF-8: {text[:60]!r}") from None
+
+    def value(self, kind: int, key: str) -> Any:
+        """Return the next metadata value, of type number *kind*."""
+        if kind in NUMBERS:
+            dtype = NUMBERS[kind]
+            return np.frombuffer(self.take(dtype.itemsize, key), dtype)[0].item()
+        if kind == BOOL:
+            return bool(self.flags(1, key)[0])
+        if kind == STRING:
+            return self.text(key).decode("utf-8", "surrogateescape")
+        if kind == ARRAY:
+            return self.array(key)
+        raise _bad(f"{key!r} is of unknown type {kind}")
+
+    def array(self, key: str) -> Any:
+        """Return the next array: numpy for numbers and flags, `StringArray` for strings.
+
+        Arrays of arrays are refused, as llama.cpp does: no model has any.
+        """
+        kind = self.u32()
+        if kind in NUMBERS:
+            dtype = NUMBERS[kind]
+            return np.frombuffer(self.take(self.u64() * dtype.itemsize, key), dtype)
+        if kind == BOOL:
+            return self.flags(self.u64(), key)
+        if kind == STRING:
+            return self.strings(self.count("strings", MAX_STRINGS, size=8))
+        raise _bad(f"{key!r} is an array of type {kind}, not of numbers, booleans or strings")
+
+    def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return *count* booleans; the format knows no other bytes than 0 and 1."""
+        flags = np.frombuffer(self.take(count, key), np.uint8)
+        if flags.max(initial=0) > 1:
+            raise _bad(f"{key!r} holds a boolean that is neither 0 nor 1")
+        return flags.view(np.bool_)
+
+    def strings(self, count: int) -> StringArray:
+        """Return *count* strings.  A vocabulary has 300,000: this loop is the time to open."""
+        data, at, end = self.data, self.at, self.end
+        unpack = _U64.unpack_from
+        ends, length = array("Q", [0]) * (count + 1), 0
+        for i in range(count):
+            if at + 8 > end:
+                raise _bad(f"string {i} of {count} is cut off")
+            length += unpack(data, at)[0]
+            at = self.at + length + 8 * (i + 1)
+            if at > end:
+                raise _bad(f"string {i} of {count} is cut off")
+            ends[i + 1] = length
+        texts, at = bytearray(length), self.at
+        for i, (start, stop) in enumerate(pairwise(ends), 1):
+            texts[start:stop] = data[at + start + 8 * i : at + stop + 8 * i]
+        self.at = at + length + 8 * count
+        return StringArray(texts, ends)
+
+
+def _bad(what: str) -> ModelFormatError:
+    return ModelFormatError(what, remedy=DAMAGED)

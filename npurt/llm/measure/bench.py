@@ -1,0 +1,96 @@
+"""Tokens per second of prefill and decode, measured as llama-bench does.
+
+Random tokens, greedy choice left out, one warm-up before each test, the cache emptied between runs.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import SettingError
+from npurt.llm.decode.model import Llama
+from npurt.runtime.report.ledger import Report
+
+
+def bench(
+    path: str | os.PathLike[str],
+    *,
+    prompts: Sequence[int] = (512,),
+    generations: Sequence[int] = (128,),
+    depth: int = 0,
+    repetitions: int = 5,
+    **options: Any,
+) -> tuple[list[dict[str, Any]], Report]:
+    """Measure one model; return a row a test, and the ledger.
+
+    Args:
+        prompts: Lengths of prefill, each a test ``ppN``.
+        generations: Lengths of decode, each a test ``tgN``.
+        depth: Tokens in the cache before each test.
+        options: Those of `Llama`.
+
+    Raises:
+        SettingError: Nothing to measure.
+    """
+    if repetitions < 1 or depth < 0 or not (prompts or generations):
+        raise SettingError(
+            "there is nothing to measure", remedy="ask for at least one test and one repetition"
+        )
+    n_ctx = depth + max((*prompts, *generations))
+    with Llama(path, n_ctx=n_ctx, **options) as llm:
+        rows = [_row(llm, "pp", n, depth, repetitions) for n in prompts]
+        rows += [_row(llm, "tg", n, depth, repetitions) for n in generations]
+        return rows, llm.report()
+
+
+def _row(llm: Llama, kind: str, count: int, depth: int, repetitions: int) -> dict[str, Any]:
+    once = _prefill if kind == "pp" else _decode
+    once(llm, min(count, 32), depth)
+    rates = [count / once(llm, count, depth) for _ in range(repetitions)]
+    tensors = llm.tensors
+    return {
+        "model": llm.path.name,
+        "size": sum(t.nbytes for t in tensors),
+        "parameters": sum(int(np.prod(t.shape)) for t in tensors),
+        "device": llm.device.caps.name,
+        "detail": llm.device.caps.detail,
+        "threads": llm.threads,
+        "test": f"{kind}{count}" + (f"@d{depth}" if depth else ""),
+        "tokens_per_second": statistics.median(rates),
+        "deviation": statistics.stdev(rates) if len(rates) > 1 else 0.0,
+        "samples": rates,
+    }
+
+
+def _random_ids(llm: Llama, count: int) -> list[int]:
+    rng = np.random.default_rng(count)
+    return [int(i) for i in rng.integers(0, llm.config.n_vocab, count)]
+
+
+def _prefill(llm: Llama, count: int, depth: int) -> float:
+    """Return the seconds that *count* tokens take in one piece."""
+    _fill(llm, depth)
+    ids = _random_ids(llm, count)
+    start = time.perf_counter()
+    llm.eval_last(ids)
+    return time.perf_counter() - start
+
+
+def _decode(llm: Llama, count: int, depth: int) -> float:
+    """Return the seconds that *count* tokens take one by one."""
+    _fill(llm, depth)
+    ids = _random_ids(llm, count)
+    start = time.perf_counter()
+    for token in ids:
+        llm.eval_last([token])
+    return time.perf_counter() - start
+
+
+def _fill(llm: Llama, depth: int) -> None:
+    llm.reset()
+    if depth:
+        llm.eval_last(_random_ids(llm, depth))

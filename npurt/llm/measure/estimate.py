@@ -1,0 +1,161 @@
+"""What a model will cost on an NPU that rounds its weights: errors before loading, and in text.
+
+The relative errors of products follow from the weights.  What they do to the model's predictions
+depends on the model, so that is measured: a short text is evaluated in simulation and with exact
+arithmetic, and the two are compared.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from npurt.device import F32, F64, Caps, Device, MatMul, Packed
+from npurt.graph.ops import Precision
+from npurt.llm.arch.reading import describe
+from npurt.llm.arch.weights import Matrix, matrices
+from npurt.llm.decode.model import Llama
+from npurt.llm.file.gguf import GGUF
+from npurt.quant.tensor import QTensor
+from npurt.rknpu.device import quantise as quantise
+
+TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
+for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
+and looked out over the water. A small boat was coming in, low and late.
+
+def mean(values):
+    # Return the average of a list of numbers, or 0 when it is empty.
+    if not values:
+        return 0
+    return sum(values) / len(values)
+
+Q: What is the boiling point of water at sea level?
+A: 100 degrees Celsius, or 212 degrees Fahrenheit.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One weight on the NPU, or a stack of experts, each of which is a weight there."""
+
+    tensor: str
+    call: str  # weights that are multiplied by one input, in one call, have the same
+    shape: tuple[int, ...]  # (N, K), or (E, N, K)
+    dtype: str  # in the file
+    form: str  # on the NPU: a name in `quantise.BY_NAME`; of a stack, the commonest
+    error: float  # relative mean square error of its products, expected; of a stack, the mean
+    nbytes: int  # on the NPU, of all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far predictions are from those of exact arithmetic."""
+
+    mean: float  # KL divergence in nats, over the tokens of a text
+    worst: float
+    same_best: float  # share of tokens whose most likely successor is the same
+    tokens: int
+
+
+def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
+    """Yield what each matrix of a GGUF file will be on an RK3588.
+
+    Raises:
+        ModelFormatError: The file is damaged, or none that npurt runs.
+        NumericsError: A weight holds NaN or infinity.
+    """
+    with GGUF(path) as file:
+        described = describe(file)
+        for matrix in matrices(described.graph(described.config.n_context)):
+            if matrix.precision is Precision.EXACT:
+                continue
+            tensor, fine = matrix.read(file), matrix.precision is not Precision.ROW8
+            parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
+            yield _price(matrix, tensor, [_round(part, fine) for part in parts])
+            file.release(matrix.source.tensor)
+
+
+def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
+    """Return form, error and bytes of one matrix."""
+    rounded = quantise.choose(matrix, int16=fine)
+    nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
+    return rounded.scheme.name, rounded.error, nbytes
+
+
+def _price(matrix: Matrix, tensor: QTensor, rounded: list[tuple[str, float, int]]) -> Price:
+    forms, errors, sizes = zip(*rounded, strict=True)
+    ((form, _),) = Counter(forms).most_common(1)
+    name, nbytes = matrix.source.tensor, sum(sizes)
+    return Price(name, matrix.call, tensor.shape, tensor.dtype, form, fmean(errors), nbytes)
+
+
+def divergence(
+    path: str | os.PathLike[str], device: str | Device, text: str = TEXT, *, tokens: int = 512
+) -> Divergence:
+    """Evaluate the first *tokens* of *text* on *device* and with exact arithmetic.
+
+    Both run without a rounded KV cache, so what differs is the products.
+    """
+    with Llama(path, Exact(), n_ctx=512, kv_type="f32", verify="off") as llm:
+        ids = llm.tokenize(text)[: min(tokens, llm.n_ctx)]
+        exact = _log_softmax(llm.eval(ids))
+    with Llama(path, device, n_ctx=512, kv_type="f32", verify="off") as llm:
+        other = _log_softmax(llm.eval(ids))
+    apart = (np.exp(exact) * (exact - other)).sum(axis=1)
+    same = exact.argmax(axis=1) == other.argmax(axis=1)
+    return Divergence(float(apart.mean()), float(apart.max()), float(same.mean()), len(ids))
+
+
+def _log_softmax(logits: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    result: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = wide - np.log(
+        np.exp(wide).sum(axis=1, keepdims=True)
+    )
+    return result
+
+
+class ExactPacked(Packed):
+    """A weight that stays in the file."""
+
+    def __init__(self, device: "Exact", tensor: QTensor) -> None:
+        self.device = device
+        self.tensor = tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.tensor.nbytes
+
+
+class Exact(Device):
+    """numpy's float32 product with the values that the file means: slow, and what others round."""
+
+    SLICE = 4096  # rows that are float32 at a time
+
+    def __init__(self) -> None:
+        self.caps = Caps("exact", "numpy, float32", simulated=False)
+
+    def why_not(self, op: MatMul) -> str | None:
+        """Return None: it can do everything."""
+        return None
+
+    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> ExactPacked:
+        """Keep *tensor*."""
+        return ExactPacked(self, tensor)
+
+    def matmul(self, x: F32, w: Packed, out: F32) -> None:
+        """Write ``x @ w.T`` to *out*."""
+        for start in range(0, w.n, self.SLICE):
+            rows = slice(start, start + self.SLICE)
+            out[:, rows] = x @ w.tensor[rows].dequantize().T
+
+    def multiplied(self, x: F32, w: Packed) -> F64:
+        """Return x."""
+        return x.astype(np.float64)
+
+    def close(self) -> None:
+        """Do nothing."""

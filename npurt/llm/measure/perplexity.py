@@ -1,0 +1,79 @@
+"""Perplexity of a text, by the method of llama-perplexity.
+
+The text is cut into chunks of the context's length, each evaluated from an empty cache and begun
+with BOS where the model wants one; the second half of each chunk is scored.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.model import Llama
+from npurt.llm.session.progress import Progress
+
+SHORTEST = 8  # tokens of a chunk: fewer give no error of the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood, and one standard error of it."""
+
+    value: float
+    error: float
+    tokens: int
+    chunks: int
+
+
+def surprisals(logits: F32, targets: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return -log p of each target: logits ``[T, V]``, targets ``[T]``; in float64."""
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=1, keepdims=True)
+    total = np.log(np.exp(wide - top).sum(axis=1)) + top[:, 0]
+    return np.asarray(total - wide[np.arange(len(targets)), targets])
+
+
+def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexity:
+    """Measure *text* in chunks of ``llm.n_ctx`` tokens.
+
+    Args:
+        chunks: Use only the first so many.
+
+    Raises:
+        LayoutError: The text is shorter than one chunk.
+        SettingError: *chunks* is below 1, or ``llm.n_ctx`` below 8.
+    """
+    if chunks is not None and chunks < 1:
+        raise SettingError(f"{chunks} chunks cannot be measured", remedy="ask for at least 1")
+    size = llm.n_ctx
+    if size < SHORTEST:
+        raise SettingError(
+            f"chunks of {size} tokens are too short to measure",
+            remedy=f"use a context (-c) of {SHORTEST} or more",
+        )
+    ids = llm.tokenize(text)
+    count = len(ids) // size
+    count = count if chunks is None else min(count, chunks)
+    if count < 1:
+        raise LayoutError(
+            f"the text has {len(ids)} tokens, fewer than one chunk of {size}",
+            remedy="use a longer text, or a shorter context (-c)",
+        )
+    scores = []
+    with Progress("perplexity", count, "chunk") as bar:
+        for start in range(0, count * size, size):
+            chunk = ids[start : start + size]
+            if llm.tokenizer.add_bos and llm.tokenizer.bos is not None:
+                chunk[0] = llm.tokenizer.bos
+            llm.reset()
+            half = size // 2
+            llm.eval_last(chunk[:half])
+            scores.append(surprisals(llm.eval(chunk[half:-1]), np.asarray(chunk[half + 1 :])))
+            bar.add(1)
+    every = np.concatenate(scores)
+    value = math.exp(every.mean())
+    error = value * float(every.std(ddof=1)) / math.sqrt(len(every))
+    return Perplexity(value, error, len(every), count)

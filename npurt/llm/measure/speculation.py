@@ -1,0 +1,159 @@
+"""What guessing is worth: numbers of guesses, fixed and chosen, against plain decoding.
+
+Greedy text, so every run of a prompt writes the same.  Runs are interleaved, and a speedup is the
+median of ratios within a round, so that a machine that slows down slows all of them.
+The first three prompts are those of ggml-org/llama.cpp pull request 25166.
+"""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npurt.errors import SettingError
+from npurt.llm.decode.model import Llama
+from npurt.llm.spec.speculation import Speculation
+from npurt.llm.spec.speculator import Speculator
+
+EDIT = '''Rename the variable n to count and repeat the whole file, nothing else:
+
+def mean(values):
+    """Return the mean of values."""
+    n = len(values)
+    if n == 0:
+        raise ValueError("no values")
+    return sum(values) / n
+
+
+def variance(values):
+    """Return the variance of values."""
+    n = len(values)
+    if n < 2:
+        raise ValueError("fewer than two values")
+    m = mean(values)
+    return sum((v - m) ** 2 for v in values) / (n - 1)
+'''
+PROMPTS = {
+    "quicksort": "Write a quicksort algorithm in Python. Write code only.",
+    "Pythagorean": "Explain the Pythagorean theorem",
+    "DC trip": "Plan a 1 day trip to DC",
+    "edit": EDIT,
+}
+ROOM = 1024  # positions for a prompt; the longest has some 600 bytes, and a template around it
+PLAIN, AUTO = 0, -1  # numbers of guesses that are none: no drafting, and the controller's choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One text."""
+
+    text: str
+    tokens: int
+    rate: float  # tokens per second
+    seconds: float  # the prompt included
+    said: Speculation
+
+
+def bench_spec(
+    path: str | os.PathLike[str],
+    draft: str | os.PathLike[str],
+    *,
+    numbers: Sequence[int] = (1, 2, 3, 4, 6, 8),
+    tokens: int = 128,
+    repetitions: int = 3,
+    prompts: Mapping[str, str] = PROMPTS,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Sweep the number of guesses; return a row for each prompt and number.
+
+    A row says ``"n"``: 0 for plain decoding, ``"auto"`` for what the controller chose; and
+    ``"speedup"`` of decoding, ``"total_speedup"`` of prompt and decoding together.
+
+    Args:
+        draft: What guesses, as for `Llama`; a draft may stop short of the number.
+        numbers: Tokens to guess at once; the controller chooses among 0 to the largest.
+        tokens: Length of each text, unless the model ends it before.
+        options: Those of `Llama`.
+
+    Raises:
+        SettingError: There is nothing to measure.
+    """
+    if repetitions < 1 or tokens < 2 or not numbers or min(numbers) < 1 or not prompts:
+        raise SettingError(
+            "there is nothing to measure",
+            remedy="ask for one repetition, two tokens and one number of guesses, or more",
+        )
+    choices = (PLAIN, *dict.fromkeys(numbers), AUTO)
+    with Llama(path, n_ctx=ROOM + tokens, draft=draft, draft_max=max(numbers), **options) as llm:
+        return [
+            row
+            for name, prompt in prompts.items()
+            for row in _sweep(llm, name, prompt, choices, tokens, repetitions)
+        ]
+
+
+def _sweep(
+    llm: Llama, name: str, prompt: str, choices: Sequence[int], tokens: int, repetitions: int
+) -> list[dict[str, Any]]:
+    runs: dict[int, list[_Run]] = {choice: [] for choice in choices}
+    for choice in choices[:2]:
+        _run(llm, prompt, choice, max(choices), min(tokens, 8))  # warm up
+    for turn in range(repetitions):
+        first = turn % len(choices)
+        for choice in (*choices[first:], *choices[:first]):
+            runs[choice].append(_run(llm, prompt, choice, max(choices), tokens))
+    return [_row(llm, name, choice, runs[choice], runs[PLAIN]) for choice in choices]
+
+
+def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
+    own = llm.speculator
+    assert own is not None, "a model without what guesses"
+    fixed = choice > 0
+    speculator = Speculator(own.drafter, choice if fixed else most, fixed=fixed)
+    llm.reset()
+    own.drafter.forget()
+    llm.speculator = None if choice == PLAIN else speculator
+    try:
+        text = _answer(llm, prompt, tokens)
+    finally:
+        llm.speculator = own  # it closes with the model
+    timing = llm.timing
+    said = speculator.controller.speculation
+    seconds = timing.prefill_seconds + timing.decode_seconds
+    return _Run(text, timing.generated_tokens, timing.decode_rate, seconds, said)
+
+
+def _answer(llm: Llama, prompt: str, tokens: int) -> str:
+    options: dict[str, Any] = {"max_tokens": tokens, "temperature": 0}
+    if "tokenizer.chat_template" not in llm.metadata:
+        return str(llm.generate(prompt, **options))
+    return str(llm.chat([{"role": "user", "content": prompt}], **options))
+
+
+def _row(
+    llm: Llama, name: str, choice: int, runs: Sequence[_Run], plain: Sequence[_Run]
+) -> dict[str, Any]:
+    """Return the row of one choice; what is counted is that of the last run."""
+    last, said = runs[-1], runs[-1].said
+    ratios = [run.rate / base.rate for run, base in zip(runs, plain, strict=True) if base.rate]
+    totals = [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]
+    assert llm.speculator is not None, "a model without what guesses"
+    return {
+        "model": llm.path.name,
+        "draft": llm.speculator.drafter.name,
+        "device": llm.device.caps.name,
+        "threads": llm.threads,
+        "prompt": name,
+        "n": "auto" if choice == AUTO else choice,
+        "tokens": last.tokens,
+        "drafted": said.drafted,
+        "accepted": said.accepted,
+        "accept_rate": said.accepted / said.drafted if said.drafted else None,
+        "accepted_length": said.mean_accepted or 1.0,
+        "tokens_per_second": statistics.median(run.rate for run in runs),
+        "speedup": statistics.median(ratios) if ratios else None,  # None: one token is no rate
+        "total_speedup": statistics.median(totals),
+        "same_text": all(run.text == plain[0].text for run in runs),
+        "samples": [run.rate for run in runs],
+    }

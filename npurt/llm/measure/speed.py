@@ -1,0 +1,98 @@
+"""How fast a model may be expected to run on an RK3588: a cost model's range, not a measurement."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from npurt.llm.arch.architecture import EMBEDDING
+from npurt.llm.file.config import Config, read_config
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.measure.estimate import Price
+from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
+from npurt.rknpu.plan.cost import CLOCKS, Estimate
+from npurt.rknpu.plan.tiling import Plan
+
+PROMPT = 128  # tokens
+PATCHED_HZ = 600e6  # of rocket in kernels with a frequency patch
+BOARDS = (*CLOCKS.items(), ("rocket", PATCHED_HZ))  # driver and clock
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens a second with one driver and clock: the least, the expected and the most.
+
+    Attributes:
+        stock: The clock is what the kernel gives the NPU when nobody changes it.
+    """
+
+    driver: str
+    mhz: float
+    stock: bool
+    prompt_tokens: int
+    prompt: tuple[float, float, float]
+    decode: tuple[float, float, float]
+
+
+def speeds(path: str | os.PathLike[str], prices: Sequence[Price]) -> list[Rates]:
+    """Return what to expect of the GGUF file *path*, whose weights cost *prices*, on each board.
+
+    Raises:
+        ModelFormatError: The file is damaged.
+    """
+    config = _config(path)
+    weights = _weights(config, prices)
+    found = []
+    for driver, hz in BOARDS:
+        prompt, decode = (_rates(config, weights, n, driver, hz) for n in (PROMPT, 1))
+        found.append(Rates(driver, hz / 1e6, hz == CLOCKS[driver], PROMPT, prompt, decode))
+    return found
+
+
+def product_jobs(
+    path: str | os.PathLike[str], prices: Sequence[Price], tokens: int
+) -> Iterator[tuple[list[Plan], int]]:
+    """Yield the plans of each job of a run of *tokens*, and how often it runs.
+
+    Raises what `speeds` does.
+    """
+    for plans, _, times in jobs(_weights(_config(path), prices), tokens):
+        yield plans, times
+
+
+def _config(path: str | os.PathLike[str]) -> Config:
+    with GGUF(path) as file:
+        embedding = file.tensors.get(EMBEDDING)
+        return read_config(file.metadata, embedding.shape[0] if embedding else 1)
+
+
+def _rates(
+    config: Config, weights: Sequence[Weight], tokens: int, driver: str, hz: float
+) -> tuple[float, float, float]:
+    experts = config.experts
+    feedforward = experts.used * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
+    seconds: Estimate[float] = run_seconds(
+        weights,
+        tokens,
+        layers=config.n_layers,
+        units=config.n_layers * (config.width + feedforward),
+        driver=driver,
+        clock_hz=hz,
+    )
+    return tokens / seconds.high, tokens / seconds.expected, tokens / seconds.low
+
+
+def _weights(config: Config, prices: Iterable[Price]) -> list[Weight]:
+    """Return the weights of a model; calls that are alike in several layers are one, counted."""
+    calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
+    for price in prices:
+        *stack, n, k = price.shape
+        each = (price.call.rpartition(".")[2], n, k, price.form, stack[0] if stack else 1)
+        calls.setdefault(price.call, []).append(each)
+    used = config.experts.used if config.experts else 1
+    weights = []
+    for i, (call, layers) in enumerate(Counter(map(tuple, calls.values())).items()):
+        for role, n, k, scheme, experts in call:
+            head, chosen = role == "output", used if experts > 1 else 1
+            weights.append(Weight(n, k, scheme, str(i), head, layers, experts, chosen))
+    return weights

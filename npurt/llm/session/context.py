@@ -1,0 +1,443 @@
+"""The inner half of `Llama`: a loaded model, the tokens it has seen, and what it remembers."""
+
+import contextlib
+import functools
+import hashlib
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.rotation import rotations_of
+from npurt.device import F32, Device, Packed
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.arch import decoder, weights
+from npurt.llm.arch.architecture import EMBEDDING, Rope
+from npurt.llm.arch.graph_decoder import GraphDecoder, residual
+from npurt.llm.arch.model_builder import ModelGraph
+from npurt.llm.arch.reading import describe
+from npurt.llm.file.config import require_context
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.metadata import Metadata
+from npurt.llm.session.lock import Turn, in_turn
+from npurt.llm.session.progress import Progress
+from npurt.llm.state import state_file
+from npurt.llm.state.graph_state import GraphState
+from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.state import Snapshot, State
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.quant.tensor import QTensor
+from npurt.runtime.execute.executor import Executor, runs_graphs
+from npurt.runtime.execute.plan import Plan
+from npurt.runtime.open.arguments import integer
+from npurt.runtime.report.ledger import Ledger, Row
+from npurt.segment import Limits
+from npurt.verify import Sampler as Checks
+
+USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
+SAMPLE = 512  # bytes of a tensor that tell models apart
+
+
+class Context:
+    """A model and its context; `Llama` sets the attributes and adds text to it."""
+
+    path: Path
+    metadata: Metadata
+    tokenizer: Tokenizer
+    n_batch: int
+    context_shift: bool
+    turn: Turn
+    _file: GGUF
+    _device: Device
+    _cpu: CpuDevice  # of a model that is not run in segments
+    _other: Device  # runs what a device that runs graphs cannot
+    _model: decoder.Model  # of the CPU and a device that does products
+    _decoder: decoder.Decoder | GraphDecoder
+    _ledger: Ledger
+    _checks: Checks
+    _progress: bool
+    _closed: bool
+    _opened: contextlib.ExitStack
+
+    # --- Loading --------------------------------------------------------------------------------
+
+    def _open_model(self, path: str | os.PathLike[str], n_ctx: int | None, kv_type: str) -> None:
+        self._file = self._opened.enter_context(GGUF(path))
+        self.path = self._file.path
+        self.metadata = self._file.metadata
+        self._description = describe(self._file)
+        self.config = self._description.config
+        usual = min(self.config.n_context, USUAL_CONTEXT)
+        self.n_ctx = usual if n_ctx is None else n_ctx
+        self._graph = self._description.graph(self.n_ctx)
+        if not self._graph.windows:
+            require_context(self.metadata, self.n_ctx)
+        self._kv_type = kv_type
+        self._state: State | GraphState = State(self.config, self.n_ctx, kv_type)
+
+    def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
+        config = self.config
+        graph = self._description.graph(self.n_ctx, tapped) if tapped else self._graph
+        rows = min(self.n_batch, self.n_ctx)
+        self._taps = Taps(tapped, rows, config.width) if tapped else None
+        self._logits = np.empty((1, config.n_vocab), np.float32)
+        self._embedding = self._file[EMBEDDING]
+        if runs_graphs(self._device):
+            self._in_segments(graph, rows)
+        else:
+            self._on_host(graph, rows, strict)
+
+    def _in_segments(self, graph: ModelGraph, rows: int) -> None:
+        """Have a device run the graph; what it cannot, another does."""
+        limits = Limits(rows, self.n_ctx, kv_dtype=self._kv_type)
+        kept = [residual(graph)]  # captured layers are outputs of the graph
+        executor = Executor(
+            graph.graph, self._device, self._other, weights.FileWeights(self._file, graph), limits,
+            self._ledger, kept, self._checks,
+        )  # fmt: skip
+        self._state = GraphState(self.config, graph.graph, executor, self.n_ctx, self._kv_type)
+        self._decoder = GraphDecoder(graph, executor, self._state, rows, self._taps)
+
+    def _on_host(self, graph: ModelGraph, rows: int, strict: bool) -> None:
+        """Have the CPU run the graph, and a device its products."""
+        file, config, experts = self._file, self.config, self.config.experts
+        vectors = weights.vectors(file, graph)
+        total = sum(info.nbytes for info in file.tensors.values())
+        with Progress("load", total, "B", shown=self._progress) as bar:
+            placed = weights.load(
+                file,
+                graph,
+                vectors,
+                self._device,
+                self._cpu,
+                rows=rows,
+                used=experts.used / experts.count if experts else 1.0,
+                strict=strict,
+                progress=bar.add,
+                note=self._ledger.notes.append,
+            )
+        assert isinstance(self._state, State), "a state of segments on the host"
+        self._model = decoder.Model(
+            config=config,
+            graph=graph,
+            weights=placed,
+            vectors=vectors,
+            rotations=rotations_of(graph.graph, graph.tables.__getitem__, self.n_ctx),
+            state=self._state,
+            rows=rows,
+        )
+        plan = Plan(self._cpu, self._ledger, self._checks, self._device)
+        scale = config.conventions.embedding_scale
+        # Not self.embed: an object that keeps a method of its own is released by a collection only.
+        embed = functools.partial(embeddings, self._embedding, scale)
+        self._decoder = decoder.Decoder(self._model, plan, embed, self._taps)
+
+    # --- Evaluation -----------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in the context."""
+        return self._state.length
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The tokens in the context."""
+        return tuple(self._state.tokens)
+
+    @in_turn
+    def eval(self, ids: Sequence[int]) -> F32:
+        """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
+
+        Raises:
+            ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
+            LayoutError: An id is not one of the vocabulary; nothing is appended.
+        """
+        self._require_open()
+        ids = self._valid(ids)
+        out = np.empty((len(ids), self.config.n_vocab), np.float32)
+        self._make_room(len(ids))
+        for start in range(0, len(ids), self._decoder.rows):
+            part = ids[start : start + self._decoder.rows]
+            self._forward(part, 0, out[start : start + len(part)])
+        return out
+
+    @in_turn
+    def eval_last(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
+
+        They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
+        multiplied by one row only.
+        """
+        self._append(ids, 1)
+        row: F32 = self._logits[0]
+        return row
+
+    @in_turn
+    def read(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the last one's residual stream ``[1, D]``, for `head`.
+
+        No logits are computed.
+        """
+        last = self._append(ids, 0) - 1
+        return self._decoder.stream(last)
+
+    def _append(self, ids: Sequence[int], wanted: int) -> int:
+        """Append *ids* in batches, with the logits of *wanted* last rows; return the last's size.
+
+        Only the last batch gives logits.
+        """
+        self._require_open()
+        ids = self._valid(ids)
+        if not ids:
+            raise LayoutError(
+                "there is no token to evaluate", remedy="pass a prompt of at least one token"
+            )
+        self._make_room(len(ids))
+        rows = self._decoder.rows
+        many = self._progress and len(ids) > rows
+        with Progress("prefill", len(ids), "token", shown=many) as bar:
+            for start in range(0, len(ids), rows):
+                part = ids[start : start + rows]
+                last = start + rows >= len(ids)
+                self._forward(part, len(part) - (wanted if last else 0), self._logits)
+                bar.add(len(part))
+        return len(part)
+
+    def reset(self) -> None:
+        """Forget everything in the cache."""
+        self.rewind(0)
+
+    @in_turn
+    def rewind(self, n_tokens: int) -> None:
+        """Keep only the first *n_tokens* tokens of the context.
+
+        Tokens beyond what `state.reach` says are evaluated again.
+
+        Raises:
+            LayoutError: *n_tokens* is negative.
+        """
+        n_tokens = integer("n_tokens", n_tokens)
+        if n_tokens < 0:
+            raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
+        self._require_open()
+        kept = self._state.tokens[:n_tokens]
+        ahead = kept[self._state.rewind(len(kept), self._decoder.replay, self._decoder.rows) :]
+        for start in range(0, len(ahead), self._decoder.rows):
+            part = ahead[start : start + self._decoder.rows]
+            self._forward(part, len(part) - 1, self._logits)
+
+    @in_turn
+    def rollback(self, n_tokens: int) -> None:
+        """Take back the last *n_tokens* tokens of the context: see `rewind`.
+
+        Raises:
+            LayoutError: There are not so many.
+        """
+        n_tokens = integer("n_tokens", n_tokens)
+        if not 0 <= n_tokens <= self.n_tokens:
+            raise LayoutError(
+                f"{n_tokens} of {self.n_tokens} tokens cannot be taken back",
+                remedy="take back 0 up to n_tokens",
+            )
+        self.rewind(self.n_tokens - n_tokens)
+
+    def _forward(self, ids: list[int], head: int, out: F32) -> None:
+        """Append one batch; write the logits of rows from *head* on to *out*."""
+        self._require_open()
+        self._mend()
+        if self._taps:
+            self._taps.begin(self.n_tokens, len(ids))
+        self._state.begin(len(ids))
+        self._decoder.run(ids, self.n_tokens, head, out)
+        if self._taps:
+            self._taps.end(ids)
+        self._state.end(ids)
+
+    def _mend(self) -> None:
+        """Evaluate again what a run that was broken off has spoiled."""
+        if not self._state.whole:
+            self.rewind(self.n_tokens)
+
+    # --- For networks that draft for this one ---------------------------------------------------
+
+    @property
+    def file(self) -> GGUF:
+        """The file."""
+        return self._file
+
+    @property
+    def taps(self) -> Taps | None:
+        """What is kept of the residual stream, if anything is."""
+        self._require_open()
+        return self._taps
+
+    def account(self, op: str) -> Row:
+        """Return the ledger's row of what the host computes beside the plan."""
+        host = self._cpu.caps.name
+        return self._ledger.row(Row(op, "", (), host, host))
+
+    def embed(self, ids: Sequence[int]) -> F32:
+        """Return the embeddings of *ids*, ``[T, D]``."""
+        self._require_open()
+        return embeddings(self._embedding, self.config.conventions.embedding_scale, ids)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, the output matrix included, the embedding not."""
+        self._require_open()
+        return sum(weight.packed.nbytes for weight in self._model.weights.values())
+
+    def output_matrix(self, columns: int) -> Packed:
+        """Return the output matrix ``[V, D]``, cut to *columns* logits or more if it can be."""
+        self._require_open()
+        return self._model.weights[self._model.output.weight.name].first(columns).packed
+
+    def head(
+        self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
+    ) -> decoder.Head:
+        """Return what computes *columns* logits at least of a residual stream: see `Head`."""
+        self._require_open()
+        plan = Plan(self._cpu, self._ledger, self._checks)
+        return decoder.Head(self._model, plan, op, columns, norm, eps)
+
+    # --- State ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State | GraphState:
+        """What the model remembers of the context."""
+        return self._state
+
+    @in_turn
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the state, for `restore`."""
+        self._require_open()
+        self._mend()
+        return replace(self._state.snapshot(), model=self._identity)
+
+    @in_turn
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from *snapshot*, whatever came since, as if nothing had.
+
+        Where a device computes delta nets in integers, as a Hexagon does, and another kind of
+        device had their states, or the other way round, they are rounded to float32 precision, and
+        the report says so: results then differ as those of the two devices do.
+
+        Raises:
+            LayoutError: It is of another model, does not fit the context, or is none; nothing has
+                changed.
+        """
+        self._require_open()
+        if not isinstance(snapshot, Snapshot):
+            raise LayoutError(
+                f"{snapshot!r:.40} is no snapshot", remedy="pass what snapshot() gave"
+            )
+        if snapshot.model != self._identity:
+            raise LayoutError(
+                f"a snapshot of {len(snapshot.tokens)} tokens does not fit: it is of another model",
+                remedy="restore snapshots of the same file, opened with the same kv_type",
+            )
+        self._take(snapshot)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """Let the state be *snapshot*."""
+        note = "states of delta nets came from another kind of device, and were rounded"
+        if not self._state.restore(snapshot) and note not in self._ledger.notes:
+            self._ledger.notes.append(note)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to the file *path*, whole or not at all.
+
+        Raises:
+            StateFormatError: The file cannot be written.
+        """
+        state_file.save(self.snapshot(), path)
+
+    @in_turn
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on from the state in the file *path*: exact, or as `restore` says.
+
+        Raises:
+            StateFormatError: It is damaged, of another model or kv_type, or does not fit the
+                context; nothing has changed.
+        """
+        self._require_open()
+        n_vocab = self.config.n_vocab
+        self._take(state_file.load(self._state, self._identity, n_vocab, path))
+
+    @functools.cached_property
+    def _identity(self) -> bytes:
+        """Return 32 bytes that are others for other models, and for other types of the cache.
+
+        The beginning of each tensor stands for all of it: training changes every row.
+        """
+        digest = hashlib.sha256(repr((self.config, list(self._state.layout(1)))).encode())
+        for name, info in sorted(self._file.tensors.items()):
+            digest.update(repr((name, info.shape, info.format.name)).encode())
+            digest.update(self._file.beginning(name, SAMPLE))
+        return digest.digest()
+
+    def _valid(self, ids: Sequence[int]) -> list[int]:
+        if isinstance(ids, bytes | bytearray):
+            raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
+        try:
+            tokens = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise LayoutError(
+                f"token ids are integers: {error}", remedy="pass ids from tokenize() of this model"
+            ) from error
+        wrong = [i for i in tokens if not 0 <= i < self.config.n_vocab]
+        if wrong:
+            raise LayoutError(
+                f"token id {wrong[0]} is not in the vocabulary of {self.config.n_vocab}",
+                remedy="pass ids from tokenize() of this model",
+            )
+        return tokens
+
+    @property
+    def can_shift(self) -> bool:
+        """True when a full context makes room for one token more."""
+        return self.context_shift and self.n_ctx > 1
+
+    def _make_room(self, count: int) -> None:
+        cache = self._state.cache
+        full = cache.length + count > self.n_ctx
+        if self.can_shift and full and count <= self.n_ctx // 2:
+            keep = 1 if self.tokenizer.add_bos else 0
+            self._shift(keep, max(count, (cache.length - keep) // 2))
+        cache.require(count)
+
+    def _shift(self, keep: int, drop: int) -> None:
+        """Forget *drop* tokens after the first *keep*."""
+        state, tokens = self._state, self._state.tokens
+        rest = tokens[:keep] + tokens[keep + drop :]
+        if isinstance(state, GraphState) or state.sequential:  # they cannot forget a part
+            self.rewind(keep)
+            self.eval_last(rest[keep:])
+            return
+        halves = self._description.architecture.rope is Rope.HALVES
+        state.cache.shift(keep, drop, tuple(self._model.rotations.values()), halves=halves)
+        state.own = min(state.own, keep)
+        tokens[:] = rest
+
+    # --- Closing --------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SettingError("this model is closed", remedy="open the file again with Llama()")
+
+    def _forget(self) -> None:
+        """Let go of all that is large; only an open model may ask for it."""
+        self._ledger.freeze()
+        self._state.release()
+        del self._decoder, self._taps, self._embedding, self._logits
+        vars(self).pop("_model", None)  # a device that runs graphs has none
+
+
+def embeddings(table: QTensor, scale: float, ids: Sequence[int]) -> F32:
+    """Return rows *ids* of *table* times *scale*, ``[T, D]``."""
+    rows = table[np.asarray(ids)].dequantize()
+    return rows if scale == 1 else rows * np.float32(scale)

@@ -1,0 +1,11 @@
+"""What a model remembers of a sequence: KV cache, recurrent states, snapshots, saved states.
+
+May import the room `file`.
+Begin with `state`, of models on the host, and `graph_state`, of devices that run graphs.
+"""
+
+from npurt import moved
+
+__getattr__ = moved.attributes(
+    __name__, dict.fromkeys(("Snapshot", "State"), "npurt.llm.state.state")
+)

@@ -1,0 +1,172 @@
+"""What gated delta nets remember, and how it is taken back.
+
+A state can only go forward.  So the inputs of the last tokens are kept, and from time to time a
+copy of the states: to take tokens back, a copy goes forward again over the inputs that stay.  That
+is the same arithmetic on the same numbers, and a small part of a forward pass.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.engine import empty
+from npurt.cpu.slots import Slots
+from npurt.device import F32
+from npurt.llm.file.config import Config, DeltaHeads
+
+COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
+SPACING = 32  # tokens between copies while tokens come one by one
+KEPT = 2 * SPACING  # tokens whose inputs are kept
+
+Replay = Callable[[int, int], None]  # run the nets alone: (tokens, position of the first)
+
+
+class Recurrent:
+    """States and kept inputs of every layer without attention.
+
+    Letters: H heads, W their width, C channels of the convolution.
+
+    Attributes:
+        states: By layer, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
+        kept: By layer, ``[KEPT + taps - 1, C + 2 H]``; token t in row t % their number.
+        context: Tokens before its own that the convolution sees.
+        at: Number of tokens that the states have seen; None when a run was broken off.
+        control: What the next run does with slots: see `npurt.cpu.program.Program.delta`.
+    """
+
+    def __init__(self, config: Config, net: DeltaHeads) -> None:
+        layers = [i for i in range(config.n_layers) if config.is_recurrent(i)]
+        self._shape = net.heads, net.width, net.width
+        slots = (1 + COPIES, 1, *self._shape)
+        rows, columns = KEPT + net.taps - 1, net.channels + 2 * net.heads
+        self.states = {
+            i: Slots(empty((1 + COPIES) * net.heads, net.width**2).reshape(slots)) for i in layers
+        }
+        self.kept: dict[int, F32] = {i: empty(rows, columns) for i in layers}
+        self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
+        self.context = net.taps - 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for states in self.states.values():
+            states.clear()
+        self.at: int | None = 0
+        self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
+        self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
+        self._coming: tuple[int, int] | None = None  # the copy that the run makes
+
+    # --- Going forward --------------------------------------------------------------------------
+
+    def begin(self, position: int, rows: int) -> None:
+        """Get ready for a run of *rows* tokens from *position* on; `end` says that it is done.
+
+        Before several tokens, or some time after the last, the states are copied: no more than
+        SPACING of the tokens are then to be gone over again.
+        """
+        assert self.at == position, "the states are not where the run begins"
+        self._coming = None
+        newest = max((c for c in self._copies if c is not None), default=-SPACING)
+        self.control[:] = 0, -1, 0
+        if rows > 1 or position + rows - newest >= SPACING:
+            slot, before = self._slot(position + rows), max(0, rows - SPACING)
+            self.control[:] = 0, 1 + slot, before
+            self._copies[slot], self._coming = None, (slot, position + before)
+        self.at = None
+        self._seen = max(self._seen, position + rows)
+
+    def end(self, position: int) -> None:
+        """Say that a run has come to *position*."""
+        self.at = position
+        if self._coming:
+            slot, seen = self._coming
+            self._copies[slot], self._coming = seen, None
+
+    def _slot(self, end: int) -> int:
+        """Return the copy to give up for a run that ends at *end*: an empty one, if there is one.
+
+        Else that is the older one, unless it will be of use for some time.
+        """
+        if None in self._copies:
+            return self._copies.index(None)
+        ages = [end - c for c in self._copies if c is not None]
+        older = ages.index(max(ages))
+        return older if ages[older] > KEPT - SPACING else 1 - older
+
+    # --- Going back -----------------------------------------------------------------------------
+
+    def reach(self, length: int) -> int:
+        """Return the largest number of tokens, at most *length*, that can be gone back to."""
+        if length == self.at:
+            return length
+        return length if self._copy_for(length) is not None else 0
+
+    def _copy_for(self, length: int) -> int | None:
+        """Return the slot of the latest copy from which *length* tokens can be reached."""
+        usable = [
+            (c, 1 + i)
+            for i, c in enumerate(self._copies)
+            if c is not None and self._seen - KEPT <= c <= length
+        ]
+        return max(usable)[1] if usable else None
+
+    def rewind(self, length: int, replay: Replay, most: int) -> None:
+        """Go back to *length* tokens, which `reach` has returned, by replays of *most* tokens."""
+        if length == self.at:
+            return
+        slot = self._copy_for(length)
+        if slot is None or length == 0:
+            self.clear()
+            return
+        position = self._copies[slot - 1]
+        assert position is not None, "a copy without its position"
+        self.at = None
+        for start in range(position, max(length, position + 1), most):
+            self.control[:] = slot if start == position else 0, -1, 0
+            replay(min(most, length - start), start)
+        self.at = length
+        self._copies = [c if c is not None and c <= length else None for c in self._copies]
+
+    # --- Snapshots ------------------------------------------------------------------------------
+
+    @property
+    def integers(self) -> bool:
+        """Whether states are integers on a device, and read as such, or float32."""
+        return any(states.integers for states in self.states.values())
+
+    def layout(
+        self, layer: int, *, integers: bool
+    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Yield shape and dtype of what `read` returns where states are integers, or float32."""
+        heads, width, _ = self._shape
+        kept = self.kept[layer]
+        if integers:
+            yield (heads, width, width + 2), np.dtype(np.int32)
+        else:
+            yield self._shape, np.dtype(np.float32)
+        yield (self.context, kept.shape[1]), kept.dtype
+
+    def read(self, layer: int) -> tuple[npt.NDArray[Any], F32]:
+        """Return copies of the state, all of it, and of what the convolution will see."""
+        assert self.at is not None, "a run was broken off"
+        rows = np.arange(self.at - self.context, self.at)
+        kept = self.kept[layer][rows % len(self.kept[layer])]
+        kept[rows < 0] = 0
+        return self.states[layer].exact()[0], kept
+
+    def write(self, layer: int, state: npt.NDArray[Any], kept: F32, position: int) -> bool:
+        """Put what `read` returned at *position* back; `restored` says that all layers have it.
+
+        Returns:
+            False when the state had to be rounded: another kind of device had it.
+        """
+        rows = np.arange(position - self.context, position)
+        self.kept[layer][rows % len(self.kept[layer])] = kept
+        return self.states[layer].restore(state[None])
+
+    def restored(self, position: int) -> None:
+        """Begin anew with what was written."""
+        self.at = self._seen = position
+        self._copies = [None] * COPIES

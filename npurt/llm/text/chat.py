@@ -1,0 +1,150 @@
+"""Messages to a prompt, by the chat template that a model file carries.
+
+The template is a program by a stranger: `sandbox` bounds what it may do.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+
+from npurt.errors import LayoutError, ModelFormatError
+from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
+
+MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
+
+# What a template can raise besides its own errors: it is code, run on values of any type.
+_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+class _Refusal(TemplateError):
+    """The template called raise_exception()."""
+
+
+class ChatTemplate:
+    """A compiled chat template.  May be used from several threads.
+
+    Raises:
+        ModelFormatError: *source* is not a template that npurt can run.
+    """
+
+    def __init__(self, source: str, *, bos: str | None, eos: str | None) -> None:
+        """Compile *source*; *bos* and *eos* are the texts of those tokens."""
+        if len(source) > MAX_SOURCE:
+            raise _broken(f"it has {len(source)} characters, above {MAX_SOURCE}")
+        self.source = source
+        self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
+        self._lock = threading.Lock()  # the environment meters one rendering at a time
+        self._environment = BoundedEnvironment()
+        self._environment.globals["raise_exception"] = _refuse
+        self._environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = self._environment.build(source)
+        except _FAILURES as error:
+            raise _broken(error) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt for *messages*.
+
+        It has the model's own markup, BOS included: encode it with ``add_bos=False``.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each; content is text, a list of parts, or
+                None beside ``tool_calls``.  Most templates want the arguments of a call as a
+                dict, DeepSeek's as JSON text: they are passed on as they are.
+            add_generation_prompt: End with the start of the model's answer.
+            tools: Descriptions of functions, as JSON schemas.
+            variables: Other values the template knows, such as ``enable_thinking=False``.
+
+        Raises:
+            LayoutError: The messages are malformed, or the template refuses them.
+            ModelFormatError: The template fails, or does more than it may.
+        """
+        given: dict[str, Any] = {"messages": messages, "tools": tools or None}
+        given["add_generation_prompt"] = add_generation_prompt
+        plain, size = _plain(variables | given)
+        _check(plain["messages"])
+        try:
+            with self._lock:
+                self._environment.meter = Meter(BUDGET + PER_INPUT * size)
+                return self._template.render(self._tokens | plain)
+        except _Refusal as error:
+            raise LayoutError(
+                f"the chat template refuses these messages: {error!s:.300}",
+                remedy="change the messages as it says",
+            ) from error
+        except _FAILURES as error:
+            raise _broken(error) from error
+
+
+def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return a copy of *values* in JSON's types alone, and its size in characters."""
+    try:
+        text = json.dumps(values, ensure_ascii=False)
+        return json.loads(text), len(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LayoutError(
+            f"the messages hold what JSON cannot: {error}",
+            remedy="use dicts, lists, strings, numbers, booleans and None only",
+        ) from error
+
+
+def _check(messages: Any) -> None:
+    """Refuse what is not a conversation."""
+    if not isinstance(messages, list) or not messages:
+        raise _malformed("messages is not a list with something in it")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _malformed(f"message {i} has no role")
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise _malformed(f"message {i} has no content")
+        if not (content is None or isinstance(content, str) or _are_dicts(content)):
+            raise _malformed(f"the content of message {i} is neither text nor a list of parts")
+        if not _are_dicts(message.get("tool_calls") or []):
+            raise _malformed(f"the tool_calls of message {i} are not a list of dicts")
+
+
+def _are_dicts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, dict) for value in values)
+
+
+def _malformed(what: str) -> LayoutError:
+    return LayoutError(what, remedy='pass messages such as [{"role": "user", "content": "Hello"}]')
+
+
+def _broken(error: object) -> ModelFormatError:
+    reason = str(error) or type(error).__name__
+    return ModelFormatError(
+        f"the model's chat template does not work: {reason:.300}",
+        remedy="pass another template, or build the prompt yourself and generate() from it",
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _Refusal(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,110 @@
+"""From token ids back to text, byte by byte.
+
+A token is a piece of bytes, not of characters: one character may lie across several tokens.
+Source: llama.cpp src/llama-vocab.cpp, token_to_piece(), MIT: what each kind of token stands for.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable
+
+from npurt.errors import LayoutError
+from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind, Vocabulary
+
+SPACE = "▁"  # SentencePiece writes a space as U+2581
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[int, int]:
+    """Return GPT-2's alphabet, code point -> byte: printable Latin-1 is itself, the rest from 256.
+
+    Source: openai/gpt-2 src/encoder.py, bytes_to_unicode(), MIT: the numbering only.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+class Pieces:
+    """The bytes that each token of *vocabulary* stands for, made when first asked for."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._alphabet = _byte_alphabet()
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token: int) -> bytes:
+        """Return the bytes of *token*; none for padding.
+
+        Raises:
+            LayoutError: There is no such token.
+        """
+        piece = self._known.get(token)
+        if piece is None:
+            if not 0 <= token < len(self._vocabulary.tokens):
+                raise LayoutError(
+                    f"{token} is not one of {len(self._vocabulary.tokens)} tokens",
+                    remedy="pass ids of this model's own vocabulary",
+                )
+            piece = self._known[token] = self._make(token)
+        return piece
+
+    def _make(self, token: int) -> bytes:
+        text = self._vocabulary.tokens[token]
+        kind = self._vocabulary.kinds[token]
+        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED):
+            return _utf8(text)
+        if kind == Kind.BYTE and (match := _BYTE.fullmatch(text)):
+            return bytes.fromhex(match[1])
+        if kind != Kind.NORMAL:
+            return b""
+        if self._vocabulary.model == SENTENCEPIECE:
+            return _utf8(text.replace(SPACE, " "))
+        try:
+            return bytes(map(self._alphabet.__getitem__, map(ord, text)))
+        except KeyError:  # no text encodes to this token: it has characters that are not bytes
+            return _utf8(text)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+class Stream:
+    """Text that grows token by token, and never ends inside a character.
+
+    Bytes that cannot become UTF-8 come out as U+FFFD.  A character that may still be completed is
+    held back until it is, or until `finish`.
+    """
+
+    def __init__(self, pieces: Pieces, *, hidden: frozenset[int], strip: bool) -> None:
+        """Start a text; see `join` for *hidden* and *strip*."""
+        self._pieces = pieces
+        self._hidden = hidden
+        self._strip = strip
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the text that *token* completes, which may be empty; errors as `Pieces`."""
+        data = join(self._pieces, (token,), hidden=self._hidden, strip=self._strip)
+        self._strip = self._strip and token in self._hidden
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """Return what was held back, as U+FFFD: the text ends here."""
+        return self._decoder.decode(b"", final=True)
+
+
+def join(pieces: Pieces, tokens: Iterable[int], *, hidden: frozenset[int], strip: bool) -> bytes:
+    """Return the bytes of *tokens* one after another.
+
+    Args:
+        pieces: The bytes of each token.
+        tokens: Ids.
+        hidden: Ids that add nothing.
+        strip: Whether a space before the first piece is SentencePiece's own, not the text's.
+    """
+    shown = [pieces[token] for token in tokens if token not in hidden]
+    if strip and shown:
+        shown[0] = shown[0].removeprefix(b" ")
+    return b"".join(shown)

@@ -1,0 +1,390 @@
+"""Run a stranger's Jinja template with bounded time and memory.
+
+jinja2's sandbox keeps a template from Python's internals; it does not keep it from looping for
+ever or making a string of a terabyte.  Here all that takes time or makes a value is charged to one
+budget, and before it is done wherever a small expression can make a large value:
+
+- each round of a loop and each call of a macro, block, function, filter or test, with its text;
+- what is written, sliced, listed, concatenated, replaced, joined, repeated, indented, formatted;
+- a nested value whenever it is written out, compared or hashed, by its size written out; and no
+  value may be larger than the budget: twenty lists, each the one before twice, are a million.
+
+Between two charges lie only steps linear in values already paid for, and the budget also ends
+with `SECONDS` of this thread's CPU time.  Filters, globals and methods of plain values are closed
+lists; there are no includes, imports and inheritance.  Recursion ends at Python's own limit.
+"""
+
+import json
+import re
+import string
+import time
+from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from functools import wraps
+from typing import Any
+
+import jinja2.ext
+from jinja2 import Template, filters, nodes, pass_environment
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.tests import TESTS
+from jinja2.utils import Cycler, Joiner, Namespace
+
+from npurt.llm.text.metering import STEP, put_charges
+
+BUDGET = 1 << 24  # units; a character that a template makes costs one
+PER_INPUT = 64  # units more for each character of the caller's variables
+ELEMENT = 16  # units of an element of a list or dict
+SECONDS = 2.0  # CPU time of the rendering thread
+LOOK_EVERY = 1 << 12  # units from one look at the clock to the next
+MAX_INT_BITS = 1 << 12
+MAX_WIDTH = 999  # of one indentation or formatted field, characters
+
+TEXT_METHODS = """
+    capitalize count endswith find format index isalnum isalpha isascii isdecimal isdigit islower
+    isnumeric isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace
+    rfind rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
+"""
+METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
+    (str, frozenset(TEXT_METHODS.split())),
+    (dict, frozenset({"get", "items", "keys", "values"})),
+    ((list, tuple, int, float, range, type), frozenset()),
+)
+Filters = dict[str, Callable[..., Any]]
+CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
+
+
+class Meter:
+    """What one rendering may still cost."""
+
+    def __init__(self, budget: int) -> None:
+        self._limit = self._left = budget
+        self._look_at = budget - LOOK_EVERY
+        self._end = time.thread_time() + SECONDS
+        self._weights: dict[int, tuple[Any, int]] = {}  # by id; the value is kept, so it is unique
+
+    def charge(self, units: int) -> bool:
+        """Pay *units*; True, so that it can stand in a condition.
+
+        Raises:
+            SecurityError: There is not that much left, or no time.
+        """
+        self._left -= units
+        if self._left < self._look_at:
+            self._look_at = self._left - LOOK_EVERY
+            if self._left < 0 or time.thread_time() > self._end:
+                raise SecurityError("the template does too much: too many rounds, or too much text")
+        return True
+
+    def weight(self, value: Any) -> int:
+        """Return the size of *value* written out.  A template cannot change a value.
+
+        Raises:
+            SecurityError: It is more than the whole budget.
+        """
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, CONTAINERS):
+            return 0
+        if id(value) not in self._weights:
+            parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            weight = ELEMENT * (1 + len(value)) + sum(map(self.weight, parts))
+            if weight > self._limit:
+                raise SecurityError("a list or dict that is too large written out")
+            self._weights[id(value)] = (value, weight)
+        return self._weights[id(value)][1]
+
+    def read(self, value: Any) -> Any:
+        """Pay for writing out, comparing or hashing *value*, and return it."""
+        self.charge(self.weight(value))
+        return value
+
+    def made(self, value: Any) -> Any:
+        """Pay for making *value* of parts that are there, and return it."""
+        if isinstance(value, str):
+            self.charge(len(value))
+        elif isinstance(value, CONTAINERS):
+            self.charge(ELEMENT * (1 + len(value)))
+            self.weight(value)
+        elif isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
+        return value
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """jinja2 as chat templates know it, with a `Meter` on everything.
+
+    One rendering at a time: `meter` is the environment's.
+    Source: what transformers' chat_template_utils.py sets up and llama.cpp's models/templates use.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # nothing of the template runs while it is compiled
+            finalize=_written,
+            extensions=[jinja2.ext.loopcontrols, _Generation],
+            cache_size=0,
+        )
+        self.meter = Meter(0)
+        self.filters = {}
+        self.globals = {
+            "range": safe_range,
+            "dict": _dict,
+            "namespace": _Namespace,
+            "cycler": Cycler,
+            "joiner": Joiner,
+        }
+        own: Filters = {"indent": self._indent, "replace": self._replace, "tojson": self._tojson}
+        for table, reads, walks in (
+            (PASSING, False, False),
+            (WALKING, False, True),
+            (READING | own, True, False),
+            (ORDERING | {"join": self._join}, True, True),
+        ):
+            for name, function in table.items():
+                self.filters[name] = self._metered(function, reads=reads, walks=walks)
+        self.filters |= {
+            "+step": self._step,
+            "+made": self._made,
+            "+read": self._read,
+            "+walk": self._walk,
+            "+join": self._join,
+        }
+        tests: dict[str, Any] = TESTS
+        self.tests = {name: self._metered(test, reads=True) for name, test in tests.items()}
+
+    def build(self, source: str) -> Template:
+        """Compile *source* with the charges put in."""
+        tree = put_charges(self.parse(source))
+        tree.set_environment(self)
+        return self.from_string(tree)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Refuse every method of a plain value that is not listed."""
+        for kind, names in METHODS:
+            if isinstance(obj, kind):
+                return attr in names
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Pay for a call from the template, and make it."""
+        self.meter.charge(STEP + ELEMENT * (len(args) + len(kwargs)))
+        weight = self._weight(args, kwargs)
+        if not isinstance(obj, Macro):  # which gets its arguments as they are
+            self.meter.charge(weight)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            args = self._text_call(owner, obj.__name__, args)
+        return self.meter.made(super().call(context, obj, *args, **kwargs))
+
+    def _text_call(self, text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Pay for a method of *text*; return its arguments, iterators made lists."""
+        self.meter.charge(len(text))
+        first = args[0] if args else None
+        if method == "replace":
+            self._pay_replace(text, *args)
+        elif method == "join":
+            parts = self.meter.read(list(self._walk(first)))
+            self.meter.charge(len(text) * len(parts))
+            return (parts,)
+        elif method in ("rfind", "rpartition", "rsplit") and first:
+            self.meter.charge(len(text) * len(first))  # CPython's search from behind
+        if method in ("split", "rsplit", "splitlines"):
+            self.meter.charge(ELEMENT * (text.count(first) if first else len(text)))
+        return args
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Pay for every field of ``str.format``, and keep its width from being a bomb."""
+        format_method = super().wrap_str_format(value)
+        if format_method is None:
+            return None
+
+        @wraps(format_method)
+        def paid(*args: Any, **kwargs: Any) -> str:
+            weight = self._weight(args, kwargs)
+            for _, name, spec, _ in string.Formatter().parse(value.__self__):
+                if "{" in (spec or "") or re.search(r"\d{4}", spec or ""):
+                    raise SecurityError(f"a field wider than {MAX_WIDTH}, or of unknown width")
+                if name is not None:
+                    self.meter.charge(weight + MAX_WIDTH)
+            return format_method(*args, **kwargs)
+
+        return paid
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Pay for what ``+`` and ``*`` make; refuse what may be a bomb."""
+        self.meter.charge(STEP)
+        if operator == "%" and isinstance(left, str):
+            raise SecurityError("% formats text: use ~ or format()")
+        if operator == "**" and not _is_small_power(left, right):
+            raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
+        if operator == "*" and isinstance(left, int):
+            left, right = right, left
+        if operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
+            self.meter.charge(ELEMENT * len(left) * max(0, right))
+        return self.meter.made(super().call_binop(context, operator, left, right))
+
+    def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return sum(map(self.meter.weight, (*args, *kwargs.values())))
+
+    # The meter changes with each rendering: filters look it up when they run.
+
+    def _step(self, units: int) -> bool:
+        return self.meter.charge(units)
+
+    def _made(self, value: Any) -> Any:
+        return self.meter.made(value)
+
+    def _read(self, value: Any) -> Any:
+        self.meter.charge(STEP)
+        return value if isinstance(value, str) else self.meter.read(value)
+
+    def _walk(self, value: Any) -> Any:
+        """Pay for an object of each character or element of *value*, and return it."""
+        if isinstance(value, (str, range, *CONTAINERS)):
+            self.meter.charge(ELEMENT * len(value))
+        return value
+
+    def _metered(
+        self, function: Callable[..., Any], *, reads: bool, walks: bool = False
+    ) -> Callable[..., Any]:
+        """Return *function* with charges.
+
+        *reads*: it looks into its arguments; *walks*: it may list what they are made of.
+        """
+
+        @wraps(function)
+        def paid(*args: Any, **kwargs: Any) -> Any:
+            weight = self._weight(args, kwargs)
+            self.meter.charge(STEP + (weight if reads else 0))
+            for arg in args if walks else ():
+                self._walk(arg)
+            return self.meter.made(function(*args, **kwargs))
+
+        return paid
+
+    def _join(self, value: Any, separator: str = "", attribute: str | None = None) -> str:
+        if attribute is not None:
+            value = map(filters.make_attrgetter(self, attribute), value)
+        parts = self.meter.read(list(value))
+        self.meter.charge(len(str(separator)) * len(parts))
+        return str(separator).join(map(str, parts))
+
+    def _pay_replace(self, text: str, old: str, new: str, count: int = -1) -> None:
+        found = text.count(old)
+        rounds = found if count < 0 else min(found, count)
+        self.meter.charge(len(text) + rounds * len(new))
+
+    def _replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
+        text = str(value)
+        self._pay_replace(text, old, new, -1 if count is None else count)
+        return text.replace(old, new, -1 if count is None else count)
+
+    def _indent(
+        self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
+        text = str(value)
+        size = width if isinstance(width, int) else len(width)
+        if size > MAX_WIDTH:
+            raise SecurityError(f"an indentation of more than {MAX_WIDTH}")
+        self.meter.charge((1 + len(text.splitlines())) * max(0, size))
+        return filters.do_indent(text, width, first, blank)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Return *value* as JSON.  Unlike jinja's own, markup characters are left as they are."""
+        if indent is not None and indent > MAX_WIDTH:
+            raise SecurityError(f"an indentation of more than {MAX_WIDTH}")
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return "".join(self.meter.made(chunk) for chunk in encoder.iterencode(value))
+
+
+# Filters by what they do with their arguments.  They hand them on, or one element:
+PASSING: Filters = {
+    "abs": abs,
+    "count": len,
+    "d": filters.do_default,
+    "default": filters.do_default,
+    "first": filters.do_first,
+    "last": filters.do_last,
+    "length": len,
+    "safe": lambda value: value,  # nothing is escaped
+}
+# They go through the elements:
+WALKING: Filters = {
+    "items": filters.do_items,
+    "list": filters.do_list,
+    "map": filters.do_map,
+    "reject": filters.do_reject,
+    "rejectattr": filters.do_rejectattr,
+    "reverse": filters.do_reverse,
+    "select": filters.do_select,
+    "selectattr": filters.do_selectattr,
+}
+# They make text of them:
+READING: Filters = {
+    "capitalize": filters.do_capitalize,
+    "float": filters.do_float,
+    "int": filters.do_int,
+    "lower": filters.do_lower,
+    "string": str,
+    "title": filters.do_title,
+    "trim": filters.do_trim,
+    "upper": filters.do_upper,
+}
+# They go through the elements and compare them:
+ORDERING: Filters = {
+    "dictsort": filters.do_dictsort,
+    "max": filters.do_max,
+    "min": filters.do_min,
+    "sort": filters.do_sort,
+    "unique": filters.do_unique,
+}
+
+
+def _is_small_power(left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * right <= MAX_INT_BITS
+    return isinstance(left, int | float) and isinstance(right, int | float)
+
+
+@pass_environment
+def _written(environment: BoundedEnvironment, value: Any) -> Any:
+    """Pay for a value that is about to be written out as text."""
+    return environment.meter.read(value)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Make a dict, as the type would, without the type's methods."""
+    return dict(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """A namespace that does not write itself out: what is in it may be large."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}`` marks what models are trained on: no effect."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

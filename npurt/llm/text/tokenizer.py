@@ -1,0 +1,300 @@
+"""Text to token ids and back, for the tokenizer that a GGUF file describes.
+
+Encoding is HuggingFace tokenizers', set up from the file; decoding is `detokenize`.  Ids equal
+llama.cpp's, with one difference: a token of kind normal is text even when it reads ``</s>``
+(Qwen's vocabulary has one), where llama.cpp takes it for the end of a generation.
+Text is not normalised (no NFC), as in llama.cpp.
+
+Making one takes some 300 bytes a token, 250 a merge and 100 for each byte of markup: 80 MB for a
+vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
+"""
+
+import re
+import threading
+from array import array
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Encoder
+
+from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, optional, require, strings
+from npurt.llm.text.detokenize import SPACE, Pieces, Stream, join
+from npurt.llm.text.pretokenize import Rule, rule
+from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_token
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+# What no tokenizer has.  gpt-oss has 446,189 merges for 201,088 tokens, Llama 3 and GLM as many a
+# token; Llasa, a model of speech, has 65,536 tokens that may be markup, of less than 1 MB together.
+MERGES_PER_TOKEN = 8
+MAX_MERGES = 1 << 21
+MAX_MERGE_TEXT = 1 << 26  # bytes
+MAX_MARKUP = 1 << 17
+MAX_MARKUP_TEXT = 1 << 21  # bytes
+MAX_TEXT = 1 << 22  # characters; the longest contexts, of a million tokens, hold about as many
+MAX_PIECE = 128  # characters of a SentencePiece token: each way to cut it in two is looked up
+
+
+class Tokenizer:
+    """One model's tokenizer.  May be used from several threads.
+
+    Attributes:
+        n_vocab: Number of ids.
+        bos, eos: Ids, or None where the file names none.
+        add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*.
+            `encode` never appends *eos*: a prompt is there to be continued.
+        eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
+        control: Ids that are markup, not text.
+        never_sampled: Ids that must not be sampled, such as padding rows.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, encoder: Encoder, *, add_bos: bool, add_eos: bool, strip: bool
+    ) -> None:
+        """Use `from_gguf`."""
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos = vocabulary.roles.get("bos")
+        self.eos = vocabulary.roles.get("eos")
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self.eog = vocabulary.ends
+        self.never_sampled = vocabulary.never
+        self.control = vocabulary.control
+        self._letters = _letters(vocabulary)
+        self._pieces = Pieces(vocabulary)
+        self._strip = strip
+        self._encoder = encoder
+        self._lock = threading.Lock()  # the encoder keeps `special` as its own state
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata) -> Self:
+        """Build the tokenizer of a GGUF file.
+
+        Raises:
+            ModelFormatError: The metadata is incomplete or contradicts itself, or its tokenizer or
+                pre-tokenizer is not one npurt knows.
+        """
+        vocabulary = Vocabulary.read(metadata)
+        ids = _ids(vocabulary)
+        markup = _markup(vocabulary, ids)
+        if vocabulary.model == SENTENCEPIECE:
+            prefix = optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+            encoder = _sentencepiece(vocabulary, metadata, ids, prefix=prefix)
+            add_bos = True
+        else:
+            prefix = False
+            chosen = rule(require(metadata, "tokenizer.ggml.pre", str))
+            encoder = _byte_pairs(metadata, ids, chosen)
+            add_bos = chosen.add_bos
+        encoder.add_tokens(markup)
+        add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
+        if add_bos and "bos" not in vocabulary.roles:
+            raise ModelFormatError(
+                "the file wants a BOS token but names none", remedy=CONVERT_AGAIN
+            )
+        add_eos = optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+        return cls(vocabulary, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
+
+    def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
+        """Return the ids of *text*.
+
+        Args:
+            text: Any text.
+            add_bos: Begin with `bos`; None does what the file says.  False for the output of a
+                chat template, which writes its own.
+            special: Take control tokens that are spelt out in *text* for what they are.  False for
+                text from a stranger: they are then letters like any others.
+
+        Raises:
+            LayoutError: *text* is no str, is above `MAX_TEXT`, or has a lone surrogate, which has
+                no UTF-8.
+            SettingError: *add_bos*, and the model has no BOS token.
+        """
+        if not isinstance(text, str):
+            raise LayoutError(
+                f"a text is a str, not {type(text).__name__}",
+                remedy="decode bytes first: data.decode()",
+            )
+        head = self._head(self.add_bos if add_bos is None else add_bos)
+        if len(text) > MAX_TEXT:
+            raise LayoutError(
+                f"the text has {len(text)} characters, above {MAX_TEXT}",
+                remedy="encode it in parts; no model's context holds it",
+            )
+        lone = SURROGATE.search(text)
+        if lone:
+            raise LayoutError(
+                f"character {lone.start()} of the text is a lone surrogate",
+                remedy="clean it with text.encode('utf-8', 'replace').decode()",
+            )
+        with self._lock:
+            self._encoder.encode_special_tokens = not special
+            ids = self._encoder.encode(text, add_special_tokens=False).ids
+        if not special and not self._letters.keys().isdisjoint(ids):
+            ids = [letter for i in ids for letter in self._letters.get(i, (i,))]
+        return head + ids
+
+    def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
+        """Return the text of *tokens*, U+FFFD for bytes that are not UTF-8.
+
+        *special* False leaves control tokens out; LayoutError when an id is out of range.
+        """
+        return self.decode_bytes(tokens, special=special).decode("utf-8", "replace")
+
+    def decode_bytes(self, tokens: Iterable[int], *, special: bool = True) -> bytes:
+        """Return the bytes of *tokens*; see `decode`."""
+        return join(self._pieces, tokens, hidden=self._hidden(special), strip=self._strip)
+
+    def stream(self, *, special: bool = True, continued: bool = False) -> Stream:
+        """Return a text to push tokens to, one by one.
+
+        It grows to what `decode` would give.  *continued* says that the text began before: a
+        SentencePiece model's first piece then keeps its space.
+        """
+        strip = self._strip and not continued
+        return Stream(self._pieces, hidden=self._hidden(special), strip=strip)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes *token* stands for; LayoutError when it is out of range."""
+        return self._pieces[token]
+
+    def _hidden(self, special: bool) -> frozenset[int]:
+        return frozenset() if special else self.control
+
+    def _head(self, add_bos: bool) -> list[int]:
+        if not add_bos:
+            return []
+        if self.bos is None:
+            raise SettingError("the model has no BOS token", remedy="pass add_bos=False")
+        return [self.bos]
+
+
+def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encoder:
+    """Return an encoder that merges bytes in the order of the file's merges."""
+    merges = _pairs(metadata, ids)
+    encoder = Encoder(models.BPE(ids, merges, ignore_merges=chosen.ignore_merges))
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in chosen.patterns]
+        + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return encoder
+
+
+def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the file's merges."""
+    given = strings(metadata, "tokenizer.ggml.merges")
+    _require_merges(len(given), ids)
+    if given.nbytes > MAX_MERGE_TEXT:
+        raise ModelFormatError(
+            f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
+        )
+    merges = []
+    for merge in given:
+        left, _, right = merge.partition(" ")
+        if not (left in ids and right in ids and left + right in ids):
+            raise ModelFormatError(f"the merge {merge!r} is not of tokens", remedy=CONVERT_AGAIN)
+        merges.append((left, right))
+    return merges
+
+
+def _require_merges(count: int, ids: dict[str, int]) -> None:
+    """Refuse more merges than any tokenizer has for its tokens."""
+    most = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
+    if count > most:
+        raise ModelFormatError(
+            f"there are {count} merges or more for {len(ids)} tokens, above {most}",
+            remedy=CONVERT_AGAIN,
+        )
+
+
+def _sentencepiece(
+    vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], *, prefix: bool
+) -> Encoder:
+    """Return an encoder that merges characters to the pieces of the highest score."""
+    unknown = vocabulary.tokens[vocabulary.roles["unknown"]]
+    if unknown not in ids:
+        raise ModelFormatError("the unknown token is not UTF-8", remedy=CONVERT_AGAIN)
+    model = models.BPE(
+        ids,
+        _merges(vocabulary, metadata, ids),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    encoder = Encoder(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    before = [normalizers.Prepend(SPACE)] if prefix else []
+    encoder.normalizer = normalizers.Sequence([*before, spaces])
+    return encoder
+
+
+def _merges(
+    vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]
+) -> list[tuple[str, str]]:
+    """Return every way to make a token of two, by score, then the longest left side first.
+
+    A SentencePiece file has scores and no merges.  Ids equal llama.cpp's where the scores of tokens
+    differ, as in a trained model; among equals, it takes the leftmost pair in the text.  Markup is
+    never made of plain text.
+    """
+    given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
+    if not np.isfinite(given).all():
+        raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
+    made, lefts, rights = array("q"), array("q"), array("q")
+    for text, token in ids.items():
+        if len(text) > MAX_PIECE:
+            raise ModelFormatError(
+                f"token {token} has {len(text)} characters, above {MAX_PIECE}", remedy=CONVERT_AGAIN
+            )
+        if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
+            continue
+        for cut in range(1, len(text)):
+            left, right = ids.get(text[:cut]), ids.get(text[cut:])
+            if left is not None and right is not None:
+                made.append(token)
+                lefts.append(left)
+                rights.append(right)
+        _require_merges(len(made), ids)
+    tokens = vocabulary.tokens
+    lengths = [np.array([len(tokens[i]) for i in side], np.int64) for side in (lefts, rights)]
+    scores = given.astype(np.float64)[np.array(made, np.int64)]
+    order = np.lexsort((-lengths[1], -lengths[0], -scores))  # the last is looked at first
+    return [(tokens[lefts[i]], tokens[rights[i]]) for i in order.tolist()]
+
+
+def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
+    """Return the letters of each token of markup, as ids that are text.
+
+    A file may have merges that make markup of text: it is then spelt out again.
+    """
+    tokens = enumerate(vocabulary.tokens)
+    ids = {text: i for i, text in tokens if len(text) == 1 and i not in vocabulary.control}
+    markup = {i: vocabulary.tokens[i] for i in vocabulary.control if vocabulary.model == BPE}
+    return {i: [ids[c] for c in text if c in ids] for i, text in markup.items() if len(text) > 1}
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return text -> id, without texts that are not UTF-8: no text encodes to those."""
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    if SURROGATE.search("".join(vocabulary.tokens)):
+        for text in filter(SURROGATE.search, vocabulary.tokens):
+            del ids[text]
+    return ids
+
+
+def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
+    """Return control and user-defined tokens, which are found in text before anything else."""
+    user = np.flatnonzero(vocabulary.kinds == Kind.USER_DEFINED).tolist()
+    texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
+    known = [(text, special) for text, special in texts if text in ids]
+    nbytes = sum(len(text.encode()) for text, _ in known)
+    if len(known) > MAX_MARKUP or nbytes > MAX_MARKUP_TEXT:
+        raise ModelFormatError(
+            f"{len(known)} tokens of {nbytes} bytes are markup; npurt takes {MAX_MARKUP} of "
+            f"{MAX_MARKUP_TEXT} bytes",
+            remedy=CONVERT_AGAIN,
+        )
+    return [AddedToken(text, special=special, normalized=False) for text, special in known]

@@ -1,0 +1,166 @@
+"""The tokens of a GGUF file, read and checked: their texts, their kinds, their roles.
+
+Sources: ggml docs/gguf.md (keys, token types); llama.cpp src/llama-vocab.cpp, MIT (defaults, and
+the texts by which it knows the tokens that end a generation).
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import ModelFormatError
+from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, require, strings
+from npurt.llm.file.string_array import StringArray
+
+BPE, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
+
+
+class Kind(IntEnum):
+    """What a token is: the values of ``tokenizer.ggml.token_type``."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Gemma has 262,144 tokens, of some 3 MB together.
+MAX_TOKENS = 1 << 20
+MAX_TEXT = 1 << 24  # bytes
+
+# Ids the file may name, as tokenizer.ggml.<role>_token_id.  All but the first two end a generation.
+ROLES = ("bos", "unknown", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, when the file names none
+
+# Texts by which a token is known to end a generation, whatever ids the file names.  The second
+# line says that a file, or a repository, is complete.
+ENDS = re.compile(
+    r"<\|(eot_id|eom_id|end_of_text|endoftext|im_end|end|return|call)\|>"
+    r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
+    r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
+)
+# A vocabulary with both of these has messages of several channels; the last ends otherwise.
+HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
+FILL_INS = re.compile(
+    r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|▁?<(PRE|SUF|MID)>"
+    r"|<｜fim▁(begin|hole|end)｜>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens by id.
+
+    Attributes:
+        model: `BPE` or `SENTENCEPIECE`.
+        tokens: Distinct texts as in the file: in GPT-2's byte alphabet, or SentencePiece pieces.
+        kinds: A `Kind` for each token.
+        roles: Role -> id, for the roles the file fills.
+        control: Ids that are markup, not text: plain text never becomes one of them.
+        ends: Ids that end a generation.
+        never: Ids that must not be sampled: padding rows, and those the file suppresses.
+    """
+
+    model: str
+    tokens: list[str]
+    kinds: npt.NDArray[np.int64]
+    roles: dict[str, int]
+    control: frozenset[int]
+    ends: frozenset[int]
+    never: frozenset[int]
+
+    @classmethod
+    def read(cls, metadata: Metadata) -> Self:
+        """Read the vocabulary.
+
+        Raises:
+            ModelFormatError: A key is missing or wrong, a token is there twice, an id is out of
+                range, or the model is neither `BPE` nor `SENTENCEPIECE`.
+        """
+        model = require(metadata, "tokenizer.ggml.model", str)
+        if model not in (BPE, SENTENCEPIECE):
+            raise ModelFormatError(
+                f"npurt does not know the tokenizer model {model!r}",
+                remedy=f"use a model whose tokenizer.ggml.model is {BPE} or {SENTENCEPIECE}",
+            )
+        tokens = _distinct(token_texts(metadata))
+        kinds = per_token(metadata, "token_type", "iu", len(tokens)).astype(np.int64)
+        if not np.isin(kinds, list(Kind)).all():
+            raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
+        roles = _roles(metadata, model, len(tokens))
+        control = _control(tokens, kinds)
+        ends = {i for i in control if ENDS.fullmatch(tokens[i])}
+        texts = {tokens[i]: i for i in ends}
+        if texts.keys() >= HARMONY:
+            ends.discard(texts.get(END_OF_MESSAGE, -1))
+        ends.update(i for role, i in roles.items() if role not in ("bos", "unknown"))
+        return cls(model, tokens, kinds, roles, control, frozenset(ends), _never(metadata, kinds))
+
+
+def token_texts(metadata: Metadata) -> StringArray:
+    """Return the tokens as the file has them; ModelFormatError when no model has so many."""
+    found = strings(metadata, "tokenizer.ggml.tokens")
+    if len(found) > MAX_TOKENS or found.nbytes > MAX_TEXT:
+        raise ModelFormatError(
+            f"the vocabulary has {len(found)} tokens of {found.nbytes} bytes together; npurt takes "
+            f"{MAX_TOKENS} of {MAX_TEXT} bytes",
+            remedy=CONVERT_AGAIN,
+        )
+    return found
+
+
+def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDArray[Any]:
+    """Return the array ``tokenizer.ggml.<name>``, which must have *count* elements."""
+    values = numbers(metadata, f"tokenizer.ggml.{name}", kinds)
+    if len(values) != count:
+        raise ModelFormatError(
+            f"{count} tokens, but {len(values)} in tokenizer.ggml.{name}", remedy=CONVERT_AGAIN
+        )
+    return values
+
+
+def _distinct(texts: StringArray) -> list[str]:
+    """Return *texts*, an empty one renamed after its id; refuse a text that is there twice."""
+    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+    if not tokens or len(set(tokens)) < len(tokens):
+        raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
+    return tokens
+
+
+def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
+    """Return the id of each role; a default that is out of range fills no role."""
+    defaults = SENTENCEPIECE_ROLES if model == SENTENCEPIECE else {}
+    roles = {role: i for role, i in defaults.items() if i < count}
+    for role in ROLES:
+        key = f"tokenizer.ggml.{role}_token_id"
+        if key not in metadata:
+            continue
+        roles[role] = require(metadata, key, int)
+        if not 0 <= roles[role] < count:
+            raise ModelFormatError(
+                f"{key} = {roles[role]} is not one of {count} tokens", remedy=CONVERT_AGAIN
+            )
+    return roles
+
+
+def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
+    """Return the ids of markup.  Some converters call it user-defined: it is known by its text."""
+    marked = np.flatnonzero(np.isin(kinds, (Kind.UNKNOWN, Kind.CONTROL))).tolist()
+    user = np.flatnonzero(kinds == Kind.USER_DEFINED).tolist()
+    known = [i for i in user if ENDS.fullmatch(tokens[i]) or FILL_INS.fullmatch(tokens[i])]
+    return frozenset(marked + known)
+
+
+def _never(metadata: Metadata, kinds: npt.NDArray[np.int64]) -> frozenset[int]:
+    unused = np.flatnonzero(kinds == Kind.UNUSED).tolist()
+    key = "tokenizer.ggml.suppress_tokens"
+    given = numbers(metadata, key, "iu") if key in metadata else np.empty(0, np.int64)
+    suppressed = np.unique(given[(given >= 0) & (given < len(kinds))]).tolist()
+    return frozenset(unused + suppressed)

@@ -1,0 +1,195 @@
+"""Products of `npurt.matmul` on one device: verified like those of models, and accounted for."""
+
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.checked import ORACLE, WRONG_TWICE, spread_secret
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.packed import CpuPacked
+from npurt.device import F32, Device, Packed
+from npurt.errors import VerificationFailed
+from npurt.runtime.report.ledger import Ledger, Report, Row
+from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
+
+I8 = npt.NDArray[np.int8]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Weight:
+    """A packed weight: where it is, and what has been checked."""
+
+    packed: Packed
+    planned: str  # the device it was packed for
+    reason: str = ""  # why it is on another one
+    secret: Secret | None = None  # made when a product is first checked
+    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+
+
+class Products:
+    """What multiplies on *device*, and what came of it.
+
+    A weight is verified when it first multiplies one row, and several, and in 1 % of the calls
+    after that (mode ``sample``); an int8 product of two arrays likewise, by its shape.  What is
+    wrong is computed again by plain C kernels, with a warning; a weight stays there.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.RLock()  # of all that follows
+        self._oracle: CpuDevice | None = None  # with the plainest kernels
+        self._ledger = Ledger(f"{device.caps.name}: {device.caps.detail}")
+        self._samplers = {mode: Sampler(mode) for mode in Mode}
+
+    def report(self) -> Report:
+        """Return how often what ran where, and what was verified."""
+        with self._lock:
+            return self._ledger.report()
+
+    def matmul(self, x: F32, weight: Weight, mode: Mode, *, once: bool = False) -> F32:
+        """Return ``x @ w.T``, float32.
+
+        Args:
+            once: The weight is packed for this product alone: those of one shape are alike.
+
+        Raises:
+            VerificationFailed: It is wrong, and so is the CPU's.
+        """
+        packed, several = weight.packed, len(x) > 1
+        y = np.empty((len(x), packed.n), np.float32)
+        row = self._multiply(packed, weight, x, y)
+        kind = (packed.tensor.dtype, packed.n, packed.k, several)
+        with self._lock:
+            new = self._is_first(mode, kind) if once else several not in weight.seen
+            if self._chosen(mode, new):
+                weight.seen.add(several)
+                row.verified += 1
+                self._verify(packed, weight, x, y, row)
+        return y
+
+    def matmul_i8(self, a: I8, b: I8, mode: Mode) -> I32:
+        """Return ``a @ b``, exact; raises what `Device.matmul_i8` does, and VerificationFailed."""
+        name, (k, n) = self.device.caps.name, b.shape
+        start = time.perf_counter()
+        y = self.device.matmul_i8(a, b)
+        seconds = time.perf_counter() - start
+        with self._lock:
+            row = self._ledger.row(Row("matmul", "int8", (n, k), name, name))
+            _count(row, len(a), b.nbytes, seconds)
+            if self._chosen(mode, self._is_first(mode, ("int8", n, k, len(a) > 1))):
+                row.verified += 1
+                if not is_exact(a, b, y):
+                    row.failed += 1
+                    y = self._again_i8(a, b)
+        return y
+
+    def _again_i8(self, a: I8, b: I8) -> I32:
+        """Return a product that the device got wrong."""
+        name, what = self.device.caps.name, f"int8 product of {a.shape} and {b.shape}"
+        self._say(f"{name} computed a wrong {what}")
+        y = self._plain().matmul_i8(a, b)
+        if not is_exact(a, b, y):
+            raise _wrong_twice(f"an {what}", name)
+        return y
+
+    def close(self) -> None:
+        """Close the device.  A second call does nothing."""
+        self.device.close()
+        if self._oracle:
+            self._oracle.close()
+
+    def _is_first(self, mode: Mode, kind: Any) -> bool:
+        return mode is Mode.SAMPLE and self._samplers[mode].is_first(kind)
+
+    def _chosen(self, mode: Mode, first: bool) -> bool:
+        return (first and mode is Mode.SAMPLE) or bool(self._samplers[mode].choose(1))
+
+    def _multiply(self, packed: Packed, weight: Weight, x: F32, y: F32) -> Row:
+        """Write the product to y; return its row of the ledger."""
+        start = time.perf_counter()
+        packed.device.matmul(x, packed, y)
+        seconds = time.perf_counter() - start
+        kind, shape = packed.tensor.dtype, (packed.n, packed.k)
+        actual = packed.device.caps.name
+        with self._lock:
+            about = Row("matmul", kind, shape, weight.planned, actual, weight.reason)
+            row = self._ledger.row(about)
+            _count(row, len(x), packed.nbytes, seconds)
+            return row
+
+    def _verify(self, packed: Packed, weight: Weight, x: F32, y: F32, row: Row) -> None:
+        """Make sure that y is right, if need be by plain C kernels."""
+        if weight.packed is packed:  # or another thread has found it wrong meanwhile
+            if _is_right(weight, x, y):
+                return
+            wrong = packed.device.caps.name
+            row.failed += 1
+            self._say(f"{wrong} computed a wrong product with {packed.tensor!r}")
+            weight.packed = self._plain().pack(packed.tensor)
+            weight.secret = secret_of(repr(packed.tensor), weight.packed)  # not from its image
+            weight.reason = f"{wrong} computed a wrong product with it"
+        again = self._multiply(weight.packed, weight, x, y)
+        again.verified += 1
+        if not _is_right(weight, x, y):
+            again.failed += 1
+            raise _wrong_twice(f"a product with {packed.tensor!r}", weight.planned)
+
+    def _plain(self) -> CpuDevice:
+        """Return the CPU with its plainest kernels."""
+        if self._oracle is None:
+            self._oracle = CpuDevice(isa=ORACLE)
+        return self._oracle
+
+    def _say(self, what: str) -> None:
+        """Warn whoever called `npurt.matmul`, and take note."""
+        note = f"quarantined: {what}; the CPU ({ORACLE} kernels) computed it again"
+        if note not in self._ledger.notes:
+            self._ledger.notes.append(note)
+        warnings.warn(note, RuntimeWarning, stacklevel=6)
+
+
+def _count(row: Row, rows: int, nbytes: int, seconds: float) -> None:
+    row.calls += 1
+    row.rows += rows
+    row.macs += rows * row.shape[0] * row.shape[1]
+    row.nbytes += nbytes
+    row.seconds += seconds
+
+
+def _is_right(weight: Weight, x: F32, y: F32) -> bool:
+    packed = weight.packed
+    if weight.secret is None:
+        name = repr(packed.tensor)
+        if isinstance(packed, CpuPacked):
+            weight.secret = spread_secret(name, packed)
+        else:
+            weight.secret = secret_of(name, packed)
+    multiplied = packed.device.multiplied(x, packed)
+    magnitudes = packed.device.magnitudes(x, packed)
+    return is_right(weight.secret, packed, multiplied, y, magnitudes=magnitudes)
+
+
+def is_exact(a: I8, b: I8, y: I32) -> bool:
+    """Say whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers, for a secret r.
+
+    The largest sums are below 2^63: |y| is at most 2^31, r below 2^11 and N at most 2^19; b r is
+    below 2^37, so exact in float64, and K at most 2^17.  A wrong element is found for certain, two
+    in a row that cancel with a chance of 2^-11.
+    """
+    if y.shape != (len(a), b.shape[1]):
+        return False
+    rng = np.random.default_rng()
+    signs = rng.choice(np.array([-1, 1]), b.shape[1])
+    r = rng.integers(1 << 10, 1 << 11, b.shape[1]) * signs
+    s = (b.astype(np.float64) @ r).astype(np.int64)
+    return bool((y.astype(np.int64) @ r == a.astype(np.int64) @ s).all())
+
+
+def _wrong_twice(what: str, device: str) -> VerificationFailed:
+    return VerificationFailed(f"{what} is wrong on {device} and on the CPU", remedy=WRONG_TWICE)

@@ -1,0 +1,11 @@
+"""Run a graph: place products on devices, check results, fall back to the CPU, keep the record.
+
+May import the room `report`.
+Begin with `executor`, for devices that run graphs, and `plan`, for the host and its NPU.
+"""
+
+from npurt import moved
+
+__getattr__ = moved.attributes(
+    __name__, dict.fromkeys(("Executor", "runs_graphs"), "npurt.runtime.execute.executor")
+)

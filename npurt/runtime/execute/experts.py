@@ -1,0 +1,59 @@
+"""Products of experts on another device than the host: one call for each expert that has rows."""
+
+from collections.abc import Sequence
+
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input
+from npurt.cpu.program import Routing
+from npurt.device import F32
+from npurt.runtime.execute.placement import Placed
+from npurt.runtime.execute.remote import RemoteStep
+from npurt.runtime.report.ledger import Ledger
+from npurt.verify import Sampler
+
+
+class RemoteExperts:
+    """The rows of each expert times its matrix, to the columns of *y* from *column* on.
+
+    Args:
+        each: The matrices of one stack.
+    """
+
+    def __init__(
+        self,
+        cpu: CpuDevice,
+        ledger: Ledger,
+        sampler: Sampler,
+        *,
+        label: str,
+        x: Input,
+        each: Sequence[Placed],
+        y: F32,
+        column: int,
+        routing: Routing,
+    ) -> None:
+        self._label = label
+        self._x, self._y, self._column, self._routing = x, y, column, routing
+        self._each = [RemoteStep(cpu, ledger, sampler) for _ in each]
+        for step, weight in zip(self._each, each, strict=True):
+            step.matmul(label, x, [weight], y, head=False)
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return self._label, ", ".join(dict.fromkeys([step.about()[1] for step in self._each]))
+
+    def prepare(self) -> None:
+        """Secrets are made when a product is first checked."""
+
+    def redirect_last(self, array: F32) -> None:
+        """Write to *array* from now on."""
+        self._y = array
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Multiply group by group; raises what `RemoteStep.multiply` does."""
+        del position, head
+        groups = self._routing.groups[: rows * self._routing.used]
+        for matrix, count, first in groups.tolist():
+            if count:
+                part = slice(first, first + count)
+                self._each[matrix].multiply(self._x.values[part], self._y[part, self._column :])

@@ -1,0 +1,27 @@
+"""Consecutive ops on the CPU: one program for its thread pool, verified and accounted for."""
+
+from collections.abc import Iterator
+
+from npurt.cpu.checked import CheckedProgram
+from npurt.cpu.device import CpuDevice
+from npurt.runtime.execute.placement import Placed
+from npurt.runtime.report.ledger import Ledger, Row, row_of
+from npurt.verify import Sampler
+
+
+class HostStep(CheckedProgram):
+    """A program whose ops are rows of the ledger."""
+
+    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
+        super().__init__(cpu.engine, sampler, ledger.notes)  # not the ledger, which keeps this step
+        self.planned: dict[int, tuple[str, str]] = {}  # op -> other device, why it is not there
+        ledger.follow(self._rows)
+
+    def _rows(self) -> Iterator[Row]:
+        """Yield the ledger's rows as the program's counters stand."""
+        for index, counter in enumerate(self.counters()):
+            planned, reason = self.planned.get(index, ("cpu", ""))
+            product = self.products.get(index)
+            if product and isinstance(product.weights[0], Placed):
+                planned, reason = product.weights[0].planned, product.weights[0].reason
+            yield row_of(counter, planned, "cpu", reason)

@@ -1,0 +1,143 @@
+"""A plan: the ops of one forward pass, each on its device, built once and run once per batch.
+
+Consecutive ops on the host become one program for its thread pool, whose threads pass from op to op
+without Python.  A product on another device ends that program, and a new one begins after it.
+"""
+
+from collections.abc import Sequence
+
+from npurt.cpu.bound import Recurrence
+from npurt.cpu.checked import Weight
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input
+from npurt.cpu.packed import CpuPacked
+from npurt.cpu.program import Convolution, Program, Routing
+from npurt.cpu.steps import Step, Steps
+from npurt.device import F32, DeltaNet, Device
+from npurt.errors import NotOffloaded
+from npurt.runtime.execute.experts import RemoteExperts
+from npurt.runtime.execute.host import HostStep
+from npurt.runtime.execute.placement import Placed, Stacked
+from npurt.runtime.execute.recurrence import RemoteDelta
+from npurt.runtime.execute.remote import RemoteStep
+from npurt.runtime.report.ledger import Ledger
+from npurt.verify import Mode, Sampler
+
+
+class Plan(Steps):
+    """Ops in the order they run; buffers as in `npurt.cpu.program.Program`.
+
+    Args:
+        device: Runs delta nets unless it says why not; by default the CPU does.
+    """
+
+    def __init__(
+        self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler, device: Device | None = None
+    ) -> None:
+        super().__init__()
+        self._cpu = cpu
+        self._ledger = ledger
+        self._sampler = sampler
+        self._device = device or cpu
+        self._replays: list[Step] = []  # of the delta nets alone
+
+    def new_program(self) -> HostStep:
+        """Return an empty program, which the ledger follows."""
+        return HostStep(self._cpu, self._ledger, self._sampler)
+
+    def prepare(self) -> None:
+        """Get ready to verify, unless verification is off."""
+        if self._sampler.mode is not Mode.OFF:
+            for step in self._steps:
+                step.prepare()
+
+    def run(self, rows: int, position: int, head: int, out: F32) -> None:
+        """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""
+        self.redirect(out)
+        self._walk("run", self._steps, rows, position, head)
+
+    def replay(self, rows: int, position: int) -> None:
+        """Run the delta nets alone over *rows* tokens that they have kept, from *position* on."""
+        self._walk("replay", self._replays, rows, position, 0)
+
+    def _walk(self, name: str, steps: Sequence[Step], rows: int, position: int, head: int) -> None:
+        trace = self._ledger.trace
+        if trace is None:
+            for step in steps:
+                step.run(rows, position, head)
+            return
+        with trace.span(name, "", rows=rows, position=position):
+            for step in steps:
+                with trace.span(*step.about(), rows=rows):
+                    step.run(rows, position, head)
+
+    def matmul(
+        self,
+        label: str,
+        x: Input,
+        weights: Sequence[Weight],
+        y: F32,
+        *,
+        head: bool = False,
+        column: int = 0,
+    ) -> None:
+        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
+        if all(isinstance(w.packed, CpuPacked) for w in weights):
+            super().matmul(label, x, weights, y, head=head, column=column)
+            return
+        step = RemoteStep(self._cpu, self._ledger, self._sampler)
+        self._steps.append(step)
+        step.matmul(label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], head)
+
+    def experts(
+        self,
+        label: str,
+        x: Input,
+        stacks: Sequence[Weight],
+        y: F32,
+        routing: Routing,
+        *,
+        column: int = 0,
+    ) -> None:
+        """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
+        if all(isinstance(w.packed, CpuPacked) for w in stacks):
+            super().experts(label, x, stacks, y, routing, column=column)
+            return
+        for w in stacks:
+            if isinstance(w.packed, Stacked):
+                step = RemoteExperts(
+                    self._cpu, self._ledger, self._sampler, label=label, x=x, each=w.packed.each,
+                    y=y, column=column, routing=routing,
+                )  # fmt: skip
+                self._steps.append(step)
+            else:
+                self.host().matmul(label, x, [w], y, routing=routing, column=column)
+            column += w.packed.n
+
+    def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
+        """Convolve and run *net*, on the device unless it says why not; see `Program.delta`.
+
+        Raises:
+            NotOffloaded: It does, in strict mode.
+        """
+        device, slots, control = self._device, held.slots, held.control
+        reason = device.why_not_delta(net)
+        if reason and self._ledger.strict:
+            raise NotOffloaded(
+                f"{device.caps.name} cannot take delta nets: {reason}",
+                remedy="leave strict mode to let the CPU do them",
+            )
+        there = None
+        if not reason and device is not self._cpu:
+            accounts = self._cpu, self._ledger, self._sampler
+            there = RemoteDelta(device, *accounts, net, slots, control)
+        for steps, again in ((self._steps, False), (self._replays, True)):
+            host = self._last_program(steps)
+            assert isinstance(host, HostStep)
+            host.add("replay" if again else "convolution", Program.conv, conv, replay=again)
+            if there:
+                steps.append(there)
+            else:
+                name = "replay" if again else "delta net"
+                op = host.add(name, Program.delta, net, slots=slots.array, control=control)
+                host.planned[op] = device.caps.name, reason or ""

@@ -1,0 +1,207 @@
+"""Products on another device than the host, verified and accounted for."""
+
+import functools
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from npurt.cpu.checked import WRONG_TWICE
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.engine import Input
+from npurt.device import F32, Device, Packed
+from npurt.errors import DeviceFull, DriverError, VerificationFailed
+from npurt.runtime.execute.placement import Placed
+from npurt.runtime.execute.shortlist import Shortlist
+from npurt.runtime.report.ledger import Ledger, Row
+from npurt.verify import Check, Sampler
+
+
+@dataclass(slots=True)
+class _Product:
+    """One weight of a step, and what stays the same from run to run while it is on one device."""
+
+    placed: Placed
+    columns: slice  # of y
+    macs: int  # of one row
+    row: Row  # of the ledger
+    check: Check  # of what the row is about: it may have moved
+    shortlist: Shortlist | None = None
+
+    @property
+    def packed(self) -> Packed:
+        return self.placed.packed
+
+
+class RemoteStep:
+    """One input times one or more weights on a device, side by side in *y*."""
+
+    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
+        self._cpu = cpu
+        self._ledger = ledger
+        self._sampler = sampler
+
+    def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
+        """Say what to multiply; *head* leaves the first rows of a run out, and makes logits."""
+        self._label, self._x, self._y, self._head = label, x, y, head
+        self._products: list[_Product] = []
+        end = 0
+        for w in weights:
+            n, k = w.packed.n, w.packed.k
+            product = _Product(w, slice(end, end + n), n * k, self._row(w), _check(w))
+            end += n
+            if head:
+                product.shortlist = Shortlist(w.packed.tensor, w.bias)
+                self._ledger.remark(functools.partial(product.shortlist.note, w.device))
+            self._products.append(product)
+            self._ledger.remark(w.packed.device.remark)
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        devices = dict.fromkeys([product.placed.device for product in self._products])
+        return self._label, ", ".join(devices)
+
+    def prepare(self) -> None:
+        """Secrets are made when a product is first checked."""
+
+    def redirect_last(self, array: F32) -> None:
+        """Write to *array* from now on."""
+        self._y = array
+
+    def run(self, rows: int, position: int, head: int) -> None:
+        """Multiply, verify what is chosen, add biases; raises `multiply`'s errors."""
+        del position
+        count = rows - head if self._head else rows
+        if count:
+            self.multiply(self._x.values[:count], self._y)
+
+    def multiply(self, x: F32, y: F32) -> None:
+        """Do so with the rows *x*, to the first columns of the first rows of *y*.
+
+        Raises:
+            VerificationFailed: A product is wrong on the device and on the CPU.
+            NotOffloaded: In strict mode: the device failed, or was wrong.
+        """
+        views = [y[: len(x), product.columns] for product in self._products]
+        outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
+        self._multiply(x, outs)
+        for product, view, out in zip(self._products, views, outs, strict=True):
+            self._account(product, x, out)
+            if out is not view:
+                view[:] = out
+            if product.placed.bias is not None:
+                np.add(view, product.placed.bias, out=view)
+            if product.shortlist and product.packed.device is not self._cpu:
+                product.shortlist.rescore(x, view)
+
+    def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
+        """Have each device do what is its, in one call; what it cannot, the CPU does."""
+        left: Sequence[int] = range(len(outs))
+        while left:
+            for product in self._products:
+                if product.check.packed is not product.packed:
+                    self._renew(product)
+            device = self._products[left[0]].packed.device
+            mine = [i for i in left if self._products[i].packed.device is device]
+            products, results = [self._products[i] for i in mine], [outs[i] for i in mine]
+            start, packets = time.perf_counter(), device.packets()
+            if not self._call(device, x, products, results):
+                continue  # some of them may be elsewhere now
+            left = [i for i in left if i not in mine]
+            seconds = time.perf_counter() - start
+            if self._ledger.trace:
+                self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))
+            self._ledger.notes += device.news()
+            self._charge(products, seconds, device.packets() - packets)
+
+    def _call(
+        self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
+    ) -> bool:
+        """Multiply; False when *device* had no memory, and has more now."""
+        try:
+            device.matmuls(x, [product.packed for product in products], outs)
+        except DriverError as error:
+            if device is self._cpu:
+                raise
+            failure = copy(error)  # without its traceback, which keeps weights alive
+        else:
+            return True
+        if isinstance(failure, DeviceFull) and self._make_room(products[0].placed, failure):
+            return False
+        self._take_over(products, failure)
+        self._cpu.matmuls(x, [product.packed for product in products], outs)
+        return True
+
+    def _make_room(self, placed: Placed, error: DeviceFull) -> bool:
+        """Move what is worth least from the device of *placed* to the CPU; False: there is none."""
+        if placed.residents is None:
+            return False
+        self._ledger.fallback(
+            f"{placed.device} ran out of memory while it worked; the CPU goes on with the weights "
+            f"that are worth least there. To have more there: {error.remedy}"
+        )
+        return placed.residents.evict()
+
+    def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
+        """Share out what one call took, by multiply-adds."""
+        macs = sum([product.macs for product in products])
+        for product in products:
+            product.row.seconds += seconds * product.macs / macs
+            product.row.packets += packets * product.macs // macs
+
+    def _take_over(self, products: Sequence[_Product], error: DriverError) -> None:
+        """Let the CPU do these products from now on: their device failed for good."""
+        failed = products[0].packed.device
+        self._ledger.fallback(f"the CPU goes on for {failed.caps.name}: {error.what}")
+        for product in products:
+            self._move(product, f"{failed.caps.name} failed: {error.what}")
+
+    def _move(self, product: _Product, reason: str) -> None:
+        """Have the CPU do a product from now on."""
+        placed = product.placed
+        placed.packed = self._cpu.pack(placed.packed.tensor)
+        placed.reason = reason
+        self._renew(product)
+
+    def _renew(self, product: _Product) -> None:
+        """Take note that a product has moved."""
+        product.row = self._row(product.placed)
+        product.check = _check(product.placed)
+
+    def _row(self, w: Placed) -> Row:
+        return self._ledger.row(
+            Row(self._label, w.name, (w.packed.n, w.packed.k), w.planned, w.device, w.reason)
+        )
+
+    def _account(self, product: _Product, x: F32, out: F32) -> None:
+        row = product.row
+        row.calls += 1
+        row.rows += len(x)
+        row.macs += len(x) * product.macs
+        row.nbytes += product.packed.nbytes
+        if not product.check.is_due(self._sampler, len(x)):
+            return
+        row.verified += 1
+        if not product.check.accepts(x, out):
+            row.failed += 1
+            self._replace(product, x, out)
+
+    def _replace(self, product: _Product, x: F32, out: F32) -> None:
+        """Quarantine the device for this weight: the CPU takes over for good."""
+        name, wrong = product.placed.name, product.placed.device
+        self._ledger.fallback(
+            f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"
+        )
+        self._move(product, f"{wrong} computed a wrong product with it")
+        self._cpu.matmul(x, product.packed, out)
+        if not product.check.accepts(x, out):
+            raise VerificationFailed(
+                f"the product with {name} is wrong on {wrong} and on the CPU",
+                remedy=WRONG_TWICE,
+            )
+
+
+def _check(w: Placed) -> Check:
+    return Check(w.name, w.packed)

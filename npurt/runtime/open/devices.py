@@ -1,0 +1,129 @@
+"""Device strings, and opening what they name.
+
+Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``,
+``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from npurt import library
+from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.device import Device
+from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
+from npurt.runtime.open.arguments import optional_integer
+from npurt.settings import DEVICE, LIBRARIES, read
+
+KINDS = ("cpu", "hexagon", "rknpu", "numpy")
+GROUP = "npurt.devices"  # of entry points
+SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `devices` says of one kind of device."""
+
+    device: str
+    found: bool
+    detail: str  # what it is, or why it cannot be used
+
+
+def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
+    """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the CPU.
+
+    Raises:
+        UnknownDevice: *name* is misspelt.
+        SettingError: *threads* are none.
+        DeviceNotFound: There is no such device, or npurt cannot drive it.
+    """
+    threads = optional_integer("threads", threads, 0)
+    if name is None or name == "auto":
+        name = read(DEVICE, str)
+    if name == "auto":
+        return open_host(threads)
+    if name == "cpu":
+        return CpuDevice(threads)
+    kind = name.partition(":")[0] if isinstance(name, str) else ""
+    opener = OPENERS.get(kind) or _of_others(kind)
+    if opener is None:
+        raise UnknownDevice(
+            f"{name!r} is not a device name",
+            remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
+        )
+    try:
+        return opener(name)
+    except DeviceNotFound as error:
+        what = f"device {name!r} cannot be used: {error.what}"
+        raise type(error)(what, remedy=error.remedy) from error
+
+
+def open_host(threads: int | None = None) -> Device:
+    """Return the CPU; numpy where npurt's kernels were not compiled."""
+    try:
+        return CpuDevice(threads)
+    except DeviceNotFound as error:
+        if read(LIBRARIES, str) or library.path_of(abi.LIBRARY).exists():
+            raise
+        warnings.warn(f"{error}\nnumpy computes meanwhile, which is slow", stacklevel=3)
+        return _numpy("numpy")
+
+
+def _of_others(kind: str) -> Callable[[str], Device] | None:
+    """Return what opens devices of *kind* that another package has, or None.
+
+    A package names it in its entry points, group `GROUP`: a function of the device string.
+
+    Raises:
+        DeviceNotFound: It cannot be imported.
+    """
+    for entry in entry_points(group=GROUP):
+        if entry.name == kind:
+            try:
+                opener: Callable[[str], Device] = entry.load()
+            except (ImportError, AttributeError) as error:
+                raise DeviceNotFound(
+                    f"the package of device {kind!r} cannot be used: {error}",
+                    remedy=f"reinstall it; its entry point is {entry.value}",
+                ) from error
+            return opener
+    return None
+
+
+def _hexagon(name: str) -> Device:
+    from npurt.hexagon.device.device import open_hexagon  # loaded on first use
+
+    return open_hexagon(name)
+
+
+def _rknpu(name: str) -> Device:
+    from npurt.rknpu.device.device import open_rknpu
+
+    return open_rknpu(name)
+
+
+def _numpy(name: str) -> Device:
+    from npurt.reference.device import ReferenceDevice
+
+    if name != "numpy":
+        raise UnknownDevice(f"{name!r} is not a device name", remedy="use numpy")
+    return ReferenceDevice()
+
+
+OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
+
+
+def devices() -> list[Found]:
+    """Say what is here, and why what is not here is not.  Never raises."""
+    rows = []
+    others = sorted({entry.name for entry in entry_points(group=GROUP)})
+    for kind in (*KINDS, *others):
+        try:
+            with open_device(kind) as device:
+                rows.append(Found(kind, True, device.caps.detail))
+        except NpurtError as error:
+            reason = "; ".join(line.strip() for line in error.what.splitlines())
+            rows.append(Found(kind, False, reason))
+    return rows

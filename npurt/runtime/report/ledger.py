@@ -1,0 +1,247 @@
+"""The ledger: what ran where, why, how often, how long.  Always on.
+
+A row belongs to one tensor (or op without one) on one device.  Ops that run inside a CPU program
+are counted by the program itself and read when somebody asks; the others are added as they run.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from npurt.errors import NotOffloaded
+from npurt.runtime.report.trace import Trace
+from npurt.segment import Counter
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the ledger.  Counts grow while the device works."""
+
+    op: str  # class: "attn_qkv", "ffn_down", "norm", ...
+    tensor: str  # names of the weights, "" for ops without
+    shape: tuple[int, ...]  # (N, K) of a product
+    planned: str  # device the plan chose
+    actual: str  # device that did it
+    reason: str = ""  # why not the planned one
+    calls: int = 0
+    rows: int = 0  # activation rows over all calls
+    macs: int = 0
+    nbytes: int = 0  # weights read
+    packets: int = 0  # of instructions, where the device counts them
+    seconds: float = 0.0
+    verified: int = 0
+    failed: int = 0
+
+    @property
+    def offloaded(self) -> bool:
+        """True when the op ran where it was planned."""
+        return self.planned == self.actual
+
+
+def row_of(counter: Counter, planned: str, actual: str, reason: str) -> Row:
+    """Return the row of what a segment or a program counted."""
+    return Row(
+        counter.op, counter.tensor, counter.shape, planned, actual, reason,
+        calls=counter.calls, rows=counter.rows, macs=counter.macs, nbytes=counter.nbytes,
+        seconds=counter.seconds, verified=counter.verified, failed=counter.failed,
+    )  # fmt: skip
+
+
+COLUMNS = ("op", "device", "calls", "MACs", "bytes", "packets", "seconds", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The ledger at one moment."""
+
+    rows: tuple[Row, ...]
+    device: str  # what ran it, for people
+    notes: tuple[str, ...] = ()
+
+    def totals(self) -> list[dict[str, Any]]:
+        """Return one entry per (op class, device), longest first."""
+        groups: dict[tuple[str, str], dict[str, Any]] = {}
+        seconds = sum(row.seconds for row in self.rows)
+        for row in self.rows:
+            entry = groups.setdefault(
+                (row.op, row.actual),
+                {
+                    "op": row.op,
+                    "device": row.actual,
+                    "calls": 0,
+                    "macs": 0,
+                    "bytes": 0,
+                    "packets": 0,
+                    "seconds": 0.0,
+                },
+            )
+            entry["calls"] += row.calls
+            entry["macs"] += row.macs
+            entry["bytes"] += row.nbytes
+            entry["packets"] += row.packets
+            entry["seconds"] += row.seconds
+        for entry in groups.values():
+            entry["share"] = entry["seconds"] / seconds if seconds else 0.0
+        return sorted(groups.values(), key=lambda entry: -entry["seconds"])
+
+    def line(self) -> str:
+        """Return the one line to paste: where the multiply-adds went, fallbacks, verification."""
+        macs = sum(row.macs for row in self.rows)
+        by_device: dict[str, int] = {}
+        for row in self.rows:
+            by_device[row.actual] = by_device.get(row.actual, 0) + row.macs
+        shares = ", ".join(
+            f"{100 * count / macs:.1f} % of MACs on {name}"
+            for name, count in by_device.items()
+            if count
+        )
+        astray = sum(map(len, self._astray().values()))
+        checked = sum(row.verified for row in self.rows)
+        failed = sum(row.failed for row in self.rows)
+        products = sum(row.calls for row in self.rows if row.macs or row.verified)
+        return (
+            f"offload: {shares or 'nothing ran'} ({self.device}); {astray} fallbacks; "
+            f"verified {checked} of {products} products, {failed} wrong"
+        )
+
+    def fallbacks(self) -> list[str]:
+        """Return a line for each reason why ops ran elsewhere than planned, and which they are."""
+        return [
+            f"{_which(rows)}: planned {planned}, ran on {actual}: {reason}"
+            for (planned, actual, reason), rows in self._astray().items()
+        ]
+
+    def _astray(self) -> dict[tuple[str, str, str], list[Row]]:
+        """Return what ran elsewhere than planned, by where and why."""
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.calls and not row.offloaded:
+                groups.setdefault((row.planned, row.actual, row.reason), []).append(row)
+        return groups
+
+    def table(self) -> str:
+        """Return the totals as aligned text, then fallbacks with their reasons, then the line."""
+        totals = self.totals()
+        columns = [c for c in COLUMNS if c != "packets" or any(e["packets"] for e in totals)]
+        cells = [
+            {
+                "op": entry["op"],
+                "device": entry["device"],
+                "calls": str(entry["calls"]),
+                "MACs": f"{entry['macs'] / 1e9:.3f} G",
+                "bytes": f"{entry['bytes'] / 1e6:.1f} MB",
+                "packets": f"{entry['packets'] / 1e6:.2f} M",
+                "seconds": f"{entry['seconds']:.4f}",
+                "share": f"{100 * entry['share']:.1f} %",
+            }
+            for entry in totals
+        ]
+        lines = [columns, *([row[column] for column in columns] for row in cells)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, *self.fallbacks(), *self.notes, self.line()])
+
+    def to_json(self) -> str:
+        """Return device, rows, totals, notes and the line as one JSON object."""
+        return json.dumps(
+            {
+                "device": self.device,
+                "line": self.line(),
+                "notes": list(self.notes),
+                "totals": self.totals(),
+                "rows": [asdict(row) for row in self.rows],
+            }
+        )
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _which(rows: Sequence[Row]) -> str:
+    """Name one op; of several, how many there are, the first and the last."""
+    names = ", ".join(row.tensor or row.op for row in rows)
+    if len(rows) == 1:
+        return names
+    return f"{len(rows)} ops, {names.partition(', ')[0]} to {names.rpartition(', ')[2]}"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Rows by what they describe, and notes such as a quarantine.
+
+    In strict mode it is an error that an op leaves the device that was planned for it.
+    """
+
+    device: str
+    strict: bool = False
+    notes: list[str] = field(default_factory=list)
+    trace: Trace | None = None  # see `watch`
+    _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
+    _remarks: list[Callable[[], str]] = field(default_factory=list)
+    _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
+    _included: list[tuple[str, "Ledger"]] = field(default_factory=list)
+    _last: Report | None = None  # see `freeze`
+
+    def row(self, row: Row) -> Row:
+        """Return the row for what *row* describes: the one already there, or *row* itself."""
+        key = (row.op, row.tensor, row.shape, row.planned, row.actual, row.reason)
+        return self._rows.setdefault(key, row)
+
+    def fallback(self, what: str) -> None:
+        """Take note, once, that the CPU goes on: call it before it does, with a reason.
+
+        Raises:
+            NotOffloaded: In strict mode.
+        """
+        if self.strict:
+            raise NotOffloaded(
+                f"a fallback in strict mode: {what}",
+                remedy="find out what is wrong with the device (npurt doctor), or leave strict "
+                "mode to let the CPU go on",
+            )
+        if what not in self.notes:
+            self.notes.append(what)
+
+    def remark(self, sentence: Callable[[], str]) -> None:
+        """Ask for *sentence* at each report, once; "" is none."""
+        if sentence not in self._remarks:
+            self._remarks.append(sentence)
+
+    def follow(self, source: Callable[[], Iterable[Row]]) -> None:
+        """Ask *source* for its rows at each report."""
+        self._sources.append(source)
+
+    def include(self, prefix: str, other: "Ledger") -> None:
+        """Have what is in *other* in this one too, under names that begin with *prefix*."""
+        self._included.append((prefix, other))
+        self.follow(lambda: (replace(r, op=prefix + r.op) for r in other.report().rows))
+
+    def watch(self, trace: Trace | None) -> None:
+        """Note in *trace* from now on when what runs; None ends it."""
+        self.trace = trace
+        for prefix, other in self._included:
+            other.watch(trace and trace.named(prefix))
+
+    def report(self) -> Report:
+        """Return the ledger as it stands."""
+        if self._last:
+            return self._last
+        rows = list(self._rows.values())
+        for source in self._sources:
+            rows += source()
+        notes = [*self.notes, *filter(None, [remark() for remark in self._remarks])]
+        return Report(tuple(rows), self.device, tuple(notes))
+
+    def freeze(self) -> None:
+        """Keep the report as it stands, and let go of what it was asked of."""
+        self._last = self.report()
+        self.trace = None
+        for kept in (self._rows, self._remarks, self._sources, self._included):
+            kept.clear()
