@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import npurt
-from npurt.llm.measure.estimate import prices
+from npurt.llm.measure.estimate import estimates
 from npurt.llm.measure.speed import Rates, product_jobs, speeds
 from npurt.rknpu.driver.system import Simulator
 from npurt.rknpu.plan import cost
@@ -54,7 +54,7 @@ def simulated(path: Path, driver: str) -> dict[str, Any]:
 
 
 def measure(path: Path, *, simulate: bool) -> dict[str, Any]:
-    rows = list(prices(path))
+    rows = list(estimates(path))
     told = {"model": path.name, "rates": [asdict(each) for each in speeds(path, rows)]}
     told["token"] = counts(path, rows)
     if simulate:

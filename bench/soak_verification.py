@@ -33,7 +33,7 @@ from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime.open.devices import open_device
-from npurt.verify import LAMBDA, OVERFLOW, is_right, make_secret, secret_of
+from npurt.verify import LAMBDA, OVERFLOW, is_right, make_probe, probe_of
 from tests.cpu.cases import INTEGER, packed, rng_of
 from tests.cpu.fenv import flush_subnormals
 from tests.cpu.foreign import Foreign, Recorded, compiled, emulated
@@ -131,9 +131,9 @@ def bound_of(tensor, x, bias=None):
     n, k = tensor.shape
     canonical = tensor.canonical()
     squares = float((4 * canonical.sizes() ** 2).sum())
-    secret = make_secret("", np.full(n, 2.0), np.zeros(k), squares, canonical.group, bias)
+    probe = make_probe("", np.full(n, 2.0), np.zeros(k), squares, canonical.group, bias)
     norms = np.sqrt((x.astype(np.float64) ** 2).sum(axis=1))
-    return 2.01 * (secret.bound * norms * 1.02 + secret.floor)  # 2 % pay for rounding x
+    return 2.01 * (probe.bound * norms * 1.02 + probe.floor)  # 2 % pay for rounding x
 
 
 def cpu_product(rng, cpu) -> Tally:
@@ -188,13 +188,13 @@ def run_unchecked(cpu, products, shape):
 
 
 def add_armed(rng, program, tensor, x, *, spoilt):
-    """Let *program* multiply and verify; or with a secret that is off, so that it must not."""
+    """Let *program* multiply and verify; or with a probe that is off, so that it must not."""
     r = rng.choice([-1.5, 1.0, 1.25], tensor.shape[0])
     canonical = tensor.canonical()
     peak = Packed.peak(SimpleNamespace(tensor=tensor), slice(None), x.astype(np.float64))
     x = x[1.02 * peak.max(axis=1) < OVERFLOW]  # of others, Python has the last word
     squares = float(((r[:, None] * canonical.sizes()) ** 2).sum())
-    secret = make_secret("", r, r @ canonical.exact(), squares, canonical.group)
+    probe = make_probe("", r, r @ canonical.exact(), squares, canonical.group)
     image = packed(program, tensor)
     source = Input(*x.shape, quantised=image.integer)
     source.values[:] = x
@@ -203,17 +203,17 @@ def add_armed(rng, program, tensor, x, *, spoilt):
         program.quant(source)
     at = program.matmul(source, [image], empty(len(x), len(r)))
     w = program.ops[at].u.matmul.w[0]
-    w.check_r = program._address(secret.r, "double *")
-    s = secret.s.copy()
+    w.check_r = program._address(probe.r, "double *")
+    s = probe.s.copy()
     if spoilt and len(x):
         row, column = np.unravel_index(np.argmax(abs(x)), x.shape)
-        least = 2.1 * (secret.bound * np.linalg.norm(x[row].astype(np.float64)) + secret.floor)
+        least = 2.1 * (probe.bound * np.linalg.norm(x[row].astype(np.float64)) + probe.floor)
         if x[row, column]:
             s[column] += least / abs(float(x[row, column]))
             program.ends = at
     w.check_s = program._address(s, "double *")
-    w.check_bound, w.check_floor = secret.bound, secret.floor
-    program.ops[at].u.matmul.armed = 1
+    w.check_bound, w.check_floor = probe.bound, probe.floor
+    program.ops[at].u.matmul.verify = 1
 
 
 def arm_products(rng, machine, folder, count) -> Tally:
@@ -235,7 +235,7 @@ def arm_products(rng, machine, folder, count) -> Tally:
 # --- products on other devices --------------------------------------------------------------------
 
 
-def spoil(rng, y, secret, packed, x, size) -> tuple[np.ndarray, bool]:
+def spoil(rng, y, probe, packed, x, size) -> tuple[np.ndarray, bool]:
     """Return y with one element off by more than is promised, and whether that is promised."""
     i, j = int(rng.integers(y.shape[0])), int(rng.integers(y.shape[1]))
     wrong = y.astype(np.float64)
@@ -246,7 +246,7 @@ def spoil(rng, y, secret, packed, x, size) -> tuple[np.ndarray, bool]:
     if rng.random() < 0.2:
         wrong[i, j] = rng.choice([np.nan, np.inf, -np.inf])
         return wrong.astype(np.float32), not beyond
-    least = 2.001 * (secret.bound * size[i] + secret.floor) / abs(secret.r[j])
+    least = 2.001 * (probe.bound * size[i] + probe.floor) / abs(probe.r[j])
     wrong[i, j] += rng.choice([-1, 1]) * least * np.exp2(rng.choice([0.01, 1, 10, 40]))
     with np.errstate(over="ignore"):
         spoilt = wrong.astype(np.float32)
@@ -256,14 +256,14 @@ def spoil(rng, y, secret, packed, x, size) -> tuple[np.ndarray, bool]:
 
 def check_product(rng, packed, x, y, size) -> Tally:
     """Check y against what was multiplied, x, then spoil it."""
-    secret = secret_of("", packed)
+    probe = probe_of("", packed)
     norms = np.sqrt((x**2).sum(axis=1)) if size is None else size
-    tally = Tally(len(x), alarms=int(not is_right(secret, packed, x, y, magnitudes=size)))
+    tally = Tally(len(x), alarms=int(not is_right(probe, packed, x, y, magnitudes=size)))
     for _ in range(8):
-        wrong, promised = spoil(rng, y, secret, packed, x, norms)
+        wrong, promised = spoil(rng, y, probe, packed, x, norms)
         if promised:
             tally.spoilt += 1
-            tally.missed += int(is_right(secret, packed, x, wrong, magnitudes=size))
+            tally.missed += int(is_right(probe, packed, x, wrong, magnitudes=size))
     return tally
 
 
@@ -289,7 +289,7 @@ def on_device(rng, device) -> Tally:
     m, n, k = shape_of(rng, fmt if BY_NAME[fmt].block > 1 else "q8_0", 128)
     x, y = rows(rng, m, k), np.empty((m, n), np.float32)
     try:
-        packed = device.pack(weight(rng, fmt, n, k), fine=(False, True, None)[rng.integers(3)])
+        packed = device.pack(weight(rng, fmt, n, k), int16=(False, True, None)[rng.integers(3)])
         device.matmul(x, packed, y)
         multiplied = device.multiplied(x, packed)
     except (UnsupportedOp, NumericsError):  # scales too far apart, or rows too large to rotate

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from npurt import moved
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 
@@ -44,12 +45,12 @@ class Use:
 
     Attributes:
         op: The largest product.
-        fine: The product wants activations of 16 bits; see `Device.pack`.
+        int16: The product wants activations of 16 bits; see `Device.pack`.
         call: Weights with the same number are multiplied by the same x, in one call.
     """
 
     op: MatMul
-    fine: bool
+    int16: bool
     call: str
 
 
@@ -263,13 +264,13 @@ class Device(abc.ABC):
         """Return None when the device can run *op*, else a sentence saying what rules it out."""
 
     @abc.abstractmethod
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> Packed:
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> Packed:
         """Lay out a 2-D *tensor* ``[N, K]`` for this device.
 
         Args:
-            fine: True: products take activations of 16 bits (docs/decisions/006).  None: the device
-                takes 16 bits for the rows of activations that 8 bits would round too much.  A
-                device with one precision ignores it.
+            int16: True: products take activations of 16 bits (docs/decisions/006).  None: the
+                device takes 16 bits for the rows of activations that 8 bits would round too much.
+                A device with one precision ignores it.
 
         Raises:
             UnsupportedOp: `why_not` has a reason against its format.
@@ -307,7 +308,7 @@ class Device(abc.ABC):
             DeviceFull: The device has less memory.
         """
 
-    def saving(self, op: MatMul, *, fine: bool = False) -> Saving | None:
+    def saving(self, op: MatMul, *, int16: bool = False) -> Saving | None:
         """Return what *op* is expected to save, the same at each call; None when it is unknown."""
         return None
 
@@ -343,13 +344,16 @@ class Device(abc.ABC):
         """Return the packets of instructions executed so far; 0 where the device counts none."""
         return 0
 
-    def news(self) -> list[str]:
-        """Return what happened since the last call and users should know, such as a restart."""
+    def events(self) -> list[str]:
+        """Return the events since the last call that users should know, such as a restart."""
         return []
 
-    def remark(self) -> str:
+    def status_note(self) -> str:
         """Return a sentence for reports, such as the number of repeated jobs; "" for none."""
         return ""
+
+    news = moved.attribute("events")
+    remark = moved.attribute("status_note")
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None when `delta_net` can run *net*, else a sentence saying what rules it out."""
@@ -442,25 +446,29 @@ class DeltaState:
         """Set the state to *values* ``[N, H, W (of v), W (of k)]``."""
         self._values[...] = values
 
-    def keep(self) -> Any:
-        """Return a copy of the state for `resume`, exact also where float32 is not."""
+    def checkpoint(self) -> Any:
+        """Return a copy of the state for `restore_checkpoint`, exact also where float32 is not."""
         return self._values.copy()
 
-    def resume(self, kept: Any) -> None:
-        """Set the state to what `keep` returned."""
+    def restore_checkpoint(self, kept: Any) -> None:
+        """Set the state to what `checkpoint` returned."""
         self._values[...] = kept
 
-    def values(self, kept: Any, heads: slice = ALL) -> F32:
-        """Return *heads* of what `keep` returned: float32 ``[N, H, W, W]``, not to be written to.
+    def to_float32(self, kept: Any, heads: slice = ALL) -> F32:
+        """Return *heads* of what `checkpoint` returned, as float32 ``[N, H, W, W]``.
 
-        It works after the device was lost.
+        The caller must not write to it.  It works after the device was lost.
         """
         values: F32 = kept[:, heads]
         return values
 
+    keep = moved.attribute("checkpoint")
+    resume = moved.attribute("restore_checkpoint")
+    values = moved.attribute("to_float32")
+
     def read(self, heads: slice = ALL) -> F32:
-        """Return the present state as `values` does."""
-        return self.values(self.keep(), heads)
+        """Return the present state as `to_float32` does."""
+        return self.to_float32(self.checkpoint(), heads)
 
     def exact(self) -> npt.NDArray[Any]:
         """Return an exact copy of the present state: float32 or integers.

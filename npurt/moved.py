@@ -45,5 +45,19 @@ def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+def attribute(new: str) -> Any:
+    """Return a property that is the attribute *new* of its object, and warns."""
+
+    class Renamed(property):
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.old = f"{owner.__name__}.{name}"
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            _warn(self.old, f"{self.old.rpartition('.')[0]}.{new}")
+            return getattr(instance, new)
+
+    return Renamed()
+
+
 def _warn(old: str, new: str) -> None:
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

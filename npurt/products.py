@@ -70,8 +70,8 @@ class ProductSegment(Segment):
         self._states: dict[tuple[int, str], DeltaState] = {}
         for op in part.ops:
             if isinstance(op, ops.MatMul):
-                fine = op.precision in (Precision.INT16, Precision.BLOCK8)
-                packed = device.pack(weights.quantised(op.weight.name), fine=fine)
+                int16 = op.precision in (Precision.INT16, Precision.BLOCK8)
+                packed = device.pack(weights.quantised(op.weight.name), int16=int16)
                 bias = None if op.bias is None else weights.values(op.bias.name)
                 counter, check = self._counters[op.name], Check(op.weight.name, packed)
                 self._weights[op.name] = _Weight(op, packed, bias, counter, check)
@@ -132,7 +132,7 @@ class ProductSegment(Segment):
             net = _net(op, len(index), {t.name: values[t.name][index] for t in op.reads})
             state = self._state(op, sequence)
             checked = self._sampler.mode is not Mode.OFF and bool(self._sampler.choose(1))
-            before = state.keep() if checked else None
+            before = state.checkpoint() if checked else None
             start = time.perf_counter()
             state.advance(net)
             counter.count(op, len(index), time.perf_counter() - start)
@@ -148,7 +148,7 @@ class ProductSegment(Segment):
         heads = slice(head, head + 1)
         counter = self._counters[op.name]
         counter.verified += 1
-        then, now = state.values(before, heads), state.read(heads)
+        then, now = state.to_float32(before, heads), state.read(heads)
         if not delta_check.is_right(net, head, then, now, self._device.delta_error):
             counter.failed += 1
             raise self._wrong("delta net")
@@ -180,13 +180,13 @@ class ProductSegment(Segment):
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
                 self._state(op, sequence)  # zeros, where there was none
-        return {name: s.keep() for (of, name), s in self._states.items() if of == sequence}
+        return {name: s.checkpoint() for (of, name), s in self._states.items() if of == sequence}
 
     def restore(self, sequence: int, checkpoint: Any) -> None:
         """Go back to what `checkpoint` returned."""
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
-                self._state(op, sequence).resume(checkpoint[op.state.name])
+                self._state(op, sequence).restore_checkpoint(checkpoint[op.state.name])
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
@@ -201,7 +201,7 @@ class ProductSegment(Segment):
 
     def events(self) -> list[str]:
         """Return what the device says, such as that it restarted."""
-        return self._device.news()
+        return self._device.events()
 
     def counters(self) -> Iterable[Counter]:
         """Return what the ops did so far."""

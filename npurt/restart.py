@@ -31,7 +31,7 @@ class Restarts:
         self._remedy = remedy
         self._failures = 0
         self._failed: DriverError | None = None  # what must be recovered from
-        self._news: list[str] = []
+        self._events: list[str] = []
 
     def surviving(self, work: Callable[[], None], reopen: Callable[[], None]) -> None:
         """Do *work*; if that loses the device, *reopen* it and repeat.
@@ -75,12 +75,13 @@ class Restarts:
                 code=failure.code,
             ) from error
         self._failed = None
-        self._news.append(f"{self._name} was opened again and its weights uploaded: {failure.what}")
+        event = f"{self._name} was opened again and its weights uploaded: {failure.what}"
+        self._events.append(event)
 
-    def news(self) -> list[str]:
-        """Return what happened since the last call; see `Device.news`."""
-        news, self._news = self._news, []
-        return news
+    def events(self) -> list[str]:
+        """Return the events since the last call; see `Device.events`."""
+        events, self._events = self._events, []
+        return events
 
 
 def patiently(connect: Callable[[], T], passing: type[DriverError], seconds: float) -> T:

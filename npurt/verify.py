@@ -1,7 +1,7 @@
 """Verification of products by Freivalds' test: y = W x is right when r . y = (W^T r) . x.
 
-r is a secret random vector, made once per weight; s = W^T r is computed once, in double.  A check
-costs N + K multiply-adds a row where the product took N * K.
+r, the probe vector, is random and made once per weight.  s = W^T r is computed once, in double.  A
+check costs N + K multiply-adds a row where the product took N * K.
 
 The bound.  Element n of y is a sum of G groups, each of which rounds at most five times (scale
 product, sum product, integer sum of fine codes, two fused multiply-adds); a float weight rounds
@@ -77,7 +77,7 @@ def mode(name: str | None = None) -> Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class Probe:
     """What checking products with one weight ``[N, K]`` needs."""
 
     r: F64  # [N]
@@ -86,17 +86,17 @@ class Secret:
     floor: float  # that is added to it
 
 
-def secret_vector(n: int) -> F64:
+def probe_vector(n: int) -> F64:
     """Return r: random signs times random sizes in [1, 2), which float32 holds exactly."""
     rng = np.random.default_rng()
     sizes = rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
     return sizes.astype(np.float32).astype(np.float64)
 
 
-def make_secret(
+def make_probe(
     name: str, r: F64, s: F64, squares: float, group: int, bias: F32 | None = None
-) -> Secret:
-    """Return the secret for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float.
+) -> Probe:
+    """Return the probe for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float.
 
     Raises:
         NumericsError: The weight called *name* holds NaN or infinity.
@@ -111,7 +111,7 @@ def make_secret(
     if bias is not None:
         small += 2 * n * 3
         biases = float(np.linalg.norm(r * bias))
-    return Secret(
+    return Probe(
         r,
         s,
         LAMBDA * UNIT * math.sqrt(roundings) * norm + FLUSHED * 2 * n * 256 * math.sqrt(k),
@@ -119,9 +119,9 @@ def make_secret(
     )
 
 
-def secret_of(name: str, packed: Packed) -> Secret:
-    """Make a secret from what a device multiplies by, in slices of rows; raises `make_secret`'s."""
-    r = secret_vector(packed.n)
+def probe_of(name: str, packed: Packed) -> Probe:
+    """Make a probe from what a device multiplies by, in slices of rows; raises `make_probe`'s."""
+    r = probe_vector(packed.n)
     s: F64 | None = None
     squares = floor = 0.0
     for rows in _slices(packed):
@@ -131,7 +131,7 @@ def secret_of(name: str, packed: Packed) -> Secret:
         floor += float((abs(r[rows]) * packed.floor(rows)).sum())
     assert s is not None, "a packed weight has rows"
     _require_finite(name, s)
-    return Secret(r, s, LAMBDA * math.sqrt(squares), floor)
+    return Probe(r, s, LAMBDA * math.sqrt(squares), floor)
 
 
 def _slices(packed: Packed) -> Iterator[slice]:
@@ -147,7 +147,7 @@ def _require_finite(name: str, s: F64) -> None:
 
 
 def is_right(
-    secret: Secret,
+    probe: Probe,
     packed: Packed,
     x: F64,
     y: F32,
@@ -166,8 +166,8 @@ def is_right(
     added = np.zeros(packed.n) if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # y may be any bits
         results = y.astype(np.float64) if bias is None else y - added
-        error = abs(results @ secret.r - x @ secret.s)
-        wrong = ~(error <= secret.bound * magnitudes + secret.floor)
+        error = abs(results @ probe.r - x @ probe.s)
+        wrong = ~(error <= probe.bound * magnitudes + probe.floor)
     wrong &= np.isfinite(x).all(axis=1)
     return not wrong.any() or _is_overflow(packed, x[wrong], y[wrong], magnitudes[wrong], added)
 
@@ -233,7 +233,7 @@ class Check:
 
     name: str
     packed: Packed
-    _secret: Secret | None = None  # made when it is first needed
+    _probe: Probe | None = None  # made when it is first needed
     _seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
 
     def is_due(self, sampler: Sampler, rows: int) -> bool:
@@ -248,10 +248,10 @@ class Check:
         return bool(sampler.choose(1))
 
     def accepts(self, x: F32, y: F32) -> bool:
-        """Say whether y is the product of x without a bias; raises `make_secret`'s errors."""
+        """Say whether y is the product of x without a bias; raises `make_probe`'s errors."""
         packed = self.packed
-        if self._secret is None:
-            self._secret = secret_of(self.name, packed)
+        if self._probe is None:
+            self._probe = probe_of(self.name, packed)
         multiplied = packed.device.multiplied(x, packed)
         magnitudes = packed.device.magnitudes(x, packed)
-        return is_right(self._secret, packed, multiplied, y, magnitudes=magnitudes)
+        return is_right(self._probe, packed, multiplied, y, magnitudes=magnitudes)

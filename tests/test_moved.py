@@ -2,10 +2,14 @@
 
 import importlib
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from npurt import moved
+from npurt.device import DeltaState, Device
+from npurt.llm.session.context import Context
+from npurt.llm.state.state import Snapshot
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,29 @@ def test_an_old_name_is_the_new_one_and_warns(old, name, new, monkeypatch):
 
 def moved_modules():
     return [name for each in sys.meta_path for name in getattr(each, "_names", ())]
+
+
+@pytest.mark.parametrize(
+    ("owner", "old", "new"),
+    [
+        (Context, "taps", "hidden_states"),
+        (Context, "turn", "lock"),
+        (DeltaState, "keep", "checkpoint"),
+        (DeltaState, "resume", "restore_checkpoint"),
+        (DeltaState, "values", "to_float32"),
+        (Device, "news", "events"),
+        (Device, "remark", "status_note"),
+        (Snapshot, "values", "to_float32"),
+    ],
+)
+def test_an_old_attribute_is_the_new_one_and_warns(owner, old, new):
+    thing = Mock(**{new: object()})
+
+    with pytest.warns(DeprecationWarning, match=f"{owner.__name__}.{old} is now .*{new}"):
+        found = vars(owner)[old].__get__(thing, owner)
+
+    assert found is getattr(thing, new)
+    assert hasattr(owner, new) or new in owner.__annotations__
 
 
 def test_a_name_that_never_was_is_an_error():

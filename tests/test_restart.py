@@ -36,7 +36,7 @@ def test_work_that_goes_well_reopens_nothing(restarts):
 
     restarts.surviving(work, reopen)
 
-    assert (work.calls, reopen.calls, restarts.news()) == (1, 0, [])
+    assert (work.calls, reopen.calls, restarts.events()) == (1, 0, [])
 
 
 @pytest.mark.parametrize("kind", [DeviceLost, DeviceTimeout])
@@ -46,10 +46,10 @@ def test_work_over_which_the_device_is_lost_is_repeated_once_it_is_open_again(re
     restarts.surviving(work, reopen)
 
     assert (work.calls, reopen.calls) == (2, 1)
-    (news,) = restarts.news()
-    assert "toy was opened again" in news
-    assert "it fell" in news
-    assert restarts.news() == []
+    (events,) = restarts.events()
+    assert "toy was opened again" in events
+    assert "it fell" in events
+    assert restarts.events() == []
 
 
 def test_losses_are_counted_over_the_whole_life_and_the_last_is_said_again_without_a_try(restarts):
@@ -85,7 +85,7 @@ def test_a_device_that_cannot_be_opened_again_is_tried_again_and_then_given_up(r
         restarts.surviving(work, reopen)
 
     assert (work.calls, reopen.calls) == (1, RESTARTS)
-    assert restarts.news() == []
+    assert restarts.events() == []
 
 
 @pytest.mark.parametrize("error", [failure(DeviceFull), ValueError("mine"), KeyboardInterrupt()])
@@ -107,7 +107,7 @@ def test_a_recovery_that_is_interrupted_comes_before_any_other_work(restarts):
     restarts.surviving(work, reopen)
 
     assert (work.calls, reopen.calls) == (1, 2)
-    assert len(restarts.news()) == 1
+    assert len(restarts.events()) == 1
 
 
 def test_a_closed_device_does_nothing(restarts):

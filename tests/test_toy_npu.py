@@ -80,7 +80,7 @@ def test_models_run_on_it(model):
 
     assert nmse(y, logits(path, ids)) < OF_INT8
     refused = [row for row in report.rows if not row.offloaded]
-    assert {row.op for row in refused} == ({"combine"} if model == "qwen3moe" else set())
+    assert {row.op for row in refused} == ({"weighted_sum"} if model == "qwen3moe" else set())
 
 
 @pytest.mark.usefixtures("toy")

@@ -120,7 +120,7 @@ class ToyDevice(Device):
     def why_not(self, op):
         return None
 
-    def pack(self, tensor, *, fine=False):
+    def pack(self, tensor, *, int16=False):
         return ToyPacked(self, tensor)
 
     def matmul(self, x, w, out):

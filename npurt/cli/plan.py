@@ -25,10 +25,10 @@ def run(args: argparse.Namespace) -> int:
     """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
     if args.graph or args.dot:
         return _print_graph(args)
-    from npurt.llm.measure.estimate import divergence, prices
+    from npurt.llm.measure.estimate import divergence, estimates
     from npurt.llm.measure.speed import speeds
 
-    rows = list(prices(args.model))
+    rows = list(estimates(args.model))
     rates = speeds(args.model, rows)
     apart = None if args.quick else divergence(args.model, DEVICES[args.device])
     nbytes = sum(row.nbytes for row in rows)

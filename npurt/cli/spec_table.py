@@ -86,7 +86,7 @@ def _figure(rows: Rows) -> Any:
         chosen = [r["speedup"] for r in known if r["n"] == "auto"]
         axes.plot(*zip(*fixed, strict=True), color=f"C{i}", marker="o", label=prompt)
         axes.plot([0] * len(chosen), chosen, color=f"C{i}", marker="*", linestyle="none")
-    axes.set_xlabel("tokens guessed at once (star: chosen while it runs)")
+    axes.set_xlabel("tokens drafted at once (star: chosen while it runs)")
     axes.set_ylabel("speedup over plain decoding")
     axes.set_title(f"{rows[0]['model']}\n{rows[0]['draft']}", fontsize="small")  # long names
     axes.legend()

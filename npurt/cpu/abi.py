@@ -27,7 +27,7 @@ class Limits:
     head: int  # width of a head of attention
     delta: int  # width of a head of a delta net
     head_step: int  # that both are multiples of
-    taps: int  # of a convolution
+    kernel_size: int  # of a convolution
     experts: int
     exact: int  # columns of an exact product of integers
 

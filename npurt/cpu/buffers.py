@@ -108,7 +108,7 @@ class Buffers:
 
     def _value(self, tensor: Tensor) -> Columns | Input:
         if tensor.name not in self._values and tensor.name in self.loose:
-            self.place([tensor], fan_of(tensor))
+            self.place([tensor], row_multiplier_of(tensor))
         return self._values[tensor.name]
 
     # --- What is made ---------------------------------------------------------------------------
@@ -127,10 +127,10 @@ class Buffers:
         made: Input = self._made[key]
         return made
 
-    def make_input(self, tensor: Tensor, fan: int = 1) -> Input:
+    def make_input(self, tensor: Tensor, row_multiplier: int = 1) -> Input:
         """Return a new value of *tensor*, with codes when a product of integers reads it."""
         quantised, fine = self.codes(tensor)
-        rows = self._rows * fan
+        rows = self._rows * row_multiplier
         made: Input = self.own(
             "input", [tensor],
             lambda: Input(rows, tensor.columns, quantised=quantised, fine=fine),
@@ -139,13 +139,13 @@ class Buffers:
         self._values[tensor.name] = made
         return made
 
-    def make(self, tensors: Sequence[Tensor], fan: int = 1) -> F32:
+    def make(self, tensors: Sequence[Tensor], row_multiplier: int = 1) -> F32:
         """Return a buffer that has new values of *tensors* side by side."""
-        whole = self._wide(tensors, fan)
+        whole = self._wide(tensors, row_multiplier)
         self._lay(tensors, whole, 0)
         return whole
 
-    def place(self, tensors: Sequence[Tensor], fan: int = 1) -> tuple[F32, int]:
+    def place(self, tensors: Sequence[Tensor], row_multiplier: int = 1) -> tuple[F32, int]:
         """Return a buffer with new values of *tensors* side by side, and their first column.
 
         Where an op wants others beside them, there is room for those.
@@ -153,17 +153,17 @@ class Buffers:
         wanted = self._neighbours.get(tensors[0].name, ())
         first = wanted.index(tensors[0]) if wanted else 0
         if wanted[first : first + len(tensors)] != tuple(tensors):
-            return self.make(tensors, fan), 0
+            return self.make(tensors, row_multiplier), 0
         key = (wanted[0].name, "side by side", 0)
         if key not in self._made:
-            self._made[key] = self._wide(wanted, fan)
+            self._made[key] = self._wide(wanted, row_multiplier)
         start = sum(t.columns for t in wanted[:first])
         self._lay(tensors, self._made[key], start)
         return self._made[key], start
 
-    def _wide(self, tensors: Sequence[Tensor], fan: int) -> F32:
+    def _wide(self, tensors: Sequence[Tensor], row_multiplier: int) -> F32:
         columns = sum(tensor.columns for tensor in tensors)
-        made: F32 = self.own("values", tensors, lambda: empty(self._rows * fan, columns))
+        made: F32 = self.own("values", tensors, lambda: empty(self._rows * row_multiplier, columns))
         return made
 
     def _lay(self, tensors: Sequence[Tensor], whole: F32, start: int) -> None:
@@ -206,7 +206,7 @@ def local(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def fan_of(tensor: Tensor) -> int:
+def row_multiplier_of(tensor: Tensor) -> int:
     """Return the rows that *tensor* has for each of a run: more than one of experts."""
     return tensor.shape[1].size or 1 if len(tensor.shape) == 3 else 1
 

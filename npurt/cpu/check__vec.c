@@ -168,8 +168,8 @@ static npurt_expand_fn *expander(int type)
     return NULL;
 }
 
-void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
-void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record)
+void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record);
+void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record)
 {
     const npurt_weight *w = &op->w;
     const npurt_format *f = npurt_find_format(w->type);

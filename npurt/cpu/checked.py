@@ -13,7 +13,7 @@ from npurt.cpu.program import Program, Routing
 from npurt.device import F32, Packed
 from npurt.errors import VerificationFailed
 from npurt.segment import Counter
-from npurt.verify import Mode, Sampler, Secret, is_right, make_secret, secret_vector
+from npurt.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
 
 ORACLE = "scalar"  # the kernels that recompute what others got wrong
 
@@ -53,7 +53,7 @@ class Product:
     y: F32
     column: int  # of y where the first weight's results begin
     routing: Routing | None
-    secrets: tuple[Secret, ...] = ()  # once it has been checked
+    probes: tuple[Probe, ...] = ()  # once it has been checked
 
     @property
     def names(self) -> str:
@@ -104,7 +104,7 @@ class CheckedProgram:
         x: Input,
         weights: Sequence[Weight],
         y: F32,
-        head: bool = False,
+        skips_rows: bool = False,
         routing: Routing | None = None,
         column: int = 0,
     ) -> None:
@@ -112,13 +112,15 @@ class CheckedProgram:
         packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
         op = self.add(
             label, Program.matmul, x, [p.image for p in packed], y,
-            biases=[w.bias for w in weights], head=head, routing=routing, column=column,
+            biases=[w.bias for w in weights], skips_rows=skips_rows, routing=routing, column=column,
         )  # fmt: skip
         self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
 
     def cap_logits(self, y: F32, factor: float, cap: float) -> None:
         """Add ``y = cap * tanh(factor * y / cap)`` of what the last product wrote."""
-        self._caps.append(self.add("logits", Program.cap, y, factor=factor, cap=cap, head=True))
+        self._caps.append(
+            self.add("logits", Program.cap, y, factor=factor, cap=cap, skips_rows=True)
+        )
 
     def redirect_last(self, array: F32) -> None:
         """Let the last product, if it is here, and what follows it work in *array* from now on."""
@@ -132,40 +134,40 @@ class CheckedProgram:
             matmul.y = address
             matmul.stride = array.shape[1]
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Run the ops; a product that does not verify is computed again by the plainest kernels.
 
         Raises:
             VerificationFailed: It is wrong again.
         """
         ops, end = self.program.ops, len(self.program)
-        armed = self._choose(rows)
-        for product in armed:
+        verified = self._choose(rows)
+        for product in verified:
             self._arm(product)
         start = 0
         try:
             while start < end:
-                start = self.program.run(rows, position, head, start)
+                start = self.program.run(rows, position, skip_rows, start)
                 if start == end:
                     break
                 product = self.products[start]
-                if _is_overflow(product, rows - head if ops[start].head else rows):
+                if _is_overflow(product, rows - skip_rows if ops[start].skips_rows else rows):
                     start += 1
                 else:
                     self._replace(product)
         finally:
-            for product in armed:
-                ops[product.op].u.matmul.armed = 0
+            for product in verified:
+                ops[product.op].u.matmul.verify = 0
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
         return ", ".join(dict.fromkeys(self._labels)), "cpu"
 
     def prepare(self) -> None:
-        """Make the secrets of all products now, so that no check has to."""
+        """Make the probes of all products now, so that no check has to."""
         for product in self.products.values():
             self._arm(product)
-            self.program.ops[product.op].u.matmul.armed = 0
+            self.program.ops[product.op].u.matmul.verify = 0
 
     def counters(self) -> Iterator[Counter]:
         """Yield what each op did so far, in their order; none of a program that never ran."""
@@ -197,15 +199,15 @@ class CheckedProgram:
 
     def _arm(self, product: Product) -> None:
         matmul = self.program.ops[product.op].u.matmul
-        if not product.secrets:
+        if not product.probes:
             pairs = zip(product.weights, product.packed, strict=True)
-            product.secrets = tuple(spread_secret(w.name, packed, w.bias) for w, packed in pairs)
-            for i, secret in enumerate(product.secrets):
-                matmul.w[i].check_r = abi.ffi().cast("double *", secret.r.ctypes.data)
-                matmul.w[i].check_s = abi.ffi().cast("double *", secret.s.ctypes.data)
-                matmul.w[i].check_bound = secret.bound
-                matmul.w[i].check_floor = secret.floor
-        matmul.armed = 1
+            product.probes = tuple(probe_of_image(w.name, packed, w.bias) for w, packed in pairs)
+            for i, probe in enumerate(product.probes):
+                matmul.w[i].check_r = abi.ffi().cast("double *", probe.r.ctypes.data)
+                matmul.w[i].check_s = abi.ffi().cast("double *", probe.s.ctypes.data)
+                matmul.w[i].check_bound = probe.bound
+                matmul.w[i].check_floor = probe.floor
+        matmul.verify = 1
 
     def _replace(self, product: Product) -> None:
         """Quarantine the kernel of a product: the oracle's takes over for good."""
@@ -224,30 +226,30 @@ class CheckedProgram:
         )
 
 
-def spread_secret(name: str, packed: CpuPacked, bias: F32 | None = None) -> Secret:
-    """Make a secret from an image of the CPU, in C; of a stack, all s and the largest bounds.
+def probe_of_image(name: str, packed: CpuPacked, bias: F32 | None = None) -> Probe:
+    """Make a probe from an image of the CPU, in C; of a stack, all s and the largest bounds.
 
-    Raises what `make_secret` does.
+    Raises what `make_probe` does.
     """
-    r = secret_vector(packed.n)
-    spread = zip(*packed.spread(r), strict=True)
+    r = probe_vector(packed.n)
+    spread = zip(*packed.transposed_matvec(r), strict=True)
     biases = bias if bias is not None and bias.ndim == 2 else [bias] * packed.matrices
     each = [
-        make_secret(name, r, s, float(sum_), packed.group, own)
+        make_probe(name, r, s, float(sum_), packed.group, own)
         for (s, sum_), own in zip(spread, biases, strict=True)
     ]
     s = np.concatenate([one.s for one in each])
-    return Secret(r, s, max(one.bound for one in each), max(one.floor for one in each))
+    return Probe(r, s, max(one.bound for one in each), max(one.floor for one in each))
 
 
 def _is_overflow(product: Product, tokens: int) -> bool:
     """Say whether a product that C calls wrong is right, but for what float32 cannot hold."""
     start = product.column
-    for packed, w, secret in zip(product.packed, product.weights, product.secrets, strict=True):
+    for packed, w, probe in zip(product.packed, product.weights, product.probes, strict=True):
         columns = slice(start, start + packed.n)
         start += packed.n
         for matrix, rows in _groups(product.routing, tokens):
-            own = replace(secret, s=secret.s.reshape(-1, packed.k)[matrix])
+            own = replace(probe, s=probe.s.reshape(-1, packed.k)[matrix])
             x, y = product.x.numbers(rows), product.y[rows, columns]
             if not is_right(own, packed.matrix(matrix), x, y, bias=_of_matrix(w.bias, matrix)):
                 return False
@@ -264,6 +266,6 @@ def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]
     if routing is None:
         yield 0, slice(0, tokens)
         return
-    for group in routing.groups[: tokens * routing.used]:
+    for group in routing.groups[: tokens * routing.top_k]:
         if group["rows"]:
             yield int(group["matrix"]), slice(group["first"], group["first"] + group["rows"])

@@ -1,7 +1,7 @@
 /*
  * A gated delta net, from the projections of its input to the input of its output product.
  *
- * conv    y[t] = silu(sum_j w[j] x[t - taps + 1 + j]); q and k divided by their length; the
+ * conv    y[t] = silu(sum_j w[j] x[t - kernel_size + 1 + j]); q and k divided by their length; the
  *         functions of beta and decay.  Keeps what it read, for the next tokens and for a replay.
  * delta   for each token: S = e^decay S; d = beta (v - S k); S = S + d k^T; out = scale S q.
  *         S [width of v][width of k]: rows lie along k, so both products read them in order.
@@ -38,14 +38,14 @@ static void convolve(const npurt_conv *op, int64_t row, int64_t position, int64_
 {
     const int64_t channels = (2 * op->k_heads + op->heads) * op->width;
     float *out = op->out + row * channels + column;
-    const float *from[NPURT_MOST_TAPS];
-    for (int j = 0; j < op->taps; j++) {
-        from[j] = token_at(op, row, op->taps - 1 - j, position, column);
+    const float *from[NPURT_MOST_KERNEL_SIZE];
+    for (int j = 0; j < op->kernel_size; j++) {
+        from[j] = token_at(op, row, op->kernel_size - 1 - j, position, column);
     }
     f32x16 squares = 0.0f;
     for (int i = 0; i < op->width; i += LANES) {
         f32x16 sum = 0.0f;
-        for (int j = 0; j < op->taps; j++) {
+        for (int j = 0; j < op->kernel_size; j++) {
             const f32x16 w = load_f32(op->weight + j * channels + column + i);
             sum = fma16(load_f32(from[j] + i), w, sum);
         }

@@ -55,7 +55,7 @@ class CpuDevice(Device):
             return f"N or K is more than {most}"
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> CpuPacked:
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> CpuPacked:
         """Lay out one weight ``[N, K]``."""
         return self.pack_all([tensor])[0]
 
@@ -184,8 +184,9 @@ class CpuDevice(Device):
             return _why_not_width(op.q.columns // op.heads, most.head)
         if isinstance(op, ops.GatedDeltaNet):
             return _why_not_width(op.v.columns // op.heads, most.delta)
-        if isinstance(op, ops.ShortConv) and op.weight.columns > most.taps:
-            return f"a convolution has {op.weight.columns} taps, more than {most.taps}"
+        if isinstance(op, ops.ShortConv) and op.weight.columns > most.kernel_size:
+            size = op.weight.columns
+            return f"a convolution has a kernel size of {size}, more than {most.kernel_size}"
         if isinstance(op, ops.Route) and op.scores.columns > most.experts:
             return f"{op.scores.columns} experts are more than {most.experts}"
         return None

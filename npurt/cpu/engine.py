@@ -135,10 +135,12 @@ class Engine:
             if self._retired:
                 self._release()
 
-    def run(self, ops: Any, count: int, rows: int = 1, position: int = 0, head: int = 0) -> int:
+    def run(
+        self, ops: Any, count: int, rows: int = 1, position: int = 0, skip_rows: int = 0
+    ) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
         with self.turn() as pool:
-            done = int(abi.lib().npurt_run(pool, ops, count, rows, position, head))
+            done = int(abi.lib().npurt_run(pool, ops, count, rows, position, skip_rows))
             if done == abi.lib().NPURT_REFUSED:
                 why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
                 raise UnsupportedOp(

@@ -1,13 +1,14 @@
 /*
  * Which experts a row goes to, and what becomes of their results.
  *
- * route    shares = softmax(scores), the `used` largest of each row, equal ones by lower index, or
- *          the softmax of those alone; then rows are listed by expert, so that each expert's rows
- *          lie together.
- * combine  out = sum over a row's experts, likeliest first, of share * y; then the shared expert.
+ * route         weights = softmax(scores), the top_k largest of each row, equal ones by lower
+ *               index; or the softmax of those alone.  Then it lists rows by expert, so that each
+ *               expert's rows lie together.
+ * weighted_sum  out = sum over a row's experts, most likely first, of weight * y; then the shared
+ *               expert.
  *
  * A row's result depends on no other row; route runs on one thread for all of them.
- * Source  llama.cpp build_moe_ffn (2^-14, below which a sum of shares is not divided by).
+ * Source  llama.cpp build_moe_ffn (2^-14, below which a sum of weights is not divided by).
  */
 #include "kernels.h"
 #include <math.h>
@@ -18,7 +19,7 @@ _Static_assert(NPURT_MOST_EXPERTS % LANES == 0 &&
                    NPURT_MOST_EXPERTS * (sizeof(int64_t) + sizeof(float)) <= SCRATCH_BYTES,
                "what is known of experts does not fit");
 
-/* Makes scores to powers of e, less the largest score; returns the sum of what shares are of. */
+/* Makes scores to powers of e, less the largest score; returns the sum that weights are shares of. */
 static float exponentials(const npurt_route *op, float *e, const int64_t *chosen)
 {
     const f32x16 most = (f32x16) (e[chosen[0]]);
@@ -32,42 +33,42 @@ static float exponentials(const npurt_route *op, float *e, const int64_t *chosen
         return sum16(sum);
     }
     float total = 0;
-    for (int s = 0; s < op->used; s++) {
+    for (int s = 0; s < op->top_k; s++) {
         total += e[chosen[s]];
     }
     return total;
 }
 
-/* The `used` likeliest experts of one row, and their shares. */
-static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *shares)
+/* The top_k most likely experts of one row, and their weights. */
+static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *weights)
 {
-    const int padded = (op->experts + LANES - 1) / LANES * LANES, used = op->used;
+    const int padded = (op->experts + LANES - 1) / LANES * LANES, top_k = op->top_k;
     const float *scores = op->scores + row * op->stride;
     int held = 0;
     for (int i = 0; i < padded; i++) {
         e[i] = i < op->experts ? scores[i] : -INFINITY;
     }
     for (int i = 0; i < op->experts; i++) {
-        int at = held < used ? held++ : used;
+        int at = held < top_k ? held++ : top_k;
         for (; at > 0 && !(e[chosen[at - 1]] >= e[i]); at--) {
-            if (at < used) {
+            if (at < top_k) {
                 chosen[at] = chosen[at - 1];
             }
         }
-        if (at < used) {
+        if (at < top_k) {
             chosen[at] = i;
         }
     }
     const float whole = exponentials(op, e, chosen);
     float total = 0;
-    for (int s = 0; s < used; s++) {
-        shares[s] = e[chosen[s]] / whole;
-        total += shares[s];
+    for (int s = 0; s < top_k; s++) {
+        weights[s] = e[chosen[s]] / whole;
+        total += weights[s];
     }
     const float least = 0x1p-14f;
     const float divisor = !op->normed ? 1.0f : total < least ? least : total;
-    for (int s = 0; s < used; s++) {
-        shares[s] = shares[s] / divisor * op->scale;
+    for (int s = 0; s < top_k; s++) {
+        weights[s] = weights[s] / divisor * op->scale;
     }
 }
 
@@ -95,40 +96,40 @@ void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch)
 {
     int64_t *next = (int64_t *) (void *) scratch;
     float *e = (float *) (void *) (next + NPURT_MOST_EXPERTS);
-    const int64_t copies = rows * op->used;
+    const int64_t copies = rows * op->top_k;
     memset(next, 0, (size_t) op->experts * sizeof *next);
     for (int64_t row = 0; row < rows; row++) {
-        int64_t *chosen = op->places + row * op->used;
-        choose(op, row, e, chosen, op->shares + row * op->used);
-        for (int s = 0; s < op->used; s++) {
+        int64_t *chosen = op->scatter_indices + row * op->top_k;
+        choose(op, row, e, chosen, op->expert_weights + row * op->top_k);
+        for (int s = 0; s < op->top_k; s++) {
             next[chosen[s]]++;
         }
     }
     group(op, copies, next);
     for (int64_t i = 0; i < copies; i++) {
-        const int64_t place = next[op->places[i]]++;
-        op->sources[place] = i / op->used;
-        op->places[i] = place;
+        const int64_t place = next[op->scatter_indices[i]]++;
+        op->gather_indices[place] = i / op->top_k;
+        op->scatter_indices[i] = place;
     }
 }
 
-static void add(float *restrict out, float share, const float *restrict y, int64_t k)
+static void add(float *restrict out, float weight, const float *restrict y, int64_t k)
 {
     for (int64_t i = 0; i < k; i++) {
-        out[i] = fmaf(share, y[i], out[i]);
+        out[i] = fmaf(weight, y[i], out[i]);
     }
 }
 
-void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row);
-void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row)
+void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row);
+void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row)
 {
-    const float *shares = op->shares + row * op->used;
-    const int64_t *places = op->places + row * op->used, k = op->k;
+    const float *weights = op->expert_weights + row * op->top_k;
+    const int64_t *indices = op->scatter_indices + row * op->top_k, k = op->k;
     float *out = op->out + row * k;
     const float gate = op->gate ? sigmoid16((f32x16) (op->gate[row * op->gate_stride])).x : 1.0f;
     memset(out, 0, (size_t) k * sizeof *out);
-    for (int s = 0; s < op->used; s++) {
-        add(out, shares[s], op->y + places[s] * k, k);
+    for (int s = 0; s < op->top_k; s++) {
+        add(out, weights[s], op->y + indices[s] * k, k);
     }
     if (op->shared) {
         add(out, gate, op->shared + row * k, k);

@@ -96,9 +96,9 @@ typedef struct {
     void (*shortconv)(const npurt_shortconv *op, int64_t first, int64_t count, int64_t rows,
                       int64_t position);
     void (*route)(const npurt_route *op, int64_t rows, float *scratch);
-    void (*combine)(const npurt_combine *op, int64_t row);
+    void (*weighted_sum)(const npurt_weighted_sum *op, int64_t row);
     void (*pack)(const npurt_packing *op, int64_t panel);
-    void (*spread)(const npurt_spreading *op, int64_t record);
+    void (*transposed_matvec)(const npurt_transposed *op, int64_t record);
     int (*row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
     npurt_dense_fn *dense[3]; /* f32, f16, bf16 */
     npurt_expand_fn *expand[FORMATS];

@@ -91,16 +91,16 @@ static int conv_fits(const npurt_conv *c, char *why)
     return head_fits(c->width, NPURT_MOST_DELTA, why) && columns_fit(c->heads, why, "heads") &&
            columns_fit(c->k_heads, why, "key heads") &&
            columns_fit(heads * c->width + 2 * (int64_t) c->heads, why, "channels") &&
-           fits(c->taps, 1, NPURT_MOST_TAPS, why, "taps of a convolution") &&
-           fits(c->capacity, c->taps, INT32_MAX, why, "tokens that a convolution keeps");
+           fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps");
 }
 
 static int shortconv_fits(const npurt_shortconv *c, char *why)
 {
     return input_fits(&c->out, why) && columns_fit(3 * c->out.k, why, "columns of two gates") &&
            holds(c->out.k % NPURT_HEAD_STEP == 0, why, "columns are not whole vectors") &&
-           fits(c->taps, 1, NPURT_MOST_TAPS, why, "taps of a convolution") &&
-           fits(c->capacity, c->taps, INT32_MAX, why, "tokens that a convolution keeps");
+           fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps");
 }
 
 static int delta_fits(const npurt_delta *d, char *why)
@@ -117,7 +117,7 @@ static int delta_fits(const npurt_delta *d, char *why)
 static int route_fits(const npurt_route *t, char *why)
 {
     return fits(t->experts, 1, NPURT_MOST_EXPERTS, why, "experts") &&
-           fits(t->used, 1, t->experts, why, "experts of a row") &&
+           fits(t->top_k, 1, t->experts, why, "experts of a row") &&
            fits(t->stride, t->experts, NPURT_MOST_COLUMNS, why, "columns of scores");
 }
 
@@ -160,8 +160,8 @@ static int kind_fits(const npurt_op *op, int64_t rows, char *why)
                fits(op->u.unit.activation, NPURT_SILU, NPURT_CLAMPED, why, "activation");
     case NPURT_PACK:
         return image_fits(op->u.packing.type, op->u.packing.n, op->u.packing.k, why);
-    case NPURT_SPREAD:
-        return image_fits(op->u.spreading.w.type, op->u.spreading.w.n, op->u.spreading.w.k, why);
+    case NPURT_TRANSPOSED_MATVEC:
+        return image_fits(op->u.transposed.w.type, op->u.transposed.w.n, op->u.transposed.w.k, why);
     case NPURT_PACK_I8:
     case NPURT_I8:
         return integers_fit(&op->u.integers, why);
@@ -175,9 +175,9 @@ static int kind_fits(const npurt_op *op, int64_t rows, char *why)
         return route_fits(&op->u.route, why);
     case NPURT_GATHER:
         return gather_fits(&op->u.gather, why);
-    case NPURT_COMBINE:
-        return columns_fit(op->u.combine.k, why, "columns of a sum") &&
-               fits(op->u.combine.used, 1, NPURT_MOST_EXPERTS, why, "experts of a row");
+    case NPURT_WEIGHTED_SUM:
+        return columns_fit(op->u.weighted_sum.k, why, "columns of a sum") &&
+               fits(op->u.weighted_sum.top_k, 1, NPURT_MOST_EXPERTS, why, "experts of a row");
     case NPURT_SUM:
         return input_fits(&op->u.sum.out, why);
     case NPURT_CAP:
@@ -193,7 +193,7 @@ static int op_fits(npurt_op *op, const npurt_job *job, char *why)
 {
     if (op->checked <= job->rows) {
         if (!fits(op->isa, 0, npurt_isas_count - 1, why, "instruction set") ||
-            !fits(op->fan, 0, NPURT_MOST_EXPERTS, why, "copies of a row") ||
+            !fits(op->row_multiplier, 0, NPURT_MOST_EXPERTS, why, "copies of a row") ||
             !kind_fits(op, npurt_rows(op, job), why)) {
             return 0;
         }
@@ -207,7 +207,7 @@ static int op_fits(npurt_op *op, const npurt_job *job, char *why)
 int npurt_job_fits(const npurt_job *job, char *why)
 {
     if (!fits(job->rows, 0, NPURT_MOST_ROWS, why, "rows of a run") ||
-        !fits(job->head, 0, job->rows, why, "rows without logits") ||
+        !fits(job->skip_rows, 0, job->rows, why, "rows to skip") ||
         !fits(job->position, 0, INT32_MAX, why, "position")) {
         return 0;
     }

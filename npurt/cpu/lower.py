@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npurt.cpu.bound import Bound, Columns
-from npurt.cpu.buffers import Buffers, attention_inputs, fan_of, unsupported
+from npurt.cpu.buffers import Buffers, attention_inputs, row_multiplier_of, unsupported
 from npurt.cpu.checked import Weight
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
@@ -125,7 +125,7 @@ class Lowering:
             self.last_sum = buffer, added, scale
         self._steps.host().add(
             "norm", Program.norm, buffer, self._vector(norm.weight), norm.eps,
-            self.values.make_input(norm.out), add=added, scale=scale, from_head=selects,
+            self.values.make_input(norm.out), add=added, scale=scale, from_skipped=selects,
         )  # fmt: skip
 
     def _require_last(self, op: Op, add: ops.Add) -> None:
@@ -180,8 +180,8 @@ class Lowering:
             self.output = outs[0]
         else:
             y, column = self.values.place(outs)
-        head = logits or outs[0].shape[0] == SELECTED
-        self._steps.matmul(first.role, x, weights, y, head=head, column=column)
+        skips_rows = logits or outs[0].shape[0] == SELECTED
+        self._steps.matmul(first.role, x, weights, y, skips_rows=skips_rows, column=column)
 
     def _experts(
         self, op: Op, first: ops.ExpertMatMul, stacks: Sequence[Weight], outs: Sequence[Tensor]
@@ -190,7 +190,7 @@ class Lowering:
             raise unsupported(op, "its rows are not gathered by expert")
         routing, copies = self._routings[first.experts.name]
         x = copies if len(first.x.shape) == 2 else self._input(op, first.x)
-        y, column = self.values.place(outs, routing.used)
+        y, column = self.values.place(outs, routing.top_k)
         self._steps.experts(first.role, x, stacks, y, routing, column=column)
 
     def _attention(self, op: Fused) -> None:
@@ -231,10 +231,12 @@ class Lowering:
     def _gated_unit(self, op: ops.GatedUnit) -> None:
         if op.up is None:
             raise unsupported(op, "the host has activations of gates only")
-        fan = fan_of(op.out)
+        row_multiplier = row_multiplier_of(op.out)
         both = self.values.beside(op, (op.gate, op.up))
-        out = self.values.make_input(op.out, fan)
-        self._steps.host().add("activation", Program.unit, both, out, unit=_unit(op), fan=fan)
+        out = self.values.make_input(op.out, row_multiplier)
+        self._steps.host().add(
+            "activation", Program.unit, both, out, unit=_unit(op), row_multiplier=row_multiplier
+        )
 
     def _split(self, op: ops.Split) -> None:
         if op.heads > 1:
@@ -250,14 +252,14 @@ class Lowering:
         if capture is None:
             raise unsupported(op, "nobody takes what it copies")
         x = self.values.columns(op.x).view
-        self._steps.call(lambda rows, position, head: capture(x, rows))
+        self._steps.call(lambda rows, position, skip_rows: capture(x, rows))
 
     # --- Experts --------------------------------------------------------------------------------
 
     def _route(self, op: ops.Route) -> None:
         if op.gating is ops.Gating.SIGMOID or op.bias is not None:
             raise unsupported(op, "the host routes by a softmax of scores only")
-        rows, used, experts = self._bound.rows, op.experts.columns, op.scores.columns
+        rows, top_k, experts = self._bound.rows, op.experts.columns, op.scores.columns
         found = [
             part.x
             for fused in self._graph.ops
@@ -273,16 +275,16 @@ class Lowering:
 
         def make() -> tuple[Routing, Input]:
             return Routing(
-                shares=empty(rows, used),
-                places=empty(rows, used, np.int64),
-                sources=empty(rows, used, np.int64).reshape(-1),
-                groups=empty(1, min(experts, rows * used), GROUP).reshape(-1),
+                expert_weights=empty(rows, top_k),
+                scatter_indices=empty(rows, top_k, np.int64),
+                gather_indices=empty(rows, top_k, np.int64).reshape(-1),
+                groups=empty(1, min(experts, rows * top_k), GROUP).reshape(-1),
                 experts=experts,
-            ), Input(rows * used, x.columns, quantised=quantised, fine=fine)
+            ), Input(rows * top_k, x.columns, quantised=quantised, fine=fine)
 
         kind, made = f"routes to {experts}, {x.columns}", [op.experts, op.weights]
         routing, copies = self._routings[op.experts.name] = self.values.own(
-            kind, made, make, lambda pair: pair[0].shares
+            kind, made, make, lambda pair: pair[0].expert_weights
         )
         scores = self.values.columns(op.scores).buffer
         host, rows_of = self._steps.host(), self._input(op, x)
@@ -300,8 +302,8 @@ class Lowering:
             raise unsupported(op, "its rows are not gathered by expert")
         routing, _ = self._routings[route.experts.name]
         self._steps.host().add(
-            "combine",
-            Program.combine,
+            "weighted_sum",
+            Program.weighted_sum,
             self.values.columns(total.x).buffer,
             routing,
             self.values.make(op.outs),

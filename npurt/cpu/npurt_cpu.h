@@ -19,7 +19,7 @@ enum npurt_limit {
     NPURT_MOST_HEAD = 256,        /* width of a head of attention */
     NPURT_MOST_DELTA = 128,       /* width of a head of a delta net */
     NPURT_HEAD_STEP = 16,         /* that both are multiples of */
-    NPURT_MOST_TAPS = 8,          /* of a convolution */
+    NPURT_MOST_KERNEL_SIZE = 8,   /* of a convolution */
     NPURT_MOST_EXPERTS = 4096,
     NPURT_MOST_EXACT = 1 << 17, /* columns of an exact product: its sums fit 32 bits */
 };
@@ -59,7 +59,7 @@ typedef struct {
     int32_t reserved;
     const float *bias;     /* [n], of a stack [matrices][n]; or NULL */
     int64_t column;        /* of y where this weight's first output goes */
-    const double *check_r; /* [n] secret vector, or NULL when never checked */
+    const double *check_r; /* [n] probe vector r, or NULL when never checked */
     const double *check_s; /* [k] W^T r */
     double check_bound;    /* of the error of a row, per unit of the norm of its input */
     double check_floor;    /* that is added to it */
@@ -73,25 +73,25 @@ typedef struct {
 } npurt_group;
 
 enum npurt_kind {
-    NPURT_NORM = 1,  /* x += add_scale * add; out = x / rms(x) * weight, quantised too */
-    NPURT_QUANT,     /* fill out's codes from its values */
-    NPURT_MATMUL,    /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
-    NPURT_ROPE,      /* rotate q and k of a qkv buffer; append k and v to the cache */
-    NPURT_ATTEND,    /* causal grouped-query attention over the cache */
-    NPURT_UNIT,      /* out = activation(gate) * up, quantised too */
-    NPURT_PACK,      /* GGUF rows -> image */
-    NPURT_SPREAD,    /* s = W^T r of an image, for verification */
-    NPURT_PACK_I8,   /* int8 [k][n] -> image of exact integer products */
-    NPURT_I8,        /* y = x . w, int8 x int8 -> int32, exact */
-    NPURT_CONV,      /* what the projections gave -> q, k, v, decay and beta of a delta net */
-    NPURT_DELTA,     /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
-    NPURT_GATE,      /* out = norm of each head * silu(gate), quantised too */
-    NPURT_ROUTE,     /* the experts of each row, and the rows of each expert */
-    NPURT_GATHER,    /* rows of an input, in the order of their experts */
-    NPURT_COMBINE,   /* weighted sums of what the experts of a row gave */
-    NPURT_SUM,       /* x += scale * add, quantised too */
-    NPURT_CAP,       /* x = cap * tanh(factor * x / cap) */
-    NPURT_SHORTCONV, /* a short convolution between two gates */
+    NPURT_NORM = 1,          /* x += add_scale * add; out = x / rms(x) * weight, quantised too */
+    NPURT_QUANT,             /* fill out's codes from its values */
+    NPURT_MATMUL,            /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
+    NPURT_ROPE,              /* rotate q and k of a qkv buffer; append k and v to the cache */
+    NPURT_ATTEND,            /* causal grouped-query attention over the cache */
+    NPURT_UNIT,              /* out = activation(gate) * up, quantised too */
+    NPURT_PACK,              /* GGUF rows -> image */
+    NPURT_TRANSPOSED_MATVEC, /* s = W^T r of an image, for verification */
+    NPURT_PACK_I8,           /* int8 [k][n] -> image of exact integer products */
+    NPURT_I8,                /* y = x . w, int8 x int8 -> int32, exact */
+    NPURT_CONV,         /* what the projections gave -> q, k, v, decay and beta of a delta net */
+    NPURT_DELTA,        /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
+    NPURT_GATE,         /* out = norm of each head * silu(gate), quantised too */
+    NPURT_ROUTE,        /* the experts of each row, and the rows of each expert */
+    NPURT_GATHER,       /* rows of an input, in the order of their experts */
+    NPURT_WEIGHTED_SUM, /* the weighted sum of the results of a row's experts */
+    NPURT_SUM,          /* x += scale * add, quantised too */
+    NPURT_CAP,          /* x = cap * tanh(factor * x / cap) */
+    NPURT_SHORTCONV,    /* a short convolution between two gates */
 };
 
 typedef struct {
@@ -101,7 +101,7 @@ typedef struct {
     npurt_input out;
     float add_scale;
     float eps;
-    int32_t from_head; /* 1: read x from row run.head on; rows of out start at 0 */
+    int32_t from_skipped; /* 1: read x from row run.skip_rows on; rows of out start at 0 */
 } npurt_norm;
 
 typedef struct {
@@ -114,7 +114,7 @@ typedef struct {
     float *y;          /* [rows][stride] */
     int64_t stride;
     int32_t weights;
-    int32_t armed;             /* verify this run */
+    int32_t verify;            /* verify this run */
     const npurt_group *groups; /* NULL: all rows times the only matrix */
     int64_t matrices;
 } npurt_matmul;
@@ -182,7 +182,7 @@ typedef struct {
     npurt_weight w;
     double *s;     /* [k] */
     double *norms; /* [panels] sum of (r * |row|)^2 */
-} npurt_spreading;
+} npurt_transposed;
 
 /* Exact integer products: x [rows][k], k a multiple of 4 (zeros past the end). */
 typedef struct {
@@ -202,14 +202,14 @@ typedef struct {
 typedef struct {
     const float *in;     /* [rows][stride]: q of k_heads, k of k_heads, v of heads */
     const float *gates;  /* [rows][2 * heads]: beta, then decay, before their functions */
-    const float *weight; /* [taps][channels], the last for the token itself */
+    const float *weight; /* [kernel_size][channels], the last for the token itself */
     const float *rate;   /* [heads]: log decay = rate * softplus(decay + bias) */
     const float *bias;   /* [heads] */
     float *kept;         /* [capacity][channels + 2 * heads] */
     float *out;          /* [rows][channels]: q and k of length 1, v */
     float *out_gates;    /* [rows][2 * heads]: beta, log decay */
     int64_t stride, capacity;
-    int32_t heads, k_heads, width, taps;
+    int32_t heads, k_heads, width, kernel_size;
     int32_t replay; /* 1: rows come from kept */
     float eps;
 } npurt_conv;
@@ -220,11 +220,11 @@ typedef struct {
  */
 typedef struct {
     const float *in;     /* [rows][3 * k]: before, after, value */
-    const float *weight; /* [taps][k], the last for the token itself */
+    const float *weight; /* [kernel_size][k], the last for the token itself */
     float *kept;         /* [capacity][k] */
     npurt_input out;
     int64_t capacity;
-    int32_t taps;
+    int32_t kernel_size;
 } npurt_shortconv;
 
 /* Floats from one token, head and sequence to the next. */
@@ -255,39 +255,39 @@ typedef struct {
 } npurt_gate;
 
 typedef struct {
-    const float *scores; /* [rows][stride], its first `experts` */
-    float *shares;       /* [rows][used] */
-    int64_t *places;     /* [rows][used]: where a row's copies lie */
-    int64_t *sources;    /* [rows * used]: of which row each copy is */
-    npurt_group *groups; /* [the lesser of experts and rows * used] */
+    const float *scores;      /* [rows][stride], its first `experts` */
+    float *expert_weights;    /* [rows][top_k] */
+    int64_t *scatter_indices; /* [rows][top_k]: the positions of a row's copies */
+    int64_t *gather_indices;  /* [rows * top_k]: the row of each copy */
+    npurt_group *groups;      /* [the lesser of experts and rows * top_k] */
     int64_t stride;
-    int32_t experts, used;
-    int32_t normed;      /* shares are made to add up to 1 */
+    int32_t experts, top_k;
+    int32_t normed;      /* expert weights add up to 1, before scale */
     int32_t over_chosen; /* the softmax is over the chosen experts, not over all */
-    float scale;         /* of shares */
+    float scale;         /* of expert weights */
 } npurt_route;
 
 typedef struct {
-    npurt_input in, out; /* out has `used` rows for each of in */
-    const int64_t *sources;
+    npurt_input in, out; /* out has top_k rows for each of in */
+    const int64_t *gather_indices;
 } npurt_gather;
 
 typedef struct {
-    const float *y;      /* [rows * used][k] */
-    const float *shares; /* [rows][used] */
-    const int64_t *places;
+    const float *y;              /* [rows * top_k][k] */
+    const float *expert_weights; /* [rows][top_k] */
+    const int64_t *scatter_indices;
     const float *shared; /* [rows][k] of the shared expert, or NULL */
     const float *gate;   /* [rows * gate_stride], one a row; NULL: 1 */
     float *out;          /* [rows][k] */
     int64_t k, gate_stride;
-    int32_t used;
-} npurt_combine;
+    int32_t top_k;
+} npurt_weighted_sum;
 
 typedef struct {
     int32_t kind;
-    int32_t isa;  /* index of the instruction set to use */
-    int32_t head; /* 1: rows = run.rows - run.head */
-    int32_t fan;  /* rows are so many times those of the run; 0 is 1 */
+    int32_t isa;            /* index of the instruction set to use */
+    int32_t skips_rows;     /* 1: the op skips the first run.skip_rows rows */
+    int32_t row_multiplier; /* the op has so many times the rows of the run; 0 is 1 */
     union {
         npurt_norm norm;
         npurt_quant quant;
@@ -295,14 +295,14 @@ typedef struct {
         npurt_attention attention;
         npurt_unit unit;
         npurt_packing packing;
-        npurt_spreading spreading;
+        npurt_transposed transposed;
         npurt_integers integers;
         npurt_conv conv;
         npurt_delta delta;
         npurt_gate gate;
         npurt_route route;
         npurt_gather gather;
-        npurt_combine combine;
+        npurt_weighted_sum weighted_sum;
         npurt_sum sum;
         npurt_cap cap;
         npurt_shortconv shortconv;
@@ -325,12 +325,13 @@ NPURT_API void npurt_pool_free(npurt_pool *pool);
 NPURT_API void npurt_pool_settle(npurt_pool *pool);
 
 /*
- * Runs ops[0..count) on `rows` tokens whose first has position `position`; ops marked head see only
- * rows from `head` on.  Returns count; or the index of the first op whose result did not verify,
- * nothing after it having run; or an npurt_error, nothing having run.  One run at a time.
+ * Runs ops[0..count) on `rows` tokens whose first has position `position`; ops with skips_rows
+ * skip the first `skip_rows` rows.  Returns count; or the index of the first op whose result did
+ * not verify, nothing after it having run; or an npurt_error, nothing having run.  One run at a
+ * time.
  */
 NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
-                        int64_t head);
+                        int64_t skip_rows);
 
 /* Why the last run was refused. */
 NPURT_API const char *npurt_pool_why(const npurt_pool *pool);

@@ -268,9 +268,9 @@ void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
 void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
                                int64_t rows, int64_t position);
 void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
-void AT_LEVEL(npurt_combine)(const npurt_combine *op, int64_t row);
+void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
-void AT_LEVEL(npurt_spread)(const npurt_spreading *op, int64_t record);
+void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record);
 int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 void AT_LEVEL(npurt_dense_f32)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_f16)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
@@ -292,9 +292,9 @@ const npurt_level AT_LEVEL(npurt_level) = {
     .gate = AT_LEVEL(npurt_gate),
     .shortconv = AT_LEVEL(npurt_shortconv),
     .route = AT_LEVEL(npurt_route),
-    .combine = AT_LEVEL(npurt_combine),
+    .weighted_sum = AT_LEVEL(npurt_weighted_sum),
     .pack = AT_LEVEL(npurt_pack),
-    .spread = AT_LEVEL(npurt_spread),
+    .transposed_matvec = AT_LEVEL(npurt_transposed_matvec),
     .row_is_right = AT_LEVEL(npurt_row_is_right),
     .dense = {AT_LEVEL(npurt_dense_f32), AT_LEVEL(npurt_dense_f16), AT_LEVEL(npurt_dense_bf16)},
     .expand =

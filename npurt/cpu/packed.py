@@ -82,7 +82,7 @@ class CpuPacked(Packed):
             self.device, self._engine, self.tensor[index], replace(self.image, data=data)
         )
 
-    def spread(self, r: F64) -> tuple[F64, F64]:
+    def transposed_matvec(self, r: F64) -> tuple[F64, F64]:
         """Return ``W^T r`` ``[E, K]`` and ``sum_n (r_n a_n)^2`` ``[E]`` of every matrix.
 
         a_n is the norm that bounds rounding.
@@ -92,6 +92,6 @@ class CpuPacked(Packed):
         squares = np.zeros((self.matrices, -(-self.k // layout.RECORD)))
         program = Program(self._engine)
         for i, data in enumerate(images):
-            program.spread(replace(self.image, data=data), r, s[i], squares[i])
+            program.transposed_matvec(replace(self.image, data=data), r, s[i], squares[i])
         program.run()
         return s, squares.sum(axis=1)

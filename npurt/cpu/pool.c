@@ -203,7 +203,7 @@ static void finish(const npurt_walk *w, int index, npurt_share *s)
     npurt_op *op = &w->job.ops[index];
     enum npurt_progress progress = OVER;
     await_copies(w->pool);
-    if (op->kind == NPURT_MATMUL && op->u.matmul.armed) {
+    if (op->kind == NPURT_MATMUL && op->u.matmul.verify) {
         op->checks++;
         progress = npurt_is_right(op, &w->job) ? OVER : STOPPED;
     }
@@ -473,9 +473,9 @@ const char *npurt_pool_why(const npurt_pool *pool)
 }
 
 int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
-              int64_t head)
+              int64_t skip_rows)
 {
-    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, head}};
+    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, skip_rows}};
     if (!npurt_job_fits(&w.job, pool->why)) {
         return NPURT_REFUSED;
     }

@@ -89,7 +89,7 @@ class Convolution:
 
     x: F32  # [rows, channels and more]
     gates: F32  # [rows, 2 * heads]: beta and decay before their functions
-    weight: F32  # [taps, channels]
+    weight: F32  # [kernel_size, channels]
     rate: F32  # [heads]: the logarithm of decay is rate * softplus(decay + bias)
     bias: F32  # [heads]
     kept: F32  # [capacity, channels + 2 * heads]: what came last, token t in row t % capacity
@@ -103,18 +103,18 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which experts each row goes to; as many groups as there may be."""
+    """Buffers of a mixture of experts: which experts each row goes to, and its copies."""
 
-    shares: F32  # [rows, used]
-    places: npt.NDArray[np.int64]  # [rows, used]: where a row's copies lie
-    sources: npt.NDArray[np.int64]  # [rows * used]: of which row each copy is
-    groups: npt.NDArray[np.void]  # [min(experts, rows * used)] of GROUP
+    expert_weights: F32  # [rows, top_k]
+    scatter_indices: npt.NDArray[np.int64]  # [rows, top_k]: the positions of a row's copies
+    gather_indices: npt.NDArray[np.int64]  # [rows * top_k]: the row of each copy
+    groups: npt.NDArray[np.void]  # [min(experts, rows * top_k)] of GROUP
     experts: int
 
     @property
-    def used(self) -> int:
-        """Experts of a row."""
-        return int(self.shares.shape[1])
+    def top_k(self) -> int:
+        """The number of experts of a row."""
+        return int(self.expert_weights.shape[1])
 
 
 SILU = Unit()
@@ -151,20 +151,20 @@ class Program:
                 self._ops[i] = struct[0]
         return self._ops
 
-    def run(self, rows: int = 1, position: int = 0, head: int = 0, start: int = 0) -> int:
+    def run(self, rows: int = 1, position: int = 0, skip_rows: int = 0, start: int = 0) -> int:
         """Run the ops from *start* on; return the index of one that did not verify, or ``len``."""
         if not self._ran:
             weakref.finalize(self, self.engine.retire, self._keep).atexit = False
             self._ran = True
         ops, count = self.ops + start, len(self) - start
-        return start + self.engine.run(ops, count, rows, position, head)
+        return start + self.engine.run(ops, count, rows, position, skip_rows)
 
-    def _add(self, kind: str, *, head: bool = False, fan: int = 1) -> Any:
+    def _add(self, kind: str, *, skips_rows: bool = False, row_multiplier: int = 1) -> Any:
         op: Any = abi.ffi().new("npurt_op *")
         op.kind = getattr(abi.lib(), f"NPURT_{kind}")
         op.isa = self.engine.isa
-        op.head = head
-        op.fan = fan
+        op.skips_rows = skips_rows
+        op.row_multiplier = row_multiplier
         self._structs.append(op)
         return op.u
 
@@ -187,17 +187,17 @@ class Program:
         *,
         add: F32 | None = None,
         scale: float = 1.0,
-        from_head: bool = False,
+        from_skipped: bool = False,
     ) -> int:
         """Add ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
 
-        *from_head* skips rows before head.
+        *from_skipped* skips the first rows, as ops of logits do.
         """
-        op = self._add("NORM", head=from_head).norm
+        op = self._add("NORM", skips_rows=from_skipped).norm
         op.x, op.add, op.weight = map(self._address, (x, add, weight))
         op.add_scale = scale
         op.eps = eps
-        op.from_head = from_head
+        op.from_skipped = from_skipped
         self._input(op.out, out)
         return len(self) - 1
 
@@ -208,9 +208,11 @@ class Program:
         self._input(op.out, out)
         return len(self) - 1
 
-    def cap(self, x: F32, *, factor: float = 1.0, cap: float = 0.0, head: bool = False) -> int:
+    def cap(
+        self, x: F32, *, factor: float = 1.0, cap: float = 0.0, skips_rows: bool = False
+    ) -> int:
         """``x = cap * tanh(factor * x / cap)``, or ``factor * x`` without a cap."""
-        op = self._add("CAP", head=head).cap
+        op = self._add("CAP", skips_rows=skips_rows).cap
         op.x, op.k, op.factor, op.cap = self._address(x), x.shape[1], factor, cap
         return len(self) - 1
 
@@ -226,7 +228,7 @@ class Program:
         y: F32,
         *,
         biases: Sequence[F32 | None] = (),
-        head: bool = False,
+        skips_rows: bool = False,
         routing: Routing | None = None,
         column: int = 0,
     ) -> int:
@@ -235,7 +237,9 @@ class Program:
         With a *routing* each weight is a stack of its `experts`, the rows of *x* are those that
         `gather` made, and each group of them is multiplied by its own matrix.
         """
-        op = self._add("MATMUL", head=head, fan=routing.used if routing else 1).matmul
+        op = self._add(
+            "MATMUL", skips_rows=skips_rows, row_multiplier=routing.top_k if routing else 1
+        ).matmul
         if routing:
             op.groups = self._address(routing.groups, "npurt_group *")
             op.matrices = routing.experts
@@ -278,9 +282,9 @@ class Program:
         self._attention("ATTEND", heads).out = self._address(out)
         return len(self) - 1
 
-    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, fan: int = 1) -> int:
+    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, row_multiplier: int = 1) -> int:
         """Add ``out = activation(gate) * up`` of the two halves of *gate_up*."""
-        op = self._add("UNIT", fan=fan).unit
+        op = self._add("UNIT", row_multiplier=row_multiplier).unit
         op.gate_up = self._address(gate_up)
         op.activation = getattr(abi.lib(), f"NPURT_{unit.activation}")
         op.limit, op.alpha, op.offset = unit.limit, unit.alpha, unit.offset
@@ -294,7 +298,7 @@ class Program:
         op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(
             self._address, (c.gates, c.weight, c.rate, c.bias, c.kept, c.out, c.out_gates)
         )
-        op.stride, op.capacity, op.taps = c.x.shape[1], len(c.kept), len(c.weight)
+        op.stride, op.capacity, op.kernel_size = c.x.shape[1], len(c.kept), len(c.weight)
         op.heads, op.k_heads, op.width, op.eps = c.heads, c.k_heads, c.width, c.eps
         op.replay = replay
         return len(self) - 1
@@ -303,13 +307,13 @@ class Program:
         """``out = after * conv(before * value)`` of *x* ``[rows, 3 * K]``, these side by side.
 
         Args:
-            weight: ``[taps, K]``, the last for the token itself.
+            weight: ``[kernel_size, K]``, the last for the token itself.
             kept: ``[capacity, K]``: what was convolved last, token t in row t % capacity.
         """
         op = self._add("SHORTCONV").shortconv
         setattr(op, "in", self._address(x))
         op.weight, op.kept = self._address(weight), self._address(kept)
-        op.capacity, op.taps = len(kept), len(weight)
+        op.capacity, op.kernel_size = len(kept), len(weight)
         self._input(op.out, out)
         return len(self) - 1
 
@@ -356,16 +360,16 @@ class Program:
         scale: float = 1.0,
         over_chosen: bool = False,
     ) -> int:
-        """Choose experts by the first columns of *scores*; *normed* shares add up to *scale*.
+        """Choose experts by the first columns of *scores*; *normed* weights add up to *scale*.
 
-        Shares are a softmax over all experts, or *over_chosen*.
+        Expert weights are a softmax over all experts, or over the chosen ones (*over_chosen*).
         """
         op = self._add("ROUTE").route
-        op.scores, op.shares = self._address(scores), self._address(to.shares)
-        op.places = self._address(to.places, "int64_t *")
-        op.sources = self._address(to.sources, "int64_t *")
+        op.scores, op.expert_weights = self._address(scores), self._address(to.expert_weights)
+        op.scatter_indices = self._address(to.scatter_indices, "int64_t *")
+        op.gather_indices = self._address(to.gather_indices, "int64_t *")
         op.groups = self._address(to.groups, "npurt_group *")
-        op.stride, op.experts, op.used = scores.shape[1], to.experts, to.used
+        op.stride, op.experts, op.top_k = scores.shape[1], to.experts, to.top_k
         op.normed, op.scale, op.over_chosen = normed, scale, over_chosen
         return len(self) - 1
 
@@ -381,13 +385,13 @@ class Program:
                 f"rows of (K, quantised, fine) = {have} cannot be gathered as {wanted}",
                 remedy="make both inputs of one K and quantised alike",
             )
-        op = self._add("GATHER", fan=routing.used).gather
-        op.sources = self._address(routing.sources, "int64_t *")
+        op = self._add("GATHER", row_multiplier=routing.top_k).gather
+        op.gather_indices = self._address(routing.gather_indices, "int64_t *")
         self._input(getattr(op, "in"), x)
         self._input(op.out, out)
         return len(self) - 1
 
-    def combine(
+    def weighted_sum(
         self,
         y: F32,
         routing: Routing,
@@ -396,16 +400,16 @@ class Program:
         shared: F32 | None = None,
         gate: F32 | None = None,
     ) -> int:
-        """Add up what a row's experts gave, by their shares, to *out*.
+        """Write the weighted sum of the results of each row's experts to *out*.
 
-        And *shared* ``[rows, K]``, times the sigmoid of *gate*, a view of one column.
+        *shared* ``[rows, K]``, times the sigmoid of *gate*, a view of one column, is added.
         """
-        op = self._add("COMBINE").combine
-        op.y, op.shares, op.shared, op.gate, op.out = map(
-            self._address, (y, routing.shares, shared, gate, out)
+        op = self._add("WEIGHTED_SUM").weighted_sum
+        op.y, op.expert_weights, op.shared, op.gate, op.out = map(
+            self._address, (y, routing.expert_weights, shared, gate, out)
         )
-        op.places = self._address(routing.places, "int64_t *")
-        op.k, op.used = y.shape[1], routing.used
+        op.scatter_indices = self._address(routing.scatter_indices, "int64_t *")
+        op.k, op.top_k = y.shape[1], routing.top_k
         op.gate_stride = 0 if gate is None else gate.strides[0] // gate.itemsize
         return len(self) - 1
 
@@ -418,7 +422,7 @@ class Program:
         op.row_bytes = image.format.row_bytes(image.k)
         return len(self) - 1
 
-    def spread(
+    def transposed_matvec(
         self,
         image: Image,
         r: npt.NDArray[np.float64],
@@ -426,7 +430,7 @@ class Program:
         norms: npt.NDArray[np.float64],
     ) -> int:
         """``s = W^T r`` and the squares that bound rounding, for verification."""
-        op = self._add("SPREAD").spreading
+        op = self._add("TRANSPOSED_MATVEC").transposed
         op.w.image = self._address(image.data, "uint8_t *")
         op.w.n, op.w.k, op.w.type = image.n, image.k, image.format.number
         op.w.check_r = self._address(r, "double *")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npurt.cpu.bound import Bound
-from npurt.cpu.buffers import fan_of, unsupported
+from npurt.cpu.buffers import row_multiplier_of, unsupported
 from npurt.cpu.checked import CheckedProgram
 from npurt.cpu.engine import Engine, empty
 from npurt.cpu.lower import Lowering
@@ -134,12 +134,12 @@ class NumpyStep:
         self.sources: list[tuple[Tensor, F32]] = []
         self.targets: list[tuple[Tensor, F32]] = []
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Compute it."""
         current, shared = self._current, self._shared
         flags = current.rows.wanted
         for tensor, view in self.sources:
-            current.values[tensor.name] = taken(tensor, view, flags, head)
+            current.values[tensor.name] = taken(tensor, view, flags, skip_rows)
         run = Run(np.float32, current.values, shared.load, self._load_rows, current.rows,
                   self._states)  # fmt: skip
         for part, counter in zip(self._parts, self._counters, strict=True):
@@ -149,7 +149,7 @@ class NumpyStep:
             current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
             counter.count(part, len(results[0]), time.perf_counter() - start)
         for tensor, view in self.targets:
-            put(tensor, view, current.values[tensor.name], flags, head)
+            put(tensor, view, current.values[tensor.name], flags, skip_rows)
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -188,10 +188,10 @@ class Programs(Steps):
         """Add an op without a kernel."""
         self._steps.append(step)
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Run all ops."""
         for step in self._steps:
-            step.run(rows, position, head)
+            step.run(rows, position, skip_rows)
 
     def counters(self) -> dict[tuple[int, int], Counter]:
         """Return what ops did so far, by step and op; nothing of programs that never ran."""
@@ -266,8 +266,8 @@ class SequenceProgram:
         """Run all ops on the rows of this sequence."""
         count, flags = len(rows), rows.wanted
         position = int(rows.positions[0])
-        head = int(np.argmax(flags)) if flags.any() else count
-        head = head if self._shared.selects else 0
+        skip_rows = int(np.argmax(flags)) if flags.any() else count
+        skip_rows = skip_rows if self._shared.selects else 0
         self.states.begin(position)
         current = self._current
         current.values, current.rows = dict(values), rows
@@ -275,20 +275,20 @@ class SequenceProgram:
             x = self._shared.tables[op.weight.name][values[op.tokens.name]].dequantize()
             buffer[:count] = x if op.scale == 1 else x * np.float32(op.scale)
         for tensor, view in self._given:
-            put(tensor, view, values[tensor.name], flags, head)
+            put(tensor, view, values[tensor.name], flags, skip_rows)
         out = None
         if self._output is not None:
-            out = np.empty((count - head, self._output.columns), np.float32)
+            out = np.empty((count - skip_rows, self._output.columns), np.float32)
             self.steps.redirect(out)
-        self.steps.run(count, position, head)
+        self.steps.run(count, position, skip_rows)
         self.states.length = position + count
         made = {}
         for tensor, left in self._made:
             if out is not None and tensor == self._output:
-                whole = tensor.shape[0] != SELECTED or flags[head:].all()
-                made[tensor.name] = out if whole else out[flags[head:]]
+                whole = tensor.shape[0] != SELECTED or flags[skip_rows:].all()
+                made[tensor.name] = out if whole else out[flags[skip_rows:]]
             elif left is not None:
-                made[tensor.name] = taken(tensor, left, flags, head)
+                made[tensor.name] = taken(tensor, left, flags, skip_rows)
             else:
                 made[tensor.name] = current.values[tensor.name]
         current.values = {}
@@ -444,18 +444,18 @@ class CpuSegment(Segment):
         self._shared.close()
 
 
-def taken(tensor: Tensor, view: F32, flags: Array, head: int) -> Array:
+def taken(tensor: Tensor, view: F32, flags: Array, skip_rows: int) -> Array:
     """Return a copy of what programs left in the first rows of *view*, in the graph's shape."""
     shape = [dim.size or -1 for dim in tensor.shape[1:]]
     if tensor.shape[0] == SELECTED:
-        return view[: len(flags) - head][flags[head:]].reshape(-1, *shape)
-    return view[: len(flags) * fan_of(tensor)].copy().reshape(-1, *shape)
+        return view[: len(flags) - skip_rows][flags[skip_rows:]].reshape(-1, *shape)
+    return view[: len(flags) * row_multiplier_of(tensor)].copy().reshape(-1, *shape)
 
 
-def put(tensor: Tensor, view: F32, values: Array, flags: Array, head: int) -> None:
+def put(tensor: Tensor, view: F32, values: Array, flags: Array, skip_rows: int) -> None:
     """Write *values* where programs read them."""
     values = values.reshape(-1, tensor.columns)
     if tensor.shape[0] == SELECTED:
-        view[: len(flags) - head][flags[head:]] = values
+        view[: len(flags) - skip_rows][flags[skip_rows:]] = values
     else:
         view[: len(values)] = values

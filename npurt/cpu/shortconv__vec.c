@@ -1,9 +1,10 @@
 /*
  * A short convolution between two gates, as in LFM2's layers without attention.
  *
- * out[t] = after[t] * sum_j w[j] u[t - taps + 1 + j], u = before * value; products of before and
- * value are kept in a ring, for the next tokens and for going back.  Columns do not depend on each
- * other, and tokens go one after another: many give the same bits as one by one.
+ * out[t] = after[t] * sum_j w[j] u[t - J + 1 + j], u = before * value, J the kernel size.  The
+ * products of before and value are kept in a ring, for the next tokens and for going back.  Columns
+ * do not depend on each other, and tokens are computed one after another, so a run of many tokens
+ * gives the same bits as runs of one.
  * Source: transformers modeling_lfm2.py.
  */
 #include "kernels.h"
@@ -16,18 +17,18 @@ void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t
 void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
                                int64_t rows, int64_t position)
 {
-    const int64_t k = op->out.k, taps = op->taps;
+    const int64_t k = op->out.k, kernel_size = op->kernel_size;
     for (int64_t t = 0; t < rows; t++) {
-        const float *in = op->in + t * 3 * k, *from[NPURT_MOST_TAPS];
-        const int64_t at = position + t, begin = at < taps - 1 ? taps - 1 - at : 0;
+        const float *in = op->in + t * 3 * k, *from[NPURT_MOST_KERNEL_SIZE];
+        const int64_t at = position + t, begin = at < kernel_size - 1 ? kernel_size - 1 - at : 0;
         float *kept = op->kept + at % op->capacity * k;
-        for (int64_t j = begin; j < taps; j++) {
-            from[j] = op->kept + (at - taps + 1 + j) % op->capacity * k;
+        for (int64_t j = begin; j < kernel_size; j++) {
+            from[j] = op->kept + (at - kernel_size + 1 + j) % op->capacity * k;
         }
         for (int64_t i = first; i < first + count; i += LANES) {
             f32x16 sum = 0.0f;
             store_f32(kept + i, load_f32(in + i) * load_f32(in + 2 * k + i));
-            for (int64_t j = begin; j < taps; j++) {
+            for (int64_t j = begin; j < kernel_size; j++) {
                 sum = fma16(load_f32(from[j] + i), load_f32(op->weight + j * k + i), sum);
             }
             store_f32(op->out.values + t * k + i, load_f32(in + k + i) * sum);

@@ -73,15 +73,15 @@ class Slots:
         if self._state is not None:
             last = self._state.read()
             for slot, kept in self._copies.items():
-                state.write(self._state.values(kept))
-                self._copies[slot] = state.keep()
+                state.write(self._state.to_float32(kept))
+                self._copies[slot] = state.checkpoint()
             state.write(last)
         self._state = state
 
     def save(self, slot: int) -> None:
         """Copy the state to *slot*."""
-        self._copies[slot] = self.state.keep()
+        self._copies[slot] = self.state.checkpoint()
 
-    def resume(self, slot: int) -> None:
+    def restore_checkpoint(self, slot: int) -> None:
         """Go on from the copy in *slot*."""
-        self.state.resume(self._copies[slot])
+        self.state.restore_checkpoint(self._copies[slot])

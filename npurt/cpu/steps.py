@@ -18,8 +18,8 @@ from npurt.device import F32, DeltaNet
 class Step(Protocol):
     """Consecutive ops, or a function between ops."""
 
-    def run(self, rows: int, position: int, head: int) -> None:
-        """Run it on *rows* rows from *position* on; ops of logits skip *head* rows."""
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
+        """Run it on *rows* rows from *position* on; ops of logits skip the first *skip_rows*."""
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -33,13 +33,13 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function between two ops, called with the number of rows, the position and the head."""
+    """A function between two ops, called with the number of rows, the position and rows to skip."""
 
     function: Callable[[int, int, int], None]
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Call it."""
-        self.function(rows, position, head)
+        self.function(rows, position, skip_rows)
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -75,7 +75,7 @@ class Steps(abc.ABC):
         return self._last_program(steps)
 
     def call(self, function: Callable[[int, int, int], None]) -> None:
-        """Call *function* with rows, position and head once the ops so far are done."""
+        """Call *function* with rows, position and rows to skip once the ops so far are done."""
         self._steps.append(Call(function))
 
     def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
@@ -91,11 +91,11 @@ class Steps(abc.ABC):
         weights: Sequence[Weight],
         y: F32,
         *,
-        head: bool = False,
+        skips_rows: bool = False,
         column: int = 0,
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
-        self.host().matmul(label, x, weights, y, head, column=column)
+        self.host().matmul(label, x, weights, y, skips_rows, column=column)
 
     def experts(
         self,

@@ -9,8 +9,8 @@ enum { UNIT_SPAN = 1024, CAP_SPAN = 4096, CONV_SPAN = 256, ATTEND_ROWS = 32 };
 
 int64_t npurt_rows(const npurt_op *op, const npurt_job *job)
 {
-    const int64_t rows = op->head ? job->rows - job->head : job->rows;
-    return op->fan ? rows * op->fan : rows;
+    const int64_t rows = op->skips_rows ? job->rows - job->skip_rows : job->rows;
+    return op->row_multiplier ? rows * op->row_multiplier : rows;
 }
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -44,8 +44,8 @@ npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int thread
     case NPURT_PACK:
         d.items = ceil_div(op->u.packing.n, ROWS);
         break;
-    case NPURT_SPREAD:
-        d.items = ceil_div(op->u.spreading.w.k, RECORD);
+    case NPURT_TRANSPOSED_MATVEC:
+        d.items = ceil_div(op->u.transposed.w.k, RECORD);
         break;
     case NPURT_PACK_I8:
     case NPURT_I8:
@@ -132,7 +132,7 @@ static void gate(const npurt_gate *op, const npurt_level *level, int64_t row)
 
 static void gather(const npurt_gather *op, int64_t row)
 {
-    const int64_t k = op->in.k, blocks = k / BLOCK, from = op->sources[row];
+    const int64_t k = op->in.k, blocks = k / BLOCK, from = op->gather_indices[row];
     memcpy(op->out.values + row * k, op->in.values + from * k, (size_t) k * sizeof(float));
     if (op->out.codes) {
         memcpy(op->out.codes + row * k, op->in.codes + from * k, (size_t) k);
@@ -169,7 +169,7 @@ static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *jo
     for (int64_t i = from; i < to; i++) {
         switch (op->kind) {
         case NPURT_NORM:
-            level->norm(&op->u.norm, i + (op->u.norm.from_head ? job->head : 0), i);
+            level->norm(&op->u.norm, i + (op->u.norm.from_skipped ? job->skip_rows : 0), i);
             break;
         case NPURT_ROPE:
             level->rope(&op->u.attention, i, job->position + i);
@@ -177,8 +177,8 @@ static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *jo
         case NPURT_PACK:
             level->pack(&op->u.packing, i);
             break;
-        case NPURT_SPREAD:
-            level->spread(&op->u.spreading, i);
+        case NPURT_TRANSPOSED_MATVEC:
+            level->transposed_matvec(&op->u.transposed, i);
             break;
         case NPURT_CONV:
             level->conv(&op->u.conv, i, job->rows, job->position);
@@ -195,8 +195,8 @@ static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *jo
         case NPURT_GATHER:
             gather(&op->u.gather, i);
             break;
-        case NPURT_COMBINE:
-            level->combine(&op->u.combine, i);
+        case NPURT_WEIGHTED_SUM:
+            level->weighted_sum(&op->u.weighted_sum, i);
             break;
         case NPURT_SUM:
             level->sum(&op->u.sum, i);

@@ -274,12 +274,12 @@ def _weighted_sum(op: ops.WeightedSum, run: Run) -> tuple[Array, ...]:
 @_meaning(ops.ShortConv)
 def _short_conv(op: ops.ShortConv, run: Run) -> tuple[Array, ...]:
     x, weight = run[op.x], run[op.weight]
-    taps = op.weight.columns
+    kernel_size = op.weight.columns
     out = np.empty_like(x)
     for sequence, index in run.rows.by_sequence():
         held = run.states.of(sequence)
         seen = np.concatenate([held[op.state.name].astype(run.dtype), x[index]])
-        out[index] = sum(seen[j : j + len(index)] * weight[:, j] for j in range(taps))
+        out[index] = sum(seen[j : j + len(index)] * weight[:, j] for j in range(kernel_size))
         held[op.state.name] = seen[len(index) :].astype(held[op.state.name].dtype)
     if op.bias is not None:
         out = out + run[op.bias]

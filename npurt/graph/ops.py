@@ -373,17 +373,17 @@ class WeightedSum(Op):
 class ShortConv(Op):
     """A causal convolution of each column with the rows before it, then an activation.
 
-    ``out[t] = activation(sum over j of weight[:, j] * x[t - taps + 1 + j] + bias)``; the state
-    holds the last ``taps - 1`` rows of x.
+    ``out[t] = activation(sum over j of weight[:, j] * x[t - kernel_size + 1 + j] + bias)``; the
+    state holds the last ``kernel_size - 1`` rows of x.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
     STATES: ClassVar[tuple[str, ...]] = ("state",)
 
     x: Tensor  # [T, C]
-    weight: Tensor  # [C, taps]
+    weight: Tensor  # [C, kernel_size]
     bias: Tensor | None  # [C]
-    state: Tensor  # [taps - 1, C]
+    state: Tensor  # [kernel_size - 1, C]
     out: Tensor  # [T, C]
     activation: Activation = Activation.NONE
 

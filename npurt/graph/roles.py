@@ -12,7 +12,7 @@ ROLES = {
     ops.Attention: "attention",
     ops.GatedUnit: "activation",
     ops.Route: "route",
-    ops.WeightedSum: "combine",
+    ops.WeightedSum: "weighted_sum",
     ops.ShortConv: "convolution",
     ops.DeltaGates: "delta net",
     ops.GatedDeltaNet: "delta net",

@@ -177,12 +177,12 @@ def _weighted_sum(op: ops.WeightedSum) -> str | None:
 
 @_rule(ops.ShortConv)
 def _short_conv(op: ops.ShortConv) -> str | None:
-    columns, taps = op.x.columns, op.weight.columns
+    columns, kernel_size = op.x.columns, op.weight.columns
     return _first(
         _same(op.x, op.out),
-        _is(op.weight, columns, taps),
+        _is(op.weight, columns, kernel_size),
         _is(op.bias, columns),
-        _is(op.state, taps - 1, columns),
+        _is(op.state, kernel_size - 1, columns),
     )
 
 

@@ -58,9 +58,9 @@ class ReferenceDevice(Device):
         del op
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> ReferencePacked:
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ReferencePacked:
         """Convert *tensor* to float32; activations are not rounded."""
-        del fine
+        del int16
         return ReferencePacked(self, tensor)
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:

@@ -106,7 +106,7 @@ def test_run_says_in_json_how_guessing_went(npurt):
 @pytest.mark.parametrize("flag", [("--draft-max", 4), ("-devd", "cpu")])
 def test_what_is_said_of_a_draft_without_one_is_refused(npurt, verb, flag):
     prompt = ("-p", "Hi") if verb == "run" else ()
-    assert_failed(npurt(verb, "-m", MODEL, *prompt, *flag), "nothing guesses", code=2)
+    assert_failed(npurt(verb, "-m", MODEL, *prompt, *flag), "there is no draft", code=2)
 
 
 def test_flags_reach_the_library(npurt, monkeypatch):

@@ -124,7 +124,7 @@ def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
     residual = empty(m, k)
     residual[:] = x
     out = Input(m - head, k, quantised=k % 32 == 0)
-    program.norm(residual, gain, eps, out, add=add, scale=scale, from_head=head > 0)
+    program.norm(residual, gain, eps, out, add=add, scale=scale, from_skipped=head > 0)
     return [residual, out.values, *arrays(out)]
 
 
@@ -141,7 +141,7 @@ def cap(program, x, factor, limit, head=0):
     """Return the rows of *x* scaled and capped, those that a run with *head* has."""
     program.rows, program.head = len(x), head
     y = x.copy()
-    program.cap(y, factor=factor, cap=limit, head=head > 0)
+    program.cap(y, factor=factor, cap=limit, skips_rows=head > 0)
     return [y]
 
 
@@ -233,7 +233,7 @@ def spread(program, tensor, r):
     """Return ``W^T r`` and the squares that bound its rounding."""
     k = tensor.shape[1]
     s, squares = np.zeros(k), np.zeros(-(-k // 256))
-    program.spread(packed(program, tensor), r, s, squares)
+    program.transposed_matvec(packed(program, tensor), r, s, squares)
     return [s, squares]
 
 
@@ -275,12 +275,12 @@ def _units(kind, k):
     return _floats(lambda program, x: unit(program, 20 * x, kind), 3, 2 * k)
 
 
-def _shortconv(rows, k, taps, position):
+def _shortconv(rows, k, kernel_size, position):
     def case(program):
-        rng = rng_of(rows, k, taps, position)
+        rng = rng_of(rows, k, kernel_size, position)
         x, weight, kept = (
             rng.standard_normal(shape, dtype=np.float32)
-            for shape in ((rows, 3 * k), (taps, k), (9, k))
+            for shape in ((rows, 3 * k), (kernel_size, k), (9, k))
         )
         return shortconv(program, x, weight, kept, position)
 
@@ -350,8 +350,15 @@ def every_case():
             cases[f"unit {kind.activation} k{k}"] = _units(kind, k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)
-    for rows, k, taps, position in ((1, 32, 3, 0), (3, 48, 3, 1), (12, 288, 4, 7), (1, 544, 1, 40)):
-        cases[f"shortconv {rows} {k} {taps} {position}"] = _shortconv(rows, k, taps, position)
+    for rows, k, kernel_size, position in (
+        (1, 32, 3, 0),
+        (3, 48, 3, 1),
+        (12, 288, 4, 7),
+        (1, 544, 1, 40),
+    ):
+        cases[f"shortconv {rows} {k} {kernel_size} {position}"] = _shortconv(
+            rows, k, kernel_size, position
+        )
     cases["integers, all -128"] = _integers(5, 40, 16, highest=-128)
     return cases | {"quantise": _quantise(False), "quantise finely": _quantise(True)}
 

@@ -62,7 +62,7 @@ def run_delta(program, net, slots=None, control=(0, -1, 0)):
     return [net.out, memory if slots else net.state]
 
 
-def convolution(rng, *, rows, heads=6, k_heads=2, width=32, taps=4, capacity=9, position=0):
+def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capacity=9, position=0):
     """Return a convolution of random inputs; of *position* tokens before, the last are kept."""
     channels = (2 * k_heads + heads) * width
     kept = np.zeros((capacity, channels + 2 * heads), np.float32)
@@ -71,7 +71,7 @@ def convolution(rng, *, rows, heads=6, k_heads=2, width=32, taps=4, capacity=9, 
     return Convolution(
         x=floats(rng, rows, channels + 5),
         gates=3 * floats(rng, rows, 2 * heads),
-        weight=floats(rng, taps, channels),
+        weight=floats(rng, kernel_size, channels),
         rate=-np.exp(floats(rng, heads)),
         bias=floats(rng, heads),
         kept=kept,
@@ -102,43 +102,43 @@ def gate(program, x, z, weight, eps=1e-6):
     return [out.values, *cases.arrays(out)]
 
 
-def routing(rows, experts, used):
+def routing(rows, experts, top_k):
     """Return where a routing goes, filled with what must not stay."""
     return Routing(
-        shares=np.full((rows, used), np.nan, np.float32),
-        places=np.full((rows, used), -1, np.int64),
-        sources=np.full(rows * used, -1, np.int64),
-        groups=np.full(min(experts, rows * used), -1, GROUP),
+        expert_weights=np.full((rows, top_k), np.nan, np.float32),
+        scatter_indices=np.full((rows, top_k), -1, np.int64),
+        gather_indices=np.full(rows * top_k, -1, np.int64),
+        groups=np.full(min(experts, rows * top_k), -1, GROUP),
         experts=experts,
     )
 
 
-def route(program, scores, experts, used, *, normed=True, scale=1.0, over_chosen=False):
-    """Choose *used* of the first columns of *scores*: return shares, places, sources, groups."""
+def route(program, scores, experts, top_k, *, normed=True, scale=1.0, over_chosen=False):
+    """Choose *top_k* of the first columns of *scores*: return all of `Routing`."""
     program.rows = len(scores)
-    to = routing(len(scores), experts, used)
+    to = routing(len(scores), experts, top_k)
     program.route(scores, to, normed=normed, scale=scale, over_chosen=over_chosen)
-    return [to.shares, to.places, to.sources, to.groups.view(np.int64)]
+    return [to.expert_weights, to.scatter_indices, to.gather_indices, to.groups.view(np.int64)]
 
 
-def mixture(program, weights, x, scores, used, *, fine=False, shared=None, gates=None, biases=()):
+def mixture(program, weights, x, scores, top_k, *, fine=False, shared=None, gates=None, biases=()):
     """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
     rows, k = x.shape
     experts = weights[0].shape[0]
     program.rows = rows
-    to = routing(rows, experts, used)
+    to = routing(rows, experts, top_k)
     stacks = [cases.packed_stack(program, w) for w in weights]
     source = Input(rows, k, quantised=stacks[0].integer, fine=fine)
     source.values[:] = x
     if source.quantised:
         program.quant(source)
     program.route(scores, to, normed=True)
-    copies = Input(rows * used, k, quantised=source.quantised, fine=fine)
+    copies = Input(rows * top_k, k, quantised=source.quantised, fine=fine)
     program.gather(source, to, copies)
-    y = empty(rows * used, sum(w.shape[1] for w in weights))
+    y = empty(rows * top_k, sum(w.shape[1] for w in weights))
     program.matmul(copies, stacks, y, routing=to, biases=biases)
     out = empty(rows, y.shape[1])
-    program.combine(y, to, out, shared=shared, gate=gates)
+    program.weighted_sum(y, to, out, shared=shared, gate=gates)
     return [copies.values, *cases.arrays(copies), y, out]
 
 
@@ -166,7 +166,7 @@ def _gate(rows, heads, width):
     return case
 
 
-def _mixture(fmt, rows, experts, used, *, biased=False, **options):
+def _mixture(fmt, rows, experts, top_k, *, biased=False, **options):
     def case(program):
         rng = cases.rng_of(fmt, rows, experts)
         weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 48)]
@@ -177,15 +177,15 @@ def _mixture(fmt, rows, experts, used, *, biased=False, **options):
         added = {"shared": shared, "gates": gates}
         if biased:
             options["biases"] = [floats(rng, experts, w.shape[1]) for w in weights]
-        return mixture(program, weights, x, scores, used, **added, **options)
+        return mixture(program, weights, x, scores, top_k, **added, **options)
 
     return case
 
 
-def _route(rows, experts, used, **options):
+def _route(rows, experts, top_k, **options):
     def case(program):
         scores = np.rint(4 * floats(cases.rng_of(rows, experts), rows, experts + 2))  # with ties
-        return route(program, scores, experts, used, **options)
+        return route(program, scores, experts, top_k, **options)
 
     return case
 
@@ -205,8 +205,8 @@ def every_case():
     made["delta from and to slots"] = _delta(3, (2, 1, 17), heads=2, width=32, tokens=40)
     for position, rows in ((0, 1), (0, 20), (2, 1), (30, 5)):
         made[f"conv {rows} rows at {position}"] = _conv(position, rows)
-    made["conv of one tap"] = _conv(0, 3, taps=1, width=16)
-    made["conv of eight taps"] = _conv(12, 3, taps=8, width=128, heads=1, k_heads=1)
+    made["conv of kernel size one"] = _conv(0, 3, kernel_size=1, width=16)
+    made["conv of kernel size eight"] = _conv(12, 3, kernel_size=8, width=128, heads=1, k_heads=1)
     made["conv replayed"] = _conv(12, 5, True)
     made["gate"] = _gate(3, 4, 16)
     made["gate of odd width"] = _gate(2, 3, 48)

@@ -34,17 +34,18 @@ def silu(x):
 
 
 def convolution(seen, weight):
-    """Return ``[T, C]`` silu of the causal convolution of *seen* ``[taps - 1 + T, C]``; its bound.
+    """Return ``[T, C]`` silu of the causal convolution of *seen* ``[J - 1 + T, C]``; its bound.
 
-    The sum of taps products is off by gamma(taps) of their sizes; silu has a slope of at most 1.1.
+    The sum of J products, J the kernel size, is off by gamma(J) of their sizes; silu has a slope of
+    at most 1.1.
     """
     seen, weight = seen.astype(np.float64), weight.astype(np.float64)
-    taps = len(weight)
-    rows = len(seen) - taps + 1
-    sums = sum(seen[j : j + rows] * weight[j] for j in range(taps))
-    sizes = sum(abs(seen[j : j + rows] * weight[j]) for j in range(taps))
+    kernel_size = len(weight)
+    rows = len(seen) - kernel_size + 1
+    sums = sum(seen[j : j + rows] * weight[j] for j in range(kernel_size))
+    sizes = sum(abs(seen[j : j + rows] * weight[j]) for j in range(kernel_size))
     reference, bound = silu(sums)
-    return reference, bound + 1.1 * (gamma(taps) * sizes + taps * TINY)
+    return reference, bound + 1.1 * (gamma(kernel_size) * sizes + kernel_size * TINY)
 
 
 def unit(x, bound, eps):

@@ -66,11 +66,11 @@ int main(int argc, char **argv)
     for (int run = 0; run < atoi(argv[2]); run++) {
         memset(x, 0, sizeof x);
         npurt_op *wrong = &ops[PRODUCTS - 1];
-        wrong->u.matmul.armed = 1;
+        wrong->u.matmul.verify = 1;
         if (npurt_run(pool, ops, OPS, 1, 0, 0) != PRODUCTS - 1) {
             return 2;
         }
-        wrong->u.matmul.armed = 0;
+        wrong->u.matmul.verify = 0;
         if (npurt_run(pool, wrong, 2, 1, 0, 0) != 2) {
             return 2;
         }

@@ -186,14 +186,14 @@ convolutions = st.fixed_dictionaries(
         "heads": st.integers(1, 3),
         "k_heads": st.integers(1, 2),
         "width": st.sampled_from([16, 48, 128]),
-        "taps": st.sampled_from([1, 2, 4, 8]),
+        "kernel_size": st.sampled_from([1, 2, 4, 8]),
     }
 )
 places = st.sampled_from([0, 1, 3, 8, 9, 40])
 
 
 def seen_by(c, position):
-    """Return ``[taps - 1 + rows, channels]``: zeros before the first token, then what was kept."""
+    """Return ``[kernel_size - 1 + rows, channels]``: zeros, then what was kept."""
     channels, context = c.weight.shape[1], len(c.weight) - 1
     at = np.arange(position - context, position)
     before = np.where(at[:, None] < 0, 0, c.kept[at % len(c.kept), :channels])

@@ -22,65 +22,67 @@ sizes = st.tuples(st.integers(1, 40), st.integers(1, 70)).flatmap(
 )
 
 
-def routed(run, scores, experts, used, **options):
-    """Return shares, places, sources and groups ``(matrix, rows, first)``."""
-    shares, places, sources, groups = run(
-        lambda program: delta_cases.route(program, scores, experts, used, **options)
+def routed(run, scores, experts, top_k, **options):
+    """Return expert_weights, scatter, gather and groups ``(matrix, rows, first)``."""
+    expert_weights, scatter, gather, groups = run(
+        lambda program: delta_cases.route(program, scores, experts, top_k, **options)
     )
-    return shares, places, sources, groups.view(delta_cases.GROUP).tolist()
+    return expert_weights, scatter, gather, groups.view(delta_cases.GROUP).tolist()
 
 
 @given(sizes, st.booleans(), st.sampled_from([1.0, 2.5]), seeds)
 def test_the_likeliest_experts_are_chosen_with_their_shares(run, size, normed, scale, seed):
     """Each exponential is off by EXP and by what its argument rounds; the rest is a sum of E."""
-    rows, experts, used = size
+    rows, experts, top_k = size
     scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts + 2)
     wide = scores[:, :experts].astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     likely = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
-    order = np.argsort(-wide, axis=1, kind="stable")[:, :used]
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :top_k]
     wanted = np.take_along_axis(likely, order, axis=1)
     wanted = wanted / wanted.sum(axis=1, keepdims=True) if normed else wanted
-    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(experts // 16 + used + 9))
+    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(experts // 16 + top_k + 9))
 
-    shares, places, sources, groups = routed(run, scores, experts, used, normed=normed, scale=scale)
+    expert_weights, scatter, gather, groups = routed(
+        run, scores, experts, top_k, normed=normed, scale=scale
+    )
 
-    oracle.assert_within(shares, scale * wanted, off * scale * wanted + oracle.EXP_FLUSHED)
+    oracle.assert_within(expert_weights, scale * wanted, off * scale * wanted + oracle.EXP_FLUSHED)
     matrix_of = {}
     for matrix, count, first in groups:
         matrix_of |= dict.fromkeys(range(first, first + count), matrix)
-    chosen = np.vectorize(matrix_of.get)(places)
+    chosen = np.vectorize(matrix_of.get)(scatter)
     np.testing.assert_array_equal(chosen, order)
-    np.testing.assert_array_equal(sources[places], np.arange(rows)[:, None].repeat(used, axis=1))
+    np.testing.assert_array_equal(gather[scatter], np.arange(rows)[:, None].repeat(top_k, axis=1))
 
 
 @given(sizes, seeds)
 def test_shares_may_be_a_softmax_of_the_chosen_alone(run, size, seed):
-    rows, experts, used = size
+    rows, experts, top_k = size
     scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts)
-    wide = -np.sort(-scores.astype(np.float64), axis=1)[:, :used]
+    wide = -np.sort(-scores.astype(np.float64), axis=1)[:, :top_k]
     wide -= wide[:, :1]
     wanted = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
-    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(used + 9))
+    off = 2 * (oracle.EXP + oracle.U * (4 - wide.min()) + oracle.gamma(top_k + 9))
 
-    shares, *_ = routed(run, scores, experts, used, normed=False, over_chosen=True)
+    expert_weights, *_ = routed(run, scores, experts, top_k, normed=False, over_chosen=True)
 
-    oracle.assert_within(shares, wanted, off * wanted + oracle.EXP_FLUSHED)
+    oracle.assert_within(expert_weights, wanted, off * wanted + oracle.EXP_FLUSHED)
 
 
 @given(sizes.filter(lambda size: size[1] <= 20), st.sampled_from(["mxfp4", "f16"]), seeds)
 def test_each_expert_adds_its_own_bias(run, size, fmt, seed):
     """Rounded once: the sum of what there is without biases."""
-    rows, experts, used = size
+    rows, experts, top_k = size
     rng = cases.rng_of(fmt, seed)
     weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
     biases = [delta_cases.floats(rng, experts, n) for n in (16, 32)]
     x, scores = delta_cases.floats(rng, rows, 64), delta_cases.floats(rng, rows, experts)
-    *_, plain, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, used))
+    *_, plain, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, top_k))
 
-    *_, y, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, used, biases=biases))
+    *_, y, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, top_k, biases=biases))
 
-    *_, groups = routed(run, scores, experts, used)
+    *_, groups = routed(run, scores, experts, top_k)
     with np.errstate(all="ignore"):
         for matrix, count, first in groups:
             if count:
@@ -90,34 +92,34 @@ def test_each_expert_adds_its_own_bias(run, size, fmt, seed):
 
 @given(sizes, seeds)
 def test_groups_follow_each_other_in_the_order_of_experts(run, size, seed):
-    rows, experts, used = size
+    rows, experts, top_k = size
     scores = delta_cases.floats(cases.rng_of(seed), rows, experts)
 
-    _, places, _, groups = routed(run, scores, experts, used)
+    _, scatter, _, groups = routed(run, scores, experts, top_k)
 
     full = [group for group in groups if group[1]]
     assert groups[: len(full)] == full, "a group without rows ends the list"
     assert [matrix for matrix, _, _ in full] == sorted({matrix for matrix, _, _ in full})
     assert [first for _, _, first in full] == np.cumsum([0, *[n for _, n, _ in full]])[:-1].tolist()
-    assert sorted(places.reshape(-1).tolist()) == list(range(rows * used))
+    assert sorted(scatter.reshape(-1).tolist()) == list(range(rows * top_k))
 
 
 def test_of_equal_scores_the_first_are_chosen(run):
-    shares, places, _, groups = routed(run, np.zeros((1, 9), np.float32), 9, 3)
+    expert_weights, scatter, _, groups = routed(run, np.zeros((1, 9), np.float32), 9, 3)
 
     assert [matrix for matrix, _, _ in groups] == [0, 1, 2]
-    assert places.tolist() == [[0, 1, 2]]
-    np.testing.assert_allclose(shares, 1 / 3, rtol=1e-6)
+    assert scatter.tolist() == [[0, 1, 2]]
+    np.testing.assert_allclose(expert_weights, 1 / 3, rtol=1e-6)
 
 
 def test_a_score_that_is_no_number_shows(run):
     scores = np.zeros((2, 8), np.float32)
     scores[1, 5] = np.nan
 
-    shares, _, _, groups = routed(run, scores, 8, 2)
+    expert_weights, _, _, groups = routed(run, scores, 8, 2)
 
-    assert np.isfinite(shares[0]).all()
-    assert np.isnan(shares[1]).all()
+    assert np.isfinite(expert_weights[0]).all()
+    assert np.isnan(expert_weights[1]).all()
     assert all(0 <= matrix < 8 for matrix, _, _ in groups)
 
 
@@ -126,25 +128,25 @@ formats = st.sampled_from(["q8_0", "q4_0", "q4_1", "mxfp4", "iq4_nl", "f32", "f1
 
 @given(sizes.filter(lambda size: size[1] <= 20), formats, st.booleans(), seeds)
 def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, fine, seed):
-    rows, experts, used = size
+    rows, experts, top_k = size
     rng = cases.rng_of(fmt, seed)
     weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
     x, scores = cases.activations(rng, rows, 64), delta_cases.floats(rng, rows, experts)
 
-    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, used, fine=fine))
+    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, top_k, fine=fine))
 
-    shares, places, sources, groups = routed(run, scores, experts, used)
-    np.testing.assert_array_equal(copied[0], x[sources])
+    expert_weights, scatter, gather, groups = routed(run, scores, experts, top_k)
+    np.testing.assert_array_equal(copied[0], x[gather])
     for matrix, count, first in groups:
         here, column = np.s_[first : first + count], 0
         for w in weights if count else ():
-            chosen = w[matrix], x[sources[here]]
+            chosen = w[matrix], x[gather[here]]
             alone = run(lambda p, c=chosen: cases.matmul(p, *c, fine=fine))[-1]
             same(y[here, column : column + w.shape[1]], alone)
             column += w.shape[1]
     with np.errstate(all="ignore"):
-        terms = y.astype(np.float64)[places] * shares.astype(np.float64)[..., None]
-        bound = oracle.gamma(used) * abs(terms).sum(axis=1) + used * oracle.TINY
+        terms = y.astype(np.float64)[scatter] * expert_weights.astype(np.float64)[..., None]
+        bound = oracle.gamma(top_k) * abs(terms).sum(axis=1) + top_k * oracle.TINY
         sound = np.isfinite(terms).all(axis=1) & (abs(terms).sum(axis=1) < 1e38)
     oracle.assert_within(np.where(sound, out, 0), np.where(sound, terms.sum(axis=1), 0),
                          np.where(sound, bound, 0))  # fmt: skip
@@ -175,20 +177,22 @@ def test_copies_that_their_rows_have_no_codes_for_are_refused(run, source, out):
 def test_the_shared_expert_is_added_by_its_gate(run, rows, k, seed):
     rng = cases.rng_of(seed)
     to = delta_cases.routing(rows, 3, 2)
-    to.shares[:] = rng.random((rows, 2))
-    to.places[:] = rng.permutation(2 * rows).reshape(rows, 2)
+    to.expert_weights[:] = rng.random((rows, 2))
+    to.scatter_indices[:] = rng.permutation(2 * rows).reshape(rows, 2)
     y, shared = delta_cases.floats(rng, 2 * rows, k), delta_cases.floats(rng, rows, k)
     scores = 6 * delta_cases.floats(rng, rows, 5)
 
     def case(program):
         program.rows = rows
         out = empty(rows, k)
-        program.combine(y, to, out, shared=shared, gate=scores[:, 4:])
+        program.weighted_sum(y, to, out, shared=shared, gate=scores[:, 4:])
         return [out]
 
     (out,) = run(case)
 
-    wide = [v.astype(np.float64) for v in (y[to.places], to.shares[..., None], shared)]
+    wide = [
+        v.astype(np.float64) for v in (y[to.scatter_indices], to.expert_weights[..., None], shared)
+    ]
     opened, off = delta_oracle.sigmoid(scores[:, 4:].astype(np.float64))
     wanted = (wide[0] * wide[1]).sum(axis=1) + opened * wide[2]
     size = abs(wide[0] * wide[1]).sum(axis=1) + opened * abs(wide[2])
@@ -242,9 +246,9 @@ def test_a_stack_may_have_more_experts_than_there_are_chunks(run, rows):
 
     *_, y, _ = run(lambda p: delta_cases.mixture(p, weights, x, scores, 10))
 
-    _, _, sources, groups = routed(run, scores, 300, 10)
+    _, _, gather, groups = routed(run, scores, 300, 10)
     for matrix, count, first in groups[:: max(1, len(groups) // 20)]:
         here = np.s_[first : first + count]
         if count:
-            alone = run(lambda p, m=matrix, h=here: cases.matmul(p, weights[0][m], x[sources[h]]))
+            alone = run(lambda p, m=matrix, h=here: cases.matmul(p, weights[0][m], x[gather[h]]))
             same(y[here], alone[-1])

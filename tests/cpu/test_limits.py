@@ -80,12 +80,22 @@ REFUSED = [
     ("CAP", "cap.k", 0, "columns of capped values: 0"),
     ("ATTEND", "attention.window", -1, "positions of a window: -1"),
     ("ROPE", "attention.whole", 1, "norms over all heads need weights"),
-    ("SHORTCONV", "shortconv.taps", MOST.taps + 1, "taps of a convolution: 9, where 1 to 8"),
+    (
+        "SHORTCONV",
+        "shortconv.kernel_size",
+        MOST.kernel_size + 1,
+        "kernel size of a convolution: 9, where 1 to 8",
+    ),
     ("SHORTCONV", "shortconv.capacity", 0, "tokens that a convolution keeps: 0"),
     ("SHORTCONV", "shortconv.out.k", MOST.columns // 2, "columns of two gates: 25165824"),
     ("CONV", "conv.width", MOST.delta + 16, "width of a head: 144, where 1 to 128"),
-    ("CONV", "conv.taps", MOST.taps + 1, "taps of a convolution: 9, where 1 to 8"),
-    ("CONV", "conv.taps", 0, "taps of a convolution: 0"),
+    (
+        "CONV",
+        "conv.kernel_size",
+        MOST.kernel_size + 1,
+        "kernel size of a convolution: 9, where 1 to 8",
+    ),
+    ("CONV", "conv.kernel_size", 0, "kernel size of a convolution: 0"),
     ("CONV", "conv.capacity", 1, "tokens that a convolution keeps: 1"),
     ("CONV", "conv.heads", 1 << 20, "channels"),
     ("DELTA", "delta.width", MOST.delta + 16, "width of a head: 144"),
@@ -96,15 +106,15 @@ REFUSED = [
     ("GATE", "gate.width", 24, "whole vectors"),
     ("GATE", "gate.width", 1 << 10, "whole heads"),
     ("ROUTE", "route.experts", MOST.experts + 1, "experts: 4097, where 1 to 4096"),
-    ("ROUTE", "route.used", 0, "experts of a row: 0"),
-    ("ROUTE", "route.used", 1 << 10, "experts of a row: 1024"),
+    ("ROUTE", "route.top_k", 0, "experts of a row: 0"),
+    ("ROUTE", "route.top_k", 1 << 10, "experts of a row: 1024"),
     ("ROUTE", "route.stride", 1, "columns of scores: 1"),
     ("GATHER", "gather.out.k", 32, "columns of their input"),
     ("GATHER", "gather.in.codes", None, "fine codes alone|no codes to copy"),
-    ("COMBINE", "combine.k", 0, "columns of a sum: 0"),
-    ("COMBINE", "combine.used", 0, "experts of a row: 0"),
-    ("SPREAD", "spreading.w.type", 99, "type has no such rows"),
-    ("SPREAD", "spreading.w.k", 0, "columns of a weight: 0"),
+    ("WEIGHTED_SUM", "weighted_sum.k", 0, "columns of a sum: 0"),
+    ("WEIGHTED_SUM", "weighted_sum.top_k", 0, "experts of a row: 0"),
+    ("TRANSPOSED_MATVEC", "transposed.w.type", 99, "type has no such rows"),
+    ("TRANSPOSED_MATVEC", "transposed.w.k", 0, "columns of a weight: 0"),
     ("PACK_I8", "integers.k", 6, "whole fours"),
     ("I8", "integers.k", MOST.exact + 4, "columns of an exact product: 131076, where 1 to 131072"),
     ("I8", "integers.n", 0, "results of an exact product: 0"),
@@ -141,7 +151,7 @@ def test_an_op_that_the_kernels_cannot_take_is_refused_before_anything_runs(
         ("kind", 0, "no such op"),
         ("isa", 99, "instruction set: 99"),
         ("isa", -1, "instruction set: -1"),
-        ("fan", 5000, "copies of a row: 5000"),
+        ("row_multiplier", 5000, "copies of a row: 5000"),
     ],
 )
 def test_an_op_of_no_kind_or_instruction_set_is_refused(engine, names, kind, field, value, match):
@@ -167,8 +177,8 @@ def quant_of(engine, rows):
     [
         (MOST.rows + 1, 0, 0, "rows of a run: 513, where 0 to 512"),
         (-1, 0, 0, "rows of a run: -1"),
-        (2, 0, 3, "rows without logits: 3, where 0 to 2"),
-        (2, 0, -1, "rows without logits: -1"),
+        (2, 0, 3, "rows to skip: 3, where 0 to 2"),
+        (2, 0, -1, "rows to skip: -1"),
         (2, -1, 0, "position: -1"),
     ],
 )
@@ -186,7 +196,7 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
     cases.matmul(program, w, x)
     assert program.run(MOST.rows) == len(program)
     assert [program.ops[i].checked for i in range(len(program))] == [MOST.rows + 1] * len(program)
-    program.ops[len(program) - 1].fan = 2
+    program.ops[len(program) - 1].row_multiplier = 2
 
     assert program.run(1) == len(program)  # what was found to fit is not looked at again
     with pytest.raises(UnsupportedOp, match="rows of a run"):

@@ -114,21 +114,26 @@ def test_values_are_capped_where_a_run_has_logits(run):
 @given(
     rows=st.integers(1, 12),
     k=st.sampled_from([16, 48, 96, 272, 544]),
-    taps=st.integers(1, 8),
+    kernel_size=st.integers(1, 8),
     position=st.sampled_from([0, 1, 3, 8, 9, 40]),
     seed=seeds,
 )
-def test_a_short_convolution_sees_the_tokens_before(run, rows, k, taps, position, seed):
-    """A product of gate and value is rounded, the sum of taps products, and the last product."""
+def test_a_short_convolution_sees_the_tokens_before(run, rows, k, kernel_size, position, seed):
+    """A product of gate and value is rounded, the sum of products, and the last product."""
     rng = cases.rng_of(seed)
-    x, weight = (rng.standard_normal(s, dtype=np.float32) for s in ((rows, 3 * k), (taps, k)))
-    kept = rng.standard_normal((max(taps, 9), k), dtype=np.float32)
+    x, weight = (
+        rng.standard_normal(s, dtype=np.float32) for s in ((rows, 3 * k), (kernel_size, k))
+    )
+    kept = rng.standard_normal((max(kernel_size, 9), k), dtype=np.float32)
     before, after, value = np.split(x, 3, axis=1)
     gone = [kept[at % len(kept)] if at >= 0 else 0 * kept[0]
-            for at in range(position - taps + 1, position)]  # fmt: skip
+            for at in range(position - kernel_size + 1, position)]  # fmt: skip
     seen = np.concatenate([np.reshape(gone, (-1, k)), before * value]).astype(np.float64)
-    terms = [seen[j : j + rows] * weight[j] * after for j in range(taps)]
-    bound = oracle.gamma(taps + 2) * abs(np.array(terms)).sum(axis=0) + (taps + 2) * oracle.TINY
+    terms = [seen[j : j + rows] * weight[j] * after for j in range(kernel_size)]
+    bound = (
+        oracle.gamma(kernel_size + 2) * abs(np.array(terms)).sum(axis=0)
+        + (kernel_size + 2) * oracle.TINY
+    )
 
     y, *quantised, left = run(lambda p: cases.shortconv(p, x, weight, kept, position))
 

@@ -454,7 +454,7 @@ def test_a_run_without_logits_skips_the_last_product(threads):
     source = Input(3, 256, quantised=True)
     source.values[:] = x
     program.quant(source)
-    program.matmul(source, [cases.packed(Recorded(engine), w)], y, head=True)
+    program.matmul(source, [cases.packed(Recorded(engine), w)], y, skips_rows=True)
 
     assert program.run(3, 0, 3) == len(program)
 

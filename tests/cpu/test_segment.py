@@ -413,7 +413,7 @@ def test_products_are_verified_and_a_wrong_one_is_said(model):
 
         (program,) = segment._sequences[0].steps._steps
         first = next(iter(program.products.values()))
-        first.secrets[0].s[:] += 1  # seems wrong with all kernels
+        first.probes[0].s[:] += 1  # seems wrong with all kernels
         segment.forget(0)
         with pytest.raises(npurt.VerificationFailed, match=first.names.partition(",")[0]):
             run(segment, ids)

@@ -101,11 +101,11 @@ def test_states_of_delta_nets_arrive(worker, incoherent):
         for token in range(net.v.shape[1]):
             state.advance(net.after(token).first(1))
             if token == 3:
-                kept = state.keep()
+                kept = state.checkpoint()
         np.testing.assert_array_equal(net.out, wanted.out)
         np.testing.assert_array_equal(state.read(), wanted.state)
-        np.testing.assert_array_equal(state.values(kept), begun.state)
-        state.resume(kept)
+        np.testing.assert_array_equal(state.to_float32(kept), begun.state)
+        state.restore_checkpoint(kept)
         state.advance(net.after(4))
         np.testing.assert_array_equal(net.out, wanted.out)
         np.testing.assert_array_equal(state.read(), wanted.state)

@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.quant.tensor import QTensor
-from npurt.verify import is_right, secret_of
+from npurt.verify import is_right, probe_of
 
 N, K = 64, 2048
 SECRETS = 100  # a bound that takes errors as independent fails for most of these
@@ -31,8 +31,8 @@ def test_there_is_no_alarm(device, kind, x):
     multiplied, sizes = device.multiplied(a, packed), device.magnitudes(a, packed)
 
     for _ in range(SECRETS):
-        secret = secret_of("w", packed)
-        assert is_right(secret, packed, multiplied, y, magnitudes=sizes)
+        probe = probe_of("w", packed)
+        assert is_right(probe, packed, multiplied, y, magnitudes=sizes)
 
 
 @pytest.mark.parametrize("x", [1.0, "random"])
@@ -45,5 +45,5 @@ def test_a_wrong_element_is_found(device, x):
     y[0, 17] += 0.05 * np.linalg.norm(a) * np.sqrt(K)
 
     multiplied, sizes = device.multiplied(a, packed), device.magnitudes(a, packed)
-    secret = secret_of("w", packed)
-    assert not is_right(secret, packed, multiplied, y, magnitudes=sizes)
+    probe = probe_of("w", packed)
+    assert not is_right(probe, packed, multiplied, y, magnitudes=sizes)

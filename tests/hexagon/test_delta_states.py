@@ -71,7 +71,7 @@ def test_a_state_goes_on_as_if_nobody_had_looked_or_gone_back(shared, steps):
     """Bit for bit, in any order."""
     net, whole = shared_case(shared)
     state = shared.delta_state(net)
-    token, kept = 0, (state.keep(), 0)
+    token, kept = 0, (state.checkpoint(), 0)
     for step in steps:
         if step == "advance":
             state.advance(net.after(token).first(1))
@@ -80,9 +80,9 @@ def test_a_state_goes_on_as_if_nobody_had_looked_or_gone_back(shared, steps):
         elif step == "read":
             state.read()
         elif step == "keep":
-            kept = state.keep(), token
+            kept = state.checkpoint(), token
         else:
-            state.resume(kept[0])
+            state.restore_checkpoint(kept[0])
             token = kept[1]
     state.advance(net.after(token))
 
@@ -106,7 +106,7 @@ def test_what_is_written_to_a_state_is_what_it_is(shared):
     other = own(net_of({"heads": 2, "width": 32, "tokens": 1}, 5)).state
     state = shared.delta_state(net)
     state.advance(net.first(1))
-    kept = state.keep()
+    kept = state.checkpoint()
 
     state.write(other)
     written = other.copy()
@@ -116,7 +116,7 @@ def test_what_is_written_to_a_state_is_what_it_is(shared):
 
     wanted, _ = modelled(replace(net, state=written).after(1))
     np.testing.assert_array_equal(net.out[:, 1:], wanted)
-    np.testing.assert_array_equal(state.values(kept), run(shared, net.first(1)).state)
+    np.testing.assert_array_equal(state.to_float32(kept), run(shared, net.first(1)).state)
 
 
 def test_states_do_not_know_of_each_other(shared):
@@ -228,7 +228,7 @@ def test_a_net_over_which_the_dsp_dies_gives_the_bits_it_would_have(fault, token
     state.advance(net.after(tokens).first(2))
     state.advance(net.after(tokens + 2))
 
-    assert fresh.news()
+    assert fresh.events()
     np.testing.assert_array_equal(net.out, wanted.out)
     np.testing.assert_array_equal(state.read(), wanted.state)
 
@@ -251,7 +251,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
     state.advance(net.after(7))
 
     assert loads == [7, 7]
-    assert len(fresh.news()) == 2
+    assert len(fresh.events()) == 2
     np.testing.assert_array_equal(net.out, wanted.out)
 
 
@@ -266,7 +266,7 @@ def test_a_dsp_that_dies_between_calls_takes_no_state_with_it(fresh):
         state.advance(net.after(6))
         np.testing.assert_array_equal(net.out, whole.out)
         np.testing.assert_array_equal(state.read(), whole.state)
-    assert fresh.news()
+    assert fresh.events()
 
 
 def meddled(state, meddle):
@@ -309,7 +309,7 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
     net = own(net_of({"heads": 3, "width": width, "tokens": 3}))
     wanted = run(fresh, net)
     state = after(fresh, net, 2)
-    assert fresh.news() == []
+    assert fresh.events() == []
     y = state._memory._blocks[1].array
 
     def forgetful(send):
@@ -320,8 +320,8 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
     meddled(state, forgetful)
     state.advance(net.after(2))
 
-    (news,) = fresh.news()
-    assert "results did not" in news
+    (events,) = fresh.events()
+    assert "results did not" in events
     np.testing.assert_array_equal(net.out, wanted.out)
     np.testing.assert_array_equal(state.read(), wanted.state)
 

@@ -185,7 +185,7 @@ def test_numbers_that_are_none_are_refused_and_the_device_goes_on(shared):
         with pytest.raises(NumericsError):
             multiply(shared, broken, packed)
     assert_is_product(shared, x, packed, multiply(shared, x, packed))
-    assert shared.news() == []
+    assert shared.events() == []
 
 
 def test_packets_are_counted_by_the_simulator(shared):
@@ -310,7 +310,7 @@ with npurt.open_device("hexagon:0") as device:
     else:
         os.kill(load([{lib.simulator()!r}]).c.npurt_sim_process(3), signal.SIGKILL)
     device.matmul(x, packed, after)
-    print((before == after).all(), device.news())
+    print((before == after).all(), device.events())
 """
 
 

@@ -65,8 +65,8 @@ def test_a_dsp_that_dies_while_it_is_opened_is_opened_again(fault, transport, si
     """Its first calls are echo, info and map."""
     tell(fault)
     with at_work(transport=transport) as hexagon:
-        (news,) = hexagon.news()
-        assert "opened again" in news
+        (events,) = hexagon.events()
+        assert "opened again" in events
         assert Work(hexagon).is_right()
         assert process(3)
         assert not process(11)  # a second session
@@ -107,9 +107,9 @@ def test_a_product_over_which_the_dsp_dies_is_repeated_on_a_new_one(fault, simul
         tell(fault)
 
         assert work.is_right()
-        (news,) = hexagon.news()
-        assert "opened again" in news
-        assert hexagon.news() == []
+        (events,) = hexagon.events()
+        assert "opened again" in events
+        assert hexagon.events() == []
         assert work.is_right()
         assert hexagon.packets() > packets
 
@@ -122,7 +122,7 @@ def test_a_dsp_killed_between_products_is_noticed_at_the_next(simulator):
             kill()
             assert work.is_right()
             assert process() not in (0, before)
-        assert len(hexagon.news()) == 2
+        assert len(hexagon.events()) == 2
 
 
 def test_a_device_is_given_up_after_two_restarts_and_says_so_at_once_from_then_on(simulator):
@@ -170,7 +170,7 @@ def test_an_upload_over_which_the_dsp_dies_is_repeated(simulator, monkeypatch):
         tell("crash=1")
         packed = hexagon.pack(QTensor.quantize(np.ones((512, 128), np.float32), "q8_0"))
 
-        assert len(hexagon.news()) == 1
+        assert len(hexagon.events()) == 1
         assert work.is_right()
         y = np.zeros((1, 512), np.float32)
         hexagon.matmul(np.ones((1, 128), np.float32), packed, y)
@@ -210,7 +210,7 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
         impatient(hexagon._sessions[0].transport)
 
         assert work.is_right()
-        assert f"did not come back within {SOON:g} s" in hexagon.news()[0]
+        assert f"did not come back within {SOON:g} s" in hexagon.events()[0]
         assert hexagon._sessions[0].transport.slot.session > 0
         tell("")  # the late reply comes
         wait_until(lambda: process(3) == 0)  # the first was closed once it came back
@@ -226,7 +226,7 @@ def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
         os.kill(hexagon._sessions[0].transport.process, signal.SIGSTOP)
         impatient(hexagon._sessions[0].transport)
         assert work.is_right()
-        assert len(hexagon.news()) == 2
+        assert len(hexagon.events()) == 2
 
 
 @pytest.mark.parametrize("fault", ["queue_read=1", "queue_stuck=1"])
@@ -249,7 +249,7 @@ def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
         caller = hexagon._sessions[0].transport._owned.caller
         interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell(""))
         assert work.is_right()
-        assert hexagon.news() == []
+        assert hexagon.events() == []
 
 
 def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulator):
@@ -273,8 +273,8 @@ def test_a_reply_that_is_damaged_is_that_of_a_lost_device(simulator, monkeypatch
 
         monkeypatch.setattr(messages, "check", spoiled)
         assert work.is_right()
-        (news,) = hexagon.news()
-        assert "damaged" in news
+        (events,) = hexagon.events()
+        assert "damaged" in events
 
 
 # --- Whole models -------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def hybrid():
 
 def guessed(drafter, history, most):
     """Return the tokens that *drafter* guesses."""
-    return [token for token, _ in drafter.guesses(history, most)]
+    return [token for token, _ in drafter.draft(history, most)]
 
 
 def fresh(llm, prompt=PROMPT, **options):

@@ -162,11 +162,11 @@ class Decoder:
 
     def delta_net(self, h, block):
         heads, k_heads = self.key("ssm.time_step_rank"), self.key("ssm.group_count")
-        width, taps, t = self.key("ssm.state_size"), self.key("ssm.conv_kernel"), len(h)
+        width, kernel_size, t = self.key("ssm.state_size"), self.key("ssm.conv_kernel"), len(h)
         qkv, z, beta, alpha = self.projections(h, block, heads, k_heads, width)
-        seen = np.concatenate([np.zeros((taps - 1, qkv.shape[1])), qkv])
+        seen = np.concatenate([np.zeros((kernel_size - 1, qkv.shape[1])), qkv])
         kernel = self.weights[f"{block}.ssm_conv1d.weight"]
-        mixed = silu(sum(seen[j : j + t] * kernel[:, j] for j in range(taps)))
+        mixed = silu(sum(seen[j : j + t] * kernel[:, j] for j in range(kernel_size)))
         mixed = mixed.reshape(t, -1, width)
         q, k, v = np.split(mixed, [k_heads, 2 * k_heads], axis=1)
         q, k = (x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))

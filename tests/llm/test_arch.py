@@ -194,14 +194,14 @@ def test_only_a_part_of_a_head_may_rotate(qwen3, tmp_path):
     is_right(qwen3.with_key("qwen3.rope.dimension_count", raw.U32, 24), tmp_path)
 
 
-@pytest.mark.parametrize("taps", [1, 2, 8])
-def test_a_convolution_may_see_more_or_fewer_tokens(qwen35, tmp_path, taps):
+@pytest.mark.parametrize("kernel_size", [1, 2, 8])
+def test_a_convolution_may_see_more_or_fewer_tokens(qwen35, tmp_path, kernel_size):
     arrays, rng = variants.values(qwen35), np.random.default_rng(0)
     for i in range(3):
-        arrays[f"blk.{i}.ssm_conv1d.weight"] = rng.standard_normal((320, taps)) / taps
+        arrays[f"blk.{i}.ssm_conv1d.weight"] = rng.standard_normal((320, kernel_size)) / kernel_size
     file = variants.with_values(qwen35, arrays)
 
-    is_right(file.with_key("qwen35.ssm.conv_kernel", raw.U32, taps), tmp_path, "qwen35", 30)
+    is_right(file.with_key("qwen35.ssm.conv_kernel", raw.U32, kernel_size), tmp_path, "qwen35", 30)
 
 
 def test_only_the_experts_of_a_token_are_read():

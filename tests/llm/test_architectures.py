@@ -21,7 +21,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.llm.arch.decoder import Decoder
 from npurt.llm.state.convolved import KEPT
-from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.hidden_states import HiddenStates
 from npurt.runtime.execute.placement import Stacked
 from npurt.runtime.execute.plan import Plan
 from tests.graph.models import logits, read
@@ -191,17 +191,17 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
         exact = Interpreter(graph.graph, load).run(
             {"tokens": np.array(ids)}, Rows.of(10), States(graph.graph, np.float64)
         )
-        taps, made = Taps(layers, 10, llm.config.width), []
-        taps.reader = lambda values, position: made.append(values.copy())
+        hidden_states, made = HiddenStates(layers, 10, llm.config.width), []
+        hidden_states.reader = lambda values, position: made.append(values.copy())
         plan = Plan(llm._cpu, llm._ledger, llm._checks)
         parts = replace(
             llm._model, graph=graph, rotations=rotations_of(graph.graph, graph.tables.get, 64)
         )
-        decoder = Decoder(parts, plan, llm.embed, taps)
-        taps.begin(0, 10)
+        decoder = Decoder(parts, plan, llm.embed, hidden_states)
+        hidden_states.begin(0, 10)
         decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
-        taps.end(ids)
-        taps.flush()
+        hidden_states.end(ids)
+        hidden_states.flush()
 
     captured = np.split(made[0], 2, axis=1)
     for layer, values in zip(layers, captured, strict=True):

@@ -8,7 +8,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import likeliest
-from npurt.llm.spec.truncated_head import CutHead
+from npurt.llm.spec.truncated_head import TruncatedHead
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
 from tests.llm.conftest import guessed
@@ -91,8 +91,8 @@ def test_a_guess_says_how_likely_it_is(target):
         drafter = Assistant(small, target)
         for start in range(0, 60, 4):
             history = IDS[start : start + 8]
-            columns = CutHead(small, small.head).columns(history)
-            tokens, chances = zip(*drafter.guesses(history, 6), strict=True)
+            columns = TruncatedHead(small, small.head).columns(history)
+            tokens, chances = zip(*drafter.draft(history, 6), strict=True)
             small.reset()
             logits = small.eval([*history, *tokens])[7:-1, :columns].astype(np.float64)
 

@@ -143,7 +143,7 @@ DELTA = {"ssm__conv_kernel": 4, "ssm__state_size": 32, "ssm__group_count": 2,
 
 def test_experts_are_read_as_written():
     plain = read_config(metadata(**MIXTURE), 1000).experts
-    assert plain == Experts(count=8, used=3, n_ff=96, n_ff_shared=288, normed=None, scale=1.0)
+    assert plain == Experts(count=8, top_k=3, n_ff=96, n_ff_shared=288, normed=None, scale=1.0)
 
     told = MIXTURE | {"expert_weights_norm": False, "expert_weights_scale": 2.5}
     told |= {"expert_shared_feed_forward_length": 64, "feed_forward_length": None}
@@ -162,7 +162,7 @@ def test_no_experts_are_no_mixture():
 
 def test_delta_nets_are_read_as_written_and_counted_off():
     config = read_config(metadata(**DELTA), 1000)
-    assert config.delta == DeltaHeads(heads=6, k_heads=2, width=32, taps=4)
+    assert config.delta == DeltaHeads(heads=6, k_heads=2, width=32, kernel_size=4)
     assert config.delta.channels == 2 * 2 * 32 + 6 * 32
     assert config.recurrent == (True, True, True)
 

@@ -9,7 +9,7 @@ import npurt
 from npurt.errors import ModelFormatError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.spec.controller import Controller
-from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.hidden_states import HiddenStates
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.llm.conftest import guessed
@@ -65,20 +65,21 @@ def block_logits(llm):
     network = llm.speculator.drafter._network
     eps = network.shape.config.eps
     head = llm.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
-    llm.taps.flush()
+    llm.hidden_states.flush()
     return head(network.fill_in(llm.embed(ORACLE["block_tokens"]), llm.n_tokens))
 
 
 def test_the_targets_stream_is_torchs(pair):
     seen = []
-    reader, pair.taps.reader = pair.taps.reader, lambda values, at: seen.append((at, values.copy()))
+    states = pair.hidden_states
+    reader, states.reader = states.reader, lambda values, at: seen.append((at, values.copy()))
     pair.reset()
     pair.eval(PROMPT[:-1])
-    pair.taps.flush()
-    pair.taps.reader = reader
+    pair.hidden_states.flush()
+    pair.hidden_states.reader = reader
 
     [(at, values)] = seen
-    assert pair.taps.layers == tuple(ORACLE["target_layers_gguf"]) == (1, 3)
+    assert pair.hidden_states.layers == tuple(ORACLE["target_layers_gguf"]) == (1, 3)
     assert at == 0
     assert nmse(values, ORACLE["features"]) < FLOAT_NMSE
 
@@ -216,40 +217,40 @@ def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
 
 def test_without_such_a_draft_nothing_is_kept():
     with npurt.Llama(TARGET, n_ctx=160, progress=False, draft="lookup") as llm:
-        assert llm.taps is None
+        assert llm.hidden_states is None
 
 
-# --- Taps -------------------------------------------------------------------------------------
+# --- Hidden states --------------------------------------------------------------------------------
 
 
 @given(data=st.data())
 def test_what_is_read_last_of_a_position_is_what_came_last(data):
     """Runs and returns in any order, in room for 8 rows."""
-    taps, x = Taps((5, 2), 8, 1), np.zeros((8, 1), np.float32)
-    copies = {2: taps.keep(2), 5: taps.keep(5)}
+    hidden_states, x = HiddenStates((5, 2), 8, 1), np.zeros((8, 1), np.float32)
+    copies = {2: hidden_states.capture(2), 5: hidden_states.capture(5)}
     read = {}
 
     def reader(values, at):
         read.update({at + i: tuple(row) for i, row in enumerate(values)})
 
-    taps.reader = reader
+    hidden_states.reader = reader
     context = []
     for serial in range(data.draw(st.integers(1, 20))):
         del context[data.draw(st.integers(0, len(context))) :]
         ids = [100 * serial + i for i in range(data.draw(st.integers(1, 8)))]
-        taps.begin(len(context), len(ids))
+        hidden_states.begin(len(context), len(ids))
         for layer, copy in copies.items():
             x[: len(ids), 0] = [10_000 * layer + token for token in ids]
             copy(x, len(ids))
         if data.draw(st.booleans()):
-            taps.end(ids)
+            hidden_states.end(ids)
             context += ids
         if data.draw(st.booleans()):
-            taps.flush()
-    taps.flush()
+            hidden_states.flush()
+    hidden_states.flush()
 
-    assert taps.tokens[: len(context)] == context
-    wanted = {i: (50_000 + token, 20_000 + token) for i, token in enumerate(taps.tokens)}
+    assert hidden_states.tokens[: len(context)] == context
+    wanted = {i: (50_000 + token, 20_000 + token) for i, token in enumerate(hidden_states.tokens)}
     assert {i: read[i] for i in wanted} == wanted
 
 

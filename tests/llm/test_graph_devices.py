@@ -98,7 +98,7 @@ def test_a_full_context_makes_room(model):
 def test_threads_and_drafts():
     with opened("llama3") as llm:
         assert llm.threads == 1
-    with pytest.raises(SettingError, match="numpy does not check guesses"):
+    with pytest.raises(SettingError, match="numpy does not verify drafts"):
         opened("llama3", draft="lookup")
 
 

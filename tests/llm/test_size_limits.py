@@ -79,10 +79,10 @@ SIZES = [
     Size("delta__vec.c: whole vectors", states(2, 16), states(2, 24), "multiple of 16", **SSM),
     Size("delta__vec.c: heads of v divide among those of k; dsp/batch.c",
          {"ssm.group_count": 3}, {"ssm.group_count": 4}, "evenly", **SSM),
-    size("ssm.conv_kernel", limits().taps, "delta__vec.c: pointers of a token", **SSM),
+    size("ssm.conv_kernel", limits().kernel_size, "delta__vec.c: pointers of a token", **SSM),
     Size("limits.c: channels are 32 bits wide",
          states(1 << 18, 16), states(1 << 20, 16), "a delta net has .* columns", **SSM),
-    size("shortconv.l_cache", limits().taps, "delta__vec.c: pointers of a token"),
+    size("shortconv.l_cache", limits().kernel_size, "delta__vec.c: pointers of a token"),
 ]  # fmt: skip
 
 

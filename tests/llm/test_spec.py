@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import DeviceNotFound, ModelFormatError, SettingError
 from npurt.llm.spec.assistant import Assistant
-from npurt.llm.spec.controller import Controller, Worth
+from npurt.llm.spec.controller import Controller, Thresholds
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
@@ -30,7 +30,7 @@ class Oracle(Drafter):
     def __init__(self, text, wrong=lambda position: False):
         self._text, self._wrong = text, wrong
 
-    def guesses(self, history, most):
+    def draft(self, history, most):
         after = self._text[len(history) : len(history) + most]
         for i, token in enumerate(after):
             yield ((token + 1) % 600 if self._wrong(len(history) + i) else token), 1.0
@@ -83,15 +83,15 @@ def test_guesses_end_where_they_are_not_worth_their_time(chances, most, made, as
     seen = []
 
     class Certain(Oracle):
-        def guesses(self, history, most):
+        def draft(self, history, most):
             for token, chance in enumerate(chances[:most]):
                 seen.append(token)
                 yield token, chance
 
     speculator = Speculator(Certain([]), 8)
-    speculator.controller = SimpleNamespace(worth=Worth(draw=0.85, check=0.25))
+    speculator.controller = SimpleNamespace(thresholds=Thresholds(draft=0.85, verify=0.25))
 
-    assert speculator._guess([1], most) == (list(range(made)), asked)
+    assert speculator._draft([1], most) == (list(range(made)), asked)
     assert len(seen) == asked
 
 
@@ -100,11 +100,11 @@ def test_a_guess_that_was_drawn_in_vain_is_accounted_for(llm):
     heard = []
 
     class Doubtful(Oracle):
-        def guesses(self, history, most):
+        def draft(self, history, most):
             yield 5, 0.1
 
     class Listening(Controller):
-        worth = Worth(draw=0.85, check=0.25)
+        thresholds = Thresholds(draft=0.85, verify=0.25)
 
         def observe(self, proposed, *times, drawn, **others):
             heard.append((proposed, drawn))
@@ -277,7 +277,7 @@ def test_a_draft_model_may_run_on_a_device_of_its_own(llm, device):
 
 
 def test_lookup_runs_nowhere_but_on_the_host():
-    with pytest.raises(SettingError, match="lookup cannot guess on rknpu:sim"):
+    with pytest.raises(SettingError, match="lookup cannot draft on rknpu:sim"):
         npurt.Llama(tiny.path(), draft="lookup", draft_device="rknpu:sim", progress=False)
 
 
@@ -316,7 +316,7 @@ def test_a_draft_model_reads_a_prompt_once(llm):
         assert drafter.behind([*history, *[1] * 20]) == 20
         drafter.forget()
         assert drafter.behind(history) == 39
-        assert drafter.behind(tiny.ids(count=100) + history) == 0  # it cannot guess
+        assert drafter.behind(tiny.ids(count=100) + history) == 0  # it cannot draft
 
 
 def test_each_generation_says_how_guessing_went(llm):
@@ -348,7 +348,7 @@ def test_no_more_is_expected_of_a_text_than_its_context_holds(llm, monkeypatch, 
 
 @pytest.mark.parametrize("said", [{"draft_max": 4}, {"draft_device": "cpu"}])
 def test_what_is_said_of_a_draft_without_one_is_refused(said):
-    with pytest.raises(SettingError, match=f"{next(iter(said))} is .*nothing guesses"):
+    with pytest.raises(SettingError, match=f"{next(iter(said))} is .*there is no draft"):
         npurt.Llama(tiny.path(), **said)
 
 
@@ -379,7 +379,7 @@ def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
 
 @pytest.mark.parametrize("most", [0, -1, 64, 512])
 def test_numbers_of_guesses_that_make_no_sense_are_refused(most):
-    with pytest.raises(SettingError, match="guessed at once") as caught:
+    with pytest.raises(SettingError, match="drafted at once") as caught:
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=most)
     assert "1 to 63" in caught.value.remedy
 
@@ -389,7 +389,7 @@ def test_guesses_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
     options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
     with npurt.Llama(tiny.path(), **options) as llm:
         assert llm.speculator is not None
-    with pytest.raises(SettingError, match="2 tokens cannot be guessed at once"):
+    with pytest.raises(SettingError, match="2 tokens cannot be drafted at once"):
         npurt.Llama(tiny.path(), draft_max=2, **options)
 
 

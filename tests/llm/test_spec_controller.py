@@ -11,7 +11,7 @@ from npurt.llm.spec.controller import (
     PRIOR_ROW,
     USUAL,
     Controller,
-    Worth,
+    Thresholds,
 )
 
 SHARE = 0.43  # of a step of the 1.5B, one of the 0.5B: bench/RESULTS.md, decode
@@ -19,10 +19,10 @@ PROMPT = 0.2  # of a step, a token of its prompt: prefill
 READ = 0.34 * PROMPT  # a token that the 0.5B reads
 
 
-def guesses(controller, most, certainty):
-    """Return how many guesses are made where all are that certain."""
+def drafted(controller, most, certainty):
+    """Return how many tokens are drafted if each has that probability."""
     count, sure = 0, 1.0
-    while count < most and (count == 0 or sure >= controller.worth.draw):
+    while count < most and (count == 0 or sure >= controller.thresholds.draft):
         count += 1
         sure *= certainty
     return count
@@ -71,7 +71,7 @@ def drive(
         if sure is not None and controller.curious:
             controller.believe(sure)
         certainty = (accepts(done) if claims is None else claims) if draft else 1.0
-        n = guesses(controller, min(controller.choose(behind), tokens - done - 1), certainty)
+        n = drafted(controller, min(controller.choose(behind), tokens - done - 1), certainty)
         right = next((i for i in range(n) if rng.random() >= accepts(done)), n)
         verify = (1 + row * n) * (1 if n in seen else cold)
         drafting = draft * n * (cold if len(seen) == 1 else 1)
@@ -173,7 +173,7 @@ def test_what_was_won_may_not_be_lost_again():
     controller.begin(2000)
     done, spent, best = 0, 0.0, 0.0
     while done < 2000:
-        n = guesses(controller, controller.choose(), 0.95)
+        n = drafted(controller, controller.choose(), 0.95)
         right = n if done < 300 else int(n * rng.random() / 3)
         controller.observe(n, right, 0.3 * n, 1 + 0.06 * n)
         done += right + 1
@@ -217,9 +217,9 @@ def test_a_guess_is_worth_what_it_saves():
     for n in (1, 1, 4, 4):
         controller.observe(n, n, 0.5 * n, 2 + 0.2 * n)
 
-    assert controller.worth.check == pytest.approx(0.1)
-    assert controller.worth.draw == pytest.approx((0.25 + 0.1) / 0.7)
-    assert Controller(4, fixed=True).worth == Worth(draw=0, check=0)
+    assert controller.thresholds.verify == pytest.approx(0.1)
+    assert controller.thresholds.draft == pytest.approx((0.25 + 0.1) / 0.7)
+    assert Controller(4, fixed=True).thresholds == Thresholds(draft=0, verify=0)
 
 
 def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
@@ -230,8 +230,8 @@ def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
     for n in (1, 1, 4, 4):
         controller.observe(n, n, 0.5, 2 + 0.2 * n)
 
-    assert controller.worth.check == pytest.approx(0.1)
-    assert controller.worth.draw == pytest.approx(0.1 / 0.7)
+    assert controller.thresholds.verify == pytest.approx(0.1)
+    assert controller.thresholds.draft == pytest.approx(0.1 / 0.7)
 
 
 @pytest.mark.parametrize("tokens", [128, 512])

@@ -93,7 +93,7 @@ def rows_evaluated(llm):
 def test_the_most_guesses_are_taken_back_without_another_pass():
     """And no more than that can be asked for: what came before would be evaluated again."""
     options = {"n_ctx": 256, "verify": "off", "progress": False, "draft": "lookup"}
-    with pytest.raises(SettingError, match="guessed at once") as caught:
+    with pytest.raises(SettingError, match="drafted at once") as caught:
         npurt.Llama(tiny.path("qwen35", "f32"), draft_max=200, **options)
     most = int(caught.value.remedy.split()[-1])
     with npurt.Llama(tiny.path("qwen35", "f32"), draft_max=most, **options) as llm:

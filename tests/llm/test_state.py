@@ -179,7 +179,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
     Each token has a number of its own, also where another was taken back; a state is the number of
     the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
     """
-    states = Recurrent(hybrid_config(), DeltaHeads(heads=1, k_heads=1, width=16, taps=4))
+    states = Recurrent(hybrid_config(), DeltaHeads(heads=1, k_heads=1, width=16, kernel_size=4))
     slots, kept = states.states[0].array.reshape(3, -1), states.kept[0]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 

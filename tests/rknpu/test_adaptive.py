@@ -74,7 +74,7 @@ def device(simulator):
 
 def test_without_memory_for_it_all_rows_take_int8(device, monkeypatch):
     x, w = case(256)
-    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), fine=None)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
 
     def full(*_):
         raise DeviceFull("no room", remedy="none", call="create", code=12)
@@ -92,7 +92,7 @@ def test_without_memory_for_it_all_rows_take_int8(device, monkeypatch):
 def test_a_weight_that_float16_cannot_hold_takes_int8(device):
     x, w = case(256)
     w[3, 5] = 1e5
-    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), fine=None)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
 
     y = npurt.matmul(x, npurt.PackedWeight(packed), verify="always")
 
@@ -102,7 +102,7 @@ def test_a_weight_that_float16_cannot_hold_takes_int8(device):
 
 def test_a_lost_npu_gets_both_images_back(device, simulator):
     x, w = case(256)
-    packed = npurt.PackedWeight(device.pack(npurt.QTensor.quantize(w.T, "q8_0"), fine=None))
+    packed = npurt.PackedWeight(device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None))
     wanted = npurt.matmul(x, packed)
 
     device._restarts.surviving(device._reopen, device._reopen)
@@ -114,7 +114,7 @@ def test_a_lost_npu_gets_both_images_back(device, simulator):
 def test_a_row_that_is_not_finite_is_named(device, value):
     x, w = case(256)
     x[5, 100] = value
-    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), fine=None)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
 
     with pytest.raises(NumericsError, match="row 5"):
         device.matmul(x, packed, np.empty((8, 96), np.float32))
@@ -124,7 +124,7 @@ def test_an_image_that_nobody_has_any_more_leaves_the_npu(device):
     x, w = case(256)
     tensor = npurt.QTensor.quantize(w.T, "q8_0")
     for _ in range(3):
-        npurt.matmul(x, npurt.PackedWeight(device.pack(tensor, fine=None)))
+        npurt.matmul(x, npurt.PackedWeight(device.pack(tensor, int16=None)))
 
     device.pack(tensor)
 

@@ -107,10 +107,10 @@ def assert_near(device, x, packed, y):
 
 
 @pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("fine", [False, True])
-def test_every_format_multiplies_as_well_as_expected(shared, kind, fine):
+@pytest.mark.parametrize("int16", [False, True])
+def test_every_format_multiplies_as_well_as_expected(shared, kind, int16):
     """The mean square error is that of many roundings: it spreads by a tenth, not by a factor."""
-    packed = shared.pack(tensor(96, 512, kind), fine=fine)
+    packed = shared.pack(tensor(96, 512, kind), int16=int16)
     x = inputs(7, 512)
 
     y = multiply(shared, x, packed)
@@ -218,7 +218,7 @@ def test_weights_of_one_input_may_be_rounded_in_different_ways(shared):
 
 @pytest.mark.parametrize(("n", "k"), [(151936, 64), (248320, 32)])
 def test_the_largest_output_matrices_are_split(shared, n, k):
-    packed = shared.pack(tensor(n, k, "q8_0"), fine=True)
+    packed = shared.pack(tensor(n, k, "q8_0"), int16=True)
     x = inputs(2, k)
 
     y = multiply(shared, x, packed)
@@ -377,7 +377,7 @@ def test_a_weight_without_room_is_refused_and_leaves_nothing(device, simulator, 
     simulator.set("reload=1")
     assert images(device) == before
     np.testing.assert_array_equal(multiply(device, x, packed), y)
-    assert device.news() == []
+    assert device.events() == []
 
 
 # --- Lifetimes ----------------------------------------------------------------------------------

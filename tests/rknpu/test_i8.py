@@ -118,7 +118,7 @@ def test_codes_that_use_few_values_survive_a_lost_device(simulator):
 
         after = multiply(opened, x, packed)
 
-        assert opened.news()
+        assert opened.events()
         np.testing.assert_array_equal(before, after)
         np.testing.assert_array_equal(packed.parts[0].codes(slice(None)), codes)
 

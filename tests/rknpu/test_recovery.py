@@ -42,8 +42,8 @@ class Work:
     def __init__(self, device):
         self.device = device
         self.weights = [
-            device.pack(tensor(n, 128, "q4_0", n), fine=fine)
-            for n, fine in ((200, False), (40, True))
+            device.pack(tensor(n, 128, "q4_0", n), int16=int16)
+            for n, int16 in ((200, False), (40, True))
         ]
         self.wanted = self.multiply()
 
@@ -58,17 +58,17 @@ class Work:
 def test_a_job_that_fails_once_is_repeated_and_counted(name, simulator, fault):
     with open_rknpu(name) as device:
         work = Work(device)
-        assert device.remark() == ""
+        assert device.status_note() == ""
         for count in ("a job", "2 jobs", "3 jobs"):
             simulator.set(f"fault={fault}@submit")
 
             assert work.is_right()
-            assert device.remark().startswith(f"{name} ran {count} again, the last because ")
+            assert device.status_note().startswith(f"{name} ran {count} again, the last because ")
         mainline_says_nothing = fault == "timeout" and name == "rknpu:sim"
         silent = fault == "stale" or mainline_says_nothing
         code = "ETIMEDOUT" if fault == "timeout" else fault.upper()
-        assert ("without writing its result" if silent else code) in device.remark()
-        assert device.news() == []
+        assert ("without writing its result" if silent else code) in device.status_note()
+        assert device.events() == []
 
 
 def test_what_was_counted_outlives_the_driver(name, simulator):
@@ -76,14 +76,14 @@ def test_what_was_counted_outlives_the_driver(name, simulator):
         work = Work(device)
         simulator.set("fault=stale@submit")
         assert work.is_right()
-        before = device.remark()
+        before = device.status_note()
         simulator.set("fault=eio@submit")
         assert work.is_right()
-        assert device.remark() == before
+        assert device.status_note() == before
         simulator.set("fault=stale@submit")
         assert work.is_right()
-        assert " ran 2 jobs again" in device.remark()
-    assert " ran 2 jobs again" in device.remark()
+        assert " ran 2 jobs again" in device.status_note()
+    assert " ran 2 jobs again" in device.status_note()
 
 
 @pytest.mark.parametrize("fault", LOST)
@@ -93,11 +93,11 @@ def test_a_device_that_is_lost_is_opened_again_with_its_weights(name, simulator,
         for _ in range(2):
             simulator.set(f"fault={fault}@submit")
             assert work.is_right()
-            (news,) = device.news()
-            assert "opened again" in news
-            assert fault.upper() in news
+            (events,) = device.events()
+            assert "opened again" in events
+            assert fault.upper() in events
         assert work.is_right()
-        assert device.news() == []
+        assert device.events() == []
 
 
 @pytest.mark.parametrize("call", ["create", "submit", "sync", "prep", "fini"])
@@ -116,7 +116,7 @@ def test_cores_that_hang_until_they_are_reset_are_reset_or_opened_again(name, si
         simulator.set("fault=wedge@submit")
 
         assert work.is_right()
-        assert len(device.news()) == (name == "rknpu:sim")  # mainline has no request for it
+        assert len(device.events()) == (name == "rknpu:sim")  # mainline has no request for it
 
 
 @pytest.mark.parametrize("fault", [*(f"{f}@submit:1+" for f in (*ONCE, *LOST)), "dead@submit"])
@@ -142,7 +142,7 @@ def test_a_device_that_dies_while_weights_come_back_is_opened_once_more(name, si
         simulator.set("fault=eio@submit fault=eio@create:3")
 
         assert work.is_right()
-        assert len(device.news()) == 1
+        assert len(device.events()) == 1
 
 
 def test_an_upload_over_which_the_device_dies_is_repeated(name, simulator):
@@ -151,7 +151,7 @@ def test_an_upload_over_which_the_device_dies_is_repeated(name, simulator):
         simulator.set("fault=eio@create:2")
         packed = device.pack(tensor(96, 64, "q8_0"))
 
-        assert len(device.news()) == 1
+        assert len(device.events()) == 1
         assert work.is_right()
         assert multiply(device, inputs(1, 64), packed).any()
 
@@ -186,7 +186,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
         with pytest.raises(KeyboardInterrupt):
             work.multiply()
         assert work.is_right()
-        assert device.news() == []
+        assert device.events() == []
 
         simulator.set("fault=eio@submit")
         monkeypatch.setattr(
@@ -197,7 +197,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
         with pytest.raises(KeyboardInterrupt):
             work.multiply()
         assert work.is_right()
-        assert len(device.news()) == 1
+        assert len(device.events()) == 1
 
 
 # --- Results that are silently wrong --------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
 def known_secrets(monkeypatch):
     """Secrets without chance: with others, errors in three places may cancel, now and then."""
     signs = np.array([1.0, -1.5, 1.25])
-    monkeypatch.setattr(verify, "secret_vector", lambda n: np.resize(signs, n))
+    monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
 
 
 def products(device, n, k, m=1):

@@ -38,7 +38,7 @@ class FakeDevice(Device):
     def why_not(self, op):
         return self._refuses(op)
 
-    def pack(self, tensor, *, fine=False):
+    def pack(self, tensor, *, int16=False):
         return FakePacked(self, self.cpu.pack(tensor))
 
     def matmul(self, x, w, out):
@@ -66,7 +66,7 @@ class Products:
         self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, fine=fine)
         quantise(cpu, self.x, x)
         self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
-        self.plan.matmul("product", self.x, self.placed, self.y, head=head)
+        self.plan.matmul("product", self.x, self.placed, self.y, skips_rows=head)
         self.plan.prepare()
 
     def run(self, rows=None):

@@ -20,7 +20,7 @@ def test_every_column_of_the_largest_output_matrices_is_right(name, n):
     y = np.full((3, n), np.nan, np.float32)
 
     with open_device(name) as device:
-        packed = device.pack(QTensor.quantize(values, "q8_0"), fine=True)
+        packed = device.pack(QTensor.quantize(values, "q8_0"), int16=True)
         device.matmul(x, packed, y)
 
         used = device.multiplied(x, packed).astype(np.float64)

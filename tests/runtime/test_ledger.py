@@ -169,7 +169,7 @@ def test_a_remark_is_made_at_each_report_once_unless_it_is_empty():
     said = {"device": ""}
     remark = functools.partial(said.get, "device")
     for _ in range(2):
-        ledger.remark(remark)
+        ledger.add_status_note(remark)
     assert ledger.report().notes == ()
     for sentence in ("once", "twice"):
         said["device"] = sentence

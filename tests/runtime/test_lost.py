@@ -34,7 +34,7 @@ class FailingDevice(FakeDevice):
     def packets(self):
         return 1_000_000 * self.products
 
-    def news(self):
+    def events(self):
         return [f"call {self.calls}"] if self.calls == 2 else []
 
 
@@ -94,10 +94,10 @@ def test_what_the_device_cannot_pack_after_all_goes_to_the_cpu(cpu, monkeypatch)
     can = iter([True, False, True])
     pack = device.pack
 
-    def choosy(tensor, *, fine=False):
+    def choosy(tensor, *, int16=False):
         if not next(can):
             raise UnsupportedOp("it has no kernel", remedy="none")
-        return pack(tensor, fine=fine)
+        return pack(tensor, int16=int16)
 
     monkeypatch.setattr(device, "pack", choosy)
     tensor = QTensor.quantize(np.ones((8, 32)), "q8_0")

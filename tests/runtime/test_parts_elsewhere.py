@@ -160,19 +160,19 @@ def test_a_stack_is_packed_matrix_by_matrix():
 
 
 def test_a_wrong_kernel_is_quarantined_for_experts_too():
-    """Freivalds' secrets of a stack: one for each matrix."""
+    """Freivalds' probes of a stack: one for each matrix."""
     path = tiny.path("qwen3moe", "q8_0")
     with npurt.Llama(path, n_ctx=20, verify="always") as llm:
         wanted = llm.eval([1, 2, 3]).copy()
         step = llm._decoder._plan._steps[0]
         product = next(p for p in step.products.values() if "_down_exps" in p.names)
         matmul = step.program.ops[product.op].u.matmul
-        secret = product.secrets[0]
-        assert secret.s.size == 8 * 96
-        secret.s[:] += 1  # every matrix seems wrong now: the oracle's kernels too
+        probe = product.probes[0]
+        assert probe.s.size == 8 * 96
+        probe.s[:] += 1  # every matrix seems wrong now: the oracle's kernels too
         llm.reset()
         with pytest.raises(npurt.VerificationFailed, match="down_exps"):
             llm.eval([1, 2, 3])
-        secret.s[:] -= 1
+        probe.s[:] -= 1
         np.testing.assert_array_equal(llm.eval([1, 2, 3]), wanted)
         assert matmul.matrices == 8

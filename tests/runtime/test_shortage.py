@@ -42,10 +42,10 @@ class SmallDevice(FakeDevice):
     def reserve(self, uses, nets=()):
         self.reserved = list(uses)
 
-    def saving(self, op, *, fine=False):
+    def saving(self, op, *, int16=False):
         return Saving(self.saves(op.m, op.n, op.k), op.n * op.k // 32 * 34)
 
-    def pack(self, tensor, *, fine=False):
+    def pack(self, tensor, *, int16=False):
         if self.held + tensor.nbytes > self.room:
             raise self.full(tensor.nbytes)
         return Held(self, self.cpu.pack(tensor))
@@ -149,13 +149,13 @@ def test_a_prompt_and_an_answer_say_what_a_weight_is_worth(cpu):
 def test_a_device_is_told_what_will_be_used_before_it_gets_anything(cpu):
     device = SmallDevice(cpu, 1 << 30)
     wanted = [
-        weight("q", call="qkv", rows=512, fine=True), weight("v", call="qkv", rows=512),
+        weight("q", call="qkv", rows=512, int16=True), weight("v", call="qkv", rows=512),
         weight("output", n=16),
     ]  # fmt: skip
 
     place(wanted, device, cpu)
 
-    assert [(u.op.m, u.op.n, u.fine, u.call) for u in device.reserved] == [
+    assert [(u.op.m, u.op.n, u.int16, u.call) for u in device.reserved] == [
         (512, 8, True, "qkv"), (512, 8, False, "qkv"), (1, 16, False, "output"),
     ]  # fmt: skip
 

@@ -165,7 +165,7 @@ class Convolution:
         """Return the fields of all registers, with addresses of features, kernels, output."""
         (height, width), (kh, kw), code = self.out_shape, self.kernel, CODES[self.types[0]]
         size = BYTES[self.types[0]]
-        taps, pixels, n, mode = kh * kw, height * width, self.n, 3 * self.depthwise
+        kernel_size, pixels, n, mode = kh * kw, height * width, self.n, 3 * self.depthwise
         to_int8 = self.types[1] == "int8"
         kernels = 1 if self.depthwise else self.oc if to_int8 else n
         atoms = self.k * size // ATOM
@@ -190,8 +190,8 @@ class Convolution:
             "CNA_DATA_SIZE1": {"datain_channel": self.k, "datain_channel_real": self.ic - 1},
             "CNA_DATA_SIZE2": {"dataout_width": width},
             "CNA_DATA_SIZE3": {"dataout_atomics": pixels},
-            "CNA_WEIGHT_SIZE0": {"weight_bytes": self.k * taps * size * kernels},
-            "CNA_WEIGHT_SIZE1": {"weight_bytes_per_kernel": self.k * taps * size},
+            "CNA_WEIGHT_SIZE0": {"weight_bytes": self.k * kernel_size * size * kernels},
+            "CNA_WEIGHT_SIZE1": {"weight_bytes_per_kernel": self.k * kernel_size * size},
             "CNA_WEIGHT_SIZE2": {
                 "weight_width": kw, "weight_height": kh, "weight_kernels": kernels
             },

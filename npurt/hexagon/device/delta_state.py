@@ -216,22 +216,22 @@ class HexagonState(DeltaState):
         """See `DeltaState.write`."""
         self._form = Form(values.copy())
 
-    def keep(self) -> Form:
-        """See `DeltaState.keep`: a form that takes a copy to go on from, and no call."""
+    def checkpoint(self) -> Form:
+        """See `DeltaState.checkpoint`: a form that takes a copy to go on from, and no call."""
         with self._lock:
             if self._form.rows and self._memory and self._there is self._form:
                 self._form = self._there = Form(self._memory.copy())
             return self._form
 
-    def resume(self, kept: Form) -> None:
-        """See `DeltaState.resume`."""
+    def restore_checkpoint(self, kept: Form) -> None:
+        """See `DeltaState.restore_checkpoint`."""
         self._form = kept
 
-    def values(self, kept: Form, heads: slice = ALL) -> F32:
-        """See `DeltaState.values`."""
+    def to_float32(self, kept: Form, heads: slice = ALL) -> F32:
+        """See `DeltaState.to_float32`."""
         shape = self._shape
         if kept.rows:
-            return delta.passed(self.values(Form(kept.start)), kept.rows, shape)[:, heads]
+            return delta.passed(self.to_float32(Form(kept.start)), kept.rows, shape)[:, heads]
         if kept.start.dtype == np.float32:
             return kept.start[:, heads]
         words = kept.start.reshape(shape.sequences, shape.heads, -1)[:, heads]
@@ -243,9 +243,9 @@ class HexagonState(DeltaState):
 
     def exact(self) -> I32:
         """See `DeltaState.exact`; it takes a call where the memory does not hold the state."""
-        if self.keep().rows:
+        if self.checkpoint().rows:
             self._on_session(self._settle)
-        shape, start = self._shape, self.keep().start
+        shape, start = self._shape, self.checkpoint().start
         words = start
         if start.dtype == np.float32:
             words = np.empty((shape.sequences * shape.heads, shape.words), np.int32)
@@ -267,7 +267,7 @@ class HexagonState(DeltaState):
     def leave(self) -> None:
         """Forget the memory, because its session ends."""
         with contextlib.suppress(NpurtError):  # a worker that is gone: then there are the rows
-            self.keep()
+            self.checkpoint()
         self._memory = self._there = None
 
 

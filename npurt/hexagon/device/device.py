@@ -210,8 +210,8 @@ class HexagonDevice(ProductDevice):
             return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> HexagonPacked:
-        """Lay out a weight and upload it; activations have one precision, whatever *fine* says.
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> HexagonPacked:
+        """Lay out a weight and upload it; activations have one precision, whatever *int16* says.
 
         Raises:
             UnsupportedOp: There is no kernel for it.
@@ -407,9 +407,9 @@ class HexagonDevice(ProductDevice):
         """Return the packets that the DSP executed so far; 0 where nothing counts them."""
         return self._packets + sum(memory.transport.packets() for memory in self._sessions)
 
-    def news(self) -> list[str]:
-        """Return what happened since the last call; see `Device.news`."""
-        return self._restarts.news()
+    def events(self) -> list[str]:
+        """Return what happened since the last call; see `Device.events`."""
+        return self._restarts.events()
 
     def close(self) -> None:
         """Release sessions and memory.  A second call does nothing."""

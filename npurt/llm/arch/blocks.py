@@ -112,7 +112,7 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
         shared = feed_forward(b, arch.unit, block, x, e.n_ff_shared, "_shexp")
     normed = arch.mixture.normed if e.normed is None else e.normed
     experts, weights = b.route(
-        f"{block}.route", scores, e.used, arch.mixture.gating, normalise=normed, scale=e.scale
+        f"{block}.route", scores, e.top_k, arch.mixture.gating, normalise=normed, scale=e.scale
     )
 
     def multiply(part: str, inputs: Tensor, rows: Dim, role: str) -> Tensor:
@@ -143,7 +143,7 @@ def short_convolution(b: ModelBuilder, config: Config, block: str, x: Tensor) ->
     names = [f"{block}.conv_{part}" for part in ("before", "after", "input")]
     before, after, value = b.split(whole, dict.fromkeys(names, config.width))
     gated = b.multiply(f"{block}.conv_gated", before, value)
-    kernel = b.vector(f"{block}.shortconv.conv.weight", d, Dim("taps", config.taps))
+    kernel = b.vector(f"{block}.shortconv.conv.weight", d, Dim("kernel_size", config.kernel_size))
     mixed = b.short_conv(f"{block}.conv", gated, kernel)
     out = b.multiply(f"{block}.conv_out", after, mixed)
     return b.linear(f"{block}.shortconv.out_proj", out, d)
@@ -156,7 +156,9 @@ def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x
     assert arch.delta is not None, "a delta net in an architecture without"
     heads, inner = Dim("H", net.heads), net.heads * net.width
     qkv, z, beta, alpha = _projections(b, net, block, x)
-    kernel = b.vector(f"{block}.ssm_conv1d.weight", Dim("C", net.channels), Dim("taps", net.taps))
+    kernel = b.vector(
+        f"{block}.ssm_conv1d.weight", Dim("C", net.channels), Dim("kernel_size", net.kernel_size)
+    )
     mixed = b.short_conv(f"{block}.conv", qkv, kernel, activation=Activation.SILU)
     keys = net.k_heads * net.width
     q, k, v = b.split(mixed, {f"{block}.q": keys, f"{block}.k": keys, f"{block}.v": inner})

@@ -15,7 +15,7 @@ from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.file.config import Config
-from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.plan import Plan
@@ -77,12 +77,12 @@ class Decoder:
         model: Model,
         plan: Plan,
         embed: Callable[[Sequence[int]], F32],
-        taps: Taps | None = None,
+        hidden_states: HiddenStates | None = None,
     ) -> None:
         self.rows = model.rows
         self._plan, self._embed = plan, embed
         self.x: F32 = empty(model.rows, model.config.width)
-        captures = {f"hidden.{layer}": taps.keep(layer) for layer in taps.layers} if taps else {}
+        captures = hidden_states.captures() if hidden_states else {}
         lowering = Lowering(plan, model.graph.graph, model.bound(), {"embedding": self.x}, captures)
         lowering.add()
         plan.prepare()

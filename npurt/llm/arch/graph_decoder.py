@@ -9,7 +9,7 @@ from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.state.graph_state import GraphState
-from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.hidden_states import HiddenStates
 from npurt.runtime.execute.executor import Executor
 
 
@@ -32,12 +32,12 @@ class GraphDecoder:
         executor: Executor,
         state: GraphState,
         rows: int,
-        taps: Taps | None,
+        hidden_states: HiddenStates | None,
     ) -> None:
         self.rows = rows
         self._executor, self._state = executor, state
         self._residual = residual(model)
-        self._captures = {f"hidden.{i}": taps.keep(i) for i in taps.layers} if taps else {}
+        self._captures = hidden_states.captures() if hidden_states else {}
         self._stream: F32 = np.empty((0, 0), np.float32)
 
     def run(self, ids: Sequence[int], position: int, head: int, out: F32) -> None:

@@ -117,7 +117,7 @@ def _wanted(matrix: Matrix, tensor: QTensor, rows: int, used: float) -> Wanted:
     return Wanted(
         name,
         tensor,
-        fine=matrix.precision in {Precision.INT16, Precision.BLOCK8},
+        int16=matrix.precision in {Precision.INT16, Precision.BLOCK8},
         unit=name.rpartition(".")[0] or name,
         call=matrix.call,
         rows=1 if matrix.head else rows,

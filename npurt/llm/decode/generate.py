@@ -1,4 +1,4 @@
-"""One generation: prefill, then token by token, until something ends it."""
+"""Generate text: evaluate the prompt, then sample token by token until an end."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from npurt.llm.spec.speculator import Speculator
 
 @dataclass(slots=True)
 class Timing:
-    """How the last generation went."""
+    """Counts and times of a generation."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, found in the cache
@@ -23,7 +23,7 @@ class Timing:
     generated_tokens: int = 0
     decode_seconds: float = 0.0
     finish: str = ""  # "end", "stop", "length" or "context"
-    speculation: Speculation | None = None  # None: nothing guessed
+    speculation: Speculation | None = None  # None: nothing drafted
 
     @property
     def prefill_rate(self) -> float:
@@ -33,12 +33,12 @@ class Timing:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first, whose time is prefill's."""
+        """Tokens per second after the first token, whose time counts as prefill."""
         count = self.generated_tokens - 1
         return count / self.decode_seconds if self.decode_seconds and count > 0 else 0.0
 
     def line(self) -> str:
-        """Return it for people."""
+        """Return the counts as a sentence."""
         return (
             f"prefill {self.prompt_tokens - self.reused_tokens} tokens, "
             f"{self.prefill_rate:.1f} tokens/s; "
@@ -75,7 +75,7 @@ class Generation:
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
-        """Yield text as it becomes certain: whole characters that are no part of a stop text."""
+        """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
         stream = self._llm.tokenizer.stream(special=False, continued=True)
         held = ""
         for token in self._tokens():
@@ -95,7 +95,7 @@ class Generation:
             yield text if stopped else text + held
 
     def _tokens(self) -> Iterator[int]:
-        """Yield the sampled tokens, the end token left out."""
+        """Yield the sampled tokens without the end token."""
         llm, timing = self._llm, self._timing
         history = list(self._prompt)
         chosen = self._begin(history)
@@ -116,9 +116,9 @@ class Generation:
             chosen = self._step(history)
 
     def _begin(self, history: list[int]) -> list[int]:
-        """Evaluate the prompt; return what follows, nothing when no token is wanted."""
+        """Evaluate the prompt; return the first token, or none if `max_tokens` is 0."""
         llm, timing = self._llm, self._timing
-        with llm.turn:
+        with llm.lock:
             llm.timing = timing
             if self._limit == 0:
                 timing.finish = "length"
@@ -132,20 +132,20 @@ class Generation:
         return chosen
 
     def _expect(self, controller: Controller) -> Speculation:
-        """Tell *controller* what is known of the text to come; return its account."""
+        """Begin a text in *controller*; return its counts."""
         timing = self._timing
         each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
         room = self._llm.n_ctx - self._llm.n_tokens
         return controller.begin(None if self._limit is None else min(self._limit, room), each)
 
     def _step(self, history: list[int]) -> list[int]:
-        """Make sure that the context is as the last step left it; return what follows, if it can.
+        """Return the tokens of one step; none if the context is full.
 
         Raises:
-            SettingError: Something else used the model in between.
+            SettingError: The model was used otherwise since the last step.
         """
         llm = self._llm
-        with llm.turn:
+        with llm.lock:
             if llm.timing is not self._timing or llm.state.changes != self._changes:
                 raise SettingError(
                     "something else used the model while it was generating",
@@ -160,7 +160,7 @@ class Generation:
         return chosen
 
     def _next(self, history: list[int]) -> list[int]:
-        """Evaluate the last token, with guesses if there are any; return what follows."""
+        """Evaluate the last token and its draft, if there is one; return the tokens that follow."""
         llm = self._llm
         if self._speculator is None:
             return self._choose(llm.eval_last(history[-1:])[None], [], history)
@@ -170,29 +170,29 @@ class Generation:
         return self._speculator.step(llm, history, room, self._choose)
 
     def _stop(self) -> None:
-        """End at a stop text; take back what was guessed, and right, beyond it."""
+        """End at a stop text; take back the accepted draft tokens beyond it."""
         llm = self._llm
         self._timing.finish = "stop"
-        with llm.turn:
+        with llm.lock:
             if self._beyond and llm.state.changes == self._changes:
                 llm.rollback(self._beyond)
 
-    def _choose(self, rows: F32, guesses: Sequence[int], history: Sequence[int]) -> list[int]:
-        """Sample from row after row as long as what comes is what was guessed.
+    def _choose(self, rows: F32, draft: Sequence[int], history: Sequence[int]) -> list[int]:
+        """Sample a token from each row, up to the first that is not the draft's.
 
-        So each token is drawn from the logits that plain decoding would have had, with the same
-        random number: speculation changes nothing but the time.
+        Each token is drawn from the logits of plain decoding, with the same random number.  So
+        drafts change nothing but the time.
         """
         chosen: list[int] = []
         for i, row in enumerate(rows):
             token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
             chosen.append(token)
-            if i == len(guesses) or token != guesses[i] or token in self._llm.tokenizer.eog:
+            if i == len(draft) or token != draft[i] or token in self._llm.tokenizer.eog:
                 break
         return chosen
 
     def _reuse(self) -> list[int]:
-        """Keep what the context shares with the prompt; return what is left to evaluate."""
+        """Keep the common prefix of context and prompt; return the rest of the prompt."""
         shared = 0
         for have, want in zip(self._llm.history, self._prompt[:-1], strict=False):
             if have != want:
@@ -208,7 +208,7 @@ def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Return the texts that end a generation.
 
     Raises:
-        SettingError: One is empty, or none at all.
+        SettingError: A stop text is empty, or not a str.
     """
     texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
     for text in texts:
@@ -220,9 +220,9 @@ def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def cut(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
-    """Split *text* at the first stop text: what may be shown, what must wait, whether it stopped.
+    """Split *text* at the first stop text: text to show, text to hold back, whether it stopped.
 
-    The longest tail that could still grow into a stop text waits.
+    The held text is the longest tail that could become a stop text.
     """
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if found:

@@ -1,4 +1,4 @@
-"""`Llama`: a GGUF file, loaded, and what one does with it."""
+"""`Llama`: load a GGUF file, generate text, chat, report."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from npurt.llm.decode.generate import Generation, Generator, Timing, stop_texts
 from npurt.llm.decode.sampler import Sampler, Sampling
 from npurt.llm.file.gguf import TensorInfo
 from npurt.llm.file.metadata import optional
-from npurt.llm.session.lock import Turn, in_turn
+from npurt.llm.session.lock import Lock, locked
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.diffusion import Diffusion, open_network
 from npurt.llm.spec.drafter import Drafter
@@ -37,7 +37,7 @@ from npurt.verify import mode
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
-USUAL_GUESSES = 8  # at once, at most
+USUAL_DRAFT = 8  # the most tokens of a draft, by default
 
 
 class Llama(Generator):
@@ -61,11 +61,11 @@ class Llama(Generator):
         context_shift: When the context is full, forget the older half instead of stopping.
         chat_template: Jinja source to use instead of the file's.
         progress: Show progress bars on a terminal.
-        draft: Decode speculatively: ``"lookup"`` guesses from the text itself, a path names a
+        draft: Decode speculatively: ``"lookup"`` drafts from the text itself, a path names a
             smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
             stays the same, token for token.
-        draft_max: Tokens to guess at once, at most; how many is decided while it runs.  By default
-            8, or as many as *n_batch* and *n_ctx* leave room for.
+        draft_max: The most tokens to draft at once; a controller decides how many at each step.  By
+            default 8, or as many as *n_batch* and *n_ctx* leave room for.
         draft_device: Where the products of a smaller model run, by name; by default the CPU.
 
     Raises:
@@ -108,7 +108,7 @@ class Llama(Generator):
         self._checks = Checks(mode(verify))
         self._closed = False
         self._opened = contextlib.ExitStack()  # what is closed with the model, last first
-        self.turn = Turn()
+        self.lock = Lock()
         self.speculator: Speculator | None = None
         try:
             self._open_model(path, n_ctx, kv_type)
@@ -159,26 +159,26 @@ class Llama(Generator):
     def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
         if runs_graphs(self._device):
             raise SettingError(
-                f"{self._device.caps.name} does not check guesses", remedy="leave draft (-md) out"
+                f"{self._device.caps.name} does not verify drafts", remedy="leave draft (-md) out"
             )
-        most = self._most_guesses(most)
+        most = self._most_drafted(most)
         self.speculator = Speculator(self._drafter(draft, device), most)
-        self._ledger.remark(self.speculator.controller.speculation.line)
+        self._ledger.add_status_note(self.speculator.controller.speculation.line)
 
-    def _most_guesses(self, wanted: int | None) -> int:
-        """Return how many guesses a pass may check; all of them can be taken back without one."""
+    def _most_drafted(self, wanted: int | None) -> int:
+        """Return the most draft tokens of a pass; a rollback of all of them needs no pass."""
         room = self._decoder.rows - 1
         if self._state.sequential:
             room = min(room, SPACING)
         if room < 1:
             raise SettingError(
-                "no guess can be checked by a model that takes tokens one by one",
+                "a model that takes tokens one by one cannot verify a draft",
                 remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
             )
-        most = min(USUAL_GUESSES, room) if wanted is None else wanted
+        most = min(USUAL_DRAFT, room) if wanted is None else wanted
         if not 1 <= most <= room:
             raise SettingError(
-                f"{most} tokens cannot be guessed at once",
+                f"{most} tokens cannot be drafted at once",
                 remedy=f"use a draft_max of 1 to {room}",
             )
         return most
@@ -188,7 +188,7 @@ class Llama(Generator):
             return self._assistant(draft, device)
         if device != "cpu":
             raise SettingError(
-                f"{Path(draft).name} cannot guess on {device}",
+                f"{Path(draft).name} cannot draft on {device}",
                 remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
             )
         if self._network is None:
@@ -259,7 +259,7 @@ class Llama(Generator):
         pieces = iter(Generation(self, ids, sampler, stop_texts(stop), limit, self.speculator))
         if stream:
             return pieces
-        with self.turn:
+        with self.lock:
             return "".join(pieces)
 
     def chat(
@@ -341,7 +341,7 @@ class Llama(Generator):
             finally:
                 self._ledger.watch(None)
 
-    @in_turn
+    @locked
     def close(self) -> None:
         """Release devices, threads, memory and file.  A second call does nothing.
 
@@ -370,10 +370,10 @@ class Llama(Generator):
 
 
 def _require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> None:
-    """Refuse what is said of a draft that is none."""
+    """Refuse draft options without a draft."""
     for name, value in settings.items():
         if value is not None and draft is None:
             raise SettingError(
-                f"{name} is {value}, and nothing guesses",
+                f"{name} is {value}, and there is no draft",
                 remedy=f"name a draft (-md), or leave {name} out",
             )

@@ -40,7 +40,7 @@ class Experts:
     """The feed-forward parts of a mixture, of which each token gets a few."""
 
     count: int
-    used: int  # by a token
+    top_k: int  # experts of a token
     n_ff: int  # feed-forward width of each
     n_ff_shared: int  # of the one that every token gets, if there is one
     normed: bool | None  # shares of a token's experts add up to 1; None: as the architecture says
@@ -54,7 +54,7 @@ class DeltaHeads:
     heads: int  # of v, and states
     k_heads: int  # of q and k
     width: int
-    taps: int  # tokens that the convolution before it sees
+    kernel_size: int  # tokens that the convolution before it sees
 
     @property
     def channels(self) -> int:
@@ -85,7 +85,7 @@ class Config:
     recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
     n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
     convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
-    taps: int = 0  # tokens that the short convolution sees
+    kernel_size: int = 0  # tokens that the short convolution sees
     conventions: Conventions = field(default_factory=Conventions)
 
     def is_convolved(self, layer: int) -> bool:
@@ -151,7 +151,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         experts=_experts(metadata, arch, number, n_ff) if mixed else None,
         n_ahead=n_ahead,
         convolved=convolved,
-        taps=number("shortconv.l_cache", 0, limits().taps),
+        kernel_size=number("shortconv.l_cache", 0, limits().kernel_size),
         conventions=read_conventions(metadata, n_layers),
     )
     _check(config, number("attention.value_length", head_width))
@@ -182,10 +182,10 @@ def _kv_heads(
 
 
 def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
-    count, used = number("expert_count", None, limits().experts), number("expert_used_count")
-    if used > count:
-        raise _bad(f"a token goes to {used} of {count} experts")
-    width = number("expert_feed_forward_length", n_ff // used)
+    count, top_k = number("expert_count", None, limits().experts), number("expert_used_count")
+    if top_k > count:
+        raise _bad(f"a token goes to {top_k} of {count} experts")
+    width = number("expert_feed_forward_length", n_ff // top_k)
     _check_columns("the feed-forward part of an expert", 2 * width)
     scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
     if not (math.isfinite(scale) and scale > 0):
@@ -195,7 +195,7 @@ def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Expert
     _check_columns("the feed-forward part of the shared expert", 2 * shared, least=0)
     return Experts(
         count=count,
-        used=used,
+        top_k=top_k,
         n_ff=width,
         n_ff_shared=shared,
         normed=require(metadata, norm, bool) if norm in metadata else None,
@@ -215,7 +215,9 @@ def _delta(number: Number) -> DeltaHeads:
         raise _bad(f"{heads} heads of a delta net do not share {k_heads} key heads evenly")
     _check_head("heads of a delta net", width, limits().delta)
     _check_columns("a delta net", (2 * k_heads + heads) * width + inner + 2 * heads)
-    return DeltaHeads(heads, k_heads, width, taps=number("ssm.conv_kernel", None, limits().taps))
+    return DeltaHeads(
+        heads, k_heads, width, kernel_size=number("ssm.conv_kernel", None, limits().kernel_size)
+    )
 
 
 def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:

@@ -38,7 +38,7 @@ A: 100 degrees Celsius, or 212 degrees Fahrenheit.
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class WeightEstimate:
     """One weight on the NPU, or a stack of experts, each of which is a weight there."""
 
     tensor: str
@@ -60,7 +60,7 @@ class Divergence:
     tokens: int
 
 
-def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
+def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
     """Yield what each matrix of a GGUF file will be on an RK3588.
 
     Raises:
@@ -72,24 +72,28 @@ def prices(path: str | os.PathLike[str]) -> Iterator[Price]:
         for matrix in matrices(described.graph(described.config.n_context)):
             if matrix.precision is Precision.EXACT:
                 continue
-            tensor, fine = matrix.read(file), matrix.precision is not Precision.ROW8
+            tensor, int16 = matrix.read(file), matrix.precision is not Precision.ROW8
             parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
-            yield _price(matrix, tensor, [_round(part, fine) for part in parts])
+            yield _estimate(matrix, tensor, [_round(part, int16) for part in parts])
             file.release(matrix.source.tensor)
 
 
-def _round(matrix: QTensor, fine: bool) -> tuple[str, float, int]:
+def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
     """Return form, error and bytes of one matrix."""
-    rounded = quantise.choose(matrix, int16=fine)
+    rounded = quantise.choose(matrix, int16=int16)
     nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
     return rounded.scheme.name, rounded.error, nbytes
 
 
-def _price(matrix: Matrix, tensor: QTensor, rounded: list[tuple[str, float, int]]) -> Price:
+def _estimate(
+    matrix: Matrix, tensor: QTensor, rounded: list[tuple[str, float, int]]
+) -> WeightEstimate:
     forms, errors, sizes = zip(*rounded, strict=True)
     ((form, _),) = Counter(forms).most_common(1)
     name, nbytes = matrix.source.tensor, sum(sizes)
-    return Price(name, matrix.call, tensor.shape, tensor.dtype, form, fmean(errors), nbytes)
+    return WeightEstimate(
+        name, matrix.call, tensor.shape, tensor.dtype, form, fmean(errors), nbytes
+    )
 
 
 def divergence(
@@ -143,7 +147,7 @@ class Exact(Device):
         """Return None: it can do everything."""
         return None
 
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> ExactPacked:
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ExactPacked:
         """Keep *tensor*."""
         return ExactPacked(self, tensor)
 

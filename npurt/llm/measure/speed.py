@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.file.config import Config, read_config
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.measure.estimate import Price
+from npurt.llm.measure.estimate import WeightEstimate
 from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
 from npurt.rknpu.plan.cost import CLOCKS, Estimate
 from npurt.rknpu.plan.tiling import Plan
@@ -34,14 +34,14 @@ class Rates:
     decode: tuple[float, float, float]
 
 
-def speeds(path: str | os.PathLike[str], prices: Sequence[Price]) -> list[Rates]:
-    """Return what to expect of the GGUF file *path*, whose weights cost *prices*, on each board.
+def speeds(path: str | os.PathLike[str], estimates: Sequence[WeightEstimate]) -> list[Rates]:
+    """Return what to expect of the GGUF file *path*, whose weights cost *estimates*, on each board.
 
     Raises:
         ModelFormatError: The file is damaged.
     """
     config = _config(path)
-    weights = _weights(config, prices)
+    weights = _weights(config, estimates)
     found = []
     for driver, hz in BOARDS:
         prompt, decode = (_rates(config, weights, n, driver, hz) for n in (PROMPT, 1))
@@ -50,13 +50,13 @@ def speeds(path: str | os.PathLike[str], prices: Sequence[Price]) -> list[Rates]
 
 
 def product_jobs(
-    path: str | os.PathLike[str], prices: Sequence[Price], tokens: int
+    path: str | os.PathLike[str], estimates: Sequence[WeightEstimate], tokens: int
 ) -> Iterator[tuple[list[Plan], int]]:
     """Yield the plans of each job of a run of *tokens*, and how often it runs.
 
     Raises what `speeds` does.
     """
-    for plans, _, times in jobs(_weights(_config(path), prices), tokens):
+    for plans, _, times in jobs(_weights(_config(path), estimates), tokens):
         yield plans, times
 
 
@@ -70,7 +70,7 @@ def _rates(
     config: Config, weights: Sequence[Weight], tokens: int, driver: str, hz: float
 ) -> tuple[float, float, float]:
     experts = config.experts
-    feedforward = experts.used * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
+    feedforward = experts.top_k * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
     seconds: Estimate[float] = run_seconds(
         weights,
         tokens,
@@ -82,17 +82,17 @@ def _rates(
     return tokens / seconds.high, tokens / seconds.expected, tokens / seconds.low
 
 
-def _weights(config: Config, prices: Iterable[Price]) -> list[Weight]:
+def _weights(config: Config, estimates: Iterable[WeightEstimate]) -> list[Weight]:
     """Return the weights of a model; calls that are alike in several layers are one, counted."""
     calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
-    for price in prices:
-        *stack, n, k = price.shape
-        each = (price.call.rpartition(".")[2], n, k, price.form, stack[0] if stack else 1)
-        calls.setdefault(price.call, []).append(each)
-    used = config.experts.used if config.experts else 1
+    for estimate in estimates:
+        *stack, n, k = estimate.shape
+        each = (estimate.call.rpartition(".")[2], n, k, estimate.form, stack[0] if stack else 1)
+        calls.setdefault(estimate.call, []).append(each)
+    top_k = config.experts.top_k if config.experts else 1
     weights = []
     for i, (call, layers) in enumerate(Counter(map(tuple, calls.values())).items()):
         for role, n, k, scheme, experts in call:
-            head, chosen = role == "output", used if experts > 1 else 1
+            head, chosen = role == "output", top_k if experts > 1 else 1
             weights.append(Weight(n, k, scheme, str(i), head, layers, experts, chosen))
     return weights

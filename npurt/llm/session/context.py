@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npurt import moved
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.rotation import rotations_of
 from npurt.device import F32, Device, Packed
@@ -23,11 +24,11 @@ from npurt.llm.arch.reading import describe
 from npurt.llm.file.config import require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import Metadata
-from npurt.llm.session.lock import Turn, in_turn
+from npurt.llm.session.lock import Lock, locked
 from npurt.llm.session.progress import Progress
 from npurt.llm.state import state_file
 from npurt.llm.state.graph_state import GraphState
-from npurt.llm.state.hidden_states import Taps
+from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import Snapshot, State
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.quant.tensor import QTensor
@@ -50,7 +51,7 @@ class Context:
     tokenizer: Tokenizer
     n_batch: int
     context_shift: bool
-    turn: Turn
+    lock: Lock
     _file: GGUF
     _device: Device
     _cpu: CpuDevice  # of a model that is not run in segments
@@ -79,11 +80,11 @@ class Context:
         self._kv_type = kv_type
         self._state: State | GraphState = State(self.config, self.n_ctx, kv_type)
 
-    def _build(self, strict: bool, tapped: Sequence[int] = ()) -> None:
+    def _build(self, strict: bool, captured: Sequence[int] = ()) -> None:
         config = self.config
-        graph = self._description.graph(self.n_ctx, tapped) if tapped else self._graph
+        graph = self._description.graph(self.n_ctx, captured) if captured else self._graph
         rows = min(self.n_batch, self.n_ctx)
-        self._taps = Taps(tapped, rows, config.width) if tapped else None
+        self._hidden_states = HiddenStates(captured, rows, config.width) if captured else None
         self._logits = np.empty((1, config.n_vocab), np.float32)
         self._embedding = self._file[EMBEDDING]
         if runs_graphs(self._device):
@@ -100,7 +101,7 @@ class Context:
             self._ledger, kept, self._checks,
         )  # fmt: skip
         self._state = GraphState(self.config, graph.graph, executor, self.n_ctx, self._kv_type)
-        self._decoder = GraphDecoder(graph, executor, self._state, rows, self._taps)
+        self._decoder = GraphDecoder(graph, executor, self._state, rows, self._hidden_states)
 
     def _on_host(self, graph: ModelGraph, rows: int, strict: bool) -> None:
         """Have the CPU run the graph, and a device its products."""
@@ -115,7 +116,7 @@ class Context:
                 self._device,
                 self._cpu,
                 rows=rows,
-                used=experts.used / experts.count if experts else 1.0,
+                used=experts.top_k / experts.count if experts else 1.0,
                 strict=strict,
                 progress=bar.add,
                 note=self._ledger.notes.append,
@@ -134,7 +135,7 @@ class Context:
         scale = config.conventions.embedding_scale
         # Not self.embed: an object that keeps a method of its own is released by a collection only.
         embed = functools.partial(embeddings, self._embedding, scale)
-        self._decoder = decoder.Decoder(self._model, plan, embed, self._taps)
+        self._decoder = decoder.Decoder(self._model, plan, embed, self._hidden_states)
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Context:
         """The tokens in the context."""
         return tuple(self._state.tokens)
 
-    @in_turn
+    @locked
     def eval(self, ids: Sequence[int]) -> F32:
         """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
 
@@ -165,7 +166,7 @@ class Context:
             self._forward(part, 0, out[start : start + len(part)])
         return out
 
-    @in_turn
+    @locked
     def eval_last(self, ids: Sequence[int]) -> F32:
         """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
 
@@ -176,7 +177,7 @@ class Context:
         row: F32 = self._logits[0]
         return row
 
-    @in_turn
+    @locked
     def read(self, ids: Sequence[int]) -> F32:
         """Append *ids*, at least one; return the last one's residual stream ``[1, D]``, for `head`.
 
@@ -211,7 +212,7 @@ class Context:
         """Forget everything in the cache."""
         self.rewind(0)
 
-    @in_turn
+    @locked
     def rewind(self, n_tokens: int) -> None:
         """Keep only the first *n_tokens* tokens of the context.
 
@@ -230,7 +231,7 @@ class Context:
             part = ahead[start : start + self._decoder.rows]
             self._forward(part, len(part) - 1, self._logits)
 
-    @in_turn
+    @locked
     def rollback(self, n_tokens: int) -> None:
         """Take back the last *n_tokens* tokens of the context: see `rewind`.
 
@@ -249,12 +250,12 @@ class Context:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._require_open()
         self._mend()
-        if self._taps:
-            self._taps.begin(self.n_tokens, len(ids))
+        if self._hidden_states:
+            self._hidden_states.begin(self.n_tokens, len(ids))
         self._state.begin(len(ids))
         self._decoder.run(ids, self.n_tokens, head, out)
-        if self._taps:
-            self._taps.end(ids)
+        if self._hidden_states:
+            self._hidden_states.end(ids)
         self._state.end(ids)
 
     def _mend(self) -> None:
@@ -269,11 +270,14 @@ class Context:
         """The file."""
         return self._file
 
+    turn = moved.attribute("lock")
+    taps = moved.attribute("hidden_states")
+
     @property
-    def taps(self) -> Taps | None:
-        """What is kept of the residual stream, if anything is."""
+    def hidden_states(self) -> HiddenStates | None:
+        """The captured hidden states; None when no draft network reads them."""
         self._require_open()
-        return self._taps
+        return self._hidden_states
 
     def account(self, op: str) -> Row:
         """Return the ledger's row of what the host computes beside the plan."""
@@ -311,14 +315,14 @@ class Context:
         """What the model remembers of the context."""
         return self._state
 
-    @in_turn
+    @locked
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
         self._require_open()
         self._mend()
         return replace(self._state.snapshot(), model=self._identity)
 
-    @in_turn
+    @locked
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from *snapshot*, whatever came since, as if nothing had.
 
@@ -356,7 +360,7 @@ class Context:
         """
         state_file.save(self.snapshot(), path)
 
-    @in_turn
+    @locked
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from the state in the file *path*: exact, or as `restore` says.
 
@@ -433,7 +437,7 @@ class Context:
         """Let go of all that is large; only an open model may ask for it."""
         self._ledger.freeze()
         self._state.release()
-        del self._decoder, self._taps, self._embedding, self._logits
+        del self._decoder, self._hidden_states, self._embedding, self._logits
         vars(self).pop("_model", None)  # a device that runs graphs has none
 
 

@@ -1,7 +1,7 @@
-"""Whose turn it is to use a model: one thread at a time, and another is told so.
+"""A non-blocking lock: concurrent use of a model raises SettingError.
 
-A run leaves the interpreter's lock while kernels work, so another thread could begin one in the
-same buffers and in the same cache.
+A run releases Python's own lock while kernels compute.  Without this lock, another thread could
+begin a run in the same buffers and in the same cache.
 """
 
 import functools
@@ -12,17 +12,17 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from npurt.errors import SettingError
 
 
-class Turn:
-    """What a thread holds, with ``with``, while it uses a model; it may do so again meanwhile."""
+class Lock:
+    """A lock that one thread holds, with ``with``, and may take again while it holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Begin.
+        """Take the lock.
 
         Raises:
-            SettingError: It is another thread's turn.
+            SettingError: Another thread holds it.
         """
         if not self._lock.acquire(blocking=False):
             raise SettingError(
@@ -34,23 +34,23 @@ class Turn:
         self._lock.release()
 
 
-class HasTurn(Protocol):
-    """What `in_turn` decorates methods of."""
+class HasLock(Protocol):
+    """An object whose methods `locked` decorates."""
 
-    turn: Turn
+    lock: Lock
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound=HasTurn)
+S = TypeVar("S", bound=HasLock)
 
 
-def in_turn(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Return *method* so that it holds its object's turn; SettingError when another thread does."""
+def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Return *method* so that it holds the lock of its object while it runs."""
 
     @functools.wraps(method)
     def held(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.turn:
+        with self.lock:
             return method(self, *args, **kwargs)
 
     return held

@@ -7,19 +7,19 @@ from npurt.errors import ModelFormatError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import strings
 from npurt.llm.session.context import Context
-from npurt.llm.spec.drafter import Drafter, Guess, likeliest
-from npurt.llm.spec.truncated_head import CutHead
+from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
+from npurt.llm.spec.truncated_head import TruncatedHead
 
-MAY_DIFFER = 128  # rows by which padded vocabularies differ (llama.cpp's rule)
-FEW = 8  # tokens that a draft model reads beside the one it guesses after, in the same pass
+MAY_DIFFER = 128  # rows by which padded vocabularies may differ (llama.cpp's rule)
+FEW = 8  # tokens that a draft model reads in the same pass as the one that it drafts after
 
 
 class Assistant(Drafter):
-    """Guesses what a draft model finds most likely.
+    """Proposes the most likely tokens of a draft model.
 
     Args:
         draft: The draft model.
-        target: The model it drafts for.
+        target: The model that it drafts for.
 
     Raises:
         ModelFormatError: The vocabularies differ.
@@ -30,12 +30,12 @@ class Assistant(Drafter):
         self.name = f"draft model {draft.path.name}"
         self._draft = draft
         self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
-        self._head = CutHead(draft, functools.partial(draft.head, "output"))
+        self._head = TruncatedHead(draft, functools.partial(draft.head, "output"))
         spared = draft.output_matrix(draft.config.n_vocab).nbytes - self._head.nbytes
         self.share = (draft.weight_bytes - spared) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens must be evaluated first; 0 if few, or if it cannot guess."""
+        """Return how many tokens must be evaluated first; 0 if few, or if it cannot draft."""
         count = len(self._ahead(history)) - 1
         return count if count > FEW and len(history) <= self._draft.n_ctx else 0
 
@@ -46,7 +46,7 @@ class Assistant(Drafter):
             self._draft.rewind(len(history) - 1 - len(ahead))
             self._draft.read(ahead)
 
-    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
+    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
         """Yield up to *most* tokens, each the most likely after those before it."""
         ahead = self._ahead(history)
         if not ahead:
@@ -54,12 +54,12 @@ class Assistant(Drafter):
         self._draft.rewind(len(history) - len(ahead))
         head = self._head.fit(history)
         for _ in range(min(most, self._draft.n_ctx - len(history) + 1)):
-            guess = likeliest(head(self._draft.read(ahead))[0, : self._n_vocab])
-            yield guess
-            ahead = [guess[0]]
+            token = likeliest(head(self._draft.read(ahead))[0, : self._n_vocab])
+            yield token
+            ahead = [token[0]]
 
     def _ahead(self, history: Sequence[int]) -> Sequence[int]:
-        """Return what of *history* was not evaluated; nothing if the draft knows not all of it."""
+        """Return the tokens of *history* that were not evaluated; none if one is unknown here."""
         ahead = history[shared(self._draft.state.tokens, history[:-1]) :]
         return ahead if max(ahead) < self._n_vocab else ()
 
@@ -69,9 +69,9 @@ class Assistant(Drafter):
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many first tokens two texts share."""
+    """Return the length of the common prefix of two texts."""
     count = min(len(a), len(b))
-    if list(a[:count]) == list(b[:count]):  # nearly always, and fast
+    if list(a[:count]) == list(b[:count]):  # the usual case, and fast
         return count
     count = 0
     for x, y in zip(a, b, strict=False):
@@ -82,10 +82,10 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:
-    """Refuse a draft whose tokens mean something else.
+    """Refuse a draft whose vocabulary is not that of *target*.
 
     Raises:
-        ModelFormatError: Text or number of tokens differ, but for padding at the end.
+        ModelFormatError: The tokens differ in text or number, except for padding at the end.
     """
     a, b = (strings(file.metadata, "tokenizer.ggml.tokens") for file in (draft, target))
     pairs = enumerate(zip(a, b, strict=False))

@@ -1,22 +1,22 @@
-"""Whether to draft: as long as it pays, measured while it runs.
+"""Decide at each step whether to draft, and how many tokens, from measured times.
 
-A pass over n guesses yields one token more than were right, and takes the time to draw the guesses
-and to check n + 1 rows.  The controller keeps running means of what passes with guesses yield and
-take, and drafts while they yield more tokens than plain steps would have in their time.
+A pass that verifies n draft tokens yields one token more than were right.  It takes the time to
+draft n tokens and to verify n + 1 rows.  The controller keeps running means of the tokens and the
+time of such passes.  It drafts while they yield more tokens than plain steps in the same time.
 
-How many to guess is decided guess by guess, by how sure the drafter is: a right guess saves a plain
-step, so one is drawn and checked as long as that, times the chance that it is right, is more than
-it costs (`Worth`).
+The number of draft tokens is decided token by token.  A right draft token saves a plain step.  So
+the drafter goes on while a plain step's time, times the probability that all draft tokens are
+right, is more than the next token costs (`Thresholds`).
 
-The controller cannot know what it has not tried, so it tries, and its losses are limited: what
-drafting has cost over plain decoding of the same tokens, and was not won back, stays below
-`ALLOWANCE` of the text's time; gains count against that up to the same sum.  The time is that of
-the whole text, when it is known how long that will be; but of `USUAL` tokens at least for the first
-trials in a process, whose lesson is not for one text alone.
+The controller has to try a draft to know its worth, and its losses are limited.  The loss is the
+time that drafting took beyond plain decoding of the same tokens.  It stays below `ALLOWANCE` of the
+text's time; gains reduce it, down to minus that limit.  The text's time is that of all its tokens
+when their number is known.  For the first trials of a process it is that of at least `USUAL`
+tokens, because later texts profit from these trials too.
 
-A draft model has to read the text before it guesses.  That is paid from the same allowance, or
-where a part of what can be won in the rest of the text pays for it.  What can be won is known
-before anything was read: a guess is right about as often as the model is sure of its tokens.
+A draft model has to read the text before it drafts.  The controller pays for that from the same
+allowance, or from the expected gain in the rest of the text.  It can estimate that gain before the
+draft model reads: draft tokens are right about as often as the model is sure of its own tokens.
 """
 
 import math
@@ -24,24 +24,24 @@ from dataclasses import dataclass
 
 from npurt.llm.spec.speculation import Speculation
 
-ALLOWANCE = 0.025  # of a text's time, lost at most
-AGAIN = 0.015  # of the time it took so far, lost to what seems not to pay
+ALLOWANCE = 0.025  # the most loss, as a share of a text's time
+AGAIN = 0.015  # the most loss while drafts seem not to pay, as a share of the time so far
 MEMORY = 0.85  # weight of the past in a running mean of times
-PATIENCE = 0.95  # in that of what comes of passes, which varies from one to the next
-BELIEF = 4  # passes that an expectation counts for, or a record that does not pay
-PRIOR_RIGHT = 0.7  # of guesses, where nothing is known of them
-PRIOR_ROW = 0.1  # of a plain step: what another row of verification costs, before it is measured
-MARGIN = 1.05  # of plain decoding's rate, to be expected of a draft that is made
-TRIALS = 2  # drafts of one token at the beginning: the first measurement is not relied on
-COLD = 2  # times as long takes what was never run
-USUAL = 128  # tokens of a text of which nobody knows how long it will be
-PART = 1 / 2  # of what can be won, for reading the text
-REFRESH = 48  # steps after which a plain one is measured again
+PATIENCE = 0.95  # the same for the tokens of passes, which vary more
+BELIEF = 4  # samples that an expectation counts as, and a record that does not pay
+PRIOR_RIGHT = 0.7  # assumed share of right draft tokens
+PRIOR_ROW = 0.1  # assumed time of another row of verification, in plain steps
+MARGIN = 1.05  # the least expected speedup of a draft
+TRIALS = 2  # drafts of one token at the beginning, because the first measurement is unreliable
+COLD = 2  # assumed slowdown of a first run
+USUAL = 128  # assumed tokens of a text of unknown length
+PART = 1 / 2  # share of the expected gain that reading the text may cost
+REFRESH = 48  # steps with drafts after which a plain step is measured again
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean of all samples, as long as they are few; later one that forgets."""
+    """A running mean: of all samples at first, later with exponential forgetting."""
 
     value: float
     memory: float = MEMORY
@@ -49,11 +49,11 @@ class Mean:
 
     @property
     def known(self) -> bool:
-        """Whether it can be relied on: what is done for the first time is slow."""
+        """Whether there are two samples; the first one of a process is slow."""
         return self.samples > 1
 
     def add(self, sample: float) -> None:
-        """Take in one sample; the first replaces the prior, and a smaller second the first."""
+        """Add a sample; the first replaces the prior, and a smaller second replaces the first."""
         begins = self.samples == 0 or (self.samples == 1 and sample < self.value)
         weight = 0.0 if begins else min(self.memory, self.samples / (self.samples + 1))
         self.value = weight * self.value + (1 - weight) * sample
@@ -61,25 +61,25 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """How likely all guesses so far must be right, for the next step to be worth its time."""
+class Thresholds:
+    """The least probabilities that all draft tokens so far are right."""
 
-    draw: float = 0.0  # to draw another, and to check it
-    check: float = 0.0  # to check the last, which was drawn
+    draft: float = 0.0  # for drafting another token and verifying it
+    verify: float = 0.0  # for verifying the last token, which was drafted already
 
 
 class Controller:
     """Decides at each step whether to draft, and how far that may go.
 
     Args:
-        most: Tokens to guess at once, at most.
-        fixed: Always guess *most*, whatever it costs: for measurements.
+        most: The most tokens to draft at once.
+        fixed: Draft *most* tokens at each step, whatever they cost; for measurements.
         at_once: Drafting several tokens takes as long as drafting one.
-        share: What drafting costs, before it is measured, of what the model itself takes.
+        share: Assumed time of a draft token, as a share of a plain step's, until it is measured.
 
     Attributes:
-        speculation: The account of all texts.
-        text: That of the present one.
+        speculation: The counts of all texts.
+        text: The counts of the present text.
     """
 
     def __init__(
@@ -91,11 +91,13 @@ class Controller:
         self._fixed = fixed
         self._at_once = at_once
         self._share = share
-        self._right = Mean(PRIOR_RIGHT, PATIENCE, BELIEF)  # a guess, before any was judged
+        self._right = Mean(
+            PRIOR_RIGHT, PATIENCE, BELIEF
+        )  # of draft tokens, before any was verified
         self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
-        self._draft = Mean(0.0)  # seconds per token drawn, or per draft
+        self._draft = Mean(0.0)  # seconds per draft token, or per draft
         self._read = Mean(0.0)  # seconds per token that a drafter reads
-        self._tokens = Mean(0.0, PATIENCE)  # of a pass with guesses
+        self._tokens = Mean(0.0, PATIENCE)  # of a pass with draft tokens
         self._steps = Mean(0.0, PATIENCE)  # plain ones that such a pass takes as long as
         self._since_plain = 0
         self._trials = 0
@@ -103,11 +105,11 @@ class Controller:
         self._lost = 0.0  # seconds, over plain decoding, that other steps have not won back
 
     def begin(self, expected: int | None, reading: float = 0.0) -> Speculation:
-        """Begin another text; return its account.
+        """Begin another text; return its counts.
 
         Args:
-            expected: Tokens it will have, unless the model ends it before; None: nobody knows.
-            reading: Seconds that the model took for a token of the prompt.
+            expected: The most tokens that the text will have; None: unknown.
+            reading: Seconds that the model took for each token of the prompt.
         """
         self.text = Speculation()
         self._expected = expected
@@ -118,25 +120,25 @@ class Controller:
 
     @property
     def curious(self) -> bool:
-        """Whether to tell how sure the model is: every second time, until a guess was judged."""
+        """Whether the caller should call `believe`: at every second step, until the first draft."""
         return self._trials == 0 and self.text.passes % 2 == 0 and not self._fixed
 
     def believe(self, certainty: float) -> None:
-        """Take in how sure the model was of a token: about as often is a good guess right."""
+        """Add the probability of the model's own token, as an estimate of a draft token's."""
         self._right.add(certainty)
 
     @property
-    def worth(self) -> Worth:
-        """From which certainty on a guess pays."""
+    def thresholds(self) -> Thresholds:
+        """The probabilities from which on a draft token pays."""
         if self._fixed:
-            return Worth()
+            return Thresholds()
         plain = self._verify[0].value
         row = max(0.0, self._verifying(self._most) - plain) / self._most
         another = self._drafting(2) - self._drafting(1)
-        return Worth((another + row) / (PRIOR_RIGHT * plain), row / plain)
+        return Thresholds((another + row) / (PRIOR_RIGHT * plain), row / plain)
 
     def choose(self, behind: int = 0) -> int:
-        """Return how many tokens to draft at most, by a drafter that has *behind* to read."""
+        """Return the most tokens to draft, by a drafter that has to read *behind* tokens first."""
         if self._fixed:
             return self._most
         plain = self._verify[0]
@@ -146,7 +148,7 @@ class Controller:
         left = self._allowance() - lost
         if self._trials >= TRIALS:
             if self._pays():
-                # Half of it, so that one wrong draft is not the last.
+                # Half of the rest, so that one wrong draft does not end drafting.
                 return max(self._affordable(left / 2), min(1, self._affordable(left)))
             left = min(left, AGAIN * self.text.seconds - lost)
         return min(1, self._affordable(left))
@@ -162,16 +164,16 @@ class Controller:
         behind: int = 0,
         read_seconds: float = 0.0,
     ) -> None:
-        """Take in one step: *right* of *proposed* tokens were accepted.
+        """Add a step: *right* of *proposed* draft tokens were accepted.
 
         Args:
-            proposed: Guesses that were checked.
-            right: How many of them were right.
-            draft_seconds: What drawing took.
-            verify_seconds: What the pass of the model took.
-            drawn: Guesses that were made; by default those that were checked.
-            behind: Tokens that the drafter read before.
-            read_seconds: What that took.
+            proposed: The number of draft tokens that were verified.
+            right: The number that were accepted.
+            draft_seconds: The time of drafting.
+            verify_seconds: The time of the model's pass.
+            drawn: The number of draft tokens that were computed; by default *proposed*.
+            behind: The number of tokens that the drafter read before.
+            read_seconds: The time of reading them.
         """
         drawn = proposed if drawn is None else drawn
         owed = read_seconds if self._owed(behind) else 0.0
@@ -192,7 +194,7 @@ class Controller:
             account.add(proposed, right, read_seconds + seconds, without)
 
     def _judge(self, proposed: int, right: int, drawn: int, seconds: float) -> None:
-        """Take in what came of a draft; its time as it is on average, not as it was this once."""
+        """Add the result of a draft, with the mean time of such a draft."""
         if not (self._tokens.samples and self._pays()):  # a few good passes must change that
             self._tokens.value, self._steps.value = self._expect()
             self._tokens.samples = self._steps.samples = BELIEF
@@ -202,14 +204,14 @@ class Controller:
         self._steps.add(self._time(proposed, drawn))
 
     def _pays(self) -> bool:
-        """Return whether passes with guesses yield more than plain ones in their time."""
+        """Return whether passes with drafts yield more tokens than plain steps in the same time."""
         tokens, steps = self._expect()
         return tokens > MARGIN * steps
 
     def _expect(self) -> tuple[float, float]:
-        """Return what a pass with guesses yields, in tokens, and takes, in plain steps.
+        """Return the tokens of a pass with a draft, and its time in plain steps.
 
-        Before there was one: with the number of guesses that pays best.
+        Before the first such pass, they are those of the draft length that is expected to pay most.
         """
         if self._tokens.samples:
             return self._tokens.value, self._steps.value
@@ -220,9 +222,9 @@ class Controller:
         return max(each, key=lambda pair: pair[0] / pair[1])
 
     def _to_come(self) -> int:
-        """Return how many tokens the text will still have, as far as trying is worth it.
+        """Return how many tokens the text is assumed to have still.
 
-        What the first trials teach is of use to the texts that follow, however short this one is.
+        During the first trials of a process they are at least those of a text of `USUAL` tokens.
         """
         done = self.text.tokens
         if self._expected is None:
@@ -230,7 +232,7 @@ class Controller:
         return (max(self._expected, USUAL) if self._trials < TRIALS else self._expected) - done
 
     def _owed(self, behind: int) -> float:
-        """Return the seconds of reading *behind* tokens, if not what can be won pays for them."""
+        """Return the seconds of reading *behind* tokens; 0 if the expected gain pays for them."""
         plain = self._verify[0]
         if not behind or not plain.known:
             return 0.0
@@ -240,31 +242,31 @@ class Controller:
         return reading if reading > PART * win else 0.0
 
     def _allowance(self) -> float:
-        """Return the seconds that the text may lose."""
+        """Return the most seconds that the text may lose."""
         return ALLOWANCE * (self.text.seconds + self._to_come() * self._verify[0].value)
 
     def _affordable(self, seconds: float) -> int:
-        """Return how many tokens may be drafted for no more than that, if none is right."""
+        """Return the most draft tokens that lose no more than *seconds* if none is right."""
         counts = range(1, self._most + 1)
         return max((n for n in counts if self._cost(n) <= seconds), default=0)
 
     def _cost(self, n: int) -> float:
-        """Return the seconds that are lost if *n* are drafted and none is right."""
+        """Return the seconds that *n* draft tokens lose if none is right."""
         cold = 1 if self._trials else COLD
         return cold * (self._drafting(n) + self._verifying(n)) - self._verify[0].value
 
     def _time(self, n: int, drawn: int) -> float:
-        """Return the plain steps that checking *n* of *drawn* guesses takes; 1 before any step."""
+        """Return the time, in plain steps, to draft *drawn* tokens and verify *n*; 1 if unknown."""
         plain = self._verify[0].value
         return (self._drafting(drawn) + self._verifying(n)) / plain if plain else 1.0
 
     def _drafting(self, n: int) -> float:
-        """Return the seconds that *n* tokens take to draft."""
+        """Return the seconds that drafting *n* tokens takes."""
         each = self._draft.value if self._draft.samples else self._share * self._verify[0].value
         return self._draws(n) * each
 
     def _verifying(self, n: int) -> float:
-        """Return the seconds that a pass checking *n* takes, from those near it if need be."""
+        """Return the seconds of a pass that verifies *n* tokens, interpolated if not measured."""
         plain = self._verify[0].value
         known = [i for i in range(self._most + 1) if self._verify[i].known]
         below = max((i for i in known if i <= n), default=0)
@@ -275,5 +277,5 @@ class Controller:
         return low + (high - low) * (n - below) / (above - below)
 
     def _draws(self, n: int) -> int:
-        """Return how many times `_draft` the drafting of *n* tokens takes."""
+        """Return how often the time `_draft` is needed for *n* tokens."""
         return min(n, 1) if self._at_once else n

@@ -1,4 +1,4 @@
-"""Drafts from a network that fills in a block of tokens at once, and reads what its target sees."""
+"""Drafts from a DFlash network, which predicts a block of tokens at once from hidden states."""
 
 import contextlib
 import functools
@@ -14,16 +14,16 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
-from npurt.llm.spec.drafter import Drafter, Guess, likeliest
-from npurt.llm.spec.truncated_head import CutHead
+from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
+from npurt.llm.spec.truncated_head import TruncatedHead
 from npurt.runtime.report.ledger import Row
 
 
 def open_network(path: str | os.PathLike[str], target: Context) -> Network | None:
-    """Return the network in the file *path*; None when that is a model of another architecture.
+    """Return the network in the file *path*; None if the file has another architecture.
 
     Raises:
-        ModelFormatError: It is none that npurt can run with *target*.
+        ModelFormatError: npurt cannot run the network with *target*.
     """
     with GGUF(path) as file:
         if file.architecture != NAME:
@@ -33,51 +33,51 @@ def open_network(path: str | os.PathLike[str], target: Context) -> Network | Non
 
 
 class Diffusion(Drafter):
-    """Guesses what a DFlash network fills in after the text.
+    """Proposes what a DFlash network fills in after the text.
 
     Args:
-        name: Of the draft's file.
+        name: The name of the draft's file.
         network: The network.
-        target: The model, whose taps are those of *network*.
+        target: The model, which captures the hidden states that *network* reads.
     """
 
     at_once = True
 
     def __init__(self, name: str, network: Network, target: Context) -> None:
         self.name = f"block draft {name}"
-        assert target.taps is not None, "a target whose residual stream is not kept"
+        assert target.hidden_states is not None, "the target captures no hidden states"
         self._network = network
-        self._target = weakref.proxy(target)  # which has this drafter
-        self._taps = target.taps
+        self._target = weakref.proxy(target)  # the target refers to this drafter
+        self._hidden_states = target.hidden_states
         self._row = target.account("draft_layers")
-        self._taps.reader = functools.partial(_read, network, self._row)
+        self._hidden_states.reader = functools.partial(_read, network, self._row)
         norm, eps, owner = network.output_norm, network.shape.config.eps, self._target
-        self._head = CutHead(
+        self._head = TruncatedHead(
             target, lambda columns: owner.head("draft_output", columns, norm=norm, eps=eps)
         )
         layers = network.fill_size * np.dtype(np.float32).itemsize
         self.share = (layers + self._head.nbytes) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens' streams must be read first; 0 if few."""
+        """Return how many tokens' hidden states must be read first; 0 if few."""
         del history
-        return self._taps.unread if self._taps.unread > FEW else 0
+        return self._hidden_states.unread if self._hidden_states.unread > FEW else 0
 
     def prepare(self, history: Sequence[int]) -> None:
-        """Read what the target made of the tokens that were not read."""
+        """Read the hidden states that were not read yet."""
         del history
-        self._taps.flush()
+        self._hidden_states.flush()
 
-    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
-        """Yield up to *most* tokens, each the likeliest in its place.
+    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
+        """Yield up to *most* tokens, each the most likely at its position.
 
-        None where the target's stream is not that of *history*, as after `Llama.restore`.
+        It yields none if the captured states are not those of *history*, as after `Llama.restore`.
         """
         shape, known = self._network.shape, len(history) - 1
         count = min(most, shape.block - 1, self._target.n_ctx - known - 1)
-        if count < 1 or self._taps.tokens != list(history[:-1]):
+        if count < 1 or self._hidden_states.tokens != list(history[:-1]):
             return
-        self._taps.flush()
+        self._hidden_states.flush()
         x = self._target.embed([history[-1], *[shape.mask] * count])
         with _counted(self._row, len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
@@ -93,9 +93,9 @@ def _read(network: Network, row: Row, streams: F32, position: int) -> None:
 
 @contextlib.contextmanager
 def _counted(row: Row, rows: int, size: int) -> Iterator[None]:
-    """Put products of *rows* with *size* elements on account; any number may come out."""
+    """Count products of *rows* with *size* elements in the ledger, and let them overflow."""
     began = time.perf_counter()
-    with np.errstate(all="ignore"):  # a guess may be wrong
+    with np.errstate(all="ignore"):  # a draft may be wrong
         yield
     row.calls += 1
     row.rows += rows

@@ -1,4 +1,4 @@
-"""What guesses tokens, whatever it is."""
+"""The interface of drafts: they propose tokens, one after another."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -7,38 +7,39 @@ import numpy as np
 
 from npurt.device import F32
 
-Guess = tuple[int, float]  # a token, and how likely it is right where those before it are
+# A token, and the probability that it is right if the draft tokens before it are right.
+DraftToken = tuple[int, float]
 
 
 class Drafter(abc.ABC):
-    """Guesses how a text goes on.  A wrong guess costs time and nothing else."""
+    """Proposes how a text continues.  A wrong draft token costs time and nothing else."""
 
     name: str
-    at_once = False  # several tokens cost no more than one
-    share = 0.0  # of the bytes that the model reads for a token, those read for a guess
+    at_once = False  # whether several draft tokens cost no more than one
+    share = 0.0  # bytes read for a draft token, as a share of those that the model reads for one
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens of *history* `prepare` would read, which takes a while."""
+        """Return how many tokens of *history* `prepare` would read; 0 if that takes little time."""
         del history
         return 0
 
-    def prepare(self, history: Sequence[int]) -> None:  # noqa: B027  most need not
-        """Read all of *history* but its last token."""
+    def prepare(self, history: Sequence[int]) -> None:  # noqa: B027  most drafts read nothing
+        """Read all tokens of *history* but the last."""
 
     @abc.abstractmethod
-    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
-        """Yield up to *most* tokens that may follow *history*, one after another.
+    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
+        """Yield up to *most* tokens that may follow *history*, one after another, or none.
 
-        The work for one is done when it is asked for.  One that cannot tell how likely it is says
-        1.  None at all is a good answer too.
+        The drafter computes a token when the caller asks for it.  A drafter that does not know the
+        probability of a token returns 1.
         """
 
-    def forget(self) -> None:  # noqa: B027  most read nothing
-        """Forget what was read."""
+    def forget(self) -> None:  # noqa: B027  most drafts read nothing
+        """Forget the text that was read."""
 
 
-def likeliest(logits: F32) -> Guess:
-    """Return the most likely token by *logits* ``[V]``; chance 0 where they are not finite."""
+def likeliest(logits: F32) -> DraftToken:
+    """Return the most likely token by *logits* ``[V]``; probability 0 if they are not finite."""
     token = int(logits.argmax())
     with np.errstate(over="ignore", invalid="ignore"):  # a draft may be broken
         total = float(np.exp(logits - logits[token]).sum())

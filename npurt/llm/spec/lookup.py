@@ -1,20 +1,22 @@
-"""Drafts from the text itself: what followed the last time the same few tokens appeared."""
+"""Drafts from the text itself: tokens that followed an earlier occurrence of the latest ones."""
 
 from collections.abc import Iterator, Sequence
 
 from npurt.errors import SettingError
-from npurt.llm.spec.drafter import Drafter, Guess
+from npurt.llm.spec.drafter import Drafter, DraftToken
 
 
 class Lookup(Drafter):
-    """Finds the longest of the last *longest* .. *shortest* tokens earlier in the text.
+    """Finds the latest tokens earlier in the text, and proposes the tokens that followed.
 
-    Costs nothing and needs no model: it pays where text is copied, such as edits and summaries.
-    It guesses no more tokens than agree before them: what was the same for long stays the same for
-    long (as in SuffixDecoding, Oliaro et al. 2024), and two equal tokens say little of the tenth.
+    It searches for the last *longest* tokens first, then for fewer, down to *shortest*.
+
+    It costs nothing and needs no model.  It pays where text is copied, as in edits and summaries.
+    It proposes no more tokens than agree before them: a long match is likely to continue for long
+    (as in SuffixDecoding, Oliaro et al. 2024), and a match of two tokens says little of the tenth.
 
     Raises:
-        SettingError: The lengths make no sense.
+        SettingError: Not 1 <= *shortest* <= *longest*.
     """
 
     name = "lookup"
@@ -28,8 +30,8 @@ class Lookup(Drafter):
         self._seen: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest follower is
 
-    def guesses(self, history: Sequence[int], most: int) -> Iterator[Guess]:
-        """Yield what followed the latest earlier occurrence, at most *most* tokens."""
+    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
+        """Yield at most *most* tokens that followed the latest earlier occurrence."""
         self._learn(history)
         for length in self._lengths:
             at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
@@ -39,7 +41,7 @@ class Lookup(Drafter):
                 return
 
     def _learn(self, history: Sequence[int]) -> None:
-        """Note the n-grams that have a follower; those that *history* no longer has go."""
+        """Record the n-grams of *history* that have a follower; forget those of another text."""
         if list(history[: len(self._seen)]) != self._seen:
             self._seen, self._ends = [], {}
         start, self._seen = max(1, len(self._seen)), list(history)  # first: Ctrl-C may come
@@ -50,7 +52,7 @@ class Lookup(Drafter):
 
 
 def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
-    """Return how many tokens before *at* equal the last, up to *most*; *known* of them do."""
+    """Return how many tokens before *at* equal the latest, up to *most*; *known* are known to."""
     while known < min(most, at) and history[at - 1 - known] == history[-1 - known]:
         known += 1
     return min(known, most)

@@ -1,4 +1,4 @@
-"""How drafting went: the account of a text, or of all of a model's texts."""
+"""Counts of speculative decoding, for one text or for all texts of a model."""
 
 import math
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Speculation:
-    """What was guessed, and what it cost."""
+    """How many tokens were drafted and accepted, and how long that took."""
 
     passes: int = 0  # of the model, plain ones included
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    plain_seconds: float = 0.0  # what the same tokens would have taken without; NaN: unknown
+    plain_seconds: float = 0.0  # the same tokens without drafts, estimated; NaN: unknown
 
     @property
     def mean_accepted(self) -> float | None:
-        """Tokens a pass of the model yields on average; None before the first."""
+        """Mean tokens of a pass of the model; None before the first pass."""
         return self.tokens / self.passes if self.passes else None
 
     @property
     def speedup(self) -> float | None:
-        """Estimated time without speculation over the time it took; None where that is unknown."""
+        """Estimated time without drafts, divided by the measured time; None if unknown."""
         known = self.seconds > 0 and not math.isnan(self.plain_seconds)
         return self.plain_seconds / self.seconds if known else None
 
@@ -36,7 +36,7 @@ class Speculation:
         self.plain_seconds += plain
 
     def figures(self) -> dict[str, float | None]:
-        """Return it for scripts."""
+        """Return the counts for scripts."""
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
@@ -46,7 +46,7 @@ class Speculation:
         }
 
     def line(self) -> str:
-        """Return it for people."""
+        """Return the counts as a sentence."""
         length = "" if self.mean_accepted is None else f", {self.mean_accepted:.2f} tokens a pass"
         gain = "" if self.speedup is None else f", estimated speedup {self.speedup:.2f}"
         return f"speculation: {self.drafted} drafted, {self.accepted} accepted{length}{gain}"

@@ -1,4 +1,4 @@
-"""One step of speculative decoding: draft, verify in one pass, keep what is right."""
+"""One step of speculative decoding: draft tokens, verify them in one pass, keep the right ones."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ class Speculator:
     """A drafter and the controller that decides how far it may go.
 
     Args:
-        drafter: What guesses.
-        most: Tokens to guess at once, at most.
-        fixed: Always guess that many, whatever it costs: for measurements.
+        drafter: The source of draft tokens.
+        most: The most tokens to draft at once.
+        fixed: Draft that many at each step, whatever they cost; for measurements.
     """
 
     def __init__(self, drafter: Drafter, most: int, *, fixed: bool = False) -> None:
@@ -27,15 +27,15 @@ class Speculator:
         )
 
     def step(self, llm: Context, history: list[int], room: int, choose: Choose) -> list[int]:
-        """Return the tokens, at least one, that follow *history*, whose last is not evaluated yet.
+        """Return the tokens, at least one, that follow *history*.
 
         Args:
-            llm: The model, whose cache holds ``history[:-1]`` and afterwards what is returned, but
-                for the last.
+            llm: The model.  Its cache holds ``history[:-1]``; afterwards it holds *history* and all
+                returned tokens but the last.
             history: Prompt and text so far.
-            room: How many tokens may be guessed at most.
-            choose: Called with logits ``[1 + guesses, V]``, the guesses and the history; returns
-                what is accepted and one token more.
+            room: The most tokens that may be drafted.
+            choose: A function that gets logits ``[1 + draft, V]``, the draft tokens and the
+                history.  It returns the accepted draft tokens and one token more.
         """
         start = time.perf_counter()
         behind = self.drafter.behind(history)
@@ -43,11 +43,11 @@ class Speculator:
         if behind and wanted > 0:
             self.drafter.prepare(history)
         ready = time.perf_counter()
-        guesses, drawn = self._guess(history, wanted) if wanted > 0 else ([], 0)
+        draft, drawn = self._draft(history, wanted) if wanted > 0 else ([], 0)
         drafted = time.perf_counter()
-        chosen = self._verify(llm, history, guesses, choose)
+        chosen = self._verify(llm, history, draft, choose)
         self.controller.observe(
-            len(guesses),
+            len(draft),
             len(chosen) - 1,
             drafted - ready,
             time.perf_counter() - drafted,
@@ -57,26 +57,26 @@ class Speculator:
         )
         return chosen
 
-    def _guess(self, history: list[int], most: int) -> tuple[list[int], int]:
-        """Return guesses that are worth their time, and how many were made for them."""
-        worth, sure = self.controller.worth, 1.0
+    def _draft(self, history: list[int], most: int) -> tuple[list[int], int]:
+        """Return the draft tokens to verify, and how many the drafter computed."""
+        thresholds, probability = self.controller.thresholds, 1.0
         tokens: list[int] = []
-        for token, chance in self.drafter.guesses(history, most):
-            sure *= chance
-            if sure < worth.check:
+        for token, chance in self.drafter.draft(history, most):
+            probability *= chance
+            if probability < thresholds.verify:
                 return tokens, len(tokens) + 1
             tokens.append(token)
-            if sure < worth.draw:
+            if probability < thresholds.draft:
                 break
         return tokens, len(tokens)
 
     def _verify(
-        self, llm: Context, history: list[int], guesses: list[int], choose: Choose
+        self, llm: Context, history: list[int], draft: list[int], choose: Choose
     ) -> list[int]:
-        """Return the *guesses* that are right, and one token more."""
+        """Return the tokens of *draft* that are right, and one token more."""
         before = llm.n_tokens
-        if guesses:
-            chosen = choose(llm.eval([history[-1], *guesses]), guesses, history)
+        if draft:
+            chosen = choose(llm.eval([history[-1], *draft]), draft, history)
             llm.rewind(before + len(chosen))
             return chosen
         logits = llm.eval_last(history[-1:])

@@ -1,9 +1,9 @@
-"""The output matrix, cut to the tokens that a text is made of: what a draft need not read.
+"""A truncated output matrix for drafts: only the rows of frequent tokens.
 
-A vocabulary is numbered as its tokens were merged, frequent ones first, so its first quarter holds
-nearly all of most texts; a draft that never guesses the rest reads that much less, and is seldom
-wrong for it.  (FR-Spec, Zhao et al. 2025, cuts by a list of frequent tokens instead.)  A text with
-many tokens from behind a cut gets more of the matrix.
+Vocabularies number tokens in the order of their merges, frequent tokens first.  Most texts consist
+of tokens from the first quarter.  A draft that proposes only those reads less of the matrix, and is
+seldom wrong because of it.  (FR-Spec, Zhao et al. 2025, has a list of frequent tokens instead.)  A
+text with many other tokens gets more rows of the matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +12,22 @@ from itertools import islice
 from npurt.llm.arch.decoder import Head
 from npurt.llm.session.context import Context
 
-PARTS = (1 / 4, 1 / 2, 1)  # of the vocabulary, the cuts that there are
-LATEST = 64  # tokens of a text that are looked at
-RARE = 1 / 16  # of them may lie behind a cut: more wrong guesses cost more than the cut saves
+PARTS = (1 / 4, 1 / 2, 1)  # shares of the vocabulary that a head may have
+LATEST = 64  # tokens of a text that decide which part it gets
+RARE = (
+    1 / 16
+)  # share of them that may lie beyond the part: more wrong drafts cost more than it saves
 
 
-class CutHead:
-    """The output matrix of a model, cut to what a text needs where it can be.
+class TruncatedHead:
+    """The output matrix of a model, truncated to the tokens that a text needs.
 
     Args:
         model: The model.
-        make: Makes a head of so many columns, once for each cut that is used.
+        make: A function that makes a head of a number of columns; it runs once for each part.
 
     Attributes:
-        nbytes: Of the least cut, which serves most texts.
+        nbytes: The size of the smallest part, which suffices for most texts.
     """
 
     def __init__(self, model: Context, make: Callable[[int], Head]) -> None:
@@ -37,14 +39,14 @@ class CutHead:
         self._heads: dict[int, Head] = {}
 
     def columns(self, text: Sequence[int]) -> int:
-        """Return how many tokens may follow *text*: the first so many of the vocabulary."""
+        """Return how many tokens of the vocabulary, from the first on, may follow *text*."""
         words = (token for token in reversed(text) if token not in self._markup)
         latest = list(islice(words, LATEST))
         rare = RARE * len(latest)
         return next(n for n in self._columns if sum(token >= n for token in latest) <= rare)
 
     def fit(self, text: Sequence[int]) -> Head:
-        """Return the head with those columns."""
+        """Return the head for *text*."""
         columns = self.columns(text)
         if columns not in self._heads:
             self._heads[columns] = self._make(columns)

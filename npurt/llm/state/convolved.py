@@ -20,13 +20,13 @@ class Convolved:
     """The kept inputs of every layer with a short convolution.
 
     Attributes:
-        kept: By layer, ``[KEPT + taps - 1, D]``; token t in row t % their number.
+        kept: By layer, ``[KEPT + kernel_size - 1, D]``; token t in row t % their number.
         at: Number of tokens seen; None when a run was broken off.
     """
 
     def __init__(self, config: Config) -> None:
         layers = [i for i in range(config.n_layers) if config.is_convolved(i)]
-        self._context = config.taps - 1
+        self._context = config.kernel_size - 1
         self.kept: dict[int, F32] = {i: empty(KEPT + self._context, config.width) for i in layers}
         self.at: int | None = 0
         self._seen = 0  # the most it has seen: inputs of KEPT tokens before are there

@@ -121,9 +121,9 @@ class GraphState:
             if self._config.is_recurrent(layer) and net:
                 form = (net.width, net.width + 2) if integers else (net.width, net.width)
                 yield (net.heads, *form), np.dtype(np.int32) if integers else float32
-                yield (net.taps - 1, net.channels + 2 * net.heads), float32
+                yield (net.kernel_size - 1, net.channels + 2 * net.heads), float32
             elif self._config.is_convolved(layer):
-                yield (self._config.taps - 1, self._config.width), float32
+                yield (self._config.kernel_size - 1, self._config.width), float32
                 yield (0, self._config.width), float32
             else:
                 yield from [((self._config.n_kv_heads, length, width), self._kv)] * 2
@@ -152,7 +152,7 @@ class GraphState:
         length = len(snapshot.tokens)
         layout = self.layout(length, integers=snapshot.integers)
         snapshot.require_fit(layout, self.cache.n_ctx)
-        from_snapshot = snapshot.values()
+        from_snapshot = snapshot.to_float32()
         states = {}
         for layer, tensors in enumerate(self._layers):
             first, second = from_snapshot[2 * layer : 2 * layer + 2]

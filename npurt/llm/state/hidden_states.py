@@ -1,6 +1,6 @@
-"""The residual stream where it enters some layers: what a draft network reads of its target.
+"""Capture of hidden states: the inputs of some layers, which a draft network reads.
 
-A model without such a draft has no taps, and copies nothing.
+A model without such a draft captures nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,22 @@ from npurt.device import F32
 Reader = Callable[[F32, int], None]
 
 
-class Taps:
-    """Values that runs of a model leave behind, until they are read.
+class HiddenStates:
+    """The captured hidden states of the latest tokens, until a reader has read them.
 
-    They are read when somebody asks, or when their room is used up.  A run from an earlier position
-    replaces what came from there on; a run from a later position than the last ended at, as after
-    `Llama.restore`, is not kept.
+    `flush` passes them to the reader; a full buffer does too.  A run from an earlier position
+    replaces the states from that position on.  A run that begins beyond the last captured token, as
+    after `Llama.restore`, is not captured.
 
     Args:
-        layers: Of which the input is kept, in the order in which it is wanted.
-        rows: Tokens to keep: at least those of one run.
+        layers: The layers whose inputs are captured, in the order in which the reader gets them.
+        rows: The size of the buffer in tokens, at least the rows of one run.
         width: D of the model.
 
     Attributes:
-        tokens: Those whose values were kept: the model's context, unless that was restored or
-            shifted.
-        reader: Called with ``[T, layers * D]`` and the position of the first row.
+        tokens: The tokens whose states were captured: the model's context, unless that was restored
+            or shifted.
+        reader: A function that gets the states ``[T, layers * D]`` and the position of the first.
     """
 
     def __init__(self, layers: Sequence[int], rows: int, width: int) -> None:
@@ -36,41 +36,47 @@ class Taps:
         self.reader: Reader = lambda values, position: None
         self._values: F32 = np.empty((rows, len(layers), width), np.float32)
         self._start = 0  # position of the first row
-        self._at: int | None = None  # the row where the run goes
+        self._row: int | None = (
+            None  # the row of the run's first token; None: the run is not captured
+        )
 
     def begin(self, position: int, rows: int) -> None:
-        """Get ready for a run of *rows* tokens from *position* on."""
-        self._at = None
+        """Prepare for a run of *rows* tokens from *position* on."""
+        self._row = None
         if position > len(self.tokens):
             return
         del self.tokens[position:]
         self._start = min(self._start, position)
         if position - self._start + rows > len(self._values):
             self.flush()
-        self._at = position - self._start
+        self._row = position - self._start
 
     def end(self, ids: Sequence[int]) -> None:
-        """Take note of the run over *ids*."""
-        if self._at is not None:
+        """Record that the run over *ids* is complete."""
+        if self._row is not None:
             self.tokens += ids
 
-    def keep(self, layer: int) -> Callable[[F32, int], None]:
-        """Return what copies the first rows of an array, which enter *layer*."""
-        columns = [i for i, tapped in enumerate(self.layers) if tapped == layer]
+    def captures(self) -> dict[str, Callable[[F32, int], None]]:
+        """Return `capture` of each layer, by the name of its input in the graph."""
+        return {f"hidden.{layer}": self.capture(layer) for layer in self.layers}
+
+    def capture(self, layer: int) -> Callable[[F32, int], None]:
+        """Return a function that copies the first rows of an array, the input of *layer*."""
+        columns = [i for i, wanted in enumerate(self.layers) if wanted == layer]
 
         def copy(x: F32, rows: int) -> None:
-            if self._at is not None:
-                self._values[self._at : self._at + rows, columns] = x[:rows, None]
+            if self._row is not None:
+                self._values[self._row : self._row + rows, columns] = x[:rows, None]
 
         return copy
 
     @property
     def unread(self) -> int:
-        """Tokens whose values nobody read yet."""
+        """The number of tokens whose states were not read yet."""
         return len(self.tokens) - self._start
 
     def flush(self) -> None:
-        """Have everything read that was not."""
+        """Pass the states that were not read yet to the reader."""
         count = self.unread
         if count:
             self.reader(self._values[:count].reshape(count, -1), self._start)

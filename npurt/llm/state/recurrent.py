@@ -30,7 +30,7 @@ class Recurrent:
 
     Attributes:
         states: By layer, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
-        kept: By layer, ``[KEPT + taps - 1, C + 2 H]``; token t in row t % their number.
+        kept: By layer, ``[KEPT + kernel_size - 1, C + 2 H]``; token t in row t % their number.
         context: Tokens before its own that the convolution sees.
         at: Number of tokens that the states have seen; None when a run was broken off.
         control: What the next run does with slots: see `npurt.cpu.program.Program.delta`.
@@ -40,13 +40,13 @@ class Recurrent:
         layers = [i for i in range(config.n_layers) if config.is_recurrent(i)]
         self._shape = net.heads, net.width, net.width
         slots = (1 + COPIES, 1, *self._shape)
-        rows, columns = KEPT + net.taps - 1, net.channels + 2 * net.heads
+        rows, columns = KEPT + net.kernel_size - 1, net.channels + 2 * net.heads
         self.states = {
             i: Slots(empty((1 + COPIES) * net.heads, net.width**2).reshape(slots)) for i in layers
         }
         self.kept: dict[int, F32] = {i: empty(rows, columns) for i in layers}
         self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
-        self.context = net.taps - 1
+        self.context = net.kernel_size - 1
         self.clear()
 
     def clear(self) -> None:

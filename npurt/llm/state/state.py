@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt import moved
 from npurt.device import state_values
 from npurt.errors import LayoutError
 from npurt.llm.file.config import Config
@@ -29,8 +30,8 @@ class Snapshot:
     Attributes:
         tokens: What the model had seen.
         arrays: Two of each layer: keys and values ``[G, length, W]``, or the state and the inputs
-            of the convolution ``[taps - 1, C + 2 H]``.  A state is float32 ``[H, W, W]``; or, where
-            a device computes in integers, all of those: int32 ``[H, W, W + 2]``.
+            of the convolution ``[kernel_size - 1, C + 2 H]``.  A state is float32 ``[H, W, W]``;
+            or, where a device computes in integers, all of those: int32 ``[H, W, W + 2]``.
         own: As in `State`.
         integers: Whether states are integers.
         model: 32 bytes that are others for other models; set by who knows that.
@@ -47,9 +48,11 @@ class Snapshot:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def values(self) -> list[Array]:
-        """Return the arrays, states of integers as float32."""
+    def to_float32(self) -> list[Array]:
+        """Return the arrays, with states of integers converted to float32."""
         return [state_values(a) if a.dtype == np.int32 else a for a in self.arrays]
+
+    values = moved.attribute("to_float32")
 
     def require_fit(self, layout: Iterable[Layout], n_ctx: int) -> None:
         """Raise LayoutError unless the arrays have this *layout* and the tokens fit *n_ctx*."""

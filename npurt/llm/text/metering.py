@@ -1,4 +1,4 @@
-"""Put charges into a parsed template, where its code would work without asking the environment.
+"""Add metering to a parsed template, where its code would work without asking the environment.
 
 Calls, filters, tests, ``+ * ** %`` and output go through the environment anyway.  The rest is
 wrapped in filters whose names, such as "+step", no template can write:
@@ -21,24 +21,24 @@ STEP = 64  # units of one round, call or operation
 Node = Any  # a jinja2 node: their fields are not typed
 
 
-def put_charges(tree: nodes.Template) -> nodes.Template:
-    """Return *tree* with charges.
+def add_metering(tree: nodes.Template) -> nodes.Template:
+    """Return *tree* with calls that count the work of the template.
 
     Raises:
-        TemplateSyntaxError: It includes, imports, extends or escapes.
+        TemplateSyntaxError: The template includes, imports, extends or escapes.
     """
-    charged: nodes.Template = _Charges().visit(tree)
-    charged.set_lineno(1)
-    return charged
+    metered: nodes.Template = _Metering().visit(tree)
+    metered.set_lineno(1)
+    return metered
 
 
-class _Charges(NodeTransformer):
+class _Metering(NodeTransformer):
     def __init__(self) -> None:
         self._changes: dict[type, Callable[[Node], Node]] = {
-            nodes.For: _charge_loop,
-            nodes.Macro: _charge_body,
-            nodes.CallBlock: _charge_body,
-            nodes.Block: _charge_body,
+            nodes.For: _meter_loop,
+            nodes.Macro: _meter_body,
+            nodes.CallBlock: _meter_body,
+            nodes.Block: _meter_body,
             nodes.Concat: lambda node: _filter("+join", nodes.List(node.nodes)),
             nodes.List: lambda node: _filter("+made", node),
             nodes.Dict: lambda node: _filter("+made", node),
@@ -71,16 +71,16 @@ def _refuse(node: Node) -> Node:
     raise TemplateSyntaxError(f"a chat template has no use for {name}", node.lineno)
 
 
-def _charge_body(node: Node) -> Node:
+def _meter_body(node: Node) -> Node:
     text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     node.body.insert(0, nodes.ExprStmt(_filter("+step", nodes.Const(STEP + text))))
     return node
 
 
-def _charge_loop(node: Node) -> Node:
+def _meter_loop(node: Node) -> Node:
     if node.test is not None:  # it is asked of every element, and the body may never run
         node.test = nodes.And(_filter("+step", nodes.Const(STEP)), node.test)
-    return _charge_body(node)
+    return _meter_body(node)
 
 
 def _read_key(node: Node) -> Node:

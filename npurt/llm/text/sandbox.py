@@ -31,7 +31,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from npurt.llm.text.metering import STEP, put_charges
+from npurt.llm.text.metering import STEP, add_metering
 
 BUDGET = 1 << 24  # units; a character that a template makes costs one
 PER_INPUT = 64  # units more for each character of the caller's variables
@@ -160,7 +160,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def build(self, source: str) -> Template:
         """Compile *source* with the charges put in."""
-        tree = put_charges(self.parse(source))
+        tree = add_metering(self.parse(source))
         tree.set_environment(self)
         return self.from_string(tree)
 

@@ -98,9 +98,9 @@ class RkDevice(ProductDevice):
             self._uses = tuple(uses)
             self._restarts.surviving(lambda: self._arenas.reserve(self._uses), self._reopen)
 
-    def saving(self, op: MatMul, *, fine: bool = False) -> Saving:
+    def saving(self, op: MatMul, *, int16: bool = False) -> Saving:
         """Compare what the cost model expects of the NPU and of its host."""
-        return saving(op, self._driver.name, len(self._driver.spaces), int16=fine)
+        return saving(op, self._driver.name, len(self._driver.spaces), int16=int16)
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None, or why *op* cannot run: any shape can."""
@@ -108,10 +108,10 @@ class RkDevice(ProductDevice):
             return f"there is no format {op.format}"
         return "a weight without elements is none" if 0 in (op.n, op.k) else None
 
-    def pack(self, tensor: QTensor, *, fine: bool | None = False) -> RkPacked | AdaptivePacked:
+    def pack(self, tensor: QTensor, *, int16: bool | None = False) -> RkPacked | AdaptivePacked:
         """Round a weight by the cheapest scheme within its budget, and upload it.
 
-        With *fine* None, rows of activations that lose too much by it are multiplied in float16.
+        With *int16* None, rows of activations that lose too much by it are multiplied in float16.
 
         Raises:
             UnsupportedOp: It is not a matrix.
@@ -130,8 +130,8 @@ class RkDevice(ProductDevice):
                 f"the RK3588 backend cannot pack {tensor!r}: {reason}",
                 remedy="use device 'cpu' for it",
             )
-        packed = self.upload(tensor, choose(tensor, int16=bool(fine)))
-        adaptive = fine is None and packed.scheme.task == "int8"
+        packed = self.upload(tensor, choose(tensor, int16=bool(int16)))
+        adaptive = int16 is None and packed.scheme.task == "int8"
         return AdaptivePacked(packed) if adaptive else packed
 
     def pack_i8(self, codes: I8, scales: F32) -> RkPacked:
@@ -380,11 +380,11 @@ class RkDevice(ProductDevice):
             return  # there is less memory than before: it is said when a weight without is used
         self._evicted = False
 
-    def news(self) -> list[str]:
-        """Return the events since the last call; see `Device.news`."""
-        return self._restarts.news()
+    def events(self) -> list[str]:
+        """Return the events since the last call; see `Device.events`."""
+        return self._restarts.events()
 
-    def remark(self) -> str:
+    def status_note(self) -> str:
         """Return a note on how often jobs were repeated, or "": a slow board may be a flaky one."""
         times, cause = self._driver.repeats
         jobs = "a job" if times == 1 else f"{times} jobs"

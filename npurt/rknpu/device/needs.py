@@ -51,7 +51,7 @@ def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list
     """
     calls: dict[tuple[str, bool], list[Use]] = {}
     for use in uses:
-        calls.setdefault((use.call, use.fine), []).append(use)
+        calls.setdefault((use.call, use.int16), []).append(use)
     found = []
     for (_, int16), together in calls.items():
         scheme = default_scheme(int16=int16)

@@ -128,7 +128,7 @@ def pack(b: npt.ArrayLike | QTensor, dtype: str = "auto", *, device: str = "auto
     """
     products = shared(device)
     tensor = _finite(_quantised(b, dtype))
-    return PackedWeight(products.device.pack(tensor, fine=None), products)
+    return PackedWeight(products.device.pack(tensor, int16=None), products)
 
 
 def _finite(tensor: QTensor) -> QTensor:
@@ -203,7 +203,7 @@ def matmul(
         result = _packed(_left(a), b.products, b.weight, how)
     elif isinstance(b, QTensor) and b.transposed and b.format.block > 1:
         products = shared(device)
-        weight = PackedWeight(products.device.pack(_finite(b.T), fine=None), products).weight
+        weight = PackedWeight(products.device.pack(_finite(b.T), int16=None), products).weight
         result = _packed(_left(a), products, weight, how, once=True)
     else:
         result = _arrays(_left(a), _right(b), device, how)

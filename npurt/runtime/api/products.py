@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.checked import ORACLE, WRONG_TWICE, spread_secret
+from npurt.cpu.checked import ORACLE, WRONG_TWICE, probe_of_image
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.packed import CpuPacked
 from npurt.device import F32, Device, Packed
 from npurt.errors import VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Report, Row
-from npurt.verify import Mode, Sampler, Secret, is_right, secret_of
+from npurt.verify import Mode, Probe, Sampler, is_right, probe_of
 
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
@@ -28,7 +28,7 @@ class Weight:
     packed: Packed
     planned: str  # the device it was packed for
     reason: str = ""  # why it is on another one
-    secret: Secret | None = None  # made when a product is first checked
+    probe: Probe | None = None  # made when a product is first checked
     seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
 
 
@@ -132,7 +132,7 @@ class Products:
             row.failed += 1
             self._say(f"{wrong} computed a wrong product with {packed.tensor!r}")
             weight.packed = self._plain().pack(packed.tensor)
-            weight.secret = secret_of(repr(packed.tensor), weight.packed)  # not from its image
+            weight.probe = probe_of(repr(packed.tensor), weight.packed)  # not from its image
             weight.reason = f"{wrong} computed a wrong product with it"
         again = self._multiply(weight.packed, weight, x, y)
         again.verified += 1
@@ -164,19 +164,19 @@ def _count(row: Row, rows: int, nbytes: int, seconds: float) -> None:
 
 def _is_right(weight: Weight, x: F32, y: F32) -> bool:
     packed = weight.packed
-    if weight.secret is None:
+    if weight.probe is None:
         name = repr(packed.tensor)
         if isinstance(packed, CpuPacked):
-            weight.secret = spread_secret(name, packed)
+            weight.probe = probe_of_image(name, packed)
         else:
-            weight.secret = secret_of(name, packed)
+            weight.probe = probe_of(name, packed)
     multiplied = packed.device.multiplied(x, packed)
     magnitudes = packed.device.magnitudes(x, packed)
-    return is_right(weight.secret, packed, multiplied, y, magnitudes=magnitudes)
+    return is_right(weight.probe, packed, multiplied, y, magnitudes=magnitudes)
 
 
 def is_exact(a: I8, b: I8, y: I32) -> bool:
-    """Say whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers, for a secret r.
+    """Say whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers, for a probe r.
 
     The largest sums are below 2^63: |y| is at most 2^31, r below 2^11 and N at most 2^19; b r is
     below 2^37, so exact in float64, and K at most 2^17.  A wrong element is found for certain, two

@@ -36,7 +36,7 @@ class RemoteExperts:
         self._x, self._y, self._column, self._routing = x, y, column, routing
         self._each = [RemoteStep(cpu, ledger, sampler) for _ in each]
         for step, weight in zip(self._each, each, strict=True):
-            step.matmul(label, x, [weight], y, head=False)
+            step.matmul(label, x, [weight], y, skips_rows=False)
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -49,10 +49,10 @@ class RemoteExperts:
         """Write to *array* from now on."""
         self._y = array
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Multiply group by group; raises what `RemoteStep.multiply` does."""
-        del position, head
-        groups = self._routing.groups[: rows * self._routing.used]
+        del position, skip_rows
+        groups = self._routing.groups[: rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():
             if count:
                 part = slice(first, first + count)

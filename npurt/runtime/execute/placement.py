@@ -27,7 +27,7 @@ class Wanted:
     Attributes:
         name: What it is called.
         tensor: What it is.
-        fine: Its products want activations of 16 bits.
+        int16: Its products want activations of 16 bits.
         unit: Weights with the same are placed together; by default its name.
         call: Weights with the same are multiplied by one input; by default its name.
         rows: The most rows of one product.
@@ -37,7 +37,7 @@ class Wanted:
 
     name: str
     tensor: QTensor
-    fine: bool = False
+    int16: bool = False
     unit: str = ""
     call: str = ""
     rows: int = 1
@@ -56,8 +56,8 @@ class Wanted:
 
     def worth(self, device: Device) -> tuple[float, int]:
         """Return the seconds that *device* is expected to save, and the bytes that it takes."""
-        prompt = device.saving(self.op(max(1, round(PROMPT * self.prompt))), fine=self.fine)
-        reply = device.saving(self.op(1), fine=self.fine)
+        prompt = device.saving(self.op(max(1, round(PROMPT * self.prompt))), int16=self.int16)
+        reply = device.saving(self.op(1), int16=self.int16)
         if prompt is None or reply is None:
             return 0.0, self.tensor.nbytes
         seconds = prompt.seconds + REPLY * self.reply * reply.seconds
@@ -246,7 +246,7 @@ class _Placer:
 
     def _reserve(self) -> bool:
         uses = [
-            Use(each.op(each.rows), each.fine, each.call or each.name)
+            Use(each.op(each.rows), each.int16, each.call or each.name)
             for i, each in enumerate(self._wanted)
             if i not in self._reasons
         ]
@@ -289,7 +289,7 @@ class _Placer:
     def _matrix(self, each: Wanted, tensor: QTensor) -> Placed:
         name = self._device.caps.name
         try:
-            return Placed(each.name, self._device.pack(tensor, fine=each.fine), name, "")
+            return Placed(each.name, self._device.pack(tensor, int16=each.int16), name, "")
         except UnsupportedOp as error:
             self._refuse(each, error.what)
             return Placed(each.name, self._cpu.pack(tensor), name, error.what)

@@ -51,25 +51,27 @@ class Plan(Steps):
             for step in self._steps:
                 step.prepare()
 
-    def run(self, rows: int, position: int, head: int, out: F32) -> None:
-        """Run all ops; the last product writes to *out* ``[rows - head, columns]``."""
+    def run(self, rows: int, position: int, skip_rows: int, out: F32) -> None:
+        """Run all ops; the last product writes to *out* ``[rows - skip_rows, columns]``."""
         self.redirect(out)
-        self._walk("run", self._steps, rows, position, head)
+        self._walk("run", self._steps, rows, position, skip_rows)
 
     def replay(self, rows: int, position: int) -> None:
         """Run the delta nets alone over *rows* tokens that they have kept, from *position* on."""
         self._walk("replay", self._replays, rows, position, 0)
 
-    def _walk(self, name: str, steps: Sequence[Step], rows: int, position: int, head: int) -> None:
+    def _walk(
+        self, name: str, steps: Sequence[Step], rows: int, position: int, skip_rows: int
+    ) -> None:
         trace = self._ledger.trace
         if trace is None:
             for step in steps:
-                step.run(rows, position, head)
+                step.run(rows, position, skip_rows)
             return
         with trace.span(name, "", rows=rows, position=position):
             for step in steps:
                 with trace.span(*step.about(), rows=rows):
-                    step.run(rows, position, head)
+                    step.run(rows, position, skip_rows)
 
     def matmul(
         self,
@@ -78,16 +80,18 @@ class Plan(Steps):
         weights: Sequence[Weight],
         y: F32,
         *,
-        head: bool = False,
+        skips_rows: bool = False,
         column: int = 0,
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
         if all(isinstance(w.packed, CpuPacked) for w in weights):
-            super().matmul(label, x, weights, y, head=head, column=column)
+            super().matmul(label, x, weights, y, skips_rows=skips_rows, column=column)
             return
         step = RemoteStep(self._cpu, self._ledger, self._sampler)
         self._steps.append(step)
-        step.matmul(label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], head)
+        step.matmul(
+            label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], skips_rows
+        )
 
     def experts(
         self,

@@ -52,24 +52,24 @@ class RemoteDelta:
         return "delta net", self._device.caps.name
 
     def prepare(self) -> None:
-        """There is no secret to make."""
+        """There is no probe to make."""
 
     def redirect_last(self, array: F32) -> None:
         """A delta net is never last."""
         raise AssertionError(f"a delta net does not write to {array.shape}")
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Run the net over *rows* tokens, copying states from and to slots as told.
 
         Raises:
             VerificationFailed: It is wrong on the device and on the CPU.
             NotOffloaded: In strict mode: the device failed, or was wrong.
         """
-        del position, head
+        del position, skip_rows
         start, saved, before = self._control.tolist()
         net = self._token if rows == 1 else self._net.first(rows)
         if start:
-            self._slots.resume(start)
+            self._slots.restore_checkpoint(start)
         if saved >= 0:
             if before:
                 self._advance(net.first(before))
@@ -81,14 +81,14 @@ class RemoteDelta:
     def _advance(self, net: DeltaNet) -> None:
         state = self._slots.state
         checked = self._device is not self._cpu and self._chosen(net)
-        before = state.keep() if checked else None
+        before = state.checkpoint() if checked else None
         began, packets = time.perf_counter(), self._device.packets()
         try:
             state.advance(net)
         except DriverError as error:
             self._take_over(f"{self._planned} failed: {error.what}")
             self._slots.state.advance(net)
-        self._ledger.notes += self._device.news()
+        self._ledger.notes += self._device.events()
         if self._ledger.trace:
             device = self._device.caps.name
             self._ledger.trace.add("delta net", device, began, rows=net.v.shape[1])
@@ -122,11 +122,11 @@ class RemoteDelta:
     def _verify(self, net: DeltaNet, before: Any, row: Row) -> None:
         row.verified += 1
         state, head = self._slots.state, self._chance.randrange(net.v.shape[2])
-        values = state.values(before, slice(head, head + 1))
+        values = state.to_float32(before, slice(head, head + 1))
         if self._is_right(net, head, values, self._device.delta_error):
             return
         row.failed += 1
-        state.resume(before)
+        state.restore_checkpoint(before)
         self._take_over(f"{self._planned} computed a wrong delta net")
         self._slots.state.advance(net)
         if not self._is_right(net, head, values, LOOSE):

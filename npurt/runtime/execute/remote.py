@@ -43,20 +43,22 @@ class RemoteStep:
         self._ledger = ledger
         self._sampler = sampler
 
-    def matmul(self, label: str, x: Input, weights: Sequence[Placed], y: F32, head: bool) -> None:
-        """Say what to multiply; *head* leaves the first rows of a run out, and makes logits."""
-        self._label, self._x, self._y, self._head = label, x, y, head
+    def matmul(
+        self, label: str, x: Input, weights: Sequence[Placed], y: F32, skips_rows: bool
+    ) -> None:
+        """Set what to multiply; *skips_rows*: the product makes logits, of the last rows only."""
+        self._label, self._x, self._y, self._skips_rows = label, x, y, skips_rows
         self._products: list[_Product] = []
         end = 0
         for w in weights:
             n, k = w.packed.n, w.packed.k
             product = _Product(w, slice(end, end + n), n * k, self._row(w), _check(w))
             end += n
-            if head:
+            if skips_rows:
                 product.shortlist = Shortlist(w.packed.tensor, w.bias)
-                self._ledger.remark(functools.partial(product.shortlist.note, w.device))
+                self._ledger.add_status_note(functools.partial(product.shortlist.note, w.device))
             self._products.append(product)
-            self._ledger.remark(w.packed.device.remark)
+            self._ledger.add_status_note(w.packed.device.status_note)
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -70,10 +72,10 @@ class RemoteStep:
         """Write to *array* from now on."""
         self._y = array
 
-    def run(self, rows: int, position: int, head: int) -> None:
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Multiply, verify what is chosen, add biases; raises `multiply`'s errors."""
         del position
-        count = rows - head if self._head else rows
+        count = rows - skip_rows if self._skips_rows else rows
         if count:
             self.multiply(self._x.values[:count], self._y)
 
@@ -113,7 +115,7 @@ class RemoteStep:
             seconds = time.perf_counter() - start
             if self._ledger.trace:
                 self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))
-            self._ledger.notes += device.news()
+            self._ledger.notes += device.events()
             self._charge(products, seconds, device.packets() - packets)
 
     def _call(

@@ -184,7 +184,7 @@ class Ledger:
     notes: list[str] = field(default_factory=list)
     trace: Trace | None = None  # see `watch`
     _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
-    _remarks: list[Callable[[], str]] = field(default_factory=list)
+    _status_notes: list[Callable[[], str]] = field(default_factory=list)
     _sources: list[Callable[[], Iterable[Row]]] = field(default_factory=list)
     _included: list[tuple[str, "Ledger"]] = field(default_factory=list)
     _last: Report | None = None  # see `freeze`
@@ -209,10 +209,10 @@ class Ledger:
         if what not in self.notes:
             self.notes.append(what)
 
-    def remark(self, sentence: Callable[[], str]) -> None:
-        """Ask for *sentence* at each report, once; "" is none."""
-        if sentence not in self._remarks:
-            self._remarks.append(sentence)
+    def add_status_note(self, sentence: Callable[[], str]) -> None:
+        """Add what *sentence* returns to each report, unless it is ""."""
+        if sentence not in self._status_notes:
+            self._status_notes.append(sentence)
 
     def follow(self, source: Callable[[], Iterable[Row]]) -> None:
         """Ask *source* for its rows at each report."""
@@ -236,12 +236,12 @@ class Ledger:
         rows = list(self._rows.values())
         for source in self._sources:
             rows += source()
-        notes = [*self.notes, *filter(None, [remark() for remark in self._remarks])]
+        notes = [*self.notes, *filter(None, [note() for note in self._status_notes])]
         return Report(tuple(rows), self.device, tuple(notes))
 
     def freeze(self) -> None:
         """Keep the report as it stands, and let go of what it was asked of."""
         self._last = self.report()
         self.trace = None
-        for kept in (self._rows, self._remarks, self._sources, self._included):
+        for kept in (self._rows, self._status_notes, self._sources, self._included):
             kept.clear()

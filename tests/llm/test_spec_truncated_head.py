@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import LayoutError
 from npurt.llm.spec.assistant import Assistant
-from npurt.llm.spec.truncated_head import LATEST, RARE, CutHead
+from npurt.llm.spec.truncated_head import LATEST, RARE, TruncatedHead
 from tests.llm import tiny
 from tests.llm.conftest import guessed
 
@@ -75,7 +75,7 @@ def test_only_the_last_batch_gives_logits(llm):
 def test_the_least_cut_is_taken_that_holds_nearly_all_of_the_latest_tokens(llm, rare):
     latest = rare[-LATEST:]
 
-    columns = CutHead(llm, llm.head).columns(rare)
+    columns = TruncatedHead(llm, llm.head).columns(rare)
 
     behind = {cut: sum(token >= cut for token in latest) for cut in (QUARTER, HALF, ALL)}
     assert behind[columns] <= RARE * len(latest)
@@ -86,7 +86,7 @@ def test_markup_is_no_part_of_a_text(llm):
     markup = max(llm.tokenizer.control)
     assert markup >= HALF
 
-    assert CutHead(llm, llm.head).columns([5, markup, 7, markup]) == QUARTER
+    assert TruncatedHead(llm, llm.head).columns([5, markup, 7, markup]) == QUARTER
 
 
 def test_what_lies_behind_the_cut_is_never_guessed(llm):
