@@ -1,7 +1,7 @@
-"""Run a graph in segments: on a device what it can run, on another what it cannot.
+"""Run a graph in segments: a device runs the ops that it accepts, another device the others.
 
-A device that fails loses its segment: the other device goes on with it, and the report says why.
-Where that segment had states, the tokens so far have to be evaluated again.
+When a device fails, the other device takes over its segment, and the report has the reason.  If the
+segment had states, the caller has to evaluate the tokens so far again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +24,12 @@ from npurt.verify import Sampler
 
 @dataclass(slots=True)
 class Part:
-    """A part of the graph and who runs it.
+    """A part of the graph and the device that runs it.
 
     Attributes:
-        planned: Name of the device that was to run it.
-        reason: Why another one does; "" when it does.
-        before: What segments that it lost had counted, by the device that did it.
+        planned: Name of the device that was planned to run it.
+        reason: Why another device runs it; "" if none does.
+        before: Counts of the segments that it lost, by device.
     """
 
     graph: Graph
@@ -40,7 +40,7 @@ class Part:
     before: list[Row]
 
     def rows(self) -> Iterator[Row]:
-        """Yield its rows of the ledger."""
+        """Yield the ledger's rows of the graph."""
         yield from self.before
         for counter in self.segment.counters():
             if counter.calls:
@@ -48,11 +48,11 @@ class Part:
 
 
 class Executor:
-    """A graph on *device*, and on *other* what *device* cannot run.
+    """A graph on *device*; *other* runs the ops that *device* refuses.
 
     Args:
         kept: Names of tensors that runs return besides the graph's outputs.
-        checks: Chooses products to verify, where a segment can; by default none are.
+        checks: Chooses the products to verify in segments that can verify; by default none.
 
     Raises:
         SettingError: A device runs no graphs.
@@ -116,7 +116,7 @@ class Executor:
         return tuple(self._parts)
 
     def run(self, inputs: Mapping[str, Array], rows: Rows) -> dict[str, Array] | None:
-        """Run all parts; return the outputs and what is kept, by name.
+        """Run all parts; return the outputs and the kept tensors, by name.
 
         Returns:
             None when a device failed and its states are lost: `forget` these sequences and
@@ -141,7 +141,7 @@ class Executor:
         return values
 
     def _move(self, part: Part, error: DriverError) -> None:
-        """Let the other device run a part from now on."""
+        """Move a part to the other device for good."""
         other = self._names[id(self._other)]
         self._ledger.fallback(f"{other} goes on for {part.actual}: {error.what}")
         part.before += [
@@ -168,13 +168,13 @@ class Executor:
         }
 
     def write(self, states: Mapping[str, Array], sequence: int = 0) -> None:
-        """Let the states of a sequence be what `read` returned."""
+        """Set the states of a sequence to what `read` returned."""
         for part in self._parts:
             for tensor in part.graph.tensors(Kind.STATE):
                 part.segment.write(tensor, sequence, states[tensor.name])
 
     def checkpoint(self, sequence: int = 0) -> list[Any]:
-        """Return what `restore` goes back to: the states that cannot be cut at a position."""
+        """Return copies, for `restore`, of the states that cannot be cut at a position."""
         return [part.segment.checkpoint(sequence) for part in self._parts]
 
     def restore(self, checkpoint: list[Any], sequence: int = 0) -> None:
@@ -194,9 +194,9 @@ class Executor:
 
 
 def runs_graphs(device: Device) -> bool:
-    """Say whether models run on *device* in segments.
+    """Return whether *device* runs models in segments.
 
-    The CPU, and devices that multiply for it, run them by a plan (docs/decisions/019).
+    The CPU, and devices that multiply for it, run models by a plan (docs/decisions/019).
     """
     return isinstance(device, Compiler) and not isinstance(device, CpuDevice | ProductDevice)
 

@@ -1,4 +1,4 @@
-"""Products of experts on another device than the host: one call for each expert that has rows."""
+"""Products of experts on an NPU: one call for each expert that has rows."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from npurt.verify import Sampler
 
 
 class RemoteExperts:
-    """The rows of each expert times its matrix, to the columns of *y* from *column* on.
+    """Multiplies the rows of each expert by its matrix, into the columns of *y* from *column* on.
 
     Args:
         each: The matrices of one stack.
@@ -39,18 +39,18 @@ class RemoteExperts:
             step.matmul(label, x, [weight], y, skips_rows=False)
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
         return self._label, ", ".join(dict.fromkeys([step.about()[1] for step in self._each]))
 
     def prepare(self) -> None:
-        """Secrets are made when a product is first checked."""
+        """Do nothing: a probe vector is made when its product is first verified."""
 
     def redirect_last(self, array: F32) -> None:
-        """Write to *array* from now on."""
+        """Replace the output by *array*."""
         self._y = array
 
     def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Multiply group by group; raises what `RemoteStep.multiply` does."""
+        """Multiply group by group; raises the errors of `RemoteStep.multiply`."""
         del position, skip_rows
         groups = self._routing.groups[: rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():

@@ -10,7 +10,7 @@ from npurt.verify import Sampler
 
 
 class HostStep(CheckedProgram):
-    """A program whose ops are rows of the ledger."""
+    """A program that reports its ops as rows of the ledger."""
 
     def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
         super().__init__(cpu.engine, sampler, ledger.notes)  # not the ledger, which keeps this step
@@ -18,7 +18,7 @@ class HostStep(CheckedProgram):
         ledger.follow(self._rows)
 
     def _rows(self) -> Iterator[Row]:
-        """Yield the ledger's rows as the program's counters stand."""
+        """Yield the ledger's rows from the program's counters."""
         for index, counter in enumerate(self.counters()):
             planned, reason = self.planned.get(index, ("cpu", ""))
             product = self.products.get(index)

@@ -1,9 +1,9 @@
-"""Which device does which product.
+"""Placement: decide which device does which product.
 
-Weights go to the device that was asked for, unless it says why not; then the CPU has them, and the
-ledger the reason.  When a device has no room for all, it gets whole units, such as layers, those
-first that are expected to save most time for each byte; the CPU has the rest.  When memory runs out
-later, the unit that is worth least goes to the CPU.  In strict mode all of that is an error.
+The device that the user asked for gets all weights that it accepts.  The CPU gets the others, and
+the ledger records the reason.  When the device has no room for all, it gets whole units, such as
+layers: first those that are expected to save most time for each byte.  When its memory runs out
+later, the unit that saves least moves to the CPU.  In strict mode all of these are errors.
 """
 
 import weakref
@@ -22,17 +22,17 @@ PROMPT, REPLY = 512, 128  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, that is to be placed.
+    """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, to be placed.
 
     Attributes:
-        name: What it is called.
-        tensor: What it is.
-        int16: Its products want activations of 16 bits.
-        unit: Weights with the same are placed together; by default its name.
-        call: Weights with the same are multiplied by one input; by default its name.
+        name: Its name in the file.
+        tensor: Its values.
+        int16: Its products need activations of 16 bits.
+        unit: Weights of the same unit are placed together; by default its name.
+        call: Weights of the same call are multiplied by one input; by default its name.
         rows: The most rows of one product.
-        prompt: How many rows of a product there are for each token of a prompt; 0: one in all.
-        reply: How many products there are for each token that is generated.
+        prompt: Rows of a product for each token of a prompt; 0: one row for the whole prompt.
+        reply: Products for each generated token.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Wanted:
 
     @property
     def matrices(self) -> int:
-        """How many there are."""
+        """The number of matrices."""
         return len(self.tensor) if self.tensor.ndim == 3 else 1
 
     def worth(self, device: Device) -> tuple[float, int]:
@@ -66,7 +66,7 @@ class Wanted:
 
 @dataclass(slots=True, weakref_slot=True)
 class Placed:
-    """One weight where it will be used, and the plan behind it."""
+    """One weight in the memory of its device, and the planned device."""
 
     name: str
     packed: Packed
@@ -81,7 +81,7 @@ class Placed:
         return self.packed.device.caps.name
 
     def add_bias(self, bias: F32) -> None:
-        """Have *bias* ``[N]``, of a stack ``[E, N]``, added to results."""
+        """Add *bias* ``[N]``, of a stack ``[E, N]``, to results from now on."""
         self.bias = bias
         if isinstance(self.packed, Stacked):
             for matrix, row in zip(self.packed.each, bias, strict=True):
@@ -111,7 +111,7 @@ class Stacked(Packed):
 
 @dataclass(slots=True)
 class Unit:
-    """Weights that are placed together: their numbers, and what that is worth."""
+    """Weights that are placed together: their indices, and the time that they save."""
 
     members: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -119,15 +119,15 @@ class Unit:
 
     @property
     def worth(self) -> float:
-        """Seconds that it is expected to save for each byte."""
+        """Seconds that the unit is expected to save for each byte."""
         return self.seconds / self.nbytes if self.nbytes else 0.0
 
 
 class Residents:
-    """The weights that a device has, unit by unit: the first are worth most.
+    """The weights on a device, unit by unit, those that save most time first.
 
-    They refer to this, and this to them weakly: a model that is dropped gives its memory back at
-    once.
+    Weights refer to this object, which refers to them weakly: the memory of a dropped model is
+    free at once.
     """
 
     def __init__(self, device: Device, cpu: CpuDevice) -> None:
@@ -135,13 +135,13 @@ class Residents:
         self._units: list[list[weakref.ref[Placed]]] = []
 
     def add(self, weights: Sequence[Placed]) -> None:
-        """Take a unit, which is worth no more than those before."""
+        """Add a unit, which saves no more than those before."""
         self._units.append([weakref.ref(w) for w in weights])
         for w in weights:
             w.residents = self
 
     def evict(self) -> bool:
-        """Move the unit that is worth least to the CPU; False when there is none."""
+        """Move the unit that saves least to the CPU; return False if there is none."""
         while self._units:
             moved = False
             for w in filter(None, (there() for there in self._units.pop())):
@@ -163,13 +163,13 @@ def place(
     done: Callable[[int], None] = lambda index: None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> list[Placed]:
-    """Pack each weight for *device*, or for *cpu* where that refuses or has no room.
+    """Pack each weight for *device*, or for *cpu* if the device refuses it or has no room.
 
     A stack is packed whole for the CPU, matrix by matrix for another device.
 
     Args:
-        done: Called with the index of each weight once it is packed.
-        note: Called with what to say of it, once.
+        done: A function that gets the index of each packed weight.
+        note: A function that gets a sentence for the report, at most once.
 
     Raises:
         NotOffloaded: *strict*, and *device* refuses a weight, or has no room for it.
@@ -185,7 +185,7 @@ def place(
 
 
 class _Placer:
-    """`place`, step by step."""
+    """The steps of `place`."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Placer:
         self.placed: dict[int, Placed] = {}
 
     def ask(self) -> None:
-        """Find out what the device refuses, before anything is packed."""
+        """Find the weights that the device refuses, before any is packed."""
         for i, each in enumerate(self._wanted):
             reason = self._device.why_not(each.op(1))
             if reason:
@@ -219,7 +219,7 @@ class _Placer:
             )
 
     def fill(self) -> None:
-        """Give the device what it has room for, the most worth first."""
+        """Pack units for the device until it is full, those that save most first."""
         units = self._units()
         if not units or not self._reserve():
             return
@@ -231,7 +231,7 @@ class _Placer:
                 smallest = unit.nbytes
 
     def _units(self) -> list[Unit]:
-        """Return the units of what the device does not refuse, the most worth first."""
+        """Return the units of the accepted weights, those that save most first."""
         if self._device is self._cpu:
             return []
         units: dict[str, Unit] = {}
@@ -262,7 +262,7 @@ class _Placer:
         self._full = copy(error)  # without its traceback, which keeps weights alive
 
     def _pack(self, unit: Unit) -> bool:
-        """Pack a unit for the device, or none of it."""
+        """Pack a whole unit for the device, or nothing."""
         placed: dict[int, Placed] = {}
         leaves: list[Placed] = []
         for i in unit.members:
@@ -295,7 +295,7 @@ class _Placer:
             return Placed(each.name, self._cpu.pack(tensor), name, error.what)
 
     def shortage(self) -> str:
-        """Return what to say when the device had no room for all; "" when it had."""
+        """Return a sentence if the device had no room for all weights, else ""."""
         if not self._full:
             return ""
         sizes = [each.tensor.nbytes for each in self._wanted]
@@ -309,13 +309,13 @@ class _Placer:
         )
 
     def _left(self) -> Iterator[int]:
-        """Yield what had no room."""
+        """Yield the weights that had no room."""
         return (
             i for i in range(len(self._wanted)) if i not in self.placed and i not in self._reasons
         )
 
     def rest(self) -> None:
-        """Pack for the CPU what is left; what had no room is planned there."""
+        """Pack the remaining weights for the CPU; those that had no room are planned there."""
         stay = [i for i in range(len(self._wanted)) if i not in self.placed]
         tensors = [self._wanted[i].tensor for i in stay]
         packed = self._cpu.pack_all(tensors, lambda j: self._done(stay[j]))

@@ -25,10 +25,10 @@ from npurt.verify import Mode, Sampler
 
 
 class Plan(Steps):
-    """Ops in the order they run; buffers as in `npurt.cpu.program.Program`.
+    """The ops of a forward pass in order; buffers as in `npurt.cpu.program.Program`.
 
     Args:
-        device: Runs delta nets unless it says why not; by default the CPU does.
+        device: Runs the delta nets that it accepts; by default the CPU runs them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Plan(Steps):
         return HostStep(self._cpu, self._ledger, self._sampler)
 
     def prepare(self) -> None:
-        """Get ready to verify, unless verification is off."""
+        """Prepare verification, unless it is off."""
         if self._sampler.mode is not Mode.OFF:
             for step in self._steps:
                 step.prepare()
@@ -57,7 +57,7 @@ class Plan(Steps):
         self._walk("run", self._steps, rows, position, skip_rows)
 
     def replay(self, rows: int, position: int) -> None:
-        """Run the delta nets alone over *rows* tokens that they have kept, from *position* on."""
+        """Run the delta nets alone over *rows* kept tokens, from *position* on."""
         self._walk("replay", self._replays, rows, position, 0)
 
     def _walk(
@@ -119,10 +119,10 @@ class Plan(Steps):
             column += w.packed.n
 
     def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
-        """Convolve and run *net*, on the device unless it says why not; see `Program.delta`.
+        """Convolve and run *net*, on the device if it accepts the net; see `Program.delta`.
 
         Raises:
-            NotOffloaded: It does, in strict mode.
+            NotOffloaded: In strict mode: the device refuses the net.
         """
         device, slots, control = self._device, held.slots, held.control
         reason = device.why_not_delta(net)

@@ -1,4 +1,4 @@
-"""A gated delta net on another device than the host, verified and accounted for."""
+"""A gated delta net on an NPU: run it, verify it, record it in the ledger."""
 
 import random
 import time
@@ -22,7 +22,7 @@ LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device w
 class RemoteDelta:
     """A net whose state has slots, as `npurt.cpu.program.Program.delta` runs it.
 
-    What its device cannot do, or does wrong, the CPU does, from then on.
+    When its device fails or computes a wrong result, the CPU takes over for good.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class RemoteDelta:
         self._row = self._row_of("")
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
         return "delta net", self._device.caps.name
 
     def prepare(self) -> None:
-        """There is no probe to make."""
+        """Do nothing: delta nets have no probe vector."""
 
     def redirect_last(self, array: F32) -> None:
-        """A delta net is never last."""
+        """Refuse: a delta net is never the last op."""
         raise AssertionError(f"a delta net does not write to {array.shape}")
 
     def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Run the net over *rows* tokens, copying states from and to slots as told.
+        """Run the net over *rows* tokens; copy states from and to slots as `Slots` says.
 
         Raises:
-            VerificationFailed: It is wrong on the device and on the CPU.
+            VerificationFailed: The result is wrong on the device and on the CPU.
             NotOffloaded: In strict mode: the device failed, or was wrong.
         """
         del position, skip_rows
@@ -111,7 +111,7 @@ class RemoteDelta:
         return self._ledger.row(Row("delta net", "", (), self._planned, name, reason))
 
     def _take_over(self, reason: str) -> None:
-        """Let the CPU do it from now on."""
+        """Move the net to the CPU for good."""
         if self._device is self._cpu:
             return
         self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")

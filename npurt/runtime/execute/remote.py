@@ -1,4 +1,4 @@
-"""Products on another device than the host, verified and accounted for."""
+"""Products on an NPU: run them, verify them, record them in the ledger."""
 
 import functools
 import time
@@ -21,7 +21,7 @@ from npurt.verify import Check, Sampler
 
 @dataclass(slots=True)
 class _Product:
-    """One weight of a step, and what stays the same from run to run while it is on one device."""
+    """One weight of a step, and data that stay the same while it is on one device."""
 
     placed: Placed
     columns: slice  # of y
@@ -36,7 +36,7 @@ class _Product:
 
 
 class RemoteStep:
-    """One input times one or more weights on a device, side by side in *y*."""
+    """Products of one input with one or more weights, side by side in *y*."""
 
     def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
         self._cpu = cpu
@@ -61,26 +61,26 @@ class RemoteStep:
             self._ledger.add_status_note(w.packed.device.status_note)
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
         devices = dict.fromkeys([product.placed.device for product in self._products])
         return self._label, ", ".join(devices)
 
     def prepare(self) -> None:
-        """Secrets are made when a product is first checked."""
+        """Do nothing: a probe vector is made when its product is first verified."""
 
     def redirect_last(self, array: F32) -> None:
-        """Write to *array* from now on."""
+        """Replace the output by *array*."""
         self._y = array
 
     def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Multiply, verify what is chosen, add biases; raises `multiply`'s errors."""
+        """Multiply, verify the chosen products, add biases; raises the errors of `multiply`."""
         del position
         count = rows - skip_rows if self._skips_rows else rows
         if count:
             self.multiply(self._x.values[:count], self._y)
 
     def multiply(self, x: F32, y: F32) -> None:
-        """Do so with the rows *x*, to the first columns of the first rows of *y*.
+        """Multiply the rows *x*, into the first columns of the first rows of *y*.
 
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
@@ -99,7 +99,7 @@ class RemoteStep:
                 product.shortlist.rescore(x, view)
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
-        """Have each device do what is its, in one call; what it cannot, the CPU does."""
+        """Call each device once for its products; the CPU takes over those that fail."""
         left: Sequence[int] = range(len(outs))
         while left:
             for product in self._products:
@@ -121,7 +121,7 @@ class RemoteStep:
     def _call(
         self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
     ) -> bool:
-        """Multiply; False when *device* had no memory, and has more now."""
+        """Multiply; return False if *device* had no memory, and now has more."""
         try:
             device.matmuls(x, [product.packed for product in products], outs)
         except DriverError as error:
@@ -137,7 +137,7 @@ class RemoteStep:
         return True
 
     def _make_room(self, placed: Placed, error: DeviceFull) -> bool:
-        """Move what is worth least from the device of *placed* to the CPU; False: there is none."""
+        """Move the unit that saves least to the CPU; return False if there is none."""
         if placed.residents is None:
             return False
         self._ledger.fallback(
@@ -147,28 +147,28 @@ class RemoteStep:
         return placed.residents.evict()
 
     def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
-        """Share out what one call took, by multiply-adds."""
+        """Divide the time of one call among its products, by multiply-adds."""
         macs = sum([product.macs for product in products])
         for product in products:
             product.row.seconds += seconds * product.macs / macs
             product.row.packets += packets * product.macs // macs
 
     def _take_over(self, products: Sequence[_Product], error: DriverError) -> None:
-        """Let the CPU do these products from now on: their device failed for good."""
+        """Move these products to the CPU: their device failed for good."""
         failed = products[0].packed.device
         self._ledger.fallback(f"the CPU goes on for {failed.caps.name}: {error.what}")
         for product in products:
             self._move(product, f"{failed.caps.name} failed: {error.what}")
 
     def _move(self, product: _Product, reason: str) -> None:
-        """Have the CPU do a product from now on."""
+        """Move a product to the CPU for good."""
         placed = product.placed
         placed.packed = self._cpu.pack(placed.packed.tensor)
         placed.reason = reason
         self._renew(product)
 
     def _renew(self, product: _Product) -> None:
-        """Take note that a product has moved."""
+        """Update the data of a product that has moved."""
         product.row = self._row(product.placed)
         product.check = _check(product.placed)
 
@@ -191,7 +191,7 @@ class RemoteStep:
             self._replace(product, x, out)
 
     def _replace(self, product: _Product, x: F32, out: F32) -> None:
-        """Quarantine the device for this weight: the CPU takes over for good."""
+        """Move a weight to the CPU for good, because the device's result was wrong."""
         name, wrong = product.placed.name, product.placed.device
         self._ledger.fallback(
             f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"

@@ -1,9 +1,9 @@
-"""The output matrix on an NPU: approximate logits for every token, exact ones for the best few.
+"""Shortlist of an NPU's logits: compute the best few of each row again, exactly.
 
-A device rounds activations and sometimes weights, which may swap two close logits.  The candidates
-it puts first are computed again from the file's own rows in float32, biases included, so the best
-token is the one the exact product has, as long as that is among them; how much probability the
-others hold is kept, for the report.
+An NPU rounds activations and sometimes weights, which may swap two close logits.  The candidates
+with the largest logits are computed again in float32 from the file's rows, biases included.  So the
+best token is that of the exact product, if it is among the candidates.  The report has the
+probability of all other tokens.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SIZE = 64  # candidates a row: the exact best was always among the first 8 (docs
 
 
 class Shortlist:
-    """Computes the best logits of one output matrix again.
+    """Computes the best logits of an output matrix again.
 
     Args:
         tensor: The matrix ``[V, D]``, as in the file.
@@ -33,7 +33,7 @@ class Shortlist:
     def rescore(self, x: F32, logits: F32) -> None:
         """Replace the best of *logits* ``[M, V]`` by exact ones for the inputs x ``[M, D]``.
 
-        Rows that are not finite stay: whoever reads them says so.
+        Rows that are not finite stay as they are; the caller reports them.
         """
         count = min(SIZE, logits.shape[1])
         for row, approximate in zip(x, logits, strict=True):

@@ -1,7 +1,7 @@
-"""The ledger: what ran where, why, how often, how long.  Always on.
+"""The ledger: a record of what ran on which device, how often, how long and why.  Always on.
 
-A row belongs to one tensor (or op without one) on one device.  Ops that run inside a CPU program
-are counted by the program itself and read when somebody asks; the others are added as they run.
+A row belongs to one tensor, or an op without a tensor, on one device.  CPU programs count their own
+ops, and a report reads these counts.  Other ops are added when they run.
 """
 
 import json
@@ -16,7 +16,7 @@ from npurt.segment import Counter
 
 @dataclass(slots=True)
 class Row:
-    """One line of the ledger.  Counts grow while the device works."""
+    """One row of the ledger, whose counts grow."""
 
     op: str  # class: "attn_qkv", "ffn_down", "norm", ...
     tensor: str  # names of the weights, "" for ops without
@@ -35,12 +35,12 @@ class Row:
 
     @property
     def offloaded(self) -> bool:
-        """True when the op ran where it was planned."""
+        """Whether the op ran on the planned device."""
         return self.planned == self.actual
 
 
 def row_of(counter: Counter, planned: str, actual: str, reason: str) -> Row:
-    """Return the row of what a segment or a program counted."""
+    """Return a row from the counts of a segment or a program."""
     return Row(
         counter.op, counter.tensor, counter.shape, planned, actual, reason,
         calls=counter.calls, rows=counter.rows, macs=counter.macs, nbytes=counter.nbytes,
@@ -53,7 +53,7 @@ COLUMNS = ("op", "device", "calls", "MACs", "bytes", "packets", "seconds", "shar
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The ledger at one moment."""
+    """A copy of the ledger."""
 
     rows: tuple[Row, ...]
     device: str  # what ran it, for people
@@ -86,7 +86,7 @@ class Report:
         return sorted(groups.values(), key=lambda entry: -entry["seconds"])
 
     def line(self) -> str:
-        """Return the one line to paste: where the multiply-adds went, fallbacks, verification."""
+        """Return a summary in one line: multiply-adds by device, fallbacks, verification."""
         macs = sum(row.macs for row in self.rows)
         by_device: dict[str, int] = {}
         for row in self.rows:
@@ -106,14 +106,14 @@ class Report:
         )
 
     def fallbacks(self) -> list[str]:
-        """Return a line for each reason why ops ran elsewhere than planned, and which they are."""
+        """Return a line for each reason of fallbacks, with the ops that it concerns."""
         return [
             f"{_which(rows)}: planned {planned}, ran on {actual}: {reason}"
             for (planned, actual, reason), rows in self._astray().items()
         ]
 
     def _astray(self) -> dict[tuple[str, str, str], list[Row]]:
-        """Return what ran elsewhere than planned, by where and why."""
+        """Return the rows that ran elsewhere than planned, by device and reason."""
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.rows:
             if row.calls and not row.offloaded:
@@ -174,9 +174,9 @@ def _which(rows: Sequence[Row]) -> str:
 
 @dataclass(slots=True)
 class Ledger:
-    """Rows by what they describe, and notes such as a quarantine.
+    """The rows by op, tensor and device, and notes, for example of a quarantine.
 
-    In strict mode it is an error that an op leaves the device that was planned for it.
+    In strict mode a fallback is an error.
     """
 
     device: str
@@ -190,12 +190,12 @@ class Ledger:
     _last: Report | None = None  # see `freeze`
 
     def row(self, row: Row) -> Row:
-        """Return the row for what *row* describes: the one already there, or *row* itself."""
+        """Return the existing row of the same op, tensor and device, or add *row*."""
         key = (row.op, row.tensor, row.shape, row.planned, row.actual, row.reason)
         return self._rows.setdefault(key, row)
 
     def fallback(self, what: str) -> None:
-        """Take note, once, that the CPU goes on: call it before it does, with a reason.
+        """Record a fallback to the CPU, once, with its reason; call it before the CPU takes over.
 
         Raises:
             NotOffloaded: In strict mode.
@@ -215,22 +215,22 @@ class Ledger:
             self._status_notes.append(sentence)
 
     def follow(self, source: Callable[[], Iterable[Row]]) -> None:
-        """Ask *source* for its rows at each report."""
+        """Add the rows of *source* to each report."""
         self._sources.append(source)
 
     def include(self, prefix: str, other: "Ledger") -> None:
-        """Have what is in *other* in this one too, under names that begin with *prefix*."""
+        """Add the rows of *other* to each report, with *prefix* before their names."""
         self._included.append((prefix, other))
         self.follow(lambda: (replace(r, op=prefix + r.op) for r in other.report().rows))
 
     def watch(self, trace: Trace | None) -> None:
-        """Note in *trace* from now on when what runs; None ends it."""
+        """Record events in *trace* from now on; None ends that."""
         self.trace = trace
         for prefix, other in self._included:
             other.watch(trace and trace.named(prefix))
 
     def report(self) -> Report:
-        """Return the ledger as it stands."""
+        """Return a report of all rows and notes."""
         if self._last:
             return self._last
         rows = list(self._rows.values())
@@ -240,7 +240,7 @@ class Ledger:
         return Report(tuple(rows), self.device, tuple(notes))
 
     def freeze(self) -> None:
-        """Keep the report as it stands, and let go of what it was asked of."""
+        """Keep the present report, and release the sources of rows."""
         self._last = self.report()
         self.trace = None
         for kept in (self._rows, self._status_notes, self._sources, self._included):

@@ -1,9 +1,9 @@
-"""What ran when: a timeline for Perfetto or chrome://tracing, written whole or not at all.
+"""Traces: a timeline for Perfetto or chrome://tracing, written whole or not at all.
 
-Three kinds of events, one inside the other: a run of a plan, its steps (consecutive ops on the
-host; products or a delta net elsewhere), and in those the calls of a device, without checks and
-what is computed again.  The format is Google's Trace Event Format: complete events ("ph": "X") in
-microseconds, as a JSON array.
+There are three kinds of events, one inside the other: a run of a plan; its steps (consecutive ops
+on the host, or products or a delta net on an NPU); and in those the calls of a device, without
+verification and rescoring.  The format is Google's Trace Event Format: a JSON array of complete
+events ("ph": "X") in microseconds.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from npurt.files import replacing
 
 
 class Event(NamedTuple):
-    """What took a while.  Times are `time.perf_counter`'s."""
+    """A named interval.  Times are those of `time.perf_counter`."""
 
     name: str
     device: str  # "" for what is on several
@@ -29,10 +29,10 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """Events as they end.
+    """A list of events in the order in which they ended.
 
     Args:
-        prefix: What the name of each begins with.
+        prefix: The beginning of each name.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -40,19 +40,19 @@ class Trace:
         self._prefix = prefix
 
     def named(self, prefix: str) -> Self:
-        """Return a trace whose events are among these, under names that begin with *prefix*."""
+        """Return a trace that adds its events here, with *prefix* before their names."""
         other = type(self)(prefix)
         other.events = self.events
         return other
 
     def add(self, name: str, device: str, start: float, **counts: int) -> None:
-        """Take note of what began at *start* and ends now."""
+        """Record an event that began at *start* and ends now."""
         seconds = time.perf_counter() - start
         self.events.append(Event(self._prefix + name, device, start, seconds, counts))
 
     @contextlib.contextmanager
     def span(self, name: str, device: str, **counts: int) -> Iterator[None]:
-        """Take note of what is done meanwhile, even when it fails."""
+        """Record the body of the ``with`` statement as an event, even when it fails."""
         start = time.perf_counter()
         try:
             yield
@@ -60,7 +60,7 @@ class Trace:
             self.add(name, device, start, **counts)
 
     def to_json(self) -> str:
-        """Return the events in the order they began; the first begins at 0."""
+        """Return the events in the order of their beginnings, the first at time 0."""
         events = sorted(self.events, key=lambda event: (event.start, -event.seconds))
         zero = events[0].start if events else 0.0
         told = [
@@ -81,10 +81,10 @@ class Trace:
 
 @contextlib.contextmanager
 def written_to(path: str | os.PathLike[str]) -> Iterator[Trace]:
-    """Yield a trace, and write it to *path* at the end, however that comes.
+    """Yield a trace, and write it to *path* at the end, also after an error.
 
     Raises:
-        SettingError: The file cannot be written, which is tried before anything is traced.
+        SettingError: The file cannot be written.  This is tried before tracing begins.
     """
     target, trace, whole = Path(path), Trace(), contextlib.ExitStack()
     with _failing(target):
