@@ -43,8 +43,8 @@ USUAL_DRAFT = 8  # the most tokens of a draft, by default
 class Llama(Generator):
     """A language model from a GGUF file.
 
-    It is used by one thread at a time: while one evaluates or generates, others that try get a
-    SettingError.  Open one for each thread, or hold a lock of your own.
+    One thread at a time can use it: concurrent use raises SettingError.  Open a model for each
+    thread, or hold a lock of your own.
 
     Args:
         path: The file; architectures as in `npurt.llm.arch`.
@@ -230,11 +230,11 @@ class Llama(Generator):
         stop: str | Sequence[str] = (),
         stream: bool = False,
     ) -> str | Iterator[str]:
-        """Continue *prompt*, a text or token ids; what the cache shares with it is kept.
+        """Continue *prompt*, a text or token ids; the prefix that the cache shares with it is kept.
 
         Args:
-            max_tokens: Stop after so many; None: at the model's end, or when the context is full.
-            temperature: 0 takes the likeliest token each time.
+            max_tokens: Stop after this number; None: at the end token, or when the context is full.
+            temperature: 0 takes the most likely token each time.
             top_k, top_p, min_p, repeat_penalty: See `Sampling`.
             seed: Of this generation; by default the model's.
             stop: Texts that end the generation and are not part of it.
@@ -318,21 +318,21 @@ class Llama(Generator):
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """What the file holds."""
+        """The tensors of the file."""
         return tuple(self._file.tensors.values())
 
     def report(self) -> Report:
-        """Return the ledger: what ran where, how long, verified or not."""
+        """Return the ledger: which ops ran on which device, how long, verified or not."""
         return self._ledger.report()
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Write when what ran meanwhile to the file *path*, for Perfetto or chrome://tracing.
+        """Write a trace of the ``with`` body to *path*, for Perfetto or chrome://tracing.
 
-        It is written at the end, whole, also when that is an error or Ctrl-C.
+        The file is written whole at the end, also after an error or Ctrl-C.
 
         Raises:
-            SettingError: It cannot be.
+            SettingError: The file cannot be written.
         """
         with written_to(path) as trace:
             self._ledger.watch(trace)
@@ -345,7 +345,7 @@ class Llama(Generator):
     def close(self) -> None:
         """Release devices, threads, memory and file.  A second call does nothing.
 
-        Reports can still be had.
+        `report` still works afterwards.
 
         Raises:
             SettingError: Another thread is using the model; nothing is released.

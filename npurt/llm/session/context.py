@@ -1,4 +1,4 @@
-"""The inner half of `Llama`: a loaded model, the tokens it has seen, and what it remembers."""
+"""The base of `Llama`: load a model, evaluate tokens, keep and restore the state."""
 
 import contextlib
 import functools
@@ -39,12 +39,12 @@ from npurt.runtime.report.ledger import Ledger, Row
 from npurt.segment import Limits
 from npurt.verify import Sampler as Checks
 
-USUAL_CONTEXT = 4096  # positions, when nobody says and the model can do more
-SAMPLE = 512  # bytes of a tensor that tell models apart
+USUAL_CONTEXT = 4096  # the most positions by default
+SAMPLE = 512  # bytes of each tensor that identify a model
 
 
 class Context:
-    """A model and its context; `Llama` sets the attributes and adds text to it."""
+    """A model and its context.  `Llama` sets the attributes."""
 
     path: Path
     metadata: Metadata
@@ -93,7 +93,7 @@ class Context:
             self._on_host(graph, rows, strict)
 
     def _in_segments(self, graph: ModelGraph, rows: int) -> None:
-        """Have a device run the graph; what it cannot, another does."""
+        """Let the device run the graph in segments; another device runs the ops that it refuses."""
         limits = Limits(rows, self.n_ctx, kv_dtype=self._kv_type)
         kept = [residual(graph)]  # captured layers are outputs of the graph
         executor = Executor(
@@ -104,7 +104,7 @@ class Context:
         self._decoder = GraphDecoder(graph, executor, self._state, rows, self._hidden_states)
 
     def _on_host(self, graph: ModelGraph, rows: int, strict: bool) -> None:
-        """Have the CPU run the graph, and a device its products."""
+        """Let the CPU run the graph, and the device its products."""
         file, config, experts = self._file, self.config, self.config.experts
         vectors = weights.vectors(file, graph)
         total = sum(info.nbytes for info in file.tensors.values())
@@ -154,8 +154,8 @@ class Context:
         """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
 
         Raises:
-            ContextFull: They do not fit, and `context_shift` is off; nothing is appended.
-            LayoutError: An id is not one of the vocabulary; nothing is appended.
+            ContextFull: The tokens do not fit, and `context_shift` is off; nothing is appended.
+            LayoutError: An id is not in the vocabulary; nothing is appended.
         """
         self._require_open()
         ids = self._valid(ids)
@@ -170,7 +170,7 @@ class Context:
     def eval_last(self, ids: Sequence[int]) -> F32:
         """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
 
-        They are overwritten by the next call.  Cheaper than `eval`: the output matrix is
+        The next call overwrites them.  It is cheaper than `eval`, because the output matrix is
         multiplied by one row only.
         """
         self._append(ids, 1)
@@ -216,7 +216,7 @@ class Context:
     def rewind(self, n_tokens: int) -> None:
         """Keep only the first *n_tokens* tokens of the context.
 
-        Tokens beyond what `state.reach` says are evaluated again.
+        Kept tokens beyond `state.reach` are evaluated again.
 
         Raises:
             LayoutError: *n_tokens* is negative.
@@ -236,7 +236,7 @@ class Context:
         """Take back the last *n_tokens* tokens of the context: see `rewind`.
 
         Raises:
-            LayoutError: There are not so many.
+            LayoutError: The context has fewer tokens.
         """
         n_tokens = integer("n_tokens", n_tokens)
         if not 0 <= n_tokens <= self.n_tokens:
@@ -259,7 +259,7 @@ class Context:
         self._state.end(ids)
 
     def _mend(self) -> None:
-        """Evaluate again what a run that was broken off has spoiled."""
+        """Evaluate tokens again after an interrupted run."""
         if not self._state.whole:
             self.rewind(self.n_tokens)
 
@@ -280,7 +280,7 @@ class Context:
         return self._hidden_states
 
     def account(self, op: str) -> Row:
-        """Return the ledger's row of what the host computes beside the plan."""
+        """Return the ledger's row of an op that the host computes outside the plan."""
         host = self._cpu.caps.name
         return self._ledger.row(Row(op, "", (), host, host))
 
@@ -291,19 +291,19 @@ class Context:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices, the output matrix included, the embedding not."""
+        """Bytes of all matrices, with the output matrix, without the embedding."""
         self._require_open()
         return sum(weight.packed.nbytes for weight in self._model.weights.values())
 
     def output_matrix(self, columns: int) -> Packed:
-        """Return the output matrix ``[V, D]``, cut to *columns* logits or more if it can be."""
+        """Return the output matrix ``[V, D]``, of *columns* logits or more: see `Packed.first`."""
         self._require_open()
         return self._model.weights[self._model.output.weight.name].first(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
     ) -> decoder.Head:
-        """Return what computes *columns* logits at least of a residual stream: see `Head`."""
+        """Return a head that computes *columns* logits or more: see `Head`."""
         self._require_open()
         plan = Plan(self._cpu, self._ledger, self._checks)
         return decoder.Head(self._model, plan, op, columns, norm, eps)
@@ -312,7 +312,7 @@ class Context:
 
     @property
     def state(self) -> State | GraphState:
-        """What the model remembers of the context."""
+        """The state of the context."""
         return self._state
 
     @locked
@@ -324,15 +324,15 @@ class Context:
 
     @locked
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from *snapshot*, whatever came since, as if nothing had.
+        """Set the state to *snapshot*.
 
-        Where a device computes delta nets in integers, as a Hexagon does, and another kind of
-        device had their states, or the other way round, they are rounded to float32 precision, and
-        the report says so: results then differ as those of the two devices do.
+        A Hexagon computes delta nets in integers.  Their states are rounded to float32 precision
+        when they move between a Hexagon and another kind of device, and the report says so.
+        Results then differ as those of the two devices do.
 
         Raises:
-            LayoutError: It is of another model, does not fit the context, or is none; nothing has
-                changed.
+            LayoutError: It is no snapshot, is of another model or does not fit the context; nothing
+                has changed.
         """
         self._require_open()
         if not isinstance(snapshot, Snapshot):
@@ -347,7 +347,7 @@ class Context:
         self._take(snapshot)
 
     def _take(self, snapshot: Snapshot) -> None:
-        """Let the state be *snapshot*."""
+        """Set the state to *snapshot*, and note a rounding."""
         note = "states of delta nets came from another kind of device, and were rounded"
         if not self._state.restore(snapshot) and note not in self._ledger.notes:
             self._ledger.notes.append(note)
@@ -362,10 +362,10 @@ class Context:
 
     @locked
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Go on from the state in the file *path*: exact, or as `restore` says.
+        """Set the state to that in the file *path*, exactly or as `restore` says.
 
         Raises:
-            StateFormatError: It is damaged, of another model or kv_type, or does not fit the
+            StateFormatError: The file is damaged, of another model or kv_type, or does not fit the
                 context; nothing has changed.
         """
         self._require_open()
@@ -374,9 +374,9 @@ class Context:
 
     @functools.cached_property
     def _identity(self) -> bytes:
-        """Return 32 bytes that are others for other models, and for other types of the cache.
+        """Return 32 bytes that identify the model and the type of its cache.
 
-        The beginning of each tensor stands for all of it: training changes every row.
+        The beginning of each tensor represents all of it, because training changes every row.
         """
         digest = hashlib.sha256(repr((self.config, list(self._state.layout(1)))).encode())
         for name, info in sorted(self._file.tensors.items()):
@@ -403,7 +403,7 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """True when a full context makes room for one token more."""
+        """Whether a full context makes room for another token."""
         return self.context_shift and self.n_ctx > 1
 
     def _make_room(self, count: int) -> None:
@@ -434,7 +434,7 @@ class Context:
             raise SettingError("this model is closed", remedy="open the file again with Llama()")
 
     def _forget(self) -> None:
-        """Let go of all that is large; only an open model may ask for it."""
+        """Release all large objects."""
         self._ledger.freeze()
         self._state.release()
         del self._decoder, self._hidden_states, self._embedding, self._logits

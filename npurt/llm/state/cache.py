@@ -16,10 +16,10 @@ LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their t
 
 
 class Positions:
-    """How many of *n_ctx* positions are used.
+    """The number of used positions, of *n_ctx*.
 
     Raises:
-        SettingError: *n_ctx* makes no sense.
+        SettingError: *n_ctx* is out of range.
     """
 
     def __init__(self, n_ctx: int) -> None:
@@ -31,10 +31,10 @@ class Positions:
         self.length = 0  # positions in use
 
     def require(self, count: int) -> None:
-        """Make sure that *count* more tokens fit.
+        """Refuse *count* more tokens if they do not fit.
 
         Raises:
-            ContextFull: They do not.
+            ContextFull: They do not fit.
         """
         if self.length + count > self.n_ctx:
             raise ContextFull(
@@ -52,7 +52,7 @@ class Cache(Positions):
     """Keys and values for *n_ctx* positions, by layer that has attention.
 
     Raises:
-        SettingError: *n_ctx* or *dtype* makes no sense.
+        SettingError: *n_ctx* is out of range, or *dtype* is unknown.
     """
 
     def __init__(self, config: Config, n_ctx: int, dtype: str = "f16") -> None:
@@ -71,11 +71,11 @@ class Cache(Positions):
 
     @property
     def nbytes(self) -> int:
-        """Bytes when full."""
+        """Bytes of the memory for all positions."""
         return sum(a.nbytes for a in (*self.keys.values(), *self.values.values()))
 
     def release(self) -> None:
-        """Let go of the memory, for good."""
+        """Release the memory for good."""
         self.keys.clear()
         self.values.clear()
 
@@ -85,7 +85,7 @@ class Cache(Positions):
         return keys, self.values[layer][:, : self.length].copy()
 
     def write(self, layer: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        """Put keys and values ``[G, length, W]`` into the first positions of *layer*."""
+        """Write keys and values ``[G, length, W]`` into the first positions of *layer*."""
         kv.write_keys(self.keys[layer], keys)
         self.values[layer][:, : values.shape[1]] = values
 

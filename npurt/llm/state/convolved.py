@@ -1,7 +1,7 @@
-"""What the short convolutions of layers without attention keep of the last tokens.
+"""States of short convolutions: their inputs of the last tokens.
 
-A convolution sees a few tokens before its own.  More are kept, so that the last tokens can be taken
-back exactly.
+A convolution reads the inputs of a few earlier tokens.  More of them are kept, so that the last
+tokens can be taken back exactly.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Convolved:
 
     Attributes:
         kept: By layer, ``[KEPT + kernel_size - 1, D]``; token t in row t % their number.
-        at: Number of tokens seen; None when a run was broken off.
+        at: Number of tokens seen; None after an interrupted run.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,22 +33,22 @@ class Convolved:
         self._oldest = 0  # where it began: nobody can go back further
 
     def begin(self, position: int, rows: int) -> None:
-        """Get ready for a run of *rows* tokens from *position* on; `end` says that it is done."""
+        """Prepare for a run of *rows* tokens from *position* on; `end` completes it."""
         assert self.at == position, "the states are not where the run begins"
         self.at = None
         self._seen = max(self._seen, position + rows)
 
     def end(self, position: int) -> None:
-        """Say that a run has come to *position*."""
+        """Record that a run ended at *position*."""
         self.at = position
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that can be gone back to."""
+        """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
         oldest = max(self._oldest, self._seen - KEPT)
         return length if length == self.at or length >= oldest else 0
 
     def rewind(self, length: int) -> None:
-        """Go back to *length* tokens, which `reach` has returned."""
+        """Keep the first *length* tokens; `reach` has returned that number."""
         if length == 0:
             self.restored(0)
         self.at = length
@@ -56,7 +56,7 @@ class Convolved:
     # --- Snapshots ------------------------------------------------------------------------------
 
     def layout(self, layer: int) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
-        """Yield shape and dtype of what `read` returns."""
+        """Yield shape and dtype of the arrays that `read` returns."""
         width = self.kept[layer].shape[1]
         yield (self._context, width), np.dtype(np.float32)
         yield (0, width), np.dtype(np.float32)
@@ -70,11 +70,11 @@ class Convolved:
         return kept, kept[:0]
 
     def write(self, layer: int, kept: F32, position: int) -> None:
-        """Put what `read` returned at *position* back; `restored` says that all layers have it."""
+        """Write what `read` returned at *position*; `restored` completes it for all layers."""
         rows = np.arange(position - self._context, position)
         self.kept[layer][rows % len(self.kept[layer])] = kept
 
     def restored(self, position: int) -> None:
-        """Begin anew at *position*, from where nobody can go back."""
+        """Begin anew at *position*; earlier tokens cannot be taken back."""
         self.at = position
         self._seen = self._oldest = position

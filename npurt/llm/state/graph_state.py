@@ -1,4 +1,4 @@
-"""What a model on a device that runs graphs remembers: `State`'s interface over its segments.
+"""The state of a model on a device that runs graphs: `State`'s interface over its segments.
 
 Snapshots have the same arrays as those of `State`, so they move between devices.
 """
@@ -56,13 +56,13 @@ class GraphState:
 
     @property
     def whole(self) -> bool:
-        """False when a run was broken off: `rewind` mends that."""
+        """False after an interrupted run; `rewind` repairs that."""
         return self._at == self.length
 
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:
-        """Get ready for a run of *rows* tokens; `end` says that it is done."""
+        """Prepare for a run of *rows* tokens; `end` completes it."""
         del rows
         if self._recurs and self.length and self.length not in self._checkpoints:
             self._checkpoints[self.length] = self._executor.checkpoint()
@@ -71,27 +71,27 @@ class GraphState:
         self._at = None
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Take note of a run over *tokens*."""
+        """Record a run over *tokens*."""
         self.changes += 1
         self.tokens += tokens
         self._at = self.cache.length = self.length + len(tokens)
 
     def lost(self) -> None:
-        """Take note that a device lost the states: all tokens have to be evaluated again."""
+        """Record that a device lost the states: all tokens have to be evaluated again."""
         self._checkpoints.clear()
         self._executor.forget()
 
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that `rewind` can go back to."""
+        """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
         length = min(length, self.length)
         if not self._recurs or length == self._at:
             return length
         return max((at for at in self._checkpoints if at <= length), default=0)
 
     def rewind(self, length: int, replay: Replay | None = None, most: int = 0) -> int:
-        """Keep the first *length* tokens, or as many as can be; return how many those are."""
+        """Keep the first *length* tokens, or as many as possible; return their number."""
         del replay, most
         length = self.reach(length)
         if self._recurs and length != self._at:
@@ -108,7 +108,7 @@ class GraphState:
         return length
 
     def release(self) -> None:
-        """Let go of all but the tokens, for good."""
+        """Release everything but the tokens, for good."""
         self._executor.close()
 
     # --- Snapshots ------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ class GraphState:
         return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length), False)
 
     def restore(self, snapshot: Snapshot) -> bool:
-        """Become what *snapshot* is; False when its states are integers and had to be rounded.
+        """Set the state to *snapshot*; return False if its states are integers and were rounded.
 
         Raises:
-            LayoutError: It is of another model, or of a larger context; nothing has changed.
+            LayoutError: The snapshot is of another model or a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
         layout = self.layout(length, integers=snapshot.integers)

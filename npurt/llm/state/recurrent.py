@@ -1,8 +1,8 @@
-"""What gated delta nets remember, and how it is taken back.
+"""States of gated delta nets, and their rollback.
 
 A state can only go forward.  So the inputs of the last tokens are kept, and from time to time a
-copy of the states: to take tokens back, a copy goes forward again over the inputs that stay.  That
-is the same arithmetic on the same numbers, and a small part of a forward pass.
+checkpoint of the states.  A rollback runs the kept inputs again from a checkpoint.  That is the
+same arithmetic on the same numbers, and a small part of a forward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ class Recurrent:
     Attributes:
         states: By layer, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
         kept: By layer, ``[KEPT + kernel_size - 1, C + 2 H]``; token t in row t % their number.
-        context: Tokens before its own that the convolution sees.
-        at: Number of tokens that the states have seen; None when a run was broken off.
-        control: What the next run does with slots: see `npurt.cpu.program.Program.delta`.
+        context: Number of earlier tokens that the convolution reads.
+        at: Number of tokens that the states have seen; None after an interrupted run.
+        control: The slots of the next run: see `npurt.cpu.program.Program.delta`.
     """
 
     def __init__(self, config: Config, net: DeltaHeads) -> None:
@@ -61,7 +61,7 @@ class Recurrent:
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, position: int, rows: int) -> None:
-        """Get ready for a run of *rows* tokens from *position* on; `end` says that it is done.
+        """Prepare for a run of *rows* tokens from *position* on; `end` completes it.
 
         Before several tokens, or some time after the last, the states are copied: no more than
         SPACING of the tokens are then to be gone over again.
@@ -78,7 +78,7 @@ class Recurrent:
         self._seen = max(self._seen, position + rows)
 
     def end(self, position: int) -> None:
-        """Say that a run has come to *position*."""
+        """Record that a run ended at *position*."""
         self.at = position
         if self._coming:
             slot, seen = self._coming
@@ -98,7 +98,7 @@ class Recurrent:
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that can be gone back to."""
+        """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
         if length == self.at:
             return length
         return length if self._copy_for(length) is not None else 0
@@ -113,7 +113,7 @@ class Recurrent:
         return max(usable)[1] if usable else None
 
     def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Go back to *length* tokens, which `reach` has returned, by replays of *most* tokens."""
+        """Keep the first *length* tokens (see `reach`), by replays of at most *most* tokens."""
         if length == self.at:
             return
         slot = self._copy_for(length)
@@ -160,13 +160,13 @@ class Recurrent:
         """Put what `read` returned at *position* back; `restored` says that all layers have it.
 
         Returns:
-            False when the state had to be rounded: another kind of device had it.
+            False when the state was rounded, because another kind of device computed it.
         """
         rows = np.arange(position - self.context, position)
         self.kept[layer][rows % len(self.kept[layer])] = kept
         return self.states[layer].restore(state[None])
 
     def restored(self, position: int) -> None:
-        """Begin anew with what was written."""
+        """Begin anew with the written states."""
         self.at = self._seen = position
         self._copies = [None] * COPIES

@@ -1,7 +1,7 @@
-"""All that a model remembers of the tokens it has seen, as one object.
+"""The state of a sequence as one object.
 
-That is the tokens, the keys and values of layers with attention, and the states of layers without.
-It can be copied and put back, taken back by some tokens, saved and loaded.
+It consists of the tokens, the keys and values of layers with attention, and the states of other
+layers.  Callers can copy and restore it, take tokens back, save and load it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,16 +25,16 @@ Layout = tuple[tuple[int, ...], npt.DTypeLike]  # shape and dtype of an array
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a state; it does not change any more.
+    """An immutable copy of a state.
 
     Attributes:
-        tokens: What the model had seen.
+        tokens: The tokens that the model had seen.
         arrays: Two of each layer: keys and values ``[G, length, W]``, or the state and the inputs
             of the convolution ``[kernel_size - 1, C + 2 H]``.  A state is float32 ``[H, W, W]``;
             or, where a device computes in integers, all of those: int32 ``[H, W, W + 2]``.
         own: As in `State`.
         integers: Whether states are integers.
-        model: 32 bytes that are others for other models; set by who knows that.
+        model: 32 bytes that identify the model; `Context.snapshot` sets them.
     """
 
     tokens: tuple[int, ...]
@@ -66,16 +66,16 @@ class Snapshot:
 
 
 class State:
-    """What one model remembers; raises what `Cache` does.
+    """The state of one model; raises the errors of `Cache`.
 
     Attributes:
         tokens: The tokens seen, oldest first.
         cache: Of layers with attention.
         recurrent: Of layers with delta nets, or None.
         convolved: Of layers with short convolutions, or None.
-        changes: How often it became another one.
-        own: First tokens of which all is as a fresh evaluation has it; what comes after them
-            has keys and values that come of forgotten tokens.
+        changes: The number of changes so far.
+        own: The number of first tokens whose keys and values equal those of a fresh evaluation.
+            Those of later tokens depend on forgotten tokens.
     """
 
     def __init__(self, config: Config, n_ctx: int, kv_type: str = "f16") -> None:
@@ -94,12 +94,12 @@ class State:
 
     @property
     def whole(self) -> bool:
-        """False when a run was broken off: `rewind` mends that."""
+        """False after an interrupted run; `rewind` repairs that."""
         return self._sequential is None or self._sequential.at == self.length
 
     @property
     def sequential(self) -> bool:
-        """True when it has states that cannot forget tokens in the middle."""
+        """Whether it has states that cannot forget tokens in the middle."""
         return self._sequential is not None
 
     @property
@@ -109,12 +109,12 @@ class State:
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:
-        """Get ready for a run of *rows* tokens; `end` says that it is done."""
+        """Prepare for a run of *rows* tokens; `end` completes it."""
         if self._sequential:
             self._sequential.begin(self.length, rows)
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Take note of a run over *tokens*."""
+        """Record a run over *tokens*."""
         self.changes += 1
         self.tokens += tokens
         self.cache.length += len(tokens)
@@ -124,16 +124,16 @@ class State:
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that `rewind` can go back to."""
+        """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
         length = min(length, self.length)
         return self._sequential.reach(length) if self._sequential else length
 
     def rewind(self, length: int, replay: Replay, most: int) -> int:
-        """Keep the first *length* tokens, or as many as can be; return how many those are.
+        """Keep the first *length* tokens, or as many as possible; return their number.
 
         Args:
-            replay: Runs the delta nets alone over tokens that they have kept.
-            most: Tokens that *replay* takes at once.
+            replay: Runs the delta nets alone over kept tokens.
+            most: The most tokens of one call of *replay*.
         """
         length = self.reach(length)
         if self.recurrent:
@@ -151,7 +151,7 @@ class State:
         self.own = own if own < self.length else self.cache.n_ctx
 
     def release(self) -> None:
-        """Let go of all but the tokens, for good."""
+        """Release everything but the tokens, for good."""
         self.cache.release()
         self.recurrent = self.convolved = None
 
@@ -184,13 +184,13 @@ class State:
         return Snapshot(tuple(self.tokens), tuple(arrays), own, integers)
 
     def restore(self, snapshot: Snapshot) -> bool:
-        """Become what *snapshot* is.
+        """Set the state to *snapshot*.
 
         Returns:
-            False when states had to be rounded: another kind of device had them.
+            False when states were rounded, because another kind of device computed them.
 
         Raises:
-            LayoutError: It is of another model, or of a larger context; nothing has changed.
+            LayoutError: The snapshot is of another model or a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
         layout = self.layout(length, integers=snapshot.integers)

@@ -1,10 +1,10 @@
-"""A snapshot in a file: written whole or not at all, believed only as far as it can be checked.
+"""Snapshots in files: written whole or not at all, and checked when they are read.
 
 Little endian: magic, version, form of the states of delta nets (0 float32, 1 the integers that
 `npurt.device.STATE_INTEGERS` describes), number of tokens n, how many of them are their own,
 identity of the model (32 bytes); the tokens, int32; the arrays of the snapshot in order, whose
-shapes follow from the model, the form and n; SHA-256 of all that.  So there is no length in the
-file that could lie: its size is known before it is read.
+shapes follow from the model, the form and n; SHA-256 of everything before.  The file states no
+lengths that could be wrong: its size is known before it is read.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
 def load(
     state: Remembered, identity: bytes, n_vocab: int, path: str | os.PathLike[str]
 ) -> Snapshot:
-    """Return the snapshot in the file *path*, which fits *state*.
+    """Return the snapshot in the file *path*; it fits *state*.
 
     Raises:
         StateFormatError: There is no such file; it is damaged; it is of another model, another
@@ -113,7 +113,7 @@ def _read(file: BinaryIO, state: Remembered, identity: bytes, n_vocab: int, path
 
 
 def _is_sound(array: Array) -> bool:
-    """Say whether a model can go on from *array*: integers are states."""
+    """Return whether a model can continue from *array*; integers are states."""
     return is_state(array) if array.dtype == np.int32 else bool(np.isfinite(array).all())
 
 
@@ -130,7 +130,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open *path*, and do not wait for somebody to write to a pipe."""
+    """Open *path* without waiting for a writer, if it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
