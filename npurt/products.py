@@ -14,13 +14,13 @@ import numpy as np
 
 from npurt import delta_check
 from npurt.device import F32, DeltaNet, DeltaState, Device, MatMul, Packed
-from npurt.errors import DriverError, LayoutError
+from npurt.errors import DriverError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind, Tensor
-from npurt.segment import Array, Counter, Limits, Segment, Weights
+from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
 from npurt.verify import Check, Mode, Sampler
 
 
@@ -62,7 +62,7 @@ class ProductSegment(Segment):
     def __init__(self, device: Device, part: Graph, weights: Weights, limits: Limits) -> None:
         self.part = part.check()
         self._device = device
-        del limits
+        self._guard = Guard(part, limits)
         self._sampler = Sampler(Mode.OFF)
         self._chance = random.Random()
         self._weights: dict[str, _Weight] = {}
@@ -80,8 +80,10 @@ class ProductSegment(Segment):
         """Run all ops.
 
         Raises:
+            LayoutError: Values or rows do not fit.
             DriverError: The device failed, or computed something wrong.
         """
+        self._guard.begin_run(values, rows)
         values = dict(values)
         for group in _calls(self.part):
             first = group[0]
@@ -89,6 +91,7 @@ class ProductSegment(Segment):
                 values[first.out.name] = self._delta(first, values, rows)
             else:
                 values |= self._multiply([self._weights[op.name] for op in group], values)
+        self._guard.end_run(rows)
         outputs = {tensor.name for tensor in self.part.tensors(Kind.OUTPUT)}
         return {name: values[name] for name in self.part.wanted | outputs}
 
@@ -162,23 +165,24 @@ class ProductSegment(Segment):
     # --- States ---------------------------------------------------------------------------------
 
     def _named(self, state: Tensor, sequence: int) -> DeltaState:
-        for op in self.part.ops:
-            if isinstance(op, ops.GatedDeltaNet) and op.state == state:
-                return self._state(op, sequence)
-        raise LayoutError(f"{state} is no state of {self.part.name}", remedy="ask its own segment")
+        nets = (op for op in self.part.ops if isinstance(op, ops.GatedDeltaNet))
+        return self._state(next(op for op in nets if op.state == state), sequence)
 
     def read(self, state: Tensor, sequence: int) -> Array:
         """Return a copy of a state in float32."""
+        self._guard.begin_read(state, sequence)
         return np.array(self._named(state, sequence).read()[0])
 
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*."""
+        """Set a state to *values*."""
+        self._guard.begin_write(state, sequence, values)
         self._named(state, sequence).write(np.ascontiguousarray(values[None], np.float32))
 
     def checkpoint(self, sequence: int) -> Any:
         """Return a copy of all states, to the bit."""
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
+                self._guard.begin_read(op.state, sequence)
                 self._state(op, sequence)  # zeros, where there was none
         return {name: s.checkpoint() for (of, name), s in self._states.items() if of == sequence}
 
@@ -186,10 +190,12 @@ class ProductSegment(Segment):
         """Go back to what `checkpoint` returned."""
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
+                self._guard.begin_read(op.state, sequence)
                 self._state(op, sequence).restore_checkpoint(checkpoint[op.state.name])
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
+        self._guard.forget(sequence)
         for key in [key for key in self._states if key[0] == sequence]:
             del self._states[key]
 
@@ -208,7 +214,8 @@ class ProductSegment(Segment):
         return self._counters.values()
 
     def close(self) -> None:
-        """Let go of weights and states."""
+        """Release the weights and states; counters stay."""
+        self._guard.closed = True
         self._weights.clear()
         self._states.clear()
 

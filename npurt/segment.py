@@ -10,19 +10,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
+from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.roles import role
 from npurt.graph.rows import Rows
-from npurt.graph.tensor import POSITIONS, Kind, Tensor
+from npurt.graph.tensor import POSITIONS, SELECTED, Kind, Tensor
 from npurt.quant.tensor import QTensor
 from npurt.verify import Sampler
 
 Array = npt.NDArray[Any]
+KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,29 @@ class Limits:
         rows: Rows of one run.
         positions: Positions of one sequence.
         sequences: Sequences that have states at the same time.
-        kv_dtype: Element type of cached keys and values, ``f16`` or ``f32``.
+        kv_dtype: Element type of cached keys and values, one of `KV_DTYPES`.
+
+    Raises:
+        SettingError: A size is below 1, or there is no such element type.
     """
 
     rows: int
     positions: int
     sequences: int = 1
     kv_dtype: str = "f16"
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise SettingError(
+                f"kv_dtype {self.kv_dtype!r} is not an element type of keys and values",
+                remedy=f"use {' or '.join(map(repr, KV_DTYPES))}",
+            )
+        for name in ("rows", "positions", "sequences"):
+            if getattr(self, name) < 1:
+                raise SettingError(
+                    f"a segment cannot be ready for {getattr(self, name)} {name}",
+                    remedy=f"use {name}=1 or more",
+                )
 
 
 class Weights(Protocol):
@@ -126,6 +145,7 @@ class Segment(abc.ABC):
             rows: Sequence and position of each row.
 
         Raises:
+            LayoutError: Values or rows do not fit; nothing has changed.
             DriverError: The device failed; the states of these sequences are lost.
         """
 
@@ -134,12 +154,17 @@ class Segment(abc.ABC):
         """Return a copy of a state in its canonical form: shape and values as the graph says.
 
         Raises:
+            LayoutError: The segment has no such state, no room for the sequence, or was closed.
             DriverError: The device failed.
         """
 
     @abc.abstractmethod
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Set a state to *values*, in the form that `read` returns."""
+        """Set a state to *values*, in the form that `read` returns.
+
+        Raises:
+            LayoutError: As of `read`, or *values* have another shape; nothing has changed.
+        """
 
     def checkpoint(self, sequence: int) -> Any:
         """Return a copy of the recurrent states, which cannot be truncated as keys and values can.
@@ -170,6 +195,143 @@ class Segment(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release the weights and states.  A second call does nothing."""
+
+
+class Guard:
+    """Refuses what a segment was not compiled for, before anything changes.  All devices use it.
+
+    Attributes:
+        closed: The segment was closed.
+    """
+
+    def __init__(self, part: Graph, limits: Limits) -> None:
+        self.closed = False
+        self._part, self._limits = part, limits
+        self._lengths: dict[int, int] = {}  # positions of each sequence that has states
+        self._states = set(part.tensors(Kind.STATE))
+        self._has_positions = any(POSITIONS in tensor.shape for tensor in self._states)
+        inputs = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
+        self._inputs = {t.name: t for op in part.ops for t in op.reads if t.name in inputs}
+        self._indexed: dict[str, list[Tensor]] = {}  # weights whose rows or matrices it chooses
+        for op in part.ops:
+            if isinstance(op, ops.Embedding):
+                self._indexed.setdefault(op.tokens.name, []).append(op.weight)
+            elif isinstance(op, ops.ExpertMatMul):
+                self._indexed.setdefault(op.experts.name, []).append(op.weight)
+
+    def begin_run(self, values: Mapping[str, Array], rows: Rows) -> list[tuple[int, Array]]:
+        """Check the arguments of `Segment.run`.
+
+        Returns:
+            Each sequence and the indices of its rows.
+
+        Raises:
+            LayoutError: They do not fit.
+        """
+        self._require_room(rows.sequences.tolist())
+        self._require_rows(rows)
+        parts = list(rows.by_sequence())
+        for sequence, index in parts:
+            length, first = self._lengths.get(sequence, 0), int(rows.positions[index[0]])
+            if self._has_positions and first > length:
+                raise LayoutError(
+                    f"sequence {sequence} has {length} positions, not {first}",
+                    remedy="run the rows of a sequence in order, without a gap",
+                )
+        missing = sorted(self._inputs.keys() - values.keys())
+        if missing:
+            raise LayoutError(
+                f"the part {self._part.name} is not given {', '.join(missing)}",
+                remedy="pass an array for each of part.given",
+            )
+        for name, tensor in self._inputs.items():
+            count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
+            self._require_input(tensor, values[name], count)
+        return parts
+
+    def end_run(self, rows: Rows) -> None:
+        """Record that a run succeeded."""
+        lengths = (rows.positions + 1).tolist()
+        self._lengths.update(zip(rows.sequences.tolist(), lengths, strict=True))
+
+    def begin_read(self, state: Tensor, sequence: int) -> None:
+        """Check the arguments of `Segment.read`; the sequence has states from here on.
+
+        Raises:
+            LayoutError: They do not fit.
+        """
+        self._require_room([sequence])
+        if state not in self._states:
+            raise LayoutError(
+                f"{state.name} is no state of {self._part.name}", remedy="ask its own segment"
+            )
+        self._lengths.setdefault(sequence, 0)
+
+    def begin_write(self, state: Tensor, sequence: int, values: Array) -> None:
+        """Check the arguments of `Segment.write`, and record that it sets the state.
+
+        Raises:
+            LayoutError: They do not fit.
+        """
+        self.begin_read(state, sequence)
+        most = self._limits.positions
+        shape = [
+            min(size, most) if dim == POSITIONS else dim.size
+            for dim, size in zip(state.shape, values.shape, strict=False)
+        ]
+        wrong_shape = len(state.shape) != values.ndim or tuple(shape) != values.shape
+        if wrong_shape or values.dtype.kind != "f":
+            raise LayoutError(
+                f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
+                remedy="write what was read, or compile with more positions",
+            )
+        if POSITIONS in state.shape:
+            self._lengths[sequence] = len(values)
+
+    def forget(self, sequence: int) -> None:
+        """Record that the states of a sequence are dropped."""
+        self._lengths.pop(sequence, None)
+
+    def _require_room(self, sequences: Iterable[int]) -> None:
+        if self.closed:
+            raise LayoutError(f"{self._part.name} was closed", remedy="compile the part again")
+        count, most = len(self._lengths.keys() | set(sequences)), self._limits.sequences
+        if count > most:
+            raise LayoutError(
+                f"{count} sequences do not fit a segment for {most}",
+                remedy="forget a sequence first, or compile with larger limits",
+            )
+
+    def _require_rows(self, rows: Rows) -> None:
+        limits, positions = self._limits, rows.positions
+        first, last = (int(positions.min()), int(positions.max())) if len(rows) else (0, -1)
+        if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
+            raise LayoutError(
+                f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
+                f"{limits.rows} rows and {limits.positions} positions",
+                remedy="pass fewer rows, or compile with larger limits",
+            )
+
+    def _require_input(self, tensor: Tensor, array: Array, count: int) -> None:
+        kinds = "iu" if tensor.dtype == "i32" else "f"
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
+            raise LayoutError(
+                f"{tensor.name} is {getattr(array, 'dtype', type(array))}, and not {tensor.dtype}",
+                remedy="pass a numpy array; astype() converts one",
+            )
+        if array.shape[:1] != (count,) or array.size != count * tensor.row_elements:
+            raise LayoutError(
+                f"{tensor.name} is {array.shape}, and not {tensor} of {count} rows",
+                remedy="pass one row for each row of the run that the tensor is about",
+            )
+        for weight in self._indexed.get(tensor.name, ()):
+            size = weight.shape[0].size or 0
+            wrong = array[(array < 0) | (array >= size)]
+            if len(wrong):
+                raise LayoutError(
+                    f"there is no {tensor.name} {wrong[0]} in {weight.name}, which has {size}",
+                    remedy=f"pass numbers from 0 to {size - 1}",
+                )
 
 
 @runtime_checkable

@@ -23,13 +23,14 @@ from npurt.graph.interpreter import Interpreter
 from npurt.graph.ops import Pairing
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
-from npurt.graph.tensor import Dim, Kind
+from npurt.graph.tensor import POSITIONS, SELECTED, Dim, Kind, Tensor
 from npurt.quant.tensor import QTensor
 from npurt.segment import Compiler, Limits, Segment, split
 
 Array = npt.NDArray[Any]
 EIGHT_BITS = 1e-3  # nmse of products whose operands are rounded to 8 bits; 2e-4 is usual
 WIDTH, HEADS, KV_HEADS, FF, VOCABULARY, LAYERS = 64, 4, 2, 96, 128, 2
+LIMITS = Limits(rows=48, positions=64, sequences=2, kv_dtype="f32")
 
 
 def nmse(y: Array, expected: Array) -> float:
@@ -148,9 +149,8 @@ class DeviceSuite(abc.ABC):
             packed = device.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
             out = np.zeros((2, 32), np.float32)
             for x in (np.ones((2, 32), np.float32), np.ones((3, 64), np.float32)):
-                with contextlib.suppress(LayoutError):
+                with refusal(f"x {x.shape}"):
                     device.matmul(x, packed, out)
-                    raise AssertionError(f"x {x.shape} was taken")
             assert not out.any()
 
     def test_it_can_be_closed_twice(self) -> None:
@@ -214,21 +214,100 @@ class DeviceSuite(abc.ABC):
             per_row = LAYERS * WIDTH * (2 * WIDTH + 2 * WIDTH * KV_HEADS // HEADS + 3 * FF)
             assert macs == 5 * (per_row + WIDTH * VOCABULARY), graph.name
 
+    # --- What is refused ------------------------------------------------------------------------
+
+    def test_runs_that_do_not_fit_are_refused(self) -> None:
+        """LayoutError is raised, and the states stay as they are."""
+        tokens = np.arange(8)
+        with self.segments() as (segments, _, _):
+            values: dict[str, Array] = {"tokens": tokens}
+            for segment in segments:
+                for what, given, rows in _wrong_runs(segment.part):
+                    with refusal(f"{segment.part.name}: {what}"):
+                        segment.run(given, rows)
+                    assert not any(segment.read(t, 0).any() for t in _states(segment)), what
+                values |= segment.run(values, Rows.of(8))
+            after_refusals = values["logits"]
+            forget(segments)
+            assert np.array_equal(evaluate(segments, tokens), after_refusals)
+
+    def test_a_gap_in_the_positions_is_refused(self) -> None:
+        """Rows continue the keys and values that a sequence has."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            for segment in segments:
+                if any(POSITIONS in tensor.shape for tensor in _states(segment)):
+                    with refusal("position 4 after 3"):
+                        segment.run(_inputs(segment.part, Rows.of(1, 4)), Rows.of(1, 4))
+
+    def test_a_sequence_too_many_is_refused(self) -> None:
+        """A sequence that is forgotten makes room for another one."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            evaluate(segments, np.arange(3), sequence=7)
+            for segment in segments:
+                rows = Rows(np.full(1, 1), np.zeros(1, np.intp), np.ones(1, np.bool_))
+                with refusal("a third sequence"):
+                    segment.run(_inputs(segment.part, rows), rows)
+                for tensor in _states(segment):
+                    with refusal("a state of a third sequence"):
+                        segment.read(tensor, 1)
+                    with refusal("a state for a third sequence"):
+                        segment.write(tensor, 1, segment.read(tensor, 0))
+                segment.forget(7)
+                segment.run(_inputs(segment.part, rows), rows)
+
+    def test_states_that_do_not_fit_are_refused(self) -> None:
+        """LayoutError is raised, and the states stay as they are."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            for segment in segments:
+                other = Tensor("another", (Dim("N", 4),), kind=Kind.STATE)
+                with refusal("reading a state of no op"):
+                    segment.read(other, 0)
+                with refusal("writing a state of no op"):
+                    segment.write(other, 0, np.zeros(4, np.float32))
+                for tensor in _states(segment):
+                    kept = segment.read(tensor, 0)
+                    long = np.zeros((LIMITS.positions + 1, *kept.shape[1:]), np.float32)
+                    for wrong in (long, kept[..., :-1], kept[None], kept.astype(str)):
+                        with refusal(f"{tensor} {wrong.dtype} {wrong.shape}"):
+                            segment.write(tensor, 0, wrong)
+                    assert np.array_equal(segment.read(tensor, 0), kept)
+
+    def test_a_closed_segment_refuses_to_work(self) -> None:
+        """Counters stay; a second call of close() and forget() do nothing."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            for segment in segments:
+                counted = list(segment.counters())
+                for _ in range(2):
+                    segment.close()
+                    segment.forget(0)
+                assert list(segment.counters()) == counted
+                with refusal("a run after close()"):
+                    segment.run(_inputs(segment.part, Rows.of(1)), Rows.of(1))
+                for tensor in _states(segment):
+                    with refusal("reading after close()"):
+                        segment.read(tensor, 0)
+                    with refusal("writing after close()"):
+                        segment.write(tensor, 0, np.zeros([d.size or 0 for d in tensor.shape]))
+
     @contextlib.contextmanager
     def segments(self) -> Iterator[tuple[list[Segment], Graph, RandomWeights]]:
         """Yield the segments of `decoder`: on this device, or on numpy where it refuses an op."""
         from npurt.reference.device import ReferenceDevice
 
-        graph, limits = decoder(), Limits(rows=64, positions=64, sequences=2, kv_dtype="f32")
+        graph = decoder()
         weights = RandomWeights(graph)
         with self.open() as device:
             assert isinstance(device, Compiler), f"{device} runs no graphs"
             compiler, other = device, ReferenceDevice()
-            parts = split(graph, lambda op: other if compiler.why_not_op(op, limits) else compiler)
+            parts = split(graph, lambda op: other if compiler.why_not_op(op, LIMITS) else compiler)
             made: list[Segment] = []
             try:
                 for owner, part in parts:
-                    made.append(owner.compile(part, weights, limits))
+                    made.append(owner.compile(part, weights, LIMITS))
                 yield made, graph, weights
             finally:
                 for segment in made:
@@ -262,3 +341,62 @@ def reference(graph: Graph, weights: RandomWeights, ids: Array) -> Array:
     interpreter = Interpreter(graph, weights.values)
     inputs = {"tokens": ids}
     return interpreter.run(inputs, Rows.of(len(ids)), States(graph, np.float64))["logits"]
+
+
+@contextlib.contextmanager
+def refusal(what: str) -> Iterator[None]:
+    """Fail unless the statements of this context raise LayoutError."""
+    with contextlib.suppress(LayoutError):
+        yield
+        raise AssertionError(f"{what} was not refused")
+
+
+def _states(segment: Segment) -> tuple[Tensor, ...]:
+    return segment.part.tensors(Kind.STATE)
+
+
+def _read(part: Graph) -> list[Tensor]:
+    """Return the tensors that have to be passed to a run of *part*."""
+    inputs = {tensor.name for tensor in part.tensors(Kind.INPUT)} | part.given
+    tensors = {t.name: t for op in part.ops for t in op.reads}
+    return [tensors[name] for name in sorted(inputs)]
+
+
+def _inputs(part: Graph, rows: Rows) -> dict[str, Array]:
+    """Return zeros for everything that has to be passed to a run of *rows*."""
+    values = {}
+    for tensor in _read(part):
+        count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
+        dtype = np.int32 if tensor.dtype == "i32" else np.float32
+        values[tensor.name] = np.zeros((count, *(d.size or 1 for d in tensor.shape[1:])), dtype)
+    return values
+
+
+def _wrong_runs(part: Graph) -> Iterator[tuple[str, dict[str, Array], Rows]]:
+    """Yield runs of *part* that are wrong in one respect each: what is wrong, values and rows."""
+    zeros, three = np.zeros(3, np.intp), np.arange(3)
+    wrong_rows = {
+        "no rows": Rows.of(0),
+        "too many rows": Rows.of(LIMITS.rows + 1),
+        "a position beyond the limit": Rows.of(2, LIMITS.positions - 1),
+        "a position before 0": Rows.of(2, -1),
+        "too many sequences": Rows(three, zeros, zeros == 0),
+        "positions out of order": Rows(zeros, three[::-1], zeros == 0),
+        "a gap between positions": Rows(zeros, 2 * three, zeros == 0),
+    }
+    for what, rows in wrong_rows.items():
+        yield what, _inputs(part, rows), rows
+    rows = Rows.of(2)
+    right = _inputs(part, rows)
+    for tensor in _read(part):
+        x = right[tensor.name]
+        wrong = [x[:1], np.repeat(x, 2, axis=0), x[..., None, None].repeat(2, axis=-1)]
+        wrong += [x.astype(str), x.astype(np.complex64), x.tolist()]
+        wrong.append(x.astype(np.float32) if tensor.dtype == "i32" else x.astype(np.int32))
+        if tensor.dtype == "i32":
+            wrong += [x - 1, x + VOCABULARY]
+        else:
+            wrong.append(x[..., :-1])
+        for array in wrong:
+            yield f"{tensor} as {array!r:.60}", {**right, tensor.name: array}, rows
+        yield f"no {tensor.name}", {n: v for n, v in right.items() if n != tensor.name}, rows

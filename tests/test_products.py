@@ -24,7 +24,7 @@ from tests.runtime.fake import FakeDevice
 from tests.runtime.test_execute import FLOAT32
 from tests.runtime.test_parts_elsewhere import DeltaDevice
 
-LIMITS = Limits(rows=16, positions=64, kv_dtype="f32")
+LIMITS = Limits(rows=16, positions=64, sequences=2, kv_dtype="f32")
 OF_NPU = 0.02  # nmse of logits of tiny models with int8 products; measured: 4e-4 to 6e-3
 
 

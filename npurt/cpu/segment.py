@@ -19,7 +19,6 @@ from npurt.cpu.rotation import rotations_of, temperatures
 from npurt.cpu.states import SequenceStates
 from npurt.cpu.steps import Steps
 from npurt.device import F32
-from npurt.errors import LayoutError
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
 from npurt.graph.meaning import MEANING
@@ -28,7 +27,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import Run, States
 from npurt.graph.tensor import SELECTED, Kind, Tensor
 from npurt.quant.tensor import QTensor
-from npurt.segment import Array, Counter, Limits, Segment, Weights
+from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
 from npurt.verify import Mode, Sampler
 
 Pack = Callable[[Sequence[QTensor]], list[CpuPacked]]
@@ -309,6 +308,7 @@ class CpuSegment(Segment):
         self, engine: Engine, pack: Pack, part: Graph, weights: Weights, limits: Limits
     ) -> None:
         self.part = part.check()
+        self._guard = Guard(part, limits)
         self._shared = Shared(engine, pack, part, weights, limits)
         self._sequences: dict[int, SequenceProgram] = {}
         self._free = [SequenceProgram(self._shared)]  # the next sequences get these
@@ -316,8 +316,14 @@ class CpuSegment(Segment):
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops; see `Segment.run`."""
-        self._require_fit(values, rows)
-        parts = list(rows.by_sequence())
+        parts = self._guard.begin_run(values, rows)
+        made = self._run(parts, values, rows)
+        self._guard.end_run(rows)
+        return made
+
+    def _run(
+        self, parts: Sequence[tuple[int, Array]], values: Mapping[str, Array], rows: Rows
+    ) -> dict[str, Array]:
         if len(parts) == 1:
             return self._of(parts[0][0]).run(values, rows)
         selected = np.cumsum(rows.wanted) - 1  # row of each wanted one among those
@@ -334,60 +340,7 @@ class CpuSegment(Segment):
                 made[name][chosen[is_selected]] = part
         return made
 
-    def _require_fit(self, values: Mapping[str, Array], rows: Rows) -> None:
-        self._require_room(rows.sequences.tolist())
-        missing = sorted(self._shared.given - values.keys())
-        if missing:
-            raise LayoutError(
-                f"the part {self.part.name} is not given {', '.join(missing)}",
-                remedy="pass an array for each of part.given",
-            )
-        limits, positions = self._shared.limits, rows.positions
-        first, last = (int(positions.min()), int(positions.max())) if len(rows) else (0, -1)
-        if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
-            raise LayoutError(
-                f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
-                f"{limits.rows} rows and {limits.positions} positions",
-                remedy="pass fewer rows, or compile with larger limits",
-            )
-        for name in sorted(self._shared.given):
-            tensor, array = self._shared.tensors[name], values[name]
-            count = int(rows.wanted.sum()) if name in self._shared.selected else len(rows)
-            if array.shape[:1] != (count,) or array.size != count * tensor.row_elements:
-                raise LayoutError(
-                    f"{name} is {array.shape}, and not {tensor} of {count} rows",
-                    remedy="pass one row for each row of the run that the tensor is about",
-                )
-        self._require_tokens(values)
-
-    def _require_tokens(self, values: Mapping[str, Array]) -> None:
-        for op in self.part.ops:
-            if isinstance(op, ops.Embedding):
-                tokens, count = values[op.tokens.name], len(self._shared.tables[op.weight.name])
-                wrong = tokens[(tokens < 0) | (tokens >= count)]
-                if len(wrong):
-                    raise LayoutError(
-                        f"there is no token {wrong[0]} in {op.weight.name}, which has {count}",
-                        remedy="pass tokens of this model",
-                    )
-
-    def _require_room(self, sequences: Iterable[int]) -> None:
-        """Refuse to work on *sequences*.
-
-        Raises:
-            LayoutError: The segment was closed, or they are too many.
-        """
-        if self._counted is not None:
-            raise LayoutError(f"{self.part.name} was closed", remedy="compile the part again")
-        count, most = len(self._sequences.keys() | set(sequences)), self._shared.limits.sequences
-        if count > most:
-            raise LayoutError(
-                f"{count} sequences do not fit a segment for {most}",
-                remedy="forget a sequence first, or compile with larger limits",
-            )
-
     def _of(self, sequence: int) -> SequenceProgram:
-        self._require_room([sequence])
         if sequence not in self._sequences:
             free = self._free
             self._sequences[sequence] = free.pop() if free else SequenceProgram(self._shared)
@@ -398,14 +351,17 @@ class CpuSegment(Segment):
 
     def read(self, state: Tensor, sequence: int) -> Array:
         """Return a copy of a state."""
+        self._guard.begin_read(state, sequence)
         return self._of(sequence).states.read(state, sequence)
 
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*."""
+        """Set a state to *values*."""
+        self._guard.begin_write(state, sequence, values)
         self._of(sequence).states.write(state, sequence, values)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its program, whose counters stay."""
+        self._guard.forget(sequence)
         program = self._sequences.pop(sequence, None)
         if program is not None:
             program.states.clear(sequence)
@@ -437,7 +393,8 @@ class CpuSegment(Segment):
         return [total[place] for place in sorted(total)]
 
     def close(self) -> None:
-        """Let go of weights, programs and states; counters stay."""
+        """Release weights, programs and states; counters stay."""
+        self._guard.closed = True
         self._counted = list(self.counters())
         self._sequences.clear()
         self._free.clear()

@@ -9,15 +9,13 @@ from npurt.cpu.bound import KV, Recurrence
 from npurt.cpu.engine import empty
 from npurt.cpu.slots import Slots
 from npurt.device import F32
-from npurt.errors import LayoutError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
-from npurt.segment import Array, Limits
+from npurt.segment import KV_DTYPES, Array, Limits
 
 KEPT = 64  # rows that a convolution keeps besides those that it sees
-DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
 class SequenceStates:
@@ -38,8 +36,6 @@ class SequenceStates:
         rotations: Mapping[str, tuple[F32, F32]],
         temperatures: Mapping[str, F32 | None],
     ) -> None:
-        self._part, self._positions = part.name, limits.positions
-        self._tensors = set(part.tensors(Kind.STATE))
         self.kv: dict[str, KV] = {}
         self.recurrent: dict[str, Recurrence] = {}
         self.convolved: dict[str, F32] = {}
@@ -56,7 +52,7 @@ class SequenceStates:
         for op in part.ops:
             if isinstance(op, ops.Attention):
                 memory = kv.allocate(op.kv_heads, limits.positions, op.q.columns // op.heads,
-                                     DTYPES[limits.kv_dtype])  # fmt: skip
+                                     KV_DTYPES[limits.kv_dtype])  # fmt: skip
                 held = KV(*memory, *rotations[op.name], temperatures[op.name])
                 self.kv[op.name] = self._keys[op.keys.name] = self._values[op.values.name] = held
             elif isinstance(op, ops.ShortConv):
@@ -76,24 +72,14 @@ class SequenceStates:
         self._in_numpy |= {tensor.name for tensor in states}
 
     def begin(self, position: int) -> None:
-        """Get ready for a run from *position* on.
-
-        Raises:
-            LayoutError: Positions before it are missing.
-        """
-        if position > self.length and self.kv:
-            raise LayoutError(
-                f"a sequence has {self.length} positions, not {position}",
-                remedy="run the rows of a sequence in order, without a gap",
-            )
+        """Get ready for a run from *position* on."""
         for name, rows in self._restored.items():
             ring = self._rings[name]
             ring[np.arange(position - len(rows), position) % len(ring), : rows.shape[1]] = rows
         self._restored.clear()
 
     def read(self, state: Tensor, sequence: int) -> Array:
-        """Return a copy of a state in the graph's form; raises `write`'s error of no state."""
-        self._require_state(state)
+        """Return a copy of a state in the graph's form."""
         name = state.name
         if name in self._in_numpy:
             return np.array(self.others.of(sequence)[name])
@@ -112,21 +98,7 @@ class SequenceStates:
         return kept
 
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*.
-
-        Raises:
-            LayoutError: The part has no such state, or it has another shape.
-        """
-        self._require_state(state)
-        wanted = tuple(
-            min(size, self._positions) if dim == POSITIONS else dim.size
-            for dim, size in zip(state.shape, values.shape, strict=False)
-        )
-        if len(state.shape) != values.ndim or wanted != values.shape:
-            raise LayoutError(
-                f"{values.shape} is no shape of {state} with {self._positions} positions at most",
-                remedy="write what was read, or compile with more positions",
-            )
+        """Set a state to *values*."""
         name = state.name
         if POSITIONS in state.shape:
             self.length = len(values)
@@ -142,12 +114,6 @@ class SequenceStates:
             self._nets[name].array[0, 0] = values
         else:
             self._restored[name] = values.astype(np.float32)
-
-    def _require_state(self, state: Tensor) -> None:
-        if state not in self._tensors:
-            raise LayoutError(
-                f"{state.name} is no state of {self._part}", remedy="ask its own segment"
-            )
 
     def clear(self, sequence: int) -> None:
         """Forget everything."""

@@ -17,11 +17,23 @@ class Rows:
         sequences: int ``[T]``, a number for each sequence.
         positions: int ``[T]``, from 0.
         wanted: bool ``[T]``, True where logits are wanted.
+
+    Raises:
+        LayoutError: An array has another shape or element type.
     """
 
     sequences: npt.NDArray[np.intp]
     positions: npt.NDArray[np.intp]
     wanted: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("sequences", "iu"), ("positions", "iu"), ("wanted", "b")):
+            array = getattr(self, name)
+            if array.shape != (len(self.positions),) or array.dtype.kind not in kinds:
+                raise LayoutError(
+                    f"{name} of {len(self.positions)} rows are {array.dtype} {array.shape}",
+                    remedy="pass an integer sequence, an integer position and a bool for each row",
+                )
 
     @classmethod
     def of(cls, count: int, start: int = 0, *, wanted: int | None = None) -> "Rows":

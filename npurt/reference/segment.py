@@ -11,7 +11,7 @@ from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
-from npurt.segment import Array, Counter, Limits, Segment, Weights
+from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
 
 CACHED_BYTES = 4 << 30  # of weights that stay float32; others are converted in each run
 
@@ -35,6 +35,7 @@ class ReferenceSegment(Segment):
         kernels: Mapping[type[Op], Meaning] | None = None,
     ) -> None:
         self.part = part
+        self._guard = Guard(part, limits)
         self._floats = _Floats(weights)
         kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
         self._states = States(part, dtypes=kv)
@@ -54,20 +55,26 @@ class ReferenceSegment(Segment):
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops; see `Segment.run`."""
+        self._guard.begin_run(values, rows)
         with np.errstate(over="ignore", invalid="ignore"):  # as the kernels of other devices
-            return self._interpreter.run(values, rows, self._states)
+            made = self._interpreter.run(values, rows, self._states)
+        self._guard.end_run(rows)
+        return made
 
     def read(self, state: Tensor, sequence: int) -> Array:
         """Return a copy of a state."""
+        self._guard.begin_read(state, sequence)
         return self._states.of(sequence)[state.name].copy()
 
     def write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Let a state be *values*."""
+        """Set a state to *values*."""
+        self._guard.begin_write(state, sequence, values)
         held = self._states.of(sequence)
         held[state.name] = values.astype(held[state.name].dtype)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
+        self._guard.forget(sequence)
         self._states.forget(sequence)
 
     def counters(self) -> Iterable[Counter]:
@@ -75,7 +82,8 @@ class ReferenceSegment(Segment):
         return self._counters.values()
 
     def close(self) -> None:
-        """Let go of weights."""
+        """Release the weights; counters stay."""
+        self._guard.closed = True
         self._floats.cache.clear()
 
 

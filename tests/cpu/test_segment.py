@@ -242,7 +242,7 @@ def test_values_of_other_widths_than_the_graph_says_are_refused(small):
 
 @pytest.mark.parametrize("token", [-1, 50])
 def test_tokens_that_a_table_does_not_have_are_refused(small, token):
-    with pytest.raises(LayoutError, match=f"token {token}"):
+    with pytest.raises(LayoutError, match=f"no tokens {token} in table, which has 50"):
         small[0].run({"tokens": np.array([3, token])}, Rows.of(2))
 
 

@@ -1,0 +1,66 @@
+"""What no segment runs, whatever its device: see also `npurt.testing`."""
+
+import numpy as np
+import pytest
+
+from npurt.cpu.device import CpuDevice
+from npurt.errors import LayoutError, SettingError
+from npurt.graph import ops
+from npurt.graph.rows import Rows
+from npurt.llm.arch.reading import describe
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.gguf import GGUF
+from npurt.reference.device import ReferenceDevice
+from npurt.segment import Limits, split
+from tests.llm import tiny
+
+
+def test_an_unknown_element_type_of_keys_and_values_names_the_choices():
+    with pytest.raises(SettingError, match=r"kv_dtype 'q8_0' .*\n.*use 'f16' or 'f32'"):
+        Limits(rows=1, positions=1, kv_dtype="q8_0")
+
+
+@pytest.mark.parametrize("name", ["rows", "positions", "sequences"])
+def test_limits_below_1_are_refused(name):
+    with pytest.raises(SettingError, match=f"0 {name}"):
+        Limits(**{"rows": 1, "positions": 1, "sequences": 1, name: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays"),
+    [
+        ("sequences", (np.zeros(2, int), np.arange(3), np.ones(3, bool))),
+        ("sequences", (np.zeros(3), np.arange(3), np.ones(3, bool))),
+        ("positions", (np.zeros(3, int), np.arange(3.0), np.ones(3, bool))),
+        ("sequences", (np.zeros((3, 1), int), np.arange(3), np.ones(3, bool))),
+        ("wanted", (np.zeros(3, int), np.arange(3), np.ones(2, bool))),
+        ("wanted", (np.zeros(3, int), np.arange(3), np.arange(3))),
+    ],
+)
+def test_rows_of_other_shapes_or_types_are_refused(name, arrays):
+    with pytest.raises(LayoutError, match=f"^{name} of 3 rows"):
+        Rows(*arrays)
+
+
+@pytest.mark.parametrize("device", [ReferenceDevice, CpuDevice])
+@pytest.mark.parametrize("wrong", [-1, 8])
+def test_experts_that_do_not_exist_are_refused(device, wrong):
+    """Another device may have chosen them."""
+    with GGUF(tiny.path("qwen3moe")) as file, device() as opened:
+        graph = describe(file).graph(64)
+        parts = split(graph.graph, lambda op: isinstance(op, ops.ExpertMatMul))
+        part = next(part for owner, part in parts if owner)
+        (products, *_) = part.ops
+        assert products.weight.shape[0].size == 8
+        segment = opened.compile(part, FileWeights(file, graph), Limits(rows=4, positions=4))
+        experts = np.zeros((2, products.experts.columns), np.int32)
+        values = {
+            tensor.name: np.zeros((2, *(dim.size for dim in tensor.shape[1:])), np.float32)
+            for op in part.ops
+            for tensor in op.reads
+            if tensor.name in part.given
+        } | {products.experts.name: experts}
+        segment.run(values, Rows.of(2))
+        experts[1, 0] = wrong
+        with pytest.raises(LayoutError, match=f"{wrong} in blk.0.*, which has 8"):
+            segment.run(values, Rows.of(2))
