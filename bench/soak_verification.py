@@ -141,9 +141,9 @@ def cpu_product(rng, cpu) -> Tally:
     fmt = str(rng.choice(list(BY_NAME)))
     m, n, k = shape_of(rng, fmt, 512)
     tensor, x = weight(rng, fmt, n, k), rows(rng, m, k)
-    fine = fmt in INTEGER and rng.random() < 0.5
+    int16 = fmt in INTEGER and rng.random() < 0.5
     bias = floats(rng, n) if rng.random() < 0.3 else None
-    products = Products(cpu, tensor, x, fine=fine, bias=bias)
+    products = Products(cpu, tensor, x, int16=int16, bias=bias)
     try:
         clean = products.run()
     except VerificationFailed:

@@ -4,7 +4,7 @@ r, the probe vector, is random and made once per weight.  s = W^T r is computed 
 check costs N + K multiply-adds a row where the product took N * K.
 
 The bound.  Element n of y is a sum of G groups, each of which rounds at most five times (scale
-product, sum product, integer sum of fine codes, two fused multiply-adds); a float weight rounds
+product, sum product, integer sum of remainders, two fused multiply-adds); a float weight rounds
 once a column.  Each rounding is at most u = 2^-24 of a partial sum, and no partial sum exceeds
 a_n |x|, a_n being the norm of row n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are
 taken as independent and of mean zero, so by Hoeffding's inequality the error of r . y exceeds

@@ -88,20 +88,20 @@ def dense_matmul(x, w):
     return xs @ ws.T, gamma(k) * (abs(xs) @ abs(ws).T) + TINY * k
 
 
-def fine_activations(codes, fine_codes, scales):
-    """Return what codes and fine codes stand for, and how far from the activation that may be.
+def int16_activations(codes, remainders, scales):
+    """Return what codes and remainders stand for, and how far from the activation that may be.
 
-    With t the scale ``[M, K / 32]``, a number stands for t times 255 * code + fine code.  The scale
+    With t the scale ``[M, K / 32]``, a number stands for t times 255 * code + remainder.  The scale
     of codes, t and the inverse of the former that codes are made with are each rounded once, so
     255 t times the inverse is within gamma(3) of 1; a value times the inverse is rounded again.  So
     codes leave over at most 127.5 + e in units of t, e = 255 * 128 gamma(4).  That is rounded, and
     twice more when it is multiplied by 255 times the inverse: gamma(6) of it with the three before.
-    A fine code is within half of it, or 127 and within half and e; and codes are off by gamma(1).
-    Where 255 times the inverse overflows fine codes may be zero, and 127.5 + e stay.  Where t or
+    A remainder is within half of it, or 127 and within half and e; and codes are off by gamma(1).
+    Where 255 times the inverse overflows remainders may be zero, and 127.5 + e stay.  Where t or
     255 t is subnormal, each is off by TINY, the first up to 256 * 128 times.
     """
     scales = np.repeat(scales.astype(np.float64), 32, -1)
-    values = (255.0 * codes + fine_codes) * scales
+    values = (255.0 * codes + remainders) * scales
     off = 0.5 + 255 * 128 * gamma(5) + 129 * gamma(6)
     tiny = 255 * scales < 255 / np.finfo(np.float32).max
     return values, np.where(tiny, 130, off) * scales + (256 * 128 + 3 * 128) * TINY

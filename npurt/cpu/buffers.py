@@ -103,7 +103,7 @@ class Buffers:
         return buffer
 
     def codes(self, tensor: Tensor) -> tuple[bool, bool]:
-        """Say whether products of *tensor* need codes, and whether fine ones."""
+        """Say whether products of *tensor* need codes, and whether int16 ones."""
         return self._precisions.get(local(tensor.name), (False, False))
 
     def _value(self, tensor: Tensor) -> Columns | Input:
@@ -120,20 +120,20 @@ class Buffers:
 
     def shared_input(self, tensor: Tensor, buffer: F32) -> Input:
         """Return an input whose values are *buffer*, with codes as products of *tensor* need."""
-        quantised, fine = self.codes(tensor)
-        key = (f"codes of {buffer.ctypes.data}", f"{quantised}, {fine}", tensor.columns)
+        quantised, int16 = self.codes(tensor)
+        key = (f"codes of {buffer.ctypes.data}", f"{quantised}, {int16}", tensor.columns)
         if key not in self._made:
-            self._made[key] = Input(*buffer.shape, quantised=quantised, fine=fine, values=buffer)
+            self._made[key] = Input(*buffer.shape, quantised=quantised, int16=int16, values=buffer)
         made: Input = self._made[key]
         return made
 
     def make_input(self, tensor: Tensor, row_multiplier: int = 1) -> Input:
         """Return a new value of *tensor*, with codes when a product of integers reads it."""
-        quantised, fine = self.codes(tensor)
+        quantised, int16 = self.codes(tensor)
         rows = self._rows * row_multiplier
         made: Input = self.own(
             "input", [tensor],
-            lambda: Input(rows, tensor.columns, quantised=quantised, fine=fine),
+            lambda: Input(rows, tensor.columns, quantised=quantised, int16=int16),
             lambda made: made.values,
         )  # fmt: skip
         self._values[tensor.name] = made
@@ -257,7 +257,7 @@ def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
 
 
 def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
-    """Return for each input of products whether it needs codes, and whether fine ones.
+    """Return for each input of products whether it needs codes, and whether int16 ones.
 
     Keys are names without blocks: an input is the same in all layers.
     """
@@ -265,10 +265,10 @@ def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[
     for op in graph.ops:
         for part in op.parts if isinstance(op, Fused) else ():
             if isinstance(part, ops.MatMul | ops.ExpertMatMul):
-                quantised, fine = found.get(local(part.x.name), (False, False))
+                quantised, int16 = found.get(local(part.x.name), (False, False))
                 form = weights[part.weight.name].packed.tensor.format
                 found[local(part.x.name)] = (
                     quantised or form.block > 1,
-                    fine or part.precision is Precision.INT16,
+                    int16 or part.precision is Precision.INT16,
                 )
     return found

@@ -239,8 +239,8 @@ int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, i
         f64x16 v;
         if (integer) {
             f32x16 number = load_i8(x->codes + at);
-            if (x->fine_codes) {
-                number = number * (float) FINE_STEPS + load_i8(x->fine_codes + at);
+            if (x->remainders) {
+                number = number * (float) REMAINDER_STEPS + load_i8(x->remainders + at);
             }
             v = __builtin_convertvector(number, f64x16) * (double) x->blocks[at / BLOCK].scale;
         } else {

@@ -39,7 +39,7 @@ class Input:
     """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
 
     What writes the values of a *quantised* input writes its codes and their scales and sums too.
-    A *fine* input has a second set of codes for what the first leaves over, in 255ths: 16 bits of
+    An *int16* input has a second set of codes for what the first leaves over, in 255ths: 16 bits of
     precision for twice the products of integers.  Its blocks are of both sets together.
 
     Args:
@@ -47,7 +47,7 @@ class Input:
     """
 
     def __init__(
-        self, rows: int, k: int, *, quantised: bool, fine: bool = False, values: F32 | None = None
+        self, rows: int, k: int, *, quantised: bool, int16: bool = False, values: F32 | None = None
     ) -> None:
         self.rows = rows
         self.k = k
@@ -57,17 +57,17 @@ class Input:
             self.codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
             block = abi.ffi().sizeof("npurt_block")
             self.blocks: npt.NDArray[np.uint8] = empty(rows, k // GROUP * block, np.uint8)
-        self.fine = quantised and fine
-        if self.fine:
-            self.fine_codes: npt.NDArray[np.int8] = empty(rows, k, np.int8)
+        self.int16 = quantised and int16
+        if self.int16:
+            self.remainders: npt.NDArray[np.int8] = empty(rows, k, np.int8)
 
     def numbers(self, rows: slice) -> npt.NDArray[np.float64]:
         """Return *rows* as products see them: values, or codes times their scales, exact."""
         if not self.quantised:
             return self.values[rows].astype(np.float64)
         codes = self.codes[rows].astype(np.float64)
-        if self.fine:
-            codes = abi.lib().NPURT_FINE_STEPS * codes + self.fine_codes[rows]
+        if self.int16:
+            codes = abi.lib().NPURT_REMAINDER_STEPS * codes + self.remainders[rows]
         step = abi.ffi().sizeof("npurt_block") // 4  # a block begins with its scale
         scales = self.blocks[rows].view(np.float32)[:, ::step].astype(np.float64)
         return codes * np.repeat(scales, GROUP, axis=1)
@@ -79,8 +79,8 @@ class Input:
         if self.quantised:
             struct.codes = pointer("int8_t *", self.codes)
             struct.blocks = pointer("npurt_block *", self.blocks)
-        if self.fine:
-            struct.fine_codes = pointer("int8_t *", self.fine_codes)
+        if self.int16:
+            struct.remainders = pointer("int8_t *", self.remainders)
 
 
 class Engine:

@@ -57,31 +57,32 @@ INLINE void multiply(const uint8_t *codes, const int8_t *x, size_t stride, void 
     _tile_stored(SUM, dots, 64);
 }
 
-/* The sums of one group: of codes, and of fine codes. */
+/* The sums of one group: of codes, and of remainders. */
 typedef struct {
-    _Alignas(64) int32_t coarse[16][ROWS], fine[16][ROWS];
+    _Alignas(64) int32_t codes[16][ROWS], remainders[16][ROWS];
 } npurt_dots;
 
 INLINE void multiply_group(int group, int at, npurt_codes codes, const npurt_row *x,
                            npurt_dots *dots)
 {
     const uint8_t *w = codes[at * group / BLOCK][at * group % BLOCK / 4];
-    multiply(w, x->codes + at * group, (size_t) x->k, dots->coarse);
-    if (x->fine) {
-        multiply(w, x->fine + at * group, (size_t) x->k, dots->fine);
+    multiply(w, x->codes + at * group, (size_t) x->k, dots->codes);
+    if (x->remainders) {
+        multiply(w, x->remainders + at * group, (size_t) x->k, dots->remainders);
     }
 }
 
-INLINE __m512i dot_of(int fine, const npurt_dots *dots, int r)
+INLINE __m512i dot_of(int int16, const npurt_dots *dots, int r)
 {
-    const __m512i coarse = _mm512_load_si512(dots->coarse[r]);
-    return fine ? _mm512_add_epi32(_mm512_mullo_epi32(coarse, _mm512_set1_epi32(FINE_STEPS)),
-                                   _mm512_load_si512(dots->fine[r]))
-                : coarse;
+    const __m512i code_dot = _mm512_load_si512(dots->codes[r]);
+    return int16
+               ? _mm512_add_epi32(_mm512_mullo_epi32(code_dot, _mm512_set1_epi32(REMAINDER_STEPS)),
+                                  _mm512_load_si512(dots->remainders[r]))
+               : code_dot;
 }
 
 /* Rows from x on, at most 16; `rows` is the tiles' too. */
-INLINE void some_rows(int rows, int group, int offset, int fine, const npurt_tile *w,
+INLINE void some_rows(int rows, int group, int offset, int int16, const npurt_tile *w,
                       npurt_codes codes, npurt_row x, float *out)
 {
     npurt_dots dots[2];
@@ -101,7 +102,7 @@ INLINE void some_rows(int rows, int group, int offset, int fine, const npurt_til
 #pragma clang loop unroll(full)
         for (int r = 0; r < 16; r++) {
             const npurt_block *xb = x.blocks + (r < rows ? r : 0) * (x.k / BLOCK) + at / per_block;
-            const __m512 dot = _mm512_cvtepi32_ps(dot_of(fine, &dots[at % 2], r));
+            const __m512 dot = _mm512_cvtepi32_ps(dot_of(int16, &dots[at % 2], r));
             y[r] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(xb->scale)), y[r]);
             if (offset) {
                 const float sum = group == 32 ? xb->sum : xb->sums[at % 2];
@@ -117,18 +118,18 @@ INLINE void some_rows(int rows, int group, int offset, int fine, const npurt_til
     }
 }
 
-INLINE void all_rows(int group, int offset, int fine, const npurt_tile *w, const npurt_input *x,
+INLINE void all_rows(int group, int offset, int int16, const npurt_tile *w, const npurt_input *x,
                      int64_t row, int rows, int64_t block, float *y)
 {
     _Alignas(64) npurt_codes codes;
     make_signed(w, codes);
     configure(group, 16);
     for (; rows >= 16; rows -= 16, row += 16, y += 16 * ROWS) {
-        some_rows(16, group, offset, fine, w, codes, npurt_row_of(x, row, block), y);
+        some_rows(16, group, offset, int16, w, codes, npurt_row_of(x, row, block), y);
     }
     if (rows) {
         configure(group, rows);
-        some_rows(rows, group, offset, fine, w, codes, npurt_row_of(x, row, block), y);
+        some_rows(rows, group, offset, int16, w, codes, npurt_row_of(x, row, block), y);
     }
     _tile_release();
 }
@@ -136,7 +137,7 @@ INLINE void all_rows(int group, int offset, int fine, const npurt_tile *w, const
 INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *x, int64_t row,
                  int rows, int64_t block, float *y)
 {
-    if (x->fine_codes) {
+    if (x->remainders) {
         all_rows(group, offset, 1, w, x, row, rows, block, y);
     } else {
         all_rows(group, offset, 0, w, x, row, rows, block, y);

@@ -56,7 +56,7 @@ static void rearrange(const npurt_tile *w, npurt_pairs *out)
 
 /* What two rows of x bring to one group: [a b a b]. */
 typedef struct {
-    int8x16_t codes[BLOCK / 8], fine[BLOCK / 8];
+    int8x16_t codes[BLOCK / 8], remainders[BLOCK / 8];
     float32x4_t scale, sum;
     int32x4_t start;
 } npurt_two;
@@ -73,7 +73,7 @@ INLINE int8x16_t pair(const int8_t *from, int64_t k)
     return vcombine_s8(vld1_s8(from), vld1_s8(from + k));
 }
 
-INLINE npurt_two two_of(int group, int fine, int block, int g, npurt_row x, int64_t row, int shift)
+INLINE npurt_two two_of(int group, int int16, int block, int g, npurt_row x, int64_t row, int shift)
 {
     const npurt_block *a = x.blocks + row * (x.k / BLOCK) + block, *b = a + x.k / BLOCK;
     const int64_t from = row * x.k + block * BLOCK + g * group;
@@ -88,7 +88,7 @@ INLINE npurt_two two_of(int group, int fine, int block, int g, npurt_row x, int6
 #pragma clang loop unroll(full)
     for (int i = 0; i < group / 8; i++) {
         two.codes[i] = pair(x.codes + from + 8 * i, x.k);
-        two.fine[i] = fine ? pair(x.fine + from + 8 * i, x.k) : two.codes[i];
+        two.remainders[i] = int16 ? pair(x.remainders + from + 8 * i, x.k) : two.codes[i];
     }
     return two;
 }
@@ -105,12 +105,12 @@ INLINE int32x4_t dot(int group, const uint8x16_t (*w)[PAIRS], int p, const int8x
 }
 
 /* Four rows of x by the tile: group g of block b. */
-INLINE void one_group(int group, int offset, int fine, const npurt_tile *w,
+INLINE void one_group(int group, int offset, int int16, const npurt_tile *w,
                       const npurt_pairs *pairs, int b, int g, npurt_row x, float32x4_t y[2][PAIRS])
 {
     const int at = b * (BLOCK / group) + g, shift = offset ? -1 : w->shift;
-    const npurt_two two[2] = {two_of(group, fine, b, g, x, 0, shift),
-                              two_of(group, fine, b, g, x, 2, shift)};
+    const npurt_two two[2] = {two_of(group, int16, b, g, x, 0, shift),
+                              two_of(group, int16, b, g, x, 2, shift)};
     const uint8x16_t(*codes)[PAIRS] = pairs->codes + at * group / 8;
 #pragma clang loop unroll(full)
     for (int p = 0; p < PAIRS; p++) {
@@ -118,11 +118,11 @@ INLINE void one_group(int group, int offset, int fine, const npurt_tile *w,
         for (int r = 0; r < 2; r++) {
             const float32x4_t both = vmulq_f32(pairs->scales[at][p], two[r].scale);
             int32x4_t sum = two[r].start;
-            if (fine) {
-                const int32x4_t coarse = dot(group, codes, p, two[r].codes, vdupq_n_s32(0));
-                sum = vmlaq_n_s32(sum, coarse, FINE_STEPS);
+            if (int16) {
+                const int32x4_t code_dot = dot(group, codes, p, two[r].codes, vdupq_n_s32(0));
+                sum = vmlaq_n_s32(sum, code_dot, REMAINDER_STEPS);
             }
-            sum = dot(group, codes, p, two[r].fine, sum);
+            sum = dot(group, codes, p, two[r].remainders, sum);
             y[r][p] = vfmaq_f32(y[r][p], vcvtq_f32_s32(sum), both);
             if (offset) {
                 y[r][p] = vfmaq_f32(y[r][p], pairs->offsets[at][p], two[r].sum);
@@ -131,7 +131,7 @@ INLINE void one_group(int group, int offset, int fine, const npurt_tile *w,
     }
 }
 
-INLINE void four_rows(int group, int offset, int fine, const npurt_tile *w,
+INLINE void four_rows(int group, int offset, int int16, const npurt_tile *w,
                       const npurt_pairs *pairs, npurt_row x, float *out)
 {
     float32x4_t y[2][PAIRS];
@@ -142,7 +142,7 @@ INLINE void four_rows(int group, int offset, int fine, const npurt_tile *w,
     for (int b = 0; b < w->blocks; b++) {
 #pragma clang loop unroll(full)
         for (int g = 0; g < BLOCK / group; g++) {
-            one_group(group, offset, fine, w, pairs, b, g, x, y);
+            one_group(group, offset, int16, w, pairs, b, g, x, y);
         }
     }
     for (int i = 0; i < 2 * PAIRS; i += 2) {
@@ -160,7 +160,7 @@ INLINE void gemm(int group, int offset, const npurt_tile *w, const npurt_input *
     rearrange(w, &pairs);
     for (int r = 0; r + AT_ONCE <= rows; r += AT_ONCE) {
         const npurt_row four = npurt_row_of(x, row + r, block);
-        if (x->fine_codes) {
+        if (x->remainders) {
             four_rows(group, offset, 1, w, &pairs, four, y + r * ROWS);
         } else {
             four_rows(group, offset, 0, w, &pairs, four, y + r * ROWS);

@@ -18,7 +18,7 @@
 enum { PLAIN, SHIFTED, WIDE };
 
 /* Eight rows of the tile, from row 8 * half on. */
-INLINE void some_rows(int count, int kind, int group, int fine, const npurt_tile *w, npurt_row x,
+INLINE void some_rows(int count, int kind, int group, int int16, const npurt_tile *w, npurt_row x,
                       int half, float *out)
 {
     const int per_block = BLOCK / group, quads = group / 4;
@@ -50,12 +50,12 @@ INLINE void some_rows(int count, int kind, int group, int fine, const npurt_tile
                     start = (group == 32 ? b->minus : b->minuses[at % 2]) << w->shift;
                 }
                 int32x4_t d = vdupq_n_s32(start);
-                if (fine) {
+                if (int16) {
                     const npurt_splat codes = splat(x.codes + from, quads);
-                    const int32x4_t coarse = dot(room, quads, q, codes, vdupq_n_s32(0));
-                    d = vmlaq_n_s32(d, coarse, FINE_STEPS);
+                    const int32x4_t code_dot = dot(room, quads, q, codes, vdupq_n_s32(0));
+                    d = vmlaq_n_s32(d, code_dot, REMAINDER_STEPS);
                 }
-                d = dot(room, quads, q, splat((fine ? x.fine : x.codes) + from, quads), d);
+                d = dot(room, quads, q, splat((int16 ? x.remainders : x.codes) + from, quads), d);
                 y[r][i] = vfmaq_f32(y[r][i], vcvtq_f32_s32(d), vmulq_n_f32(scale, b->scale));
                 if (kind == PLAIN) {
                     const float sum = group == 32 ? b->sum : b->sums[at % 2];
@@ -71,18 +71,18 @@ INLINE void some_rows(int count, int kind, int group, int fine, const npurt_tile
     }
 }
 
-INLINE void both_halves(int kind, int group, int fine, const npurt_tile *w, const npurt_input *x,
+INLINE void both_halves(int kind, int group, int int16, const npurt_tile *w, const npurt_input *x,
                         int64_t row, int rows, int64_t block, float *y)
 {
     for (int half = 0; half < 2; half++) {
         int r = 0;
         for (; r + AT_ONCE <= rows; r += AT_ONCE) {
             const npurt_row some = npurt_row_of(x, row + r, block);
-            some_rows(AT_ONCE, kind, group, fine, w, some, half, y + r * ROWS);
+            some_rows(AT_ONCE, kind, group, int16, w, some, half, y + r * ROWS);
         }
         for (; r < rows; r++) {
             const npurt_row one = npurt_row_of(x, row + r, block);
-            some_rows(1, kind, group, fine, w, one, half, y + r * ROWS);
+            some_rows(1, kind, group, int16, w, one, half, y + r * ROWS);
         }
     }
 }
@@ -90,7 +90,7 @@ INLINE void both_halves(int kind, int group, int fine, const npurt_tile *w, cons
 INLINE void all_rows(int kind, int group, const npurt_tile *w, const npurt_input *x, int64_t row,
                      int rows, int64_t block, float *y)
 {
-    if (x->fine_codes) {
+    if (x->remainders) {
         both_halves(kind, group, 1, w, x, row, rows, block, y);
     } else {
         both_halves(kind, group, 0, w, x, row, rows, block, y);

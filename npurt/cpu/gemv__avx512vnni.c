@@ -5,8 +5,8 @@
  * W       image of panels (layout.h), read once, as one stream.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
- * Exact   dot products of a group are exact int32, of fine rows 255 times that of codes plus that
- *         of fine codes (kernels.h); then, group by group in order,
+ * Exact   dot products of a group are exact int32; for int16 rows 255 times that of the codes plus
+ *         that of the remainders (kernels.h).  Then, group by group in order,
  *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y): every kernel does
  *         these same operations, so all are equal bit for bit.
  * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
@@ -159,7 +159,7 @@ INLINE __m512i dot(const __m512i *q, int quads, const int8_t *codes, __m512i sta
 
 /* One block of one panel: its products with `rows` rows of x, added to y. */
 INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
-                      int fine, int64_t block, __m512 *y)
+                      int int16, int64_t block, __m512 *y)
 {
     const int quads = f.group / 4;
 #pragma clang loop unroll(full)
@@ -173,12 +173,12 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
                 const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
                 sum = _mm512_slli_epi32(_mm512_set1_epi32(minus), (unsigned) f.shift);
             }
-            if (fine) {
-                const __m512i coarse =
+            if (int16) {
+                const __m512i code_dot =
                     dot(w->q + g * quads, quads, x[r].codes + at, _mm512_setzero_si512());
-                sum = dot(w->q + g * quads, quads, x[r].fine + at, sum);
-                sum = _mm512_add_epi32(sum,
-                                       _mm512_mullo_epi32(coarse, _mm512_set1_epi32(FINE_STEPS)));
+                sum = dot(w->q + g * quads, quads, x[r].remainders + at, sum);
+                sum = _mm512_add_epi32(
+                    sum, _mm512_mullo_epi32(code_dot, _mm512_set1_epi32(REMAINDER_STEPS)));
             } else {
                 sum = dot(w->q + g * quads, quads, x[r].codes + at, sum);
             }
@@ -195,7 +195,7 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
 
 /* One panel times `rows` rows of x; the sum of a lone row stays in a register. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
-                      int fine, float *out)
+                      int int16, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const size_t bytes = code_bytes(f.bits);
@@ -215,13 +215,13 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
         for (int b = 0; b < n; b++, place.codes += bytes) {
             int r = 0;
             place.block = b;
-            fetch(at + share * (size_t) b, share, rows * (1 + fine));
+            fetch(at + share * (size_t) b, share, rows * (1 + int16));
             const npurt_weights w = weights_of(f, &place, book);
             for (; r + 2 <= rows; r += 2) {
-                one_block(f, &w, x + r, 2, fine, first + b, y + r);
+                one_block(f, &w, x + r, 2, int16, first + b, y + r);
             }
             if (r < rows) {
-                one_block(f, &w, x + r, 1, fine, first + b, y + r);
+                one_block(f, &w, x + r, 1, int16, first + b, y + r);
             }
         }
         at += head + bytes * (size_t) n;
@@ -238,7 +238,7 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m512i book = _mm512_broadcast_i32x4(
         _mm_xor_si128(_mm_loadu_si128((const __m128i *) npurt_books[f.book]), _mm_set1_epi8(-128)));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        if (x->fine) {
+        if (x->remainders) {
             one_panel(f, image, book, x, rows, 1, y);
         } else if (rows == 1) {
             one_panel(f, image, book, x, 1, 0, y);

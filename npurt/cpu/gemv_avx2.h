@@ -111,7 +111,7 @@ INLINE void scale_of(npurt_format f, const uint8_t *record, int n, int g, int ha
     }
 }
 
-INLINE __m256 one_group(npurt_format f, const npurt_row *x, int fine, int64_t block, int g,
+INLINE __m256 one_group(npurt_format f, const npurt_row *x, int int16, int64_t block, int g,
                         const __m256i *q, __m256 scale, __m256 offset, __m256 y)
 {
     const int quads = f.group / 4, is_signed = f.bits == 8 || f.book;
@@ -119,9 +119,9 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int fine, int64_t bl
     const int64_t at = block * BLOCK + g * f.group;
     const int bits = is_signed ? 8 : f.bits;
     __m256i dot = dot_avx2(bits, quads, q + g * quads, x->codes + at);
-    if (fine) {
-        dot = _mm256_add_epi32(_mm256_mullo_epi32(dot, _mm256_set1_epi32(FINE_STEPS)),
-                               dot_avx2(bits, quads, q + g * quads, x->fine + at));
+    if (int16) {
+        dot = _mm256_add_epi32(_mm256_mullo_epi32(dot, _mm256_set1_epi32(REMAINDER_STEPS)),
+                               dot_avx2(bits, quads, q + g * quads, x->remainders + at));
     }
     if (!is_signed && f.shift >= 0) {
         const int32_t minus = f.group == 32 ? xb->minus : xb->minuses[g];
@@ -138,7 +138,7 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int fine, int64_t bl
 
 /* One panel times `rows` rows of x. */
 INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const npurt_row *x,
-                      int rows, int fine, float *out)
+                      int rows, int int16, float *out)
 {
     const int64_t blocks = x->k / BLOCK;
     const int per_block = BLOCK / f.group;
@@ -148,7 +148,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const
         const size_t codes = scale_bytes(f.scale, f.group, f.offset, n);
         const size_t share = code_bytes(f.bits) + codes / (size_t) n;
         for (int b = 0; b < n; b++) {
-            fetch(record + share * (size_t) b, share, rows * (1 + fine));
+            fetch(record + share * (size_t) b, share, rows * (1 + int16));
 #pragma clang loop unroll(full)
             for (int half = 0; half < 2; half++) {
                 __m256i q[8];
@@ -159,7 +159,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const
                     scale_of(f, record, n, b * per_block + g, half, &scale, &offset);
                     for (int r = 0; r < rows; r++) {
                         y[r][half] =
-                            one_group(f, x + r, fine, first + b, g, q, scale, offset, y[r][half]);
+                            one_group(f, x + r, int16, first + b, g, q, scale, offset, y[r][half]);
                     }
                 }
             }
@@ -179,7 +179,7 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
     const __m256i book =
         _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) npurt_books[f.book]));
     for (int p = 0; p < panels; p++, image += bytes, y += rows * ROWS) {
-        if (x->fine) {
+        if (x->remainders) {
             one_panel(f, image, book, x, rows, 1, y);
         } else if (rows == 1) {
             one_panel(f, image, book, x, 1, 0, y);

@@ -123,14 +123,14 @@ INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, 
 }
 
 /* Group g of a block for one row of x: two vectors of sums. */
-INLINE void one_group(npurt_format f, int fine, int g, int8x16_t q[2][8], npurt_eight scale,
+INLINE void one_group(npurt_format f, int int16, int g, int8x16_t q[2][8], npurt_eight scale,
                       npurt_eight offset, const npurt_row *row, int64_t block, float32x4_t sum[2])
 {
     const int quads = f.group / 4;
     const int64_t at = block * BLOCK + g * f.group;
     const npurt_block *x = row->blocks + block;
     const npurt_splat xs = splat(row->codes + at, quads);
-    const npurt_splat fine_xs = fine ? splat(row->fine + at, quads) : xs;
+    const npurt_splat remainder_xs = int16 ? splat(row->remainders + at, quads) : xs;
     int32_t start = 0;
     if (!is_signed(f) && f.shift >= 0) {
         start = (f.group == 32 ? x->minus : x->minuses[g]) << f.shift;
@@ -139,11 +139,11 @@ INLINE void one_group(npurt_format f, int fine, int g, int8x16_t q[2][8], npurt_
     for (int i = 0; i < 2; i++) {
         const int8x16_t *codes = q[i] + g * quads;
         int32x4_t d = vdupq_n_s32(start);
-        if (fine) {
-            const int32x4_t coarse = dot(room(f), quads, codes, xs, vdupq_n_s32(0));
-            d = vmlaq_n_s32(d, coarse, FINE_STEPS);
+        if (int16) {
+            const int32x4_t code_dot = dot(room(f), quads, codes, xs, vdupq_n_s32(0));
+            d = vmlaq_n_s32(d, code_dot, REMAINDER_STEPS);
         }
-        d = dot(room(f), quads, codes, fine_xs, d);
+        d = dot(room(f), quads, codes, remainder_xs, d);
         const float32x4_t both = vmulq_n_f32(scale.v[i], x->scale);
         sum[i] = vfmaq_f32(sum[i], vcvtq_f32_s32(d), both);
         if (f.offset) {
@@ -156,7 +156,7 @@ INLINE void one_group(npurt_format f, int fine, int g, int8x16_t q[2][8], npurt_
 
 /* y[rows][..8] += x . W^T: block b of a record of eight rows of W. */
 INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
-                      const npurt_row *x, int rows, int fine, int64_t block, float *y)
+                      const npurt_row *x, int rows, int int16, int64_t block, float *y)
 {
     const int per_block = BLOCK / f.group;
     const uint8_t *codes = record + scale_bytes(f.scale, f.group, f.offset, blocks) +
@@ -177,7 +177,7 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
         float32x4_t sum[2] = {vld1q_f32(y), vld1q_f32(y + 4)};
 #pragma clang loop unroll(full)
         for (int g = 0; g < per_block; g++) {
-            one_group(f, fine, g, q, scale[g], offset[g], x + r, block, sum);
+            one_group(f, int16, g, q, scale[g], offset[g], x + r, block, sum);
         }
         vst1q_f32(y, sum[0]);
         vst1q_f32(y + 4, sum[1]);
@@ -185,7 +185,7 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
 }
 
 /* One panel times `rows` rows of x. */
-INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, int rows, int fine,
+INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, int rows, int int16,
                       float *y)
 {
     const int64_t blocks = x->k / BLOCK;
@@ -195,7 +195,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, int
         for (int b = 0; b < n; b++) {
 #pragma clang loop unroll(disable)
             for (int half = 0; half < 2; half++) {
-                one_block(f, at, n, b, half, x, rows, fine, first + b, y + 8 * half);
+                one_block(f, at, n, b, half, x, rows, int16, first + b, y + 8 * half);
             }
         }
         at += record_bytes(&f, n);
@@ -206,7 +206,7 @@ INLINE void gemv(npurt_format f, const uint8_t *image, int panels, const npurt_r
                  float *y)
 {
     for (int p = 0; p < panels; p++, image += panel_bytes(&f, x->k), y += rows * ROWS) {
-        if (x->fine) {
+        if (x->remainders) {
             one_panel(f, image, x, rows, 1, y);
         } else if (rows == 1) {
             one_panel(f, image, x, 1, 0, y);

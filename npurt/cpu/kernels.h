@@ -9,15 +9,16 @@
 #include "vec.h"
 
 /*
- * A fine input's numbers are FINE_STEPS * code + fine code: as many steps as there are codes from
- * -127 to 127, so that none is left out.  The sums of a group join as integers; to multiply by 255 is
- * a shift and a subtraction, which run beside the products.
+ * The numbers of an int16 input are REMAINDER_STEPS * code + remainder: one step for each of the 255
+ * codes from -127 to 127.  The sums of a group are added as integers; a product with 255 is a shift
+ * and a subtraction, which run beside the products.
  */
-enum { FINE_STEPS = NPURT_FINE_STEPS };
+enum { REMAINDER_STEPS = NPURT_REMAINDER_STEPS };
 
 /* One quantised row of a matmul input. */
 typedef struct {
-    const int8_t *codes, *fine; /* fine is NULL for all rows of a product, or for none */
+    const int8_t *codes;
+    const int8_t *remainders; /* NULL for all rows of a product, or for none */
     const npurt_block *blocks;
     int64_t k;
 } npurt_row;
@@ -28,7 +29,7 @@ static inline npurt_row npurt_row_of(const npurt_input *x, int64_t row, int64_t 
     const int64_t at = row * x->k + block * BLOCK;
     return (npurt_row) {
         .codes = x->codes + at,
-        .fine = x->fine_codes ? x->fine_codes + at : NULL,
+        .remainders = x->remainders ? x->remainders + at : NULL,
         .blocks = x->blocks + at / BLOCK,
         .k = x->k,
     };
@@ -37,7 +38,7 @@ static inline npurt_row npurt_row_of(const npurt_input *x, int64_t row, int64_t 
 /* Element `at` of a row, in units of its block's scale. */
 static inline int32_t npurt_number(const npurt_row *x, int64_t at)
 {
-    return x->fine ? x->codes[at] * FINE_STEPS + x->fine[at] : x->codes[at];
+    return x->remainders ? x->codes[at] * REMAINDER_STEPS + x->remainders[at] : x->codes[at];
 }
 
 /* One record of one panel, expanded for use with many rows. */

@@ -42,7 +42,7 @@ static int input_fits(const npurt_input *x, char *why)
 {
     return columns_fit(x->k, why, "columns of an input") &&
            holds(!x->codes || x->k % BLOCK == 0, why, "codes of an input are not whole blocks") &&
-           holds(x->codes || !x->fine_codes, why, "an input has fine codes alone");
+           holds(x->codes || !x->remainders, why, "an input has remainders alone");
 }
 
 static int image_fits(int type, int64_t n, int64_t k, char *why)
@@ -126,7 +126,7 @@ static int gather_fits(const npurt_gather *g, char *why)
     return input_fits(&g->in, why) && input_fits(&g->out, why) &&
            holds(g->in.k == g->out.k, why, "copies have not the columns of their input") &&
            holds(g->in.codes || !g->out.codes, why, "an input has no codes to copy") &&
-           holds(g->in.fine_codes || !g->out.fine_codes, why, "an input has no fine codes to copy");
+           holds(g->in.remainders || !g->out.remainders, why, "an input has no remainders to copy");
 }
 
 static int gate_fits(const npurt_gate *g, char *why)

@@ -271,7 +271,7 @@ class Lowering:
         if not found or not self._gathers:
             raise unsupported(op, "rows of its experts leave this part of the graph")
         x = found[0]
-        quantised, fine = self.values.codes(x)
+        quantised, int16 = self.values.codes(x)
 
         def make() -> tuple[Routing, Input]:
             return Routing(
@@ -280,7 +280,7 @@ class Lowering:
                 gather_indices=empty(rows, top_k, np.int64).reshape(-1),
                 groups=empty(1, min(experts, rows * top_k), GROUP).reshape(-1),
                 experts=experts,
-            ), Input(rows * top_k, x.columns, quantised=quantised, fine=fine)
+            ), Input(rows * top_k, x.columns, quantised=quantised, int16=int16)
 
         kind, made = f"routes to {experts}, {x.columns}", [op.experts, op.weights]
         routing, copies = self._routings[op.experts.name] = self.values.own(

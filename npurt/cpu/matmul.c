@@ -97,8 +97,8 @@ static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
         x->codes = keep(x->codes, elements, to, &used);
         x->blocks = keep(x->blocks, elements / BLOCK * (int64_t) sizeof *x->blocks, to, &used);
     }
-    if (integers && x->fine_codes) {
-        x->fine_codes = keep(x->fine_codes, elements, to, &used);
+    if (integers && x->remainders) {
+        x->remainders = keep(x->remainders, elements, to, &used);
     }
     if (m->groups) {
         m->groups = keep(m->groups, most_groups(m, rows) * (int64_t) sizeof *m->groups, to, &used);
@@ -150,8 +150,8 @@ static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
         view.in.codes += at;
         view.in.blocks += block;
     }
-    if (view.in.fine_codes) {
-        view.in.fine_codes += at;
+    if (view.in.remainders) {
+        view.in.remainders += at;
     }
     for (int i = 0; i < m->weights; i++) {
         npurt_weight *w = &view.w[i];

@@ -24,14 +24,14 @@ enum npurt_limit {
     NPURT_MOST_EXACT = 1 << 17, /* columns of an exact product: its sums fit 32 bits */
 };
 
-enum { NPURT_FINE_STEPS = 255 }; /* of fine codes in one of a code */
+enum { NPURT_REMAINDER_STEPS = 255 }; /* of a remainder in one step of a code */
 
 /* What npurt_run returns besides how many ops were done. */
 enum npurt_error { NPURT_NO_MEMORY = -1, NPURT_REFUSED = -2 };
 
 /*
- * What the kernels need of 32 quantised activations besides their codes.  Where there are fine
- * codes, a code is 255 * code + fine code here.
+ * What the kernels need of 32 quantised activations besides their codes.  With remainders, "code"
+ * below means 255 * code + remainder.
  */
 typedef struct {
     float scale;
@@ -47,7 +47,7 @@ typedef struct {
     float *values;       /* [rows][k] */
     int8_t *codes;       /* [rows][k]; NULL when no consumer multiplies integers */
     npurt_block *blocks; /* [rows][k/32] */
-    int8_t *fine_codes;  /* [rows][k] of what the codes leave over; or NULL */
+    int8_t *remainders;  /* [rows][k] of what the codes leave over; or NULL */
     int64_t k;
 } npurt_input;
 

@@ -33,14 +33,14 @@ INLINE npurt_block block_of(f32x32 whole, float scale)
  *
  * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
  * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it, and
- * codes of zero: what NaN is as an integer, C does not say.
- * Fine codes hold the rest in 255ths, which are the block's scale then: half of the first scale is
- * 127.5 of them, and kernels rely on codes from -127 to 127.  They are zero where 255 times the
- * factor overflows.
+ * codes of zero: C does not say what NaN is as an integer.
+ * Remainders are what the codes leave over, in 255ths of the scale; the block's scale is then such
+ * a 255th.  Half of the first scale is 127.5 of them, and kernels rely on codes from -127 to 127.
+ * Remainders are zero where 255 times the factor overflows.
  */
 static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
-    const float steps = FINE_STEPS;
+    const float steps = REMAINDER_STEPS;
     const int64_t blocks = x->k / BLOCK;
     for (int64_t b = first; b < first + count; b++) {
         const int64_t at = row * blocks + b;
@@ -56,14 +56,14 @@ static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t c
         }
         f32x32 whole = finite == 0 ? __builtin_elementwise_rint(v * inverse) : (f32x32) (0.0f);
         put_codes(whole, x->codes + at * BLOCK);
-        if (x->fine_codes) {
-            const float finer = inverse * steps < INFINITY ? inverse * steps : 0;
+        if (x->remainders) {
+            const float factor = inverse * steps < INFINITY ? inverse * steps : 0;
             const f32x32 rest = __builtin_elementwise_fma(-whole, (f32x32) (scale), v);
-            f32x32 fine = __builtin_elementwise_rint(rest * finer);
-            fine = __builtin_elementwise_max(fine, (f32x32) (-127.0f)); /* of NaN too */
-            fine = __builtin_elementwise_min(fine, (f32x32) (127.0f));
-            put_codes(fine, x->fine_codes + at * BLOCK);
-            whole = whole * steps + fine;
+            f32x32 remainders = __builtin_elementwise_rint(rest * factor);
+            remainders = __builtin_elementwise_max(remainders, (f32x32) (-127.0f)); /* of NaN too */
+            remainders = __builtin_elementwise_min(remainders, (f32x32) (127.0f));
+            put_codes(remainders, x->remainders + at * BLOCK);
+            whole = whole * steps + remainders;
             scale /= steps;
         }
         x->blocks[at] = block_of(whole, scale);

@@ -379,10 +379,10 @@ class Program:
         Raises:
             LayoutError: *out* is wider or narrower, or has codes that *x* has not.
         """
-        have, wanted = (x.k, x.quantised, x.fine), (out.k, out.quantised, out.fine)
+        have, wanted = (x.k, x.quantised, x.int16), (out.k, out.quantised, out.int16)
         if x.k != out.k or (out.quantised and have != wanted):
             raise LayoutError(
-                f"rows of (K, quantised, fine) = {have} cannot be gathered as {wanted}",
+                f"rows of (K, quantised, int16) = {have} cannot be gathered as {wanted}",
                 remedy="make both inputs of one K and quantised alike",
             )
         op = self._add("GATHER", row_multiplier=routing.top_k).gather

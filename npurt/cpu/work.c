@@ -139,8 +139,8 @@ static void gather(const npurt_gather *op, int64_t row)
         memcpy(op->out.blocks + row * blocks, op->in.blocks + from * blocks,
                (size_t) blocks * sizeof(npurt_block));
     }
-    if (op->out.fine_codes) {
-        memcpy(op->out.fine_codes + row * k, op->in.fine_codes + from * k, (size_t) k);
+    if (op->out.remainders) {
+        memcpy(op->out.remainders + row * k, op->in.remainders + from * k, (size_t) k);
     }
 }
 

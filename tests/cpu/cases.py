@@ -91,15 +91,15 @@ def packed_stack(program, tensor):
 def arrays(source):
     """Return what quantising made of an input."""
     coarse = [source.codes, source.blocks] if source.quantised else []
-    return coarse + ([source.fine_codes] if source.fine else [])
+    return coarse + ([source.remainders] if source.int16 else [])
 
 
-def matmul(program, tensor, x, *, fine=False):
+def matmul(program, tensor, x, *, int16=False):
     """Pack, quantise, multiply: return image, what quantising made, and the product."""
     m, k = x.shape
     program.rows = m
     image = packed(program, tensor)
-    source = Input(m, k, quantised=image.integer, fine=fine)
+    source = Input(m, k, quantised=image.integer, int16=int16)
     source.values[:] = x
     if image.integer:
         program.quant(source)
@@ -108,10 +108,10 @@ def matmul(program, tensor, x, *, fine=False):
     return [image.data, *arrays(source), y]
 
 
-def quantise(program, x, *, fine=False):
+def quantise(program, x, *, int16=False):
     """Quantise *x* ``[m, k]``: return codes and what is kept of each block."""
     program.rows = len(x)
-    out = Input(*x.shape, quantised=True, fine=fine)
+    out = Input(*x.shape, quantised=True, int16=int16)
     out.values[:] = x
     program.quant(out)
     return arrays(out)
@@ -251,16 +251,16 @@ def integers(program, a, b):
     return [image, y]
 
 
-def _matmul(fmt, n, k, m, scales=SCALES, *, fine=False):
+def _matmul(fmt, n, k, m, scales=SCALES, *, int16=False):
     def case(program):
         rng = rng_of(fmt, n, k, m)
-        return matmul(program, weight(rng, fmt, n, k, scales), activations(rng, m, k), fine=fine)
+        return matmul(program, weight(rng, fmt, n, k, scales), activations(rng, m, k), int16=int16)
 
     return case
 
 
-def _quantise(fine):
-    return lambda program: quantise(program, activations(rng_of("q"), 9, 1024), fine=fine)
+def _quantise(int16):
+    return lambda program: quantise(program, activations(rng_of("q"), 9, 1024), int16=int16)
 
 
 def _attention(add, position, rows, **shape):
@@ -380,6 +380,6 @@ def _matmuls():
         yield f"matmul {fmt} any bytes", _matmul(fmt, 24, 512, 5, None)
         yield f"spread {fmt}", _spread(fmt, 37, 512)
     for fmt, m in itertools.product(INTEGER, (1, 2, 3, 23)):
-        yield f"fine matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, fine=True)
+        yield f"int16 matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, int16=True)
     for fmt, m, byte in itertools.product(INTEGER, (1, 9), (0x00, 0x80, 0xFF)):
         yield f"matmul {fmt} m{m} of {byte:#04x}", _saturated(fmt, m, byte)

@@ -121,19 +121,19 @@ def route(program, scores, experts, top_k, *, normed=True, scale=1.0, over_chose
     return [to.expert_weights, to.scatter_indices, to.gather_indices, to.groups.view(np.int64)]
 
 
-def mixture(program, weights, x, scores, top_k, *, fine=False, shared=None, gates=None, biases=()):
+def mixture(program, weights, x, scores, top_k, *, int16=False, shared=None, gates=None, biases=()):
     """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
     rows, k = x.shape
     experts = weights[0].shape[0]
     program.rows = rows
     to = routing(rows, experts, top_k)
     stacks = [cases.packed_stack(program, w) for w in weights]
-    source = Input(rows, k, quantised=stacks[0].integer, fine=fine)
+    source = Input(rows, k, quantised=stacks[0].integer, int16=int16)
     source.values[:] = x
     if source.quantised:
         program.quant(source)
     program.route(scores, to, normed=True)
-    copies = Input(rows * top_k, k, quantised=source.quantised, fine=fine)
+    copies = Input(rows * top_k, k, quantised=source.quantised, int16=int16)
     program.gather(source, to, copies)
     y = empty(rows * top_k, sum(w.shape[1] for w in weights))
     program.matmul(copies, stacks, y, routing=to, biases=biases)
@@ -213,7 +213,7 @@ def every_case():
     for fmt in ("q8_0", "mxfp4", "f32", "f16"):
         for rows in (1, 3, 40):
             made[f"experts of {fmt}, {rows} rows"] = _mixture(fmt, rows, 5, 2)
-    made["experts of q8_0, fine"] = _mixture("q8_0", 3, 5, 2, fine=True)
+    made["experts of q8_0, int16"] = _mixture("q8_0", 3, 5, 2, int16=True)
     made["experts of q8_0, with biases"] = _mixture("q8_0", 3, 5, 2, biased=True)
     for options in ({}, {"normed": False}, {"scale": 2.5}, {"over_chosen": True, "normed": False}):
         made[f"route {options}"] = _route(9, 37, 4, **options)

@@ -58,8 +58,8 @@ class Recorded(Program):
         self.arrays.append(value.values)
         if value.quantised:
             self.arrays += [value.codes, value.blocks]
-        if value.fine:
-            self.arrays.append(value.fine_codes)
+        if value.int16:
+            self.arrays.append(value.remainders)
         super()._input(struct, value)
 
     def memory(self):

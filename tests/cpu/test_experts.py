@@ -127,13 +127,13 @@ formats = st.sampled_from(["q8_0", "q4_0", "q4_1", "mxfp4", "iq4_nl", "f32", "f1
 
 
 @given(sizes.filter(lambda size: size[1] <= 20), formats, st.booleans(), seeds)
-def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, fine, seed):
+def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, int16, seed):
     rows, experts, top_k = size
     rng = cases.rng_of(fmt, seed)
     weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
     x, scores = cases.activations(rng, rows, 64), delta_cases.floats(rng, rows, experts)
 
-    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, top_k, fine=fine))
+    *copied, y, out = run(lambda p: delta_cases.mixture(p, weights, x, scores, top_k, int16=int16))
 
     expert_weights, scatter, gather, groups = routed(run, scores, experts, top_k)
     np.testing.assert_array_equal(copied[0], x[gather])
@@ -141,7 +141,7 @@ def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, fine, s
         here, column = np.s_[first : first + count], 0
         for w in weights if count else ():
             chosen = w[matrix], x[gather[here]]
-            alone = run(lambda p, c=chosen: cases.matmul(p, *c, fine=fine))[-1]
+            alone = run(lambda p, c=chosen: cases.matmul(p, *c, int16=int16))[-1]
             same(y[here, column : column + w.shape[1]], alone)
             column += w.shape[1]
     with np.errstate(all="ignore"):
@@ -152,14 +152,14 @@ def test_a_row_gets_what_its_experts_alone_would_give_it(run, size, fmt, fine, s
                          np.where(sound, bound, 0))  # fmt: skip
 
 
-PLAIN, FINE = {"quantised": True}, {"quantised": True, "fine": True}
+PLAIN, INT16 = {"quantised": True}, {"quantised": True, "int16": True}
 
 
 @pytest.mark.parametrize(
     ("source", "out"),
     [
-        (PLAIN, FINE),
-        (FINE, PLAIN),  # blocks of a fine input are of both sets of codes
+        (PLAIN, INT16),
+        (INT16, PLAIN),  # blocks of an int16 input are of both sets of codes
         ({"quantised": False}, PLAIN),
         (PLAIN | {"k": 64}, PLAIN),
     ],

@@ -28,11 +28,11 @@ def columns(fmt):
     return (256, 512, 768) if block == 256 else (32, 64, 96, 224, 256, 288, 544)
 
 
-def product(fmt, n, k, m, *, seed=0, scales=cases.SCALES, fine=False):
+def product(fmt, n, k, m, *, seed=0, scales=cases.SCALES, int16=False):
     """Return the case of one matmul, and its operands."""
     rng = cases.rng_of(fmt, n, k, m, seed)
     w, x = cases.weight(rng, fmt, n, k, scales), cases.activations(rng, m, k)
-    return (lambda program: cases.matmul(program, w, x, fine=fine)), w, x
+    return (lambda program: cases.matmul(program, w, x, int16=int16)), w, x
 
 
 @given(st.data())
@@ -46,7 +46,7 @@ def test_every_kernel_set_equals_the_portable_one(run, scalar, data):
         data.draw(st.sampled_from(ROWS_OF_X)),
         seed=data.draw(st.integers(0, 2**32)),
         scales=data.draw(st.sampled_from([cases.SCALES, PLAIN, None])),
-        fine=data.draw(st.booleans()),
+        int16=data.draw(st.booleans()),
     )
 
     for have, want in zip(run(case), scalar(case), strict=True):
@@ -78,12 +78,12 @@ def test_products_lie_within_the_rounding_of_float32(run, fmt, data):
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
 @pytest.mark.parametrize("m", [1, 2, 3, 9])
-def test_fine_products_multiply_numbers_of_16_bits(run, fmt, m):
-    case, w, _ = product(fmt, 40, columns(fmt)[-1], m, scales=PLAIN, fine=True)
+def test_int16_products_multiply_numbers_of_16_bits(run, fmt, m):
+    case, w, _ = product(fmt, 40, columns(fmt)[-1], m, scales=PLAIN, int16=True)
 
-    _, codes, blocks, fine_codes, y = run(case)
+    _, codes, blocks, remainders, y = run(case)
 
-    numbers = 255 * codes.astype(np.int32) + fine_codes
+    numbers = 255 * codes.astype(np.int32) + remainders
     reference, bound, _ = oracle.product_of_codes(numbers, blocks.view(np.float32)[:, ::8], w)
     oracle.assert_within(y, reference, bound)
 
@@ -92,7 +92,7 @@ def test_fine_products_multiply_numbers_of_16_bits(run, fmt, m):
 @pytest.mark.parametrize("byte", [0x00, 0x80, 0xFF])
 @pytest.mark.parametrize("m", [1, 2, 9])
 def test_the_largest_numbers_of_16_bits_meet_every_code(run, scalar, fmt, byte, m):
-    """A block of 126 and 127/255 but for one 127: codes of 126, fine codes of 127."""
+    """A block of 126 and 127/255 but for one 127: codes of 126, remainders of 127."""
     w = cases.weight(cases.rng_of(fmt), fmt, 16, 256, np.array([1], np.float16))
     cases.fill(w, byte)
     x = np.full((m, 256), 126 + 127 / 255, np.float32)
@@ -101,10 +101,10 @@ def test_the_largest_numbers_of_16_bits_meet_every_code(run, scalar, fmt, byte, 
     scales = np.full((m, 8), 1 / 255, np.float32)
     reference, bound, total = oracle.product_of_codes(numbers, scales, w)
 
-    _, _, _, fine_codes, y = run(lambda program: cases.matmul(program, w, x, fine=True))
+    _, _, _, remainders, y = run(lambda program: cases.matmul(program, w, x, int16=True))
 
-    assert fine_codes[:, 1:32].min() == 127
-    same(y, scalar(lambda program: cases.matmul(program, w, x, fine=True))[-1])
+    assert remainders[:, 1:32].min() == 127
+    same(y, scalar(lambda program: cases.matmul(program, w, x, int16=True))[-1])
     fits = total < HUGEST
     oracle.assert_within(y[fits], reference[fits], bound[fits])
 
@@ -154,16 +154,16 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
         oracle.assert_within(y[fits], reference[fits], bound[fits])
 
 
-@pytest.mark.parametrize("fine", [False, True])
+@pytest.mark.parametrize("int16", [False, True])
 @pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
-def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt, fine):
+def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt, int16):
     """Many rows go another way, or some at a time; texts must not depend on how it was batched."""
-    case, w, x = product(fmt, 40, 512, 19, scales=PLAIN, fine=fine)
+    case, w, x = product(fmt, 40, 512, 19, scales=PLAIN, int16=int16)
     together = run(case)[-1]
 
     for start, stop in ((0, 1), (7, 8), (18, 19), (3, 5), (4, 7), (8, 12), (9, 14)):
         part = x[start:stop]
-        few = run(lambda program, part=part: cases.matmul(program, w, part, fine=fine))[-1]
+        few = run(lambda program, part=part: cases.matmul(program, w, part, int16=int16))[-1]
         same(few, together[start:stop])
 
 

@@ -20,15 +20,15 @@ widths = st.sampled_from([1, 15, 16, 17, 32, 40, 96, 288, 1056])
 seeds = st.integers(0, 2**32)
 
 
-def assert_quantised(values, codes, blocks, fine_codes=None):
+def assert_quantised(values, codes, blocks, remainders=None):
     """Codes and scales are those of the specification, and what is kept of a block follows.
 
-    With fine codes it is that of 255 * code + fine code, in units of a 255th of the scale.
+    With remainders it is that of 255 * code + remainder, in units of a 255th of the scale.
     """
     want_codes, want_scales = quantize_activations(values)
     numbers = codes
-    if fine_codes is not None:
-        numbers, want_scales = 255 * codes.astype(np.int32) + fine_codes, want_scales / 255
+    if remainders is not None:
+        numbers, want_scales = 255 * codes.astype(np.int32) + remainders, want_scales / 255
     np.testing.assert_array_equal(codes, want_codes)
     same(blocks.view(BLOCK)["scale"], want_scales)
     assert_follows(numbers, blocks)
@@ -77,37 +77,37 @@ def test_halves_round_to_even(run):
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32)
 )
-def test_fine_codes_hold_what_codes_leave_over(run, values):
+def test_remainders_hold_what_codes_leave_over(run, values):
     x = np.array([values], np.float32)
 
-    codes, blocks, fine_codes = run(lambda p: cases.quantise(p, x, fine=True))
+    codes, blocks, remainders = run(lambda p: cases.quantise(p, x, int16=True))
 
-    assert_quantised(x, codes, blocks, fine_codes)
+    assert_quantised(x, codes, blocks, remainders)
     scales = blocks.view(BLOCK)["scale"]
-    held, bound = oracle.fine_activations(codes, fine_codes, scales)
+    held, bound = oracle.int16_activations(codes, remainders, scales)
     oracle.assert_within(x * (scales > 0), held, bound)
 
 
-def test_fine_codes_never_reach_128(run):
+def test_remainders_never_reach_128(run):
     """Kernels rely on it.  Half a scale is 127.5 of its 255ths."""
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = [127, 0.5, 1.5, -0.5, -1.5]
 
-    codes, _, fine_codes = run(lambda program: cases.quantise(program, x, fine=True))
+    codes, _, remainders = run(lambda program: cases.quantise(program, x, int16=True))
 
     assert codes[0, :5].tolist() == [127, 0, 2, 0, -2]
-    assert fine_codes[0, :5].tolist() == [0, 127, -127, -127, 127]
+    assert remainders[0, :5].tolist() == [0, 127, -127, -127, 127]
 
 
-def test_fine_codes_are_zero_where_their_factor_overflows(run):
+def test_remainders_are_zero_where_their_factor_overflows(run):
     """127 / 1e-36 is a float32, 255 times that is not; the rest of the second value is not zero."""
     x = np.zeros((1, 32), np.float32)
     x[0, :2] = [1e-36, 1e-39]
 
-    codes, _, fine_codes = run(lambda program: cases.quantise(program, x, fine=True))
+    codes, _, remainders = run(lambda program: cases.quantise(program, x, int16=True))
 
     assert codes[0, 0] == 127
-    assert not fine_codes.any()
+    assert not remainders.any()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -35,7 +35,7 @@ def layer(program):
     m, k = 7, 512
     x, gain = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal(k, dtype="f4")
     written = cases.norm(program, x, gain, 1e-5)
-    written += cases.matmul(program, cases.weight(rng, "q4_k", 300, k), x, fine=True)
+    written += cases.matmul(program, cases.weight(rng, "q4_k", 300, k), x, int16=True)
     written += cases.unit(program, rng.standard_normal((m, 2 * k), dtype=np.float32))
     heads = cases.heads(
         rng, m, 40, n_heads=4, kv_heads=2, width=32, rotated=32, halves=True, dtype=np.float16

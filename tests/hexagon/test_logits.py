@@ -31,8 +31,8 @@ def logits(model, kind, device):
 def test_a_models_logits_have_the_noise_of_int8_activations_and_no_more(model, kind, simulator):
     path, ids = tiny.path(model, kind), tiny.ids(model, 40)
     exact = reference.logits(path, ids)
-    fine = nmse(reference.logits(path, ids, rounding=reference.int8), exact)
-    plain = reference.logits(path, ids, rounding=lambda x, fine: reference.int8(x, False))
+    int16 = nmse(reference.logits(path, ids, rounding=reference.int8), exact)
+    plain = reference.logits(path, ids, rounding=lambda x, int16: reference.int8(x, False))
     noise = nmse(plain, exact)
 
     on_dsp, report = logits(model, kind, "hexagon:sim")
@@ -40,4 +40,4 @@ def test_a_models_logits_have_the_noise_of_int8_activations_and_no_more(model, k
 
     assert {row.actual for row in report.rows if row.macs} == {"hexagon:sim"}
     assert nmse(on_dsp, exact) < NOISE * noise
-    assert nmse(on_dsp, on_cpu) < NOISE * (noise + fine)
+    assert nmse(on_dsp, on_cpu) < NOISE * (noise + int16)

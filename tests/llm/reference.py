@@ -32,13 +32,13 @@ def load(path):
     return metadata, weights, integer
 
 
-def exact(x, fine):
+def exact(x, int16):
     """Multiply by the activations as they are."""
     return x
 
 
-def int8(x, fine, top=127):
-    """Round activations as the kernels do: to int8 per 32, and *fine* ones by their rest again.
+def int8(x, int16, top=127):
+    """Round activations as the kernels do: to int8 per 32, and *int16* ones by their rest again.
 
     *top* below 127 is a coarser rounding, for comparison.
     """
@@ -46,7 +46,7 @@ def int8(x, fine, top=127):
     step = abs(blocks).max(axis=-1, keepdims=True) / top
     step = np.where(step > 0, step, 1)
     rounded = np.rint(blocks / step) * step
-    if fine:
+    if int16:
         rounded += np.rint((blocks - rounded) / step * 255) * step / 255
     return rounded.reshape(x.shape)
 
@@ -97,11 +97,11 @@ class Decoder:
     def norm(self, x, name):
         return rms(x, self.eps) * self.weights[f"{name}.weight"]
 
-    def product(self, x, name, fine=False, index=slice(None)):
+    def product(self, x, name, int16=False, index=slice(None)):
         """Multiply by a matrix; *index* is that of one in a stack, or all of it."""
         if name == "output" and not self.has(name):
             name = "token_embd"
-        x = self.rounding(x, fine) if f"{name}.weight" in self.integer else x
+        x = self.rounding(x, int16) if f"{name}.weight" in self.integer else x
         matrix = np.atleast_2d(self.weights[f"{name}.weight"])[index]
         return x @ matrix.T + self.weights.get(f"{name}.bias", 0)
 
@@ -119,11 +119,11 @@ class Decoder:
     def attention(self, h, block):
         t, width = len(h), self.key("attention.key_length", h.shape[1] // self.heads)
         if self.has(f"{block}.attn_qkv"):
-            parts = self.product(h, f"{block}.attn_qkv", fine=True)
+            parts = self.product(h, f"{block}.attn_qkv", int16=True)
             kv = self.kv_heads * width
             q, k, v = np.split(parts, [parts.shape[1] - 2 * kv, parts.shape[1] - kv], axis=1)
         else:
-            q, k, v = (self.product(h, f"{block}.attn_{name}", fine=True) for name in "qkv")
+            q, k, v = (self.product(h, f"{block}.attn_{name}", int16=True) for name in "qkv")
         q, gate = q.reshape(t, self.heads, -1), None
         if q.shape[-1] == 2 * width:
             q, gate = q[..., :width], q[..., width:].reshape(t, -1)
@@ -145,19 +145,19 @@ class Decoder:
         """Return q, k and v before the convolution ``[T, C]``, z, beta and alpha."""
         share, t = heads // k_heads, len(h)
         if self.has(f"{block}.ssm_in"):  # by key head: q, k, v, z
-            every = self.product(h, f"{block}.ssm_in", fine=True).reshape(t, k_heads, -1)
+            every = self.product(h, f"{block}.ssm_in", int16=True).reshape(t, k_heads, -1)
             cuts = [width, 2 * width, (2 + share) * width]
             q, k, v, z = (p.reshape(t, -1) for p in np.split(every, cuts, axis=2))
             qkv = np.concatenate([q, k, v], axis=1)
         else:
-            qkv = self.product(h, f"{block}.attn_qkv", fine=True)
-            z = self.product(h, f"{block}.attn_gate", fine=True)
+            qkv = self.product(h, f"{block}.attn_qkv", int16=True)
+            z = self.product(h, f"{block}.attn_gate", int16=True)
         if self.has(f"{block}.ssm_ba"):  # by key head: beta, alpha
-            both = self.product(h, f"{block}.ssm_ba", fine=True).reshape(t, k_heads, 2, share)
+            both = self.product(h, f"{block}.ssm_ba", int16=True).reshape(t, k_heads, 2, share)
             beta, alpha = both[:, :, 0].reshape(t, -1), both[:, :, 1].reshape(t, -1)
         else:
-            beta = self.product(h, f"{block}.ssm_beta", fine=True)
-            alpha = self.product(h, f"{block}.ssm_alpha", fine=True)
+            beta = self.product(h, f"{block}.ssm_beta", int16=True)
+            alpha = self.product(h, f"{block}.ssm_alpha", int16=True)
         return qkv, z, beta, alpha
 
     def delta_net(self, h, block):
@@ -217,7 +217,7 @@ class Decoder:
             second = "ffn_norm" if self.has(f"{block}.ffn_norm") else "post_attention_norm"
             part = self.mixture if self.has(f"{block}.ffn_gate_inp") else self.feed_forward
             x = x + part(self.norm(x, f"{block}.{second}"), block)
-        return self.product(self.norm(x, "output_norm"), "output", fine=True)
+        return self.product(self.norm(x, "output_norm"), "output", int16=True)
 
 
 def delta_net(q, k, v, decay, beta, state=0.0):

@@ -113,8 +113,8 @@ def test_that_noise_would_show_a_lost_bit():
     exact = reference.logits(path, ids)
     noise = nmse(reference.logits(path, ids, rounding=reference.int8), exact)
 
-    coarse = reference.logits(path, ids, rounding=lambda x, fine: reference.int8(x, False))
-    narrow = reference.logits(path, ids, rounding=lambda x, fine: reference.int8(x, fine, 63))
+    coarse = reference.logits(path, ids, rounding=lambda x, int16: reference.int8(x, False))
+    narrow = reference.logits(path, ids, rounding=lambda x, int16: reference.int8(x, int16, 63))
 
     assert nmse(coarse, exact) > 1.5 * noise
     assert nmse(narrow, exact) > 1.5 * noise

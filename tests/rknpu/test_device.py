@@ -95,8 +95,8 @@ def assert_near(device, x, packed, y):
     for start, end in itertools.pairwise(widths):
         mine = device.multiplied(x, packed)[:, start:end].astype(np.float64)
         weights = packed.multiplied(slice(None))[:, start:end].astype(np.float64)
-        fine = 254 if packed.scheme.passes == 2 else 1
-        half_x = abs(mine).max(axis=1, keepdims=True) / 127 / 2 / fine
+        steps = 254 if packed.scheme.passes == 2 else 1
+        half_x = abs(mine).max(axis=1, keepdims=True) / 127 / 2 / steps
         half_w = abs(weights).max(axis=1, keepdims=True).T / 127 / 2
         bound = bound + half_w * abs(mine).sum(1, keepdims=True)
         bound = bound + half_x * abs(weights).sum(1) + (end - start) * half_x * half_w

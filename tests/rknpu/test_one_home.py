@@ -16,8 +16,8 @@ from npurt.settings import SIM_RKNPU
 SIM = Path(__file__).resolve().parents[2] / "sim/rknpu"
 
 
-def test_the_second_pass_is_as_much_finer_in_python_as_in_c():
-    assert lib().NPURT_RK_FINER == quantise.FINER == 2 * 127
+def test_remainders_have_the_same_steps_in_python_and_c():
+    assert lib().NPURT_RK_REMAINDER_STEPS == quantise.REMAINDER_STEPS == 2 * 127
     assert not [
         path.name for path in HEADER.parent.glob("*.c") if re.search(r"\b254\b", path.read_text())
     ]

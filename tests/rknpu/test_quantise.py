@@ -217,7 +217,7 @@ def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
     assert covered == list(range(k))
 
 
-def test_fine_products_never_round_activations_to_8_bits():
+def test_int16_products_never_round_activations_to_8_bits():
     tensor = QTensor.quantize(rows(64, 256, 1, 0.3), "q4_0")
 
     assert quantise.choose(tensor, int16=False).scheme.name == "int8"

@@ -57,13 +57,13 @@ class Products:
     """A plan of one product, ready to run: ``y = x @ tensor.T``."""
 
     def __init__(
-        self, cpu, tensor, x, *, device=None, sampler=None, bias=None, fine=False, head=False
+        self, cpu, tensor, x, *, device=None, sampler=None, bias=None, int16=False, head=False
     ):
         self.ledger = Ledger("test")
         self.plan = Plan(cpu, self.ledger, sampler or Sampler(Mode.ALWAYS))
         self.placed = place([Wanted("the weight", tensor)], device or cpu, cpu)
         self.placed[0].bias = bias
-        self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, fine=fine)
+        self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, int16=int16)
         quantise(cpu, self.x, x)
         self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
         self.plan.matmul("product", self.x, self.placed, self.y, skips_rows=head)

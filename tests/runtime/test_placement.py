@@ -145,7 +145,7 @@ def test_any_part_of_a_model_may_be_refused(monkeypatch, refuses, homes):
     ids = tiny.ids("llama3-256", 120)
     path = tiny.path("llama3-256", "q4_k_m")
     exact = reference.logits(path, ids)
-    coarse = reference.logits(path, ids, rounding=lambda x, fine: reference.int8(x, False))
+    coarse = reference.logits(path, ids, rounding=lambda x, int16: reference.int8(x, False))
 
     with on_fake(monkeypatch, FakeDevice(refuses=refuses)) as llm:
         y = evaluate(llm)

@@ -216,14 +216,16 @@ def test_no_right_product_is_ever_called_wrong(cpu, fmt):
     rng = np.random.default_rng(FORMATS.index(fmt))
     k = 2 * max(BY_NAME[fmt].block, 32)
     shapes = [(1, 40, k), (9, 1200, k), (10, 17, 4 * k)]
-    for size, kind, (m, n, k), fine in itertools.product([1e-4, 1.0], KINDS, shapes, [False, True]):
+    for size, kind, (m, n, k), int16 in itertools.product(
+        [1e-4, 1.0], KINDS, shapes, [False, True]
+    ):
         tensor, x = weight(rng, fmt, n, k, size), activations(rng, m, k, kind)
-        on_host = Products(cpu, tensor, x, fine=fine)
+        on_host = Products(cpu, tensor, x, int16=int16)
         elsewhere = Products(cpu, tensor, x, device=FakeDevice(cpu))
         for products in (on_host, elsewhere):
             for _ in range(2):
                 products.run()
-            assert products.counts() == (2, 2, 0), (size, kind, m, n, k, fine)
+            assert products.counts() == (2, 2, 0), (size, kind, m, n, k, int16)
 
 
 @pytest.mark.parametrize("fmt", ["f32", "bf16"])

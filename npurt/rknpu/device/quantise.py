@@ -29,7 +29,7 @@ from npurt.rknpu.plan.tiling import padded
 BLOCK = 64  # columns of a rotation; larger ones gain little
 SLICE = 1024  # rows of w that are float32 at a time
 
-FINER = 254  # NPURT_RK_FINER: steps of the second pass of int8 in one of the first
+REMAINDER_STEPS = 254  # NPURT_RK_REMAINDER_STEPS: of the second int8 pass in one of the first
 
 # Budgets of relative error, weights and activations together.
 BUDGET = 3e-4
@@ -48,12 +48,12 @@ class Scheme:
     x_error: float  # relative mean square error that rounding x gives results
 
 
-# The errors of x: worst of the products of SmolLM2-135M and Qwen2.5-0.5B and 1.5B, each the mean
-# over 350 tokens of text; the second of two passes is so much finer.
+# The errors of x are means over 350 tokens of text, of the worst product of SmolLM2-135M and
+# Qwen2.5-0.5B and 1.5B.  A step of the second pass is a 254th of a step of the first.
 SCHEMES = (
     Scheme("int8", "int8", 1, 0, True, 1.2e-4),
-    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / FINER**2),
-    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / FINER**2),
+    Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / REMAINDER_STEPS**2),
+    Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / REMAINDER_STEPS**2),
     Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
 )
 PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for codes that are given

@@ -12,8 +12,8 @@ from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (
     BY_NAME,
-    FINER,
     PLAIN,
+    REMAINDER_STEPS,
     Part,
     QuantisedWeight,
     Scheme,
@@ -67,7 +67,7 @@ class PartOnNpu:
         round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
         values = codes[: len(x)].astype(np.float64)
         if scheme.passes == 2:
-            values += codes[len(x) :] / FINER
+            values += codes[len(x) :] / REMAINDER_STEPS
         exact: F64 = values * scales[:, None]
         return exact
 

@@ -13,8 +13,8 @@
 #define NPURT_API
 #endif
 
-/* Steps of the second pass of int8 in one step of the first: twice its largest code. */
-enum { NPURT_RK_FINER = 254 };
+/* Steps of a remainder in one step of a code: twice the largest code. */
+enum { NPURT_RK_REMAINDER_STEPS = 254 };
 
 /*
  * Round m rows of k floats, row i at x + i * pitch, to int8 with one scale a row.

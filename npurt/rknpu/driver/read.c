@@ -11,7 +11,7 @@ static void read_integers(const npurt_rk_block *b, int i, int m, int passes, flo
 {
     const int32_t *high = (const int32_t *) b->sums + (int64_t) i * b->columns;
     const int32_t *low = high + (int64_t) m * b->columns;
-    const double scale = passes == 2 ? b->scales[i] / (double) NPURT_RK_FINER : b->scales[i];
+    const double scale = passes == 2 ? b->scales[i] / (double) NPURT_RK_REMAINDER_STEPS : b->scales[i];
     if (b->slices == 1 && passes == 1) {
         for (int j = 0; j < b->n; j++) {
             put(b, y, j, high[j] * scale * b->w[j]);
@@ -20,7 +20,7 @@ static void read_integers(const npurt_rk_block *b, int i, int m, int passes, flo
     }
     if (b->slices == 1) {
         for (int j = 0; j < b->n; j++) {
-            put(b, y, j, (high[j] * (double) NPURT_RK_FINER + low[j]) * scale * b->w[j]);
+            put(b, y, j, (high[j] * (double) NPURT_RK_REMAINDER_STEPS + low[j]) * scale * b->w[j]);
         }
         return;
     }
@@ -28,7 +28,7 @@ static void read_integers(const npurt_rk_block *b, int i, int m, int passes, flo
         int64_t sum = 0;
         for (int s = 0; s < b->slices; s++) {
             const int64_t first = high[s * b->slice + j];
-            sum += passes == 2 ? NPURT_RK_FINER * first + low[s * b->slice + j] : first;
+            sum += passes == 2 ? NPURT_RK_REMAINDER_STEPS * first + low[s * b->slice + j] : first;
         }
         put(b, y, j, (double) sum * scale * b->w[j]);
     }

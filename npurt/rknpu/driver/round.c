@@ -79,7 +79,7 @@ static void round_row(const float *restrict z, int kp, float inverse, int8_t *re
     for (int i = 0; i < kp; i++) {
         float scaled = z[i] * inverse, code = nearest(scaled);
         high[i] = (int8_t) code;
-        low[i] = (int8_t) nearest((scaled - code) * NPURT_RK_FINER);
+        low[i] = (int8_t) nearest((scaled - code) * NPURT_RK_REMAINDER_STEPS);
     }
 }
 
