@@ -8,7 +8,7 @@ import argparse
 
 import numpy as np
 
-from npurt.rknpu.driver.base import Work
+from npurt.rknpu.driver.base import CoreTasks
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.system import Simulator, System
 from npurt.rknpu.isa.formats import FORMATS
@@ -43,7 +43,7 @@ def main():
         addresses = [
             (features.address + t.a, weight.address + t.b, result.address + t.c) for t in tiles
         ]
-        job = driver.prepare([Work([t.task for t in tiles], addresses)])  # proven not to hang
+        job = driver.prepare([CoreTasks([t.task for t in tiles], addresses)])  # proven not to hang
         driver.run(job)
         with result.cpu_access(write=False) as memory:
             c = images.results_matrix([memory.copy()], product)

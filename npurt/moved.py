@@ -34,13 +34,17 @@ def modules(names: Mapping[str, str]) -> None:
 
 
 def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of *package*: *names* has the module that each name went to."""
+    """Return the ``__getattr__`` of *package*, for names that moved.
+
+    *names* has the new module of each name, followed by a colon and its new name if that changed.
+    """
 
     def find(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        _warn(f"{package}.{name}", f"{names[name]}.{name}")
-        return getattr(import_module(names[name]), name)
+        module, _, renamed = names[name].partition(":")
+        _warn(f"{package}.{name}", f"{module}.{renamed or name}")
+        return getattr(import_module(module), renamed or name)
 
     return find
 

@@ -1,4 +1,4 @@
-"""Ranges of a whole, such as of a buffer's bytes, that are handed out and come back."""
+"""An allocator of ranges, such as of a buffer's bytes."""
 
 
 class Ranges:
@@ -11,11 +11,11 @@ class Ranges:
 
     @property
     def is_free(self) -> bool:
-        """True when no range is taken."""
+        """True when no range is allocated."""
         return self._free == self._whole
 
-    def take(self, size: int) -> int | None:
-        """Take a range of *size*, rounded up; return its start, or None when it fits nowhere."""
+    def allocate(self, size: int) -> int | None:
+        """Allocate *size*, rounded up; return where it starts, or None when it fits nowhere."""
         size = self._rounded(size)
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
@@ -23,8 +23,8 @@ class Ranges:
                 return start
         return None
 
-    def give_back(self, start: int, size: int) -> None:
-        """Give back a range that `take` returned."""
+    def free(self, start: int, size: int) -> None:
+        """Free a range that `allocate` returned."""
         merged: list[tuple[int, int]] = []
         for part in sorted([*self._free, (start, start + self._rounded(size))]):
             if merged and merged[-1][1] == part[0]:

@@ -192,7 +192,7 @@ def rotate(a, b, cos, sin):
     return (first, second), bounds
 
 
-def spread(w, r):
+def transposed_matvec(w, r):
     """Return ``W^T r``, its bound, and the least that the squares of its terms add up to.
 
     A term is the product of three float32 numbers, to which an offset may be added; the terms of 64

@@ -29,7 +29,8 @@ from npurt.llm.state.state import Snapshot
         ("npurt.llm.tokenizer", "Tokenizer", "npurt.llm.text.tokenizer"),
         ("npurt.llm.weights", "load", "npurt.llm.arch.weights"),
         ("npurt.rknpu.detect", "open_driver", "npurt.rknpu.driver.detect"),
-        ("npurt.rknpu.driver", "Work", "npurt.rknpu.driver.base"),
+        ("npurt.rknpu.driver", "Work", "npurt.rknpu.driver.base:CoreTasks"),
+        ("npurt.rknpu.driver.base", "Work", "npurt.rknpu.driver.base:CoreTasks"),
         ("npurt.rknpu.forms", "FORMS", "npurt.rknpu.isa.formats"),
         ("npurt.rknpu.images", "features_image", "npurt.rknpu.plan.images"),
         ("npurt.rknpu.plan", "plan_weights", "npurt.rknpu.plan.tiling"),
@@ -45,10 +46,11 @@ def test_an_old_name_is_the_new_one_and_warns(old, name, new, monkeypatch):
     if old in moved_modules():
         monkeypatch.delitem(sys.modules, old, raising=False)
 
-    with pytest.warns(DeprecationWarning, match=f"{old}.* is now {new}"):
+    with pytest.warns(DeprecationWarning, match=f"{old}.* is now {new.replace(':', '.')}"):
         found = getattr(importlib.import_module(old), name)
 
-    assert found is getattr(importlib.import_module(new), name)
+    module, _, renamed = new.partition(":")
+    assert found is getattr(importlib.import_module(module), renamed or name)
 
 
 def moved_modules():

@@ -9,12 +9,12 @@ from npurt.ranges import Ranges
 def test_the_first_range_that_fits_is_taken():
     ranges = Ranges(1000, 40)
 
-    assert [ranges.take(n) for n in (41, 40, 1, 840)] == [0, 80, 120, 160]
-    assert ranges.take(1) is None
-    ranges.give_back(80, 40)
-    ranges.give_back(0, 41)
-    assert ranges.take(121) is None
-    assert ranges.take(120) == 0
+    assert [ranges.allocate(n) for n in (41, 40, 1, 840)] == [0, 80, 120, 160]
+    assert ranges.allocate(1) is None
+    ranges.free(80, 40)
+    ranges.free(0, 41)
+    assert ranges.allocate(121) is None
+    assert ranges.allocate(120) == 0
     assert not ranges.is_free
 
 
@@ -26,10 +26,10 @@ def test_nobody_has_what_another_has_and_nothing_is_lost(data):
     for _ in range(data.draw(st.integers(0, 30))):
         if held and data.draw(st.booleans()):
             start = data.draw(st.sampled_from(sorted(held)))
-            ranges.give_back(start, held.pop(start))
+            ranges.free(start, held.pop(start))
             continue
         nbytes = data.draw(st.integers(1, 300))
-        start = ranges.take(nbytes)
+        start = ranges.allocate(nbytes)
         if start is None:
             continue
         assert start % step == 0
@@ -37,6 +37,6 @@ def test_nobody_has_what_another_has_and_nothing_is_lost(data):
         assert all(start + nbytes <= s or s + n <= start for s, n in held.items())
         held[start] = nbytes
     for start, nbytes in held.items():
-        ranges.give_back(start, nbytes)
+        ranges.free(start, nbytes)
     assert ranges.is_free
-    assert size < step or ranges.take(size // step * step) == 0
+    assert size < step or ranges.allocate(size // step * step) == 0

@@ -71,7 +71,7 @@ class ToySegment(ReferenceSegment):
             if isinstance(op, ops.MatMul):
                 self.packed[op.name] = rounded(weights.values(op.weight.name))
                 self.nbytes += sum(array.nbytes for array in self.packed[op.name])
-        device.take(self.nbytes, part.name)
+        device.allocate(self.nbytes, part.name)
         kernel = functools.partial(matmul, self.packed)  # a method would keep this segment alive
         super().__init__(part, weights, limits, {ops.MatMul: kernel})
 
@@ -97,7 +97,7 @@ class ToyDevice(Device):
         self.caps = Caps(name, f"toy NPU, int8, {memory >> 20} MiB", simulated=True)
         self.memory, self.used, self.dies, self.runs = memory, 0, dies, 0
 
-    def take(self, nbytes, what):
+    def allocate(self, nbytes, what):
         if self.used + nbytes > self.memory:
             raise DeviceFull(
                 f"no room for {nbytes} bytes of {what} beside {self.used} of {self.memory}",

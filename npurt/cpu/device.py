@@ -73,7 +73,7 @@ class CpuDevice(Device):
         packed = []
         for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
             *experts, n, k = tensor.shape
-            image = Image(arena.take(size), n, k, tensor.format)
+            image = Image(arena.allocate(size), n, k, tensor.format)
             if tensor.size:
                 program = Program(self.engine)
                 blocks = np.ascontiguousarray(tensor.blocks)

@@ -84,7 +84,7 @@ class Input:
 
 
 class Engine:
-    """The threads of one CPU device.  One run at a time: others wait their turn.
+    """The threads of one CPU device.  One run at a time: other threads wait.
 
     They end when it is closed, or when nobody has it any more.  After a fork the child has no
     threads but its own: it gets new ones when it first runs.
@@ -118,7 +118,7 @@ class Engine:
         self._free.atexit = False  # threads end with the process, whatever they do
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[Any]:
+    def locked(self) -> Iterator[Any]:
         """Keep other threads away from the pool, and yield it.
 
         Raises:
@@ -139,7 +139,7 @@ class Engine:
         self, ops: Any, count: int, rows: int = 1, position: int = 0, skip_rows: int = 0
     ) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
-        with self.turn() as pool:
+        with self.locked() as pool:
             done = int(abi.lib().npurt_run(pool, ops, count, rows, position, skip_rows))
             if done == abi.lib().NPURT_REFUSED:
                 why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
@@ -159,7 +159,7 @@ class Engine:
     def settle(self) -> None:
         """Wait until no thread can read the weights of a finished run any more."""
         if self._pool is not None:
-            with self.turn() as pool:
+            with self.locked() as pool:
                 abi.lib().npurt_pool_settle(pool)
 
     def retire(self, kept: object) -> None:
@@ -171,7 +171,7 @@ class Engine:
         self._release()
 
     def _release(self) -> None:
-        """Let go of what was retired, unless another thread has its turn and will do so."""
+        """Let go of what was retired, unless another thread has the lock and will do so."""
         while self._retired and self._lock.acquire(blocking=False):
             try:
                 if self._pool is not None:
@@ -183,7 +183,7 @@ class Engine:
     def close(self) -> None:
         """Stop the threads.  A second call does nothing."""
         if self._pool is not None:
-            with self.turn():
+            with self.locked():
                 self._pool = None
                 self._free()
 

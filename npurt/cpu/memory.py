@@ -49,7 +49,7 @@ class Arena:
         """Bytes that a piece of *nbytes* takes."""
         return -(-nbytes // ALIGN) * ALIGN
 
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return the next *nbytes* bytes; a fresh allocation when the arena is used up."""
         start, self._used = self._used, self._used + self.room(nbytes)
         if self._used > self._memory.nbytes:

@@ -31,7 +31,7 @@ class CpuPacked(Packed):
 
     def multiply(self, x: F32, out: F32) -> None:
         """Write ``x @ w.T`` to *out*, the rows of one run; keep the program for next time."""
-        with self._engine.turn():
+        with self._engine.locked():
             if len(x) not in self._ready:
                 if len(self._ready) == KEPT:
                     del self._ready[next(iter(self._ready))]

@@ -229,7 +229,7 @@ def attend(program, layer, position):
     return [out]
 
 
-def spread(program, tensor, r):
+def transposed_matvec(program, tensor, r):
     """Return ``W^T r`` and the squares that bound its rounding."""
     k = tensor.shape[1]
     s, squares = np.zeros(k), np.zeros(-(-k // 256))
@@ -315,11 +315,11 @@ def _saturated(fmt, m, byte):
     return case
 
 
-def _spread(fmt, n, k):
+def _transposed_matvec(fmt, n, k):
     def case(program):
         rng = rng_of(fmt, n, k)
         r = rng.standard_normal(n, dtype=np.float32).astype(np.float64)
-        return spread(program, weight(rng, fmt, n, k), r)
+        return transposed_matvec(program, weight(rng, fmt, n, k), r)
 
     return case
 
@@ -378,7 +378,7 @@ def _matmuls():
         for n, k, m in shapes:
             yield f"matmul {fmt} n{n} k{k} m{m}", _matmul(fmt, n, k, m)
         yield f"matmul {fmt} any bytes", _matmul(fmt, 24, 512, 5, None)
-        yield f"spread {fmt}", _spread(fmt, 37, 512)
+        yield f"transposed matvec {fmt}", _transposed_matvec(fmt, 37, 512)
     for fmt, m in itertools.product(INTEGER, (1, 2, 3, 23)):
         yield f"int16 matmul {fmt} m{m}", _matmul(fmt, 20, 256, m, int16=True)
     for fmt, m, byte in itertools.product(INTEGER, (1, 9), (0x00, 0x80, 0xFF)):

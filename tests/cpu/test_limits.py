@@ -242,14 +242,14 @@ def test_the_most_experts_work(engine):
     rng = cases.rng_of("experts")
     scores = rng.standard_normal((2, MOST.experts), dtype=np.float32)
     program = Recorded(engine)
-    shares, places, sources, groups = delta_cases.route(program, scores, MOST.experts, 3)
+    expert_weights, scatter, gather, groups = delta_cases.route(program, scores, MOST.experts, 3)
     assert program.run(2) == len(program)
 
-    assert shares.shape == (2, 3)
+    assert expert_weights.shape == (2, 3)
     chosen = {int(e) for row in scores for e in np.argsort(-row)[:3]}
     assert {int(matrix) for matrix, rows, _ in groups.view(GROUP).tolist() if rows} == chosen
-    assert sorted(sources.tolist()) == [0, 0, 0, 1, 1, 1]
-    assert sorted(places.ravel().tolist()) == list(range(6))
+    assert sorted(gather.tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sorted(scatter.ravel().tolist()) == list(range(6))
 
 
 def test_a_product_wider_than_a_threads_memory_goes_through_it_in_pieces():

@@ -386,7 +386,7 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
     same(out[0], layer.v_cache[0, keys[0, :101, 0].argmax()])
 
 
-# --- Spread -------------------------------------------------------------------------------------
+# --- Transposed matvec ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -400,9 +400,9 @@ def test_spread_is_the_transposed_product(run, fmt, n):
     if fmt in cases.DENSE:
         w = cases.QTensor.quantize(rng.standard_normal((n, k)), fmt)
     r = rng.standard_normal(n, dtype=np.float32).astype(np.float64)
-    reference, bound, least = oracle.spread(w, r)
+    reference, bound, least = oracle.transposed_matvec(w, r)
 
-    s, squares = run(lambda program: cases.spread(program, w, r))
+    s, squares = run(lambda program: cases.transposed_matvec(program, w, r))
 
     oracle.assert_within(s, reference, bound)
     records = least.reshape(-1, 256).sum(axis=1)
@@ -416,6 +416,6 @@ def test_spread_of_many_rows_is_added_up_in_float64(run):
     r = np.ones(n)
     r[0] = 2**24
 
-    s, _ = run(lambda program: cases.spread(program, w, r))
+    s, _ = run(lambda program: cases.transposed_matvec(program, w, r))
 
     assert (abs(s - r.sum()) < 64).all()

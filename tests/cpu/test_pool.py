@@ -301,7 +301,7 @@ def test_the_memory_of_a_dropped_program_is_free_at_once(engine):
 def test_what_is_dropped_while_another_thread_has_its_turn_is_free_after_it(engine):
     """And whoever drops it does not wait."""
     held, image = product_that_ran(engine)
-    with engine.turn():
+    with engine.locked():
         other = threading.Thread(target=held.clear)
         other.start()
         other.join()

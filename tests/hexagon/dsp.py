@@ -27,7 +27,7 @@ class Dsp:
         self.block = session.allocate(nbytes)
         self.used = 0
 
-    def take(self, nbytes):
+    def allocate(self, nbytes):
         """Return a dict that names *nbytes* bytes of the block, filled with canaries."""
         offset, self.used = self.used, self.used + aligned(nbytes) + 128
         assert self.used <= self.block.nbytes
@@ -37,14 +37,14 @@ class Dsp:
     def put(self, x):
         """Copy float32 rows in; their stride is a multiple of 128 bytes."""
         stride = aligned(4 * x.shape[1])
-        ref = self.take(stride * len(x)) | {"stride": stride}
+        ref = self.allocate(stride * len(x)) | {"stride": stride}
         self.matrix(ref, x.shape)[...] = x
         return ref
 
     def weight(self, tensor):
         """Copy a tensor's image in."""
         fmt = images.format_of(tensor)
-        ref = self.take(images.image_bytes(fmt, *tensor.shape))
+        ref = self.allocate(images.image_bytes(fmt, *tensor.shape))
         images.pack(tensor, self.bytes(ref))
         return ref
 
@@ -70,7 +70,7 @@ class Dsp:
             "group": 32,
             "x": x_ref or self.put(x),
             "w": w or self.weight(tensor),
-            "y": self.take(stride * m) | {"stride": stride},
+            "y": self.allocate(stride * m) | {"stride": stride},
         }
 
     def request(self, *ops):

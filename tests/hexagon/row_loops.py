@@ -127,7 +127,7 @@ class Machine:
         self._next("zero")
         return ()
 
-    def _spread(self, to):
+    def _transposed_matvec(self, to):
         yield ("v", to), self.r[7]
 
     def _load(self, to, tile):

@@ -62,7 +62,7 @@ class Product:
 
     def _upload(self, tensor):
         fmt = images.format_of(tensor)
-        _, part = self.memory.take(images.image_bytes(fmt, *tensor.shape))
+        _, part = self.memory.allocate(images.image_bytes(fmt, *tensor.shape))
         images.pack(tensor, part.array)
         self.memory.wrote(part)
         return Weight(part, *tensor.shape, fmt.number)

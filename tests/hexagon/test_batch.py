@@ -101,7 +101,7 @@ def test_ops_of_the_same_x_share_its_quantised_rows(dsp):
 def test_an_op_may_read_what_an_earlier_one_wrote(dsp):
     x, first, second = rows(9, 2, 64), weights(10, 96, 64), weights(11, 40, 96)
     a = dsp.product(x, first)
-    a["y"] = dsp.take(2 * 384) | {"stride": 384}
+    a["y"] = dsp.allocate(2 * 384) | {"stride": 384}
     b = dsp.product(np.zeros((2, 96), np.float32), second, x_ref=a["y"])
 
     ya, yb = dsp.run(a, b)
@@ -286,7 +286,7 @@ def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=
     """Return the op of a delta net of ones, and how many floats a row of x and of y has."""
     shape = Shape(sequences, k_heads, heads, width, bool(flags & Flag.GATES), False, 1.0)
     x = dsp.put(np.ones((sequences * tokens, sum(shape.parts)), np.float32))
-    state = dsp.take(shape.state_bytes)
+    state = dsp.allocate(shape.state_bytes)
     words = dsp.bytes(state).view(np.int32).reshape(-1, shape.words)
     pack_state(np.zeros((sequences, heads, width, width), np.float32), shape, words)
     stride = 4 * heads * shape.along_v
@@ -301,7 +301,7 @@ def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=
         "scale": 0x3F800000,
         "x": x,
         "w": state,
-        "y": dsp.take(stride * sequences * tokens) | {"stride": stride},
+        "y": dsp.allocate(stride * sequences * tokens) | {"stride": stride},
     }
 
 
@@ -458,7 +458,7 @@ def test_too_little_memory_is_a_status():
         op = dsp.product(rows(63, 1, 8192), tensor)
         large = session.allocate(1700 << 20)
         x = {"fd": large.fd, "offset": 0, "nbytes": large.nbytes, "stride": 32768}
-        y = dsp.take(50000 * 128) | {"stride": 128}
+        y = dsp.allocate(50000 * 128) | {"stride": 128}
         for _ in range(16):
             session.allocate(64 << 20)
 

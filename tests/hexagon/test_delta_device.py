@@ -27,7 +27,7 @@ def shared():
         yield device
 
 
-def spread(net, *, sequences, heads, width):
+def broadcast(net, *, sequences, heads, width):
     """Return *net* of another shape, whose elements share their memory."""
 
     def of(*shape):
@@ -130,9 +130,9 @@ def test_what_cannot_be_done_has_its_reason(shared):
     two = replace(net, decay=np.zeros((1, 1, 2, 2), np.float32))
     odd = replace(net, k=np.zeros((1, 1, 3, 32), np.float32))
     apart = replace(net, state=net.state.transpose(0, 1, 3, 2))
-    many = spread(net, sequences=513, heads=2, width=32)
-    rows = spread(net, sequences=512, heads=64, width=128)
-    states = spread(net, sequences=8, heads=4056, width=128)
+    many = broadcast(net, sequences=513, heads=2, width=32)
+    rows = broadcast(net, sequences=512, heads=64, width=128)
+    states = broadcast(net, sequences=8, heads=4056, width=128)
     cases = {
         "513 sequences": many,
         f"{delta_state.BATCH_BYTES} bytes": rows,

@@ -139,9 +139,9 @@ def test_what_a_state_is_made_again_from_does_not_grow(shared):
     state = shared.delta_state(net)
     for token in range(3 * KEPT):
         state.advance(net.after(token).first(1))
-        assert len(state._form.rows) <= KEPT
+        assert len(state._version.rows) <= KEPT
     state.advance(net)
-    assert not state._form.rows
+    assert not state._version.rows
 
 
 def test_states_that_nobody_has_any_more_leave_their_memory(fresh):
@@ -422,7 +422,7 @@ def test_a_snapshot_of_a_dsp_that_has_died_is_exact(tokens, fresh):
     state = after(fresh, net, tokens)
     wanted = state.exact()
     state = after(fresh, net, tokens)
-    state._there = None  # as after a call that broke off
+    state._in_memory = None  # as after a call that broke off
     kill_dsp_of(fresh)
 
     np.testing.assert_array_equal(state.exact(), wanted)
@@ -434,7 +434,7 @@ def test_a_snapshot_that_cannot_be_exact_is_refused(fresh, monkeypatch):
     monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 3}))
     state = after(fresh, net, 2)
-    state._there = None
+    state._in_memory = None
     tell("crash=1+")
 
     with pytest.raises(DeviceLost):

@@ -184,26 +184,26 @@ def test_a_library_too_old_to_ask_says_nothing_either(tmp_path):
 
 def test_sessions_are_handed_out_once_each_and_used_again(fake):
     sessions = session_pool(fake.library)
-    first = [sessions.take() for _ in range(4)]
+    first = [sessions.acquire() for _ in range(4)]
 
     assert first == [SessionSlot("cdsp", n, 3 + 8 * n) for n in range(4)]
-    sessions.give_back(first[2])
-    assert sessions.take() is first[2]
+    sessions.release(first[2])
+    assert sessions.acquire() is first[2]
     assert fake.count("session13") == 3  # a reservation cannot be undone: none is wasted
     with pytest.raises(DeviceNotFound, match="session"):
-        sessions.take()
+        sessions.acquire()
 
 
 def test_a_session_asked_for_by_number_is_that_one_or_none(fake):
     sessions = session_pool(fake.library)
 
-    assert sessions.take(session=2).effective == 19
+    assert sessions.acquire(session=2).effective == 19
     with pytest.raises(DeviceNotFound, match="session 2 of the cdsp is in use"):
-        sessions.take(session=2)
-    assert sessions.take().session == 0
-    assert sessions.take().session == 1
+        sessions.acquire(session=2)
+    assert sessions.acquire().session == 0
+    assert sessions.acquire().session == 1
     with pytest.raises(DeviceNotFound):
-        sessions.take(session=4)
+        sessions.acquire(session=4)
 
 
 @pytest.mark.parametrize("code", [0x14, 0xFFFFFFFF])
@@ -211,19 +211,19 @@ def test_an_old_library_has_session_0_under_a_uri_put_together_by_hand(fake, cod
     for request in (13, 14, 15):
         fake.answer(f"session{request}", code, times=-1)
     sessions = session_pool(fake.library)
-    slot = sessions.take()
+    slot = sessions.acquire()
 
     assert slot == SessionSlot("cdsp", 0, 3)
     assert sessions.uri(slot, "file:///a.so?b") == "file:///a.so?b&_dom=cdsp"
     with pytest.raises(DeviceNotFound, match="no further session") as caught:
-        sessions.take()
+        sessions.acquire()
     assert "session 0" in caught.value.remedy
 
 
 def test_the_library_writes_the_uri_where_it_can(fake):
     sessions = session_pool(fake.library)
 
-    uri = sessions.uri(sessions.take(session=1), "file:///a.so?b&_modver=1.0")
+    uri = sessions.uri(sessions.acquire(session=1), "file:///a.so?b&_modver=1.0")
 
     assert uri == "file:///a.so?b&_modver=1.0&_dom=cdsp&_session=1"
 
@@ -233,7 +233,7 @@ def test_a_signed_process_that_is_there_already_is_said_to_be_the_reason(fake):
     sessions = session_pool(fake.library)
 
     with pytest.raises(DriverError, match="signed"):
-        sessions.allow_unsigned(sessions.take())
+        sessions.allow_unsigned(sessions.acquire())
 
 
 def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, monkeypatch):
@@ -247,14 +247,14 @@ def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, mo
 
     def take():
         barrier.wait()
-        return sessions.take()
+        return sessions.acquire()
 
     with ThreadPoolExecutor(SESSIONS) as threads:
         for _ in range(50):
             taken = [one.result() for one in [threads.submit(take) for _ in range(SESSIONS)]]
             assert {slot.session for slot in taken} == set(range(SESSIONS))
             for slot in taken:
-                sessions.give_back(slot)
+                sessions.release(slot)
 
 
 # --- The skel -------------------------------------------------------------------------------------

@@ -138,29 +138,29 @@ def test_parts_of_a_block_are_aligned_and_apart_and_can_be_had_again(steps):
     arena = Arena(Block(np.zeros(40960, np.uint8), 5))
     held = []
     for number, (size, give) in enumerate(steps, 1):
-        part = arena.take(size)
+        part = arena.allocate(size)
         if part is not None:
             assert (part.nbytes, part.offset % ALIGN) == (size, 0)
             part.array[:] = number
             held.append((number, part))
         if give and held:
-            arena.give_back(held.pop(0)[1])
+            arena.free(held.pop(0)[1])
         assert all((part.array == number).all() for number, part in held)
     for _, part in held:
-        arena.give_back(part)
+        arena.free(part)
 
-    whole = arena.take(40960)
+    whole = arena.allocate(40960)
     assert whole is not None
     assert whole.array.nbytes == 40960
-    assert arena.take(1) is None
+    assert arena.allocate(1) is None
 
 
 def test_what_fits_is_found():
     arena = Arena(Block(np.zeros(512, np.uint8), 5))
-    first, second, third = (arena.take(size) for size in (1, 128, 129))
+    first, second, third = (arena.allocate(size) for size in (1, 128, 129))
 
     assert [part.offset for part in (first, second, third)] == [0, 128, 256]
-    assert arena.take(1) is None
-    arena.give_back(second)
-    arena.give_back(first)
-    assert arena.take(256).offset == 0
+    assert arena.allocate(1) is None
+    arena.free(second)
+    arena.free(first)
+    assert arena.allocate(256).offset == 0

@@ -505,8 +505,8 @@ def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):
 
     theirs = sessions._reserve("cdsp")
     assert theirs.session == 1
-    others = [sessions.take() for _ in range(3)]
+    others = [sessions.acquire() for _ in range(3)]
     assert sorted(slot.session for slot in others) == [0, 2, 3]
     for slot in others:
-        sessions.give_back(slot)
+        sessions.release(slot)
     sessions._known["cdsp"].append(theirs)  # it was reserved for good

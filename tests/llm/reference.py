@@ -78,14 +78,14 @@ def rms(x, eps):
 class Decoder:
     """One file, and how it is evaluated; arguments as of `logits`."""
 
-    def __init__(self, path, rounding, cache, turn):
+    def __init__(self, path, rounding, cache, rotation):
         self.metadata, self.weights, self.integer = load(path)
         self.arch = self.metadata["general.architecture"]
         self.rounding, self.cache = rounding, cache
         self.eps = self.key("attention.layer_norm_rms_epsilon")
         self.heads = self.key("attention.head_count")
         self.kv_heads = self.key("attention.head_count_kv", self.heads)
-        self.rate, self.factor = turn or (radians(self.metadata, self.weights), 1.0)
+        self.rate, self.factor = rotation or (radians(self.metadata, self.weights), 1.0)
 
     def key(self, name, *default):
         key = f"{self.arch}.{name}"
@@ -239,15 +239,15 @@ def delta_net(q, k, v, decay, beta, state=0.0):
     return out, state
 
 
-def logits(path, ids, *, rounding=exact, cache=np.float64, turn=None):
+def logits(path, ids, *, rounding=exact, cache=np.float64, rotation=None):
     """Return float64 ``[T, V]`` for all of *ids*, from an empty cache.
 
     Args:
         rounding: What becomes of activations before a product with block-quantised weights.
         cache: Element type that keys and values are kept in.
-        turn: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
+        rotation: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
     """
-    return Decoder(path, rounding, cache, turn).logits(ids)
+    return Decoder(path, rounding, cache, rotation).logits(ids)
 
 
 def nmse(y, reference):

@@ -83,7 +83,7 @@ def test_a_device_that_cannot_be_closed_keeps_nothing_else_open():
 
     with pytest.raises(DriverError, match="it hangs"):
         llm.close()
-    with pytest.raises(NpurtError, match="closed"), cpu.engine.turn():
+    with pytest.raises(NpurtError, match="closed"), cpu.engine.locked():
         pass
     with pytest.raises(SettingError, match="closed"):
         llm.eval([1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError
-from npurt.llm.decode.generate import Timing, cut
+from npurt.llm.decode.generate import Timing, split_at_stop
 from npurt.llm.spec.controller import Controller
 from tests.llm import tiny
 from tests.llm.conftest import FIRST_PADDING, GREEDY, PROMPT, fresh, open_tiny
@@ -162,10 +162,10 @@ texts = st.text("ab", max_size=8)
 
 
 @given(st.lists(texts, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_cut_shows_what_no_stop_text_can_reach_and_nothing_after_one(pieces, stops):
+def test_split_at_stop_shows_what_no_stop_text_can_reach_and_nothing_after_one(pieces, stops):
     shown, held, stopped = "", "", False
     for piece in pieces:
-        text, held, stopped = cut(held + piece, stops)
+        text, held, stopped = split_at_stop(held + piece, stops)
         shown += text
         if stopped:
             break

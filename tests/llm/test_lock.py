@@ -6,7 +6,7 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
-from npurt.llm.decode.generate import cut
+from npurt.llm.decode.generate import split_at_stop
 from npurt.llm.decode.sampler import Sampler
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -92,9 +92,9 @@ def test_a_whole_text_is_one_turn(llm, monkeypatch):
 
     def meddling(*args):
         raised.append(elsewhere(lambda: llm.eval(OTHER)))
-        return cut(*args)
+        return split_at_stop(*args)
 
-    monkeypatch.setattr("npurt.llm.decode.generate.cut", meddling)
+    monkeypatch.setattr("npurt.llm.decode.generate.split_at_stop", meddling)
 
     assert fresh(llm, max_tokens=8, **GREEDY) == wanted
     for error in raised:

@@ -169,13 +169,13 @@ def test_a_scaled_model_has_the_logits_of_the_formulas(tmp_path, model, kind):
     divisors = weights.get("rope_freqs.weight", 1)
     base = metadata[f"{arch}.rope.freq_base"]
     if kind == "linear":
-        turn = reference.radians(metadata, weights) / 2.5, 1.0
+        rotation = reference.radians(metadata, weights) / 2.5, 1.0
     else:  # what stretches is the frequency before its divisor
-        turn = yarn(32, base, 2.5, 64, 32, 1) / divisors, 1 + math.log(2.5) / 10
+        rotation = yarn(32, base, 2.5, 64, 32, 1) / divisors, 1 + math.log(2.5) / 10
     ids = tiny.ids(model, 100)
 
     with npurt.Llama(tiny.write(file, tmp_path), kv_type="f32", verify="off") as llm:
         y = llm.eval(ids)
 
-    assert reference.nmse(y, reference.logits(source, ids, turn=turn)) < 1e-9
+    assert reference.nmse(y, reference.logits(source, ids, rotation=rotation)) < 1e-9
     assert reference.nmse(y, reference.logits(source, ids)) > 1e-3

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from npurt.rknpu.driver.base import Work
+from npurt.rknpu.driver.base import CoreTasks
 from npurt.rknpu.plan import images
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import plan, plan_weights
@@ -30,9 +30,9 @@ def buffers(driver, product, core):
     )
 
 
-def work(product, core, a, b, c):
+def core_tasks(product, core, a, b, c):
     tiles = product.tiles[core]
-    return Work(
+    return CoreTasks(
         [tile.task for tile in tiles],
         [(a.address + tile.a, b.address + tile.b, c.address + tile.c) for tile in tiles],
     )
@@ -56,7 +56,7 @@ class Prepared:
             fill(result, GARBAGE)
         self.set(a)
         self.driver = driver
-        self.job = driver.prepare([work(self.plan, i, *self.buffers[i]) for i in self.cores])
+        self.job = driver.prepare([core_tasks(self.plan, i, *self.buffers[i]) for i in self.cores])
 
     def set(self, a):
         for feature, _, _ in self.buffers:

@@ -11,7 +11,7 @@ from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.cost import Estimate
-from npurt.rknpu.plan.tiling import Cut, cut, plan, plan_weights
+from npurt.rknpu.plan.tiling import Interval, plan, plan_weights, split
 from tests.rknpu.measurements import LANGUAGE, MODELS, PRODUCTS
 from tests.rknpu.test_device import by_scheme, device, inputs, multiply, tensor
 
@@ -33,9 +33,9 @@ def plan_of(product):
     weights = plan_weights(number_format(product.format), product.n, product.k, cores=product.cores)
     step, end = weights.format.k_step, weights.k_padded
     if product.whole:
-        weights = dataclasses.replace(weights, slices=(Cut(0, end),))
+        weights = dataclasses.replace(weights, slices=(Interval(0, end),))
     elif k:
-        weights = dataclasses.replace(weights, slices=cut(end, -(-end // k), step))
+        weights = dataclasses.replace(weights, slices=split(end, -(-end // k), step))
     return plan(weights, product.m, Layout.ROW, max_m=rows, max_n=columns)
 
 
@@ -135,9 +135,11 @@ def test_a_slower_clock_and_another_driver_take_longer():
 
 
 def test_weights_that_leave_no_room_for_the_next_group_keep_the_array_waiting():
-    """K = 4096: a group is 4 banks, 64 rows are 8.  Cut in two, the next comes while it works."""
-    whole = dataclasses.replace(plan_weights(INT8, 4096, 4096, cores=1), slices=(Cut(0, 4096),))
-    halves = dataclasses.replace(whole, slices=cut(4096, 2, 32))
+    """K = 4096: a group is 4 banks, 64 rows are 8.  Split in two, the next comes while it works."""
+    whole = dataclasses.replace(
+        plan_weights(INT8, 4096, 4096, cores=1), slices=(Interval(0, 4096),)
+    )
+    halves = dataclasses.replace(whole, slices=split(4096, 2, 32))
     speed = cost.SPEEDS["rknpu"].expected
 
     def seconds(weights):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
-from npurt.rknpu.driver.base import SENTINEL, Work
+from npurt.rknpu.driver.base import SENTINEL, CoreTasks
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.memory import Created, Space
 from npurt.rknpu.driver.system import System
@@ -21,7 +21,7 @@ from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.proof import Role
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
-from tests.rknpu.products import Prepared, elements, work
+from tests.rknpu.products import Prepared, core_tasks, elements
 
 INT8 = FORMATS["int8"]
 A = elements(INT8, (3, 96), 0)
@@ -116,11 +116,11 @@ def test_a_wait_has_an_end(driver, product, faults):
 
 def wait(driver, product, monkeypatch, *, seconds=None):
     """How long the kernel is told to wait for a job of so many *seconds*; None: of its own."""
-    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
+    cores = [core_tasks(product.plan, core, *product.buffers[core]) for core in product.cores]
     with monkeypatch.context() as patch:
         if seconds is not None:
             patch.setattr(driver, "_expected", lambda tasks: seconds)
-        job = driver.prepare(works)
+        job = driver.prepare(cores)
         patch.setattr(driver, "_try", lambda _, told: waits.append(told))
         waits = []
         driver.run(job)
@@ -206,7 +206,7 @@ def test_memory_that_is_not_there_is_told_with_what_is_used(driver, faults, faul
 @pytest.mark.parametrize("call", ["create", "map"])
 def test_a_job_that_cannot_be_loaded_leaves_nothing_behind(driver, faults, call):
     product = Prepared(driver, A, B, INT8, Layout.ROW)
-    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
+    cores = [core_tasks(product.plan, core, *product.buffers[core]) for core in product.cores]
     product.job.free()  # so that memory for commands is allocated again
     before = spans(driver)
     if call == "map" and driver.name == "rocket":
@@ -214,10 +214,10 @@ def test_a_job_that_cannot_be_loaded_leaves_nothing_behind(driver, faults, call)
     for n in range(1, 4 if driver.name == "rocket" else 3):  # rknpu: programs of all cores, tasks
         faults(f"fault=eio@{call}:{n}")
         with pytest.raises(DriverError):
-            driver.prepare(works)
+            driver.prepare(cores)
         assert spans(driver) == before
         faults("reload=1")
-    product.job = driver.prepare(works)
+    product.job = driver.prepare(cores)
     np.testing.assert_array_equal(product.run(), RIGHT)
     product.free()
 
@@ -260,13 +260,13 @@ def test_commands_of_many_jobs_share_buffers_and_make_room_for_each_other(driver
 
 def test_a_program_that_leaves_its_buffers_is_refused_before_any_submit(driver, product, simulator):
     simulator.set("counters=0")
-    works = [work(product.plan, core, *product.buffers[core]) for core in product.cores]
-    spoilt = [list(places) for places in works[0].addresses]
+    cores = [core_tasks(product.plan, core, *product.buffers[core]) for core in product.cores]
+    spoilt = [list(places) for places in cores[0].addresses]
     spoilt[-1][2] += 4096
     before = [list(space.spans) for space in driver.spaces]
 
     with pytest.raises(LayoutError, match="DPU_DST_BASE_ADDR"):
-        driver.prepare([Work(works[0].tasks, spoilt), *works[1:]])
+        driver.prepare([CoreTasks(cores[0].tasks, spoilt), *cores[1:]])
     assert [space.spans for space in driver.spaces] == before
     assert sum(simulator.report()["submits"].values()) == 0
 
@@ -311,10 +311,10 @@ def test_the_vendors_driver_cleans_whole_lines_of_a_part(simulator, start, end, 
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_work_for_no_core_or_too_many_is_refused(driver, count):
-    with pytest.raises(LayoutError, match=f"work for {count} cores"):
-        driver.prepare([Work([], [])] * count)
-    with pytest.raises(LayoutError, match="without tasks"):
-        driver.prepare([Work([], [])])
+    with pytest.raises(LayoutError, match=f"asked for {count} cores"):
+        driver.prepare([CoreTasks([], [])] * count)
+    with pytest.raises(LayoutError, match=r"with \[0\] tasks"):
+        driver.prepare([CoreTasks([], [])])
 
 
 def test_cores_may_have_different_numbers_of_tasks(driver):
@@ -333,11 +333,11 @@ def test_a_chain_that_the_hardware_cannot_count_is_refused(driver):
     if driver.name == "rocket":
         return  # which starts each task by itself
     product = Prepared(driver, A[:1], B[:32], INT8, Layout.ROW)
-    tasks, places = work(product.plan, 0, *product.buffers[0])
+    tasks, places = core_tasks(product.plan, 0, *product.buffers[0])
 
     with pytest.raises(LayoutError, match="cannot run 4096 tasks"):
-        driver.prepare([Work(tasks * 4096, places * 4096)])
-    driver.prepare([Work(tasks * 4095, places * 4095)]).free()
+        driver.prepare([CoreTasks(tasks * 4096, places * 4096)])
+    driver.prepare([CoreTasks(tasks * 4095, places * 4095)]).free()
     product.free()
 
 

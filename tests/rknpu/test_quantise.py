@@ -132,7 +132,7 @@ def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
     scales, w = rng.random((3, m), np.float32), rng.random((3, n), np.float32)
     outs = [np.full((m, 5), np.float32(7)), np.full((m, 2 * n), np.float32(7))]
     run = Run([])
-    run.reads(
+    run.add_scaling(
         [
             Rectangle(sums[0], scales[0], w[0], 1, 0, False),
             Rectangle(sums[1], scales[1], w[1], 1, n, False),
@@ -165,7 +165,7 @@ def test_parts_of_k_are_rounded_as_each_alone():
     ]
 
     run = Run([])
-    run.rounds(targets, x.shape[1])
+    run.add_quantise(targets, x.shape[1])
     run.bind(x, [])
 
     assert System().make(run) is None
@@ -185,7 +185,7 @@ def test_a_bad_row_is_refused_whatever_part_it_is_in():
     ]
 
     run = Run([])
-    run.rounds(targets, x.shape[1])
+    run.add_quantise(targets, x.shape[1])
     for first in (0, 512):
         run.bind(x, [], first)
         with pytest.raises(NumericsError, match=f"row {first + 2} "):

@@ -287,7 +287,7 @@ def test_prepared_calls_give_way_to_others_when_memory_is_short(name, simulator)
         for space in dict.fromkeys(device._driver.spaces):
             for chunks in space._chunks.values():
                 for _, ranges in chunks:  # as if other jobs had the rest
-                    while ranges.take(64) is not None:
+                    while ranges.allocate(64) is not None:
                         pass
         simulator.set("fault=enomem@create:1+")
 

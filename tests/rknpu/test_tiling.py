@@ -13,7 +13,7 @@ from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
-from npurt.rknpu.plan.tiling import cut, max_rows, plan, plan_weights
+from npurt.rknpu.plan.tiling import max_rows, plan, plan_weights, split
 from tests.rknpu.fixtures import load
 
 CASES = load("cbuf_cases.json")["cases"]
@@ -99,7 +99,7 @@ def test_half_an_entry_a_line_is_counted():
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([1, 16, 64]))
 def test_a_cut_covers_its_dimension_in_even_steps(units, parts, step):
-    parts_of = cut(units * step, parts, step)
+    parts_of = split(units * step, parts, step)
 
     assert parts_of[0].start == 0
     assert parts_of[-1].end == units * step
@@ -219,8 +219,8 @@ def test_no_other_cut_of_long_sums_moves_fewer_bytes(k, rows):
     chosen = plan_weights(number_format("int8"), 1536, k, rows=rows)
 
     def moved(parts):
-        cut_so = dataclasses.replace(chosen, slices=cut(k, parts, 32))
-        counts = cost.count(plan(cut_so, rows))
+        split_so = dataclasses.replace(chosen, slices=split(k, parts, 32))
+        counts = cost.count(plan(split_so, rows))
         return counts.weight_bytes + 2 * counts.result_bytes
 
     assert moved(len(chosen.slices)) == min(moved(parts) for parts in range(1, 16))

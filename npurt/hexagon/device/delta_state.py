@@ -1,8 +1,8 @@
 """States of gated delta nets on the DSP, and the calls that take them through tokens.
 
-A state stays in the memory that both share, in the form that delta.h describes.  What it was before
-a call is known all the same: the host keeps a copy from some tokens ago, and the rows of those that
-came since.  Sent again they give the same bits.  So a call that breaks off half-way spoils nothing.
+A state stays in memory that host and DSP share, in the format that delta.h describes.  The host
+keeps a copy of an earlier state, and the rows of the tokens since then.  The same rows sent again
+give the same bits, so a call that breaks off half-way loses nothing.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def why_not(net: DeltaNet) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class StateVersion:
     """A state as its start and the rows of x that have advanced it since."""
 
     start: npt.NDArray[Any]  # float32 as the host gave it, or int32, words of the DSP
@@ -81,7 +81,7 @@ class Memory:
                 call="delta_net",
                 code=0,
             )
-        weakref.finalize(self, session_memory.give_back, block)
+        weakref.finalize(self, session_memory.free, block)
         self._session_memory, self._block, self._shape = session_memory, block, shape
         words = block.array[: shape.state_bytes].view(np.int32)
         self._words: I32 = words.reshape(-1, shape.words)
@@ -128,14 +128,14 @@ class Memory:
         self._results = delta.results(y, self._shape)
         self._count = tokens
 
-    def load(self, form: Form) -> None:
-        """Hold the state that *form* is; raises what `run` does."""
-        if form.start.dtype == np.float32:
-            delta.pack_state(form.start, self._shape, self._words)
+    def load(self, version: StateVersion) -> None:
+        """Make the memory hold *version*.  Errors as `run`."""
+        if version.start.dtype == np.float32:
+            delta.pack_state(version.start, self._shape, self._words)
         else:
-            self._words[...] = form.start
+            self._words[...] = version.start
         self._session_memory.transport.sync_for_device(self._block)
-        for rows in form.rows:
+        for rows in version.rows:
             self._take_tokens(rows.shape[1])
             self._x[...] = rows
             self._call()
@@ -186,9 +186,9 @@ class HexagonState(DeltaState):
     def __init__(self, on_session: OnSession, lock: RLock, net: DeltaNet) -> None:
         self._on_session, self._lock = on_session, lock
         self._shape = delta.shape_of(net)
-        self._form = Form(net.state.copy())
+        self._version = StateVersion(net.state.copy())
         self._memory: Memory | None = None
-        self._there: Form | None = None  # what is in it; None: nobody knows
+        self._in_memory: StateVersion | None = None  # in the memory; None: unknown
 
     def advance(self, net: DeltaNet) -> None:
         """See `DeltaState.advance`; errors as `HexagonDevice.delta_net`."""
@@ -197,41 +197,43 @@ class HexagonState(DeltaState):
     def _advance(self, net: DeltaNet, session_memory: SessionMemory) -> None:
         if self._memory is None:
             self._memory = Memory(session_memory, self._shape)
-        memory, form, tokens = self._memory, self._form, net.v.shape[1]
+        memory, version, tokens = self._memory, self._version, net.v.shape[1]
         for start in range(0, tokens, memory.tokens):
             part = net if tokens <= memory.tokens else net.after(start).first(memory.tokens)
-            self._bring(memory, form)
-            self._there = None
-            form = self._there = _after(form, memory.run(part), memory)
-        self._form = form
+            self._make_current(memory, version)
+            self._in_memory = None
+            version = self._in_memory = _after(version, memory.run(part), memory)
+        self._version = version
 
-    def _bring(self, memory: Memory, form: Form) -> None:
-        """Make *memory* hold *form*."""
-        if self._there is not form:
-            self._there = None
-            memory.load(form)
-            self._there = form
+    def _make_current(self, memory: Memory, version: StateVersion) -> None:
+        """Load *version* into *memory*, unless it is there."""
+        if self._in_memory is not version:
+            self._in_memory = None
+            memory.load(version)
+            self._in_memory = version
 
     def write(self, values: F32) -> None:
         """See `DeltaState.write`."""
-        self._form = Form(values.copy())
+        self._version = StateVersion(values.copy())
 
-    def checkpoint(self) -> Form:
-        """See `DeltaState.checkpoint`: a form that takes a copy to go on from, and no call."""
+    def checkpoint(self) -> StateVersion:
+        """See `DeltaState.checkpoint`: a version whose restoring takes a copy and no call."""
         with self._lock:
-            if self._form.rows and self._memory and self._there is self._form:
-                self._form = self._there = Form(self._memory.copy())
-            return self._form
+            if self._version.rows and self._memory and self._in_memory is self._version:
+                self._version = self._in_memory = StateVersion(self._memory.copy())
+            return self._version
 
-    def restore_checkpoint(self, kept: Form) -> None:
+    def restore_checkpoint(self, kept: StateVersion) -> None:
         """See `DeltaState.restore_checkpoint`."""
-        self._form = kept
+        self._version = kept
 
-    def to_float32(self, kept: Form, heads: slice = ALL) -> F32:
+    def to_float32(self, kept: StateVersion, heads: slice = ALL) -> F32:
         """See `DeltaState.to_float32`."""
         shape = self._shape
         if kept.rows:
-            return delta.passed(self.to_float32(Form(kept.start)), kept.rows, shape)[:, heads]
+            return delta.passed(self.to_float32(StateVersion(kept.start)), kept.rows, shape)[
+                :, heads
+            ]
         if kept.start.dtype == np.float32:
             return kept.start[:, heads]
         words = kept.start.reshape(shape.sequences, shape.heads, -1)[:, heads]
@@ -255,25 +257,25 @@ class HexagonState(DeltaState):
     def _settle(self, session_memory: SessionMemory) -> None:
         if self._memory is None:
             self._memory = Memory(session_memory, self._shape)
-        self._bring(self._memory, self._form)
+        self._make_current(self._memory, self._version)
 
     def restore(self, exact: npt.NDArray[Any]) -> None:
         """See `DeltaState.restore`."""
         if exact.dtype == np.float32:
             self.write(exact)
         else:
-            self._form = Form(delta.words_of(exact, self._shape))
+            self._version = StateVersion(delta.words_of(exact, self._shape))
 
     def leave(self) -> None:
         """Forget the memory, because its session ends."""
         with contextlib.suppress(NpurtError):  # a worker that is gone: then there are the rows
             self.checkpoint()
-        self._memory = self._there = None
+        self._memory = self._in_memory = None
 
 
-def _after(form: Form, rows: F32, memory: Memory) -> Form:
-    """Return what *form* is after *rows*, which *memory* has gone through."""
-    count = form.count + rows.shape[0] * rows.shape[1]
+def _after(version: StateVersion, rows: F32, memory: Memory) -> StateVersion:
+    """Return what *version* is after *rows*, which *memory* has gone through."""
+    count = version.count + rows.shape[0] * rows.shape[1]
     if count > MOST_ROWS:
-        return Form(memory.copy())
-    return Form(form.start, (*form.rows, rows), count)
+        return StateVersion(memory.copy())
+    return StateVersion(version.start, (*version.rows, rows), count)

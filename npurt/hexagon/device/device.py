@@ -94,7 +94,7 @@ class HexagonPacked(Packed):
         """Write the image to *part*, which goes back to *arena* when this object goes."""
         if self._finalizer:
             self._finalizer.detach()  # memory of a session that is no more
-        self._finalizer = weakref.finalize(self, arena.give_back, part)
+        self._finalizer = weakref.finalize(self, arena.free, part)
         self.memory, self.part, self.batches = memory, part, {}
         self._write(part.array)
         memory.wrote(part)
@@ -252,7 +252,7 @@ class HexagonDevice(ProductDevice):
 
     def _place(self, packed: HexagonPacked) -> None:
         for memory in self._with_room():
-            found = memory.take(packed.nbytes)
+            found = memory.allocate(packed.nbytes)
             if found:
                 packed.put(memory, *found)
                 return

@@ -37,14 +37,14 @@ class SessionMemory:
 
     # --- Weights ----------------------------------------------------------------------------------
 
-    def take(self, nbytes: int) -> tuple[Arena, Slice] | None:
+    def allocate(self, nbytes: int) -> tuple[Arena, Slice] | None:
         """Return room for a weight of *nbytes*, or None when the session is full."""
         for arena in self._arenas:
-            part = arena.take(nbytes)
+            part = arena.allocate(nbytes)
             if part:
                 return arena, part
         grown = self._grow(nbytes)
-        part = grown.take(nbytes) if grown else None
+        part = grown.allocate(nbytes) if grown else None
         return (grown, part) if grown and part else None
 
     def _grow(self, nbytes: int) -> Arena | None:
@@ -85,7 +85,7 @@ class SessionMemory:
             self._own.append(made)
         return made
 
-    def give_back(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
         """Return a block of `own`.  May be called at any moment, by a finalizer too."""
         self._returned.append(block)
 

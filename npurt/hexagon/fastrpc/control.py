@@ -78,46 +78,46 @@ class SessionPool:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._known = {name: [SessionSlot(name, 0, number)] for name, number in abi.CDSP.items()}
-        self._taken: set[SessionSlot] = set()
+        self._in_use: set[SessionSlot] = set()
         self._returned: deque[tuple[SessionSlot, bool]] = (
             deque()
         )  # and whether its session has ended
         self._lock = threading.Lock()
 
-    def take(self, domain: str = "cdsp", session: int | None = None) -> SessionSlot:
+    def acquire(self, domain: str = "cdsp", session: int | None = None) -> SessionSlot:
         """Return a session that nobody uses: number *session*, or any.
 
         Raises:
             DeviceNotFound: It is in use, the library has no more, or there is no such DSP.
         """
         with self._lock:
-            return self._take(domain, session)
+            return self._acquire(domain, session)
 
     def in_use(self) -> set[SessionSlot]:
         """Return the sessions in use."""
         with self._lock:
-            self._take_back()
-            return set(self._taken)
+            self._collect()
+            return set(self._in_use)
 
-    def _take_back(self) -> None:
+    def _collect(self) -> None:
         while self._returned:
             slot, ended = self._returned.popleft()
-            self._taken.discard(slot)
+            self._in_use.discard(slot)
             if ended and slot.session and slot in self._known[slot.domain]:
                 self._known[slot.domain].remove(slot)
 
-    def _take(self, domain: str, session: int | None) -> SessionSlot:
+    def _acquire(self, domain: str, session: int | None) -> SessionSlot:
         if domain not in self._known:
             raise DeviceNotFound(
                 f"there is no DSP {domain!r}", remedy=f"name one of {', '.join(self._known)}"
             )
-        self._take_back()
+        self._collect()
         known = self._known[domain]
         for _ in range(SESSIONS):
             fits = [p for p in known if session in (None, p.session)]
-            free = [p for p in fits if p not in self._taken]
+            free = [p for p in fits if p not in self._in_use]
             if free:
-                self._taken.add(free[0])
+                self._in_use.add(free[0])
                 return free[0]
             if fits and session is not None:
                 raise DeviceNotFound(
@@ -130,7 +130,7 @@ class SessionPool:
             remedy=f"ask for a session from 0 to {SESSIONS - 1}",
         )
 
-    def give_back(self, slot: SessionSlot, *, ended: bool = False) -> None:
+    def release(self, slot: SessionSlot, *, ended: bool = False) -> None:
         """Make *slot* free for others.
 
         Args:

@@ -145,7 +145,7 @@ class Arena:
         self._free = [(0, block.nbytes)]  # from, to; in order
         self._returned: deque[Slice] = deque()
 
-    def take(self, nbytes: int) -> Slice | None:
+    def allocate(self, nbytes: int) -> Slice | None:
         """Return *nbytes* bytes, aligned, or None when they do not fit anywhere."""
         self._collect()
         size = aligned(nbytes)
@@ -155,7 +155,7 @@ class Arena:
                 return Slice(self.block, start, nbytes)
         return None
 
-    def give_back(self, part: Slice) -> None:
+    def free(self, part: Slice) -> None:
         """Return *part* to the arena.  May be called at any moment, by a finalizer too."""
         self._returned.append(part)
 

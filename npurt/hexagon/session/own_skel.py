@@ -107,9 +107,9 @@ class OwnSkel:
         if file.name != expected:
             raise NpurtError(f"{file.name} is not {expected}", remedy=f"rename it to {expected}")
         self._deadline = deadline
-        slot = session_pool(library).take(domain)
+        slot = session_pool(library).acquire(domain)
         with contextlib.ExitStack() as undo:
-            undo.callback(session_pool(library).give_back, slot)
+            undo.callback(session_pool(library).release, slot)
             self._owned = Owned(library, slot, interface)
             undo.pop_all()
             self._finalizer = weakref.finalize(self, self._owned.release)

@@ -52,7 +52,7 @@ class Owned:
         if self.handle:
             self.handle.close()
         self.blocks.clear()
-        session_pool(self.library).give_back(self.slot, ended=ended)
+        session_pool(self.library).release(self.slot, ended=ended)
 
     def open(self, module: str) -> None:
         """Load *module*, as in `SessionPool.uri`; on the session's thread."""

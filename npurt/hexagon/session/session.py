@@ -69,9 +69,9 @@ class Session(Transport):
             DeviceNotFound: There is no such DSP or session, or npurt has no code for it.
             DriverError: It cannot be opened; the message says why.
         """
-        slot = session_pool(library).take(domain, session)
+        slot = session_pool(library).acquire(domain, session)
         with contextlib.ExitStack() as undo:
-            undo.callback(session_pool(library).give_back, slot)
+            undo.callback(session_pool(library).release, slot)
             owned = Owned(library, slot, interface())
             undo.pop_all()
             undo.callback(owned.release)

@@ -80,7 +80,7 @@ class Generation:
         held = ""
         for token in self._tokens():
             held += stream.push(token)
-            text, held, stopped = cut(held, self._stops)
+            text, held, stopped = split_at_stop(held, self._stops)
             if stopped:
                 self._stop()
             if text:
@@ -88,7 +88,7 @@ class Generation:
             if stopped:
                 return
         held += stream.finish()
-        text, held, stopped = cut(held, self._stops)
+        text, held, stopped = split_at_stop(held, self._stops)
         if stopped:
             self._timing.finish = "stop"
         if text or (held and not stopped):
@@ -219,7 +219,7 @@ def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
-def cut(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
+def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
     """Split *text* at the first stop text: text to show, text to hold back, whether it stopped.
 
     The held text is the longest tail that could become a stop text.

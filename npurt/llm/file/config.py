@@ -43,8 +43,8 @@ class Experts:
     top_k: int  # experts of a token
     n_ff: int  # feed-forward width of each
     n_ff_shared: int  # of the one that every token gets, if there is one
-    normed: bool | None  # shares of a token's experts add up to 1; None: as the architecture says
-    scale: float  # of those shares
+    normed: bool | None  # expert weights of a token add up to 1; None: as the architecture says
+    scale: float  # of the expert weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Expert
     _check_columns("the feed-forward part of an expert", 2 * width)
     scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
     if not (math.isfinite(scale) and scale > 0):
-        raise _bad(f"the experts' shares are scaled by {scale}")
+        raise _bad(f"the expert weights are scaled by {scale}")
     norm = f"{arch}.expert_weights_norm"
     shared = number("expert_shared_feed_forward_length", n_ff)
     _check_columns("the feed-forward part of the shared expert", 2 * shared, least=0)

@@ -244,7 +244,7 @@ def read_header(data: mmap.mmap | bytes) -> Header:
 
 
 def _check_version(cursor: "_Cursor") -> None:
-    magic = cursor.take(4, "the magic")
+    magic = cursor.read(4, "the magic")
     if magic != MAGIC:
         raise ModelFormatError(
             f"not a GGUF file: it starts with {magic!r}", remedy="pass a .gguf model file"
@@ -318,7 +318,7 @@ class _Cursor:
         self.at = 0
         self.text_left = MAX_TEXT
 
-    def take(self, nbytes: int, what: str) -> bytes:
+    def read(self, nbytes: int, what: str) -> bytes:
         """Return the next *nbytes* bytes."""
         if nbytes > self.end - self.at:
             raise _bad(f"{what} takes {nbytes} bytes at {self.at} of {self.end}")
@@ -326,10 +326,10 @@ class _Cursor:
         return self.data[self.at - nbytes : self.at]
 
     def u32(self) -> int:
-        return int(_U32.unpack(self.take(4, "a number"))[0])
+        return int(_U32.unpack(self.read(4, "a number"))[0])
 
     def u64(self) -> int:
-        return int(_U64.unpack(self.take(8, "a number"))[0])
+        return int(_U64.unpack(self.read(8, "a number"))[0])
 
     def count(self, what: str, limit: int, *, size: int) -> int:
         """Return the next count, of things that take at least *size* bytes each."""
@@ -344,7 +344,7 @@ class _Cursor:
         self.text_left -= nbytes
         if self.text_left < 0 and nbytes <= self.end - self.at:
             raise _bad(f"{what} and the names and texts before it have more than {MAX_TEXT} bytes")
-        return self.take(nbytes, what)
+        return self.read(nbytes, what)
 
     def name(self, what: str) -> str:
         """Return the next string, which must be UTF-8."""
@@ -358,7 +358,7 @@ class _Cursor:
         """Return the next metadata value, of type number *kind*."""
         if kind in NUMBERS:
             dtype = NUMBERS[kind]
-            return np.frombuffer(self.take(dtype.itemsize, key), dtype)[0].item()
+            return np.frombuffer(self.read(dtype.itemsize, key), dtype)[0].item()
         if kind == BOOL:
             return bool(self.flags(1, key)[0])
         if kind == STRING:
@@ -375,7 +375,7 @@ class _Cursor:
         kind = self.u32()
         if kind in NUMBERS:
             dtype = NUMBERS[kind]
-            return np.frombuffer(self.take(self.u64() * dtype.itemsize, key), dtype)
+            return np.frombuffer(self.read(self.u64() * dtype.itemsize, key), dtype)
         if kind == BOOL:
             return self.flags(self.u64(), key)
         if kind == STRING:
@@ -384,7 +384,7 @@ class _Cursor:
 
     def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return *count* booleans; the format knows no other bytes than 0 and 1."""
-        flags = np.frombuffer(self.take(count, key), np.uint8)
+        flags = np.frombuffer(self.read(count, key), np.uint8)
         if flags.max(initial=0) > 1:
             raise _bad(f"{key!r} holds a boolean that is neither 0 nor 1")
         return flags.view(np.bool_)

@@ -12,7 +12,7 @@ from npurt.device import Use
 from npurt.errors import DeviceFull
 from npurt.rknpu.device.needs import MAX_ROWS, Need, needs_of
 from npurt.rknpu.driver.base import Driver
-from npurt.rknpu.driver.memory import PAGE, Buffer, Piece, Space
+from npurt.rknpu.driver.memory import PAGE, Buffer, Space, Suballocation
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import padded
 
@@ -91,14 +91,14 @@ class Arena:
         with self._all_or_nothing():
             for use, core, nbytes in self._largest(needs):
                 self._alloc(use, core, padded(nbytes, PAGE))
-            pieces: list[Piece] = []
+            allocated: list[Suballocation] = []
             try:
                 for need in sorted(needs, key=lambda each: -sum(each.tasks)):
                     self.work_buffers(need.features, need.results)
-                    pieces += driver.commands(self.spaces, need.tasks)
+                    allocated += driver.commands(self.spaces, need.tasks)
             finally:
-                for piece in pieces:
-                    piece.free()
+                for each in allocated:
+                    each.free()
 
     def ensure(self, driver: Driver, need: Need) -> None:
         """Allocate the work buffers of one job with *need*; other jobs share them.
@@ -108,8 +108,8 @@ class Arena:
         """
         with self._all_or_nothing():
             self.work_buffers(need.features, need.results)
-            for piece in driver.commands(self.spaces, need.tasks):
-                piece.free()
+            for each in driver.commands(self.spaces, need.tasks):
+                each.free()
 
     def _largest(self, needs: Sequence[Need]) -> Iterator[tuple[str, int, int]]:
         """Yield the use, core and size of the largest buffers."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npurt.device import Use
-from npurt.rknpu.device.quantise import Scheme, cuts, default_scheme
+from npurt.rknpu.device.quantise import Scheme, column_groups, default_scheme
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
@@ -75,7 +75,7 @@ def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
 
 def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]:
     """Return a plan for each part of K of a weight ``[N, K]`` that *scheme* quantises."""
-    widths = [columns.stop - columns.start for columns in cuts(k, scheme.group)]
+    widths = [columns.stop - columns.start for columns in column_groups(k, scheme.group)]
     return [plan_weights(number_format(scheme.task), n, width, cores=cores) for width in widths]
 
 

@@ -16,7 +16,7 @@ from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.needs import result_offsets
 from npurt.rknpu.device.quantise import float16_scales
 from npurt.rknpu.device.weights import PartOnNpu, RkPacked
-from npurt.rknpu.driver.base import Driver, Job, Work
+from npurt.rknpu.driver.base import CoreTasks, Driver, Job
 from npurt.rknpu.driver.host import I8, I32
 from npurt.rknpu.driver.run import Rectangle, Target
 from npurt.rknpu.isa.layout import Layout
@@ -69,17 +69,17 @@ class Product:
         self._window = self._a[0].window(0, end)
         self._scales = np.empty((len(self._a_offsets), rows), np.float32)
         self._job: Job = driver.prepare(
-            [self._work(core) for core in cores],
+            [self._core_tasks(core) for core in cores],
             [(buffer, end) for buffer in (self._a[:1] if arena.shared else self._a)],
             spaces=arena.spaces,
             make_room=make_room,
         )
-        self._rounds = self._scheme.task == "int8"
-        if self._rounds:
-            self._job.run.rounds(self._targets(), weights[0].k)
-        self._job.run.reads(self._rectangles(), [w.n for w in weights])
+        self._quantises = self._scheme.task == "int8"
+        if self._quantises:
+            self._job.run.add_quantise(self._targets(), weights[0].k)
+        self._job.run.add_scaling(self._rectangles(), [w.n for w in weights])
 
-    def _work(self, core: int) -> Work:
+    def _core_tasks(self, core: int) -> CoreTasks:
         """List the tasks of one core with their addresses."""
         tasks: list[Task] = []
         addresses: list[tuple[int, int, int]] = []
@@ -92,7 +92,7 @@ class Product:
             for tile in region.plan.tiles[core]:
                 tasks.append(tile.task)
                 addresses.append((at + tile.a, b + tile.b, c + region.offsets[core] + tile.c))
-        return Work(tasks, addresses)
+        return CoreTasks(tasks, addresses)
 
     def _index(self, region: Region) -> int:
         return self._parts[region.weight].index(region.part)
@@ -106,11 +106,11 @@ class Product:
             NumericsError: x holds NaN or infinity.
             DriverError: The NPU failed.
         """
-        if not self._rounds:
+        if not self._quantises:
             for part, codes, scales in zip(
                 self._parts[0], self._codes(), self._scales, strict=True
             ):
-                _halve(x[:, part.columns], codes, scales, first)
+                _to_float16(x[:, part.columns], codes, scales, first)
         self._job.run.bind(x, outs, first)
         self._driver.run(self._job)
 
@@ -180,7 +180,7 @@ def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list
     return [Region(*which, tiles, at) for which, tiles, at in placed], sizes
 
 
-def _halve(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
+def _to_float16(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
     """Write x as float16 rows, scaled into its range and padded with zeros."""
     scales[:] = float16_scales(x, first)
     halves[:, x.shape[1] :] = 0

@@ -113,7 +113,7 @@ def block_of(kp: int) -> int:
     return min(BLOCK, kp & -kp)
 
 
-def cuts(k: int, group: int) -> list[slice]:
+def column_groups(k: int, group: int) -> list[slice]:
     """Return the parts of K: *group* columns each, or one part when *group* is 0."""
     step = group or k
     return [slice(start, min(start + step, k)) for start in range(0, k, step)]
@@ -126,7 +126,7 @@ def quantise_weight(tensor: QTensor, scheme: Scheme) -> QuantisedWeight:
         NumericsError: It holds NaN or infinity, or does not fit in float16.
     """
     n, k = tensor.shape
-    parts = [_empty(n, columns, scheme) for columns in cuts(k, scheme.group)]
+    parts = [_empty(n, columns, scheme) for columns in column_groups(k, scheme.group)]
     energy = lost = 0.0
     for start in range(0, n, SLICE):
         rows = slice(start, start + SLICE)
@@ -224,7 +224,7 @@ def choose(tensor: QTensor, *, int16: bool) -> QuantisedWeight:
     return min(tried, key=lambda quantised: quantised.error)
 
 
-def loses(
+def outlier_rows(
     x: F32, x_error: float, *, kp: int, signs: I8 | None, block: int
 ) -> npt.NDArray[np.bool_]:
     """Say which rows of x ``[M, K]`` one pass of int8 rounds more coarsely than *x_error*.

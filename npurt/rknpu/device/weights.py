@@ -17,7 +17,7 @@ from npurt.rknpu.device.quantise import (
     Part,
     QuantisedWeight,
     Scheme,
-    loses,
+    outlier_rows,
     quantise_weight,
     to_float16,
 )
@@ -199,7 +199,7 @@ class AdaptivePacked(Packed):
         outliers = np.zeros(len(x), np.bool_)
         for part in self.int8.parts:
             mine = x[:, part.columns]
-            outliers |= loses(mine, error, kp=part.kp, signs=part.signs, block=part.block)
+            outliers |= outlier_rows(mine, error, kp=part.kp, signs=part.signs, block=part.block)
         return outliers
 
     def multiplied(self, rows: slice) -> F64:

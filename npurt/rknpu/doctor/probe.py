@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import DeviceLost, DriverError, NpurtError
-from npurt.rknpu.driver.base import Driver, Job, Work
+from npurt.rknpu.driver.base import CoreTasks, Driver, Job
 from npurt.rknpu.driver.memory import Buffer
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
@@ -229,7 +229,7 @@ class _Product:
     def __init__(self, driver: Driver, tiles: Plan, a: Any, b: Any) -> None:
         self._driver, self._plan = driver, tiles
         self._buffers: list[tuple[Buffer, Buffer, Buffer]] = []
-        works = []
+        cores = []
         for core in range(len(tiles.tiles)):
             weights = images.weights_image(b, tiles.weights, core)
             group = (
@@ -238,8 +238,8 @@ class _Product:
                 self._filled(core, np.empty(tiles.c_bytes[core], np.uint8), Role.OUTPUT),
             )
             self._buffers.append(group)
-            works.append(_work(tiles, core, *(buffer.address for buffer in group)))
-        self.job: Job = driver.prepare(works)
+            cores.append(_core_tasks(tiles, core, *(buffer.address for buffer in group)))
+        self.job: Job = driver.prepare(cores)
 
     def _filled(self, core: int, image: npt.NDArray[np.uint8], role: Role) -> Buffer:
         buffer = self._driver.spaces[core].alloc(image.nbytes, role, role.name)
@@ -269,6 +269,6 @@ class _Product:
                 buffer.free()
 
 
-def _work(tiles: Plan, core: int, a: int, b: int, c: int) -> Work:
+def _core_tasks(tiles: Plan, core: int, a: int, b: int, c: int) -> CoreTasks:
     mine = tiles.tiles[core]
-    return Work([t.task for t in mine], [(a + t.a, b + t.b, c + t.c) for t in mine])
+    return CoreTasks([t.task for t in mine], [(a + t.a, b + t.b, c + t.c) for t in mine])

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from npurt import moved
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
-from npurt.rknpu.driver.memory import Buffer, Piece, Space
+from npurt.rknpu.driver.memory import Buffer, Space, Suballocation
 from npurt.rknpu.driver.run import Call, CoreQueue, Run, ThreadPool
 from npurt.rknpu.driver.uapi_rocket import JOB_TIMEOUT_S
 from npurt.rknpu.isa.formats import ATOM
@@ -27,8 +28,11 @@ ATTEMPTS = 2  # of a job, with a reset between
 SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
 
 
-class Work(NamedTuple):
-    """The work of one core: tasks, and the addresses of A, B and C of each task."""
+__getattr__ = moved.attributes(__name__, {"Work": "npurt.rknpu.driver.base:CoreTasks"})
+
+
+class CoreTasks(NamedTuple):
+    """The tasks of one core, and the addresses of A, B and C of each task."""
 
     tasks: Sequence[Task]
     addresses: Sequence[tuple[int, int, int]]
@@ -58,7 +62,7 @@ Input = tuple[Buffer, int]  # how many bytes of it there are
 class Part:
     """One core's part of a job, whose program was proven harmless."""
 
-    program: Piece
+    program: Suballocation
     count: int  # of tasks
     proof: Proof
     reads: tuple[Buffer, ...]
@@ -92,7 +96,7 @@ class Job:
         queues: Sequence[CoreQueue],
         inputs: Sequence[Input] = (),
         pool: ThreadPool | None = None,
-        owned: Sequence[Piece] = (),
+        owned: Sequence[Suballocation] = (),
         held: Sequence[Any] = (),
     ) -> None:
         self.parts = tuple(parts)
@@ -122,7 +126,7 @@ class Job:
         if self._freed() == self.freed:
             return
         for part in self.parts:
-            used: tuple[Buffer | Piece, ...] = (part.program, *part.reads, *part.writes)
+            used: tuple[Buffer | Suballocation, ...] = (part.program, *part.reads, *part.writes)
             for each in used:
                 if not each.alive:
                     raise LayoutError(
@@ -133,8 +137,8 @@ class Job:
 
     def free(self) -> None:
         """Give its program's memory back."""
-        for piece in self._owned:
-            piece.free()
+        for each in self._owned:
+            each.free()
 
 
 def end_atoms(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
@@ -174,16 +178,16 @@ class Driver(abc.ABC):
 
     def prepare(
         self,
-        works: Sequence[Work],
+        cores: Sequence[CoreTasks],
         inputs: Sequence[Input] = (),
         *,
         spaces: Sequence[Space] = (),
         make_room: Callable[[], bool] = lambda: False,
     ) -> Job:
-        """Make a job from the work of each core, core 0 first: prove its programs, and load them.
+        """Make a job from the tasks of each core, core 0 first: prove its programs, and load them.
 
         Args:
-            works: The work of each core.
+            cores: The tasks of each core.
             inputs: A, which is written through its `window` before each run or by the run itself;
                 then, where cores have address spaces of their own, A of each other core, into which
                 the run copies it.
@@ -191,18 +195,19 @@ class Driver(abc.ABC):
             make_room: See `Space.suballocate`: for the programs.
 
         Raises:
-            LayoutError: The work does not fit its buffers, or the NPU.
+            LayoutError: A task does not fit its buffers, or the NPU.
             DeviceFull: There is no room for the programs.
         """
         spaces = spaces or self.spaces
-        if not 0 < len(works) <= len(spaces) or not all(work.tasks for work in works):
+        if not 0 < len(cores) <= len(spaces) or not all(core.tasks for core in cores):
             raise LayoutError(
-                f"work for {len(works)} cores, some perhaps without tasks, is no job",
-                remedy=f"give each of 1 to {len(spaces)} cores a task",
+                f"a job was asked for {len(cores)} cores, with "
+                f"{[len(core.tasks) for core in cores]} tasks on each",
+                remedy=f"give at least one task to each of 1 to {len(spaces)} cores",
             )
-        patience = self._patience(self._expected([work.tasks for work in works]))
-        pieces = self.commands(spaces, [len(work.tasks) for work in works], make_room)
-        job = self._load(pieces, inputs, lambda core, at: self._link(works[core], at))
+        patience = self._patience(self._expected([core.tasks for core in cores]))
+        allocated = self.commands(spaces, [len(core.tasks) for core in cores], make_room)
+        job = self._load(allocated, inputs, lambda core, at: self._link(cores[core], at))
         job.most_s = min(patience, self.deadline_s)
         return job
 
@@ -232,44 +237,44 @@ class Driver(abc.ABC):
 
     def _load(
         self,
-        pieces: Sequence[Piece],
+        allocated: Sequence[Suballocation],
         inputs: Sequence[Input],
         words_of: Callable[[int, int | None], U64],
     ) -> Job:
-        """Write the program of each core to its piece of memory, and make the job.
+        """Write the program of each core to its memory, and make the job.
 
         Args:
-            pieces: From `commands`.
+            allocated: From `commands`.
             inputs: As in `prepare`.
             words_of: Returns the program of a core, whose tasks start each other when they are
                 told the address that the program will have.
         """
-        programs = [piece for piece in pieces if piece.buffer.role is Role.PROGRAM]
+        programs = [each for each in allocated if each.buffer.role is Role.PROGRAM]
         try:
             parts = []
             for core, program in enumerate(programs):
                 at = program.address if self.chained else None
                 parts.append(self._part(program, words_of(core, at)))
-            return self._job(parts, inputs, pieces)
+            return self._job(parts, inputs, allocated)
         except BaseException:
-            for piece in pieces:
-                piece.free()
+            for each in allocated:
+                each.free()
             raise
 
-    def _link(self, work: Work, at: int | None) -> U64:
-        return link(work.tasks, work.addresses, profile=self.profile, chain_at=at)
+    def _link(self, core: CoreTasks, at: int | None) -> U64:
+        return link(core.tasks, core.addresses, profile=self.profile, chain_at=at)
 
-    def _expected(self, work: Sequence[Sequence[Task]]) -> float:
+    def _expected(self, cores: Sequence[Sequence[Task]]) -> float:
         """Return the seconds that the cost model expects for the slowest core."""
         speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
-        return max(task_seconds(work, speed, chained=self.chained, clock_hz=clock_hz))
+        return max(task_seconds(cores, speed, chained=self.chained, clock_hz=clock_hz))
 
     def commands(
         self,
         spaces: Sequence[Space],
         tasks: Sequence[int],
         make_room: Callable[[], bool] = lambda: False,
-    ) -> list[Piece]:
+    ) -> list[Suballocation]:
         """Allocate memory for the commands of a job that has *tasks* tasks on each core.
 
         Returns:
@@ -284,21 +289,21 @@ class Driver(abc.ABC):
             )
             for space, count in zip(spaces, tasks, strict=False)
         ]
-        pieces: list[Piece] = []
+        allocated: list[Suballocation] = []
         try:
             for space, nbytes, role, name, step in (*wanted, *self._tables(spaces, tasks)):
-                pieces.append(space.suballocate(nbytes, role, name, step, make_room))
+                allocated.append(space.suballocate(nbytes, role, name, step, make_room))
         except BaseException:
-            for piece in pieces:
-                piece.free()
+            for each in allocated:
+                each.free()
             raise
-        return pieces
+        return allocated
 
     def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[MemoryRequest]:
         """Return the memory that the kernel needs for a job beside the programs."""
         return ()
 
-    def _part(self, program: Piece, words: U64) -> Part:
+    def _part(self, program: Suballocation, words: U64) -> Part:
         space = program.space
         proof = prove(
             words,
@@ -374,10 +379,12 @@ class Driver(abc.ABC):
         return GRACE_S + MARGIN * seconds
 
     @abc.abstractmethod
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+    def _job(
+        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+    ) -> Job:
         """Return the job with its requests: clean caches, submit, wait, show the CPU the results.
 
-        The job owns *pieces*, which `commands` returned.
+        The job owns *owned*, which `commands` returned.
         """
 
     @abc.abstractmethod

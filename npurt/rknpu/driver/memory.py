@@ -98,7 +98,7 @@ class Buffer:
             self.space.forget(self)
 
 
-class Piece:
+class Suballocation:
     """A part of a buffer that several jobs share: `Space.suballocate` returns it.
 
     Attributes:
@@ -138,7 +138,7 @@ class Piece:
         """Give the memory back to the buffer.  A second call does nothing."""
         if self.alive:
             self.alive = False
-            self._ranges.give_back(self.start, self.nbytes)
+            self._ranges.free(self.start, self.nbytes)
             self.space.freed += 1
 
 
@@ -214,12 +214,12 @@ class Space(abc.ABC):
         name: str,
         step: int,
         make_room: Callable[[], bool],
-    ) -> Piece:
+    ) -> Suballocation:
         """Return *nbytes* of a chunk: a buffer that is divided among users with one *role*.
 
         Args:
             step: Its start is a multiple of this.
-            make_room: Called when there is no memory; frees a piece, or returns False.
+            make_room: Called when there is no memory; frees memory, or returns False.
 
         Raises:
             DeviceFull: There is no memory.
@@ -228,9 +228,9 @@ class Space(abc.ABC):
         chunks = self._chunks.setdefault(role, [])
         while True:
             for buffer, ranges in chunks:
-                start = ranges.take(nbytes)
+                start = ranges.allocate(nbytes)
                 if start is not None:
-                    return Piece(buffer, ranges, start, nbytes)
+                    return Suballocation(buffer, ranges, start, nbytes)
             try:
                 chunks.append(self._chunk(nbytes, role, name, step))
             except DeviceFull:

@@ -12,7 +12,7 @@ from typing import Any
 from npurt.rknpu.driver import uapi_drm
 from npurt.rknpu.driver import uapi_rocket as uapi
 from npurt.rknpu.driver.base import Driver, Input, Job, Part, input_cleans
-from npurt.rknpu.driver.memory import Buffer, Created, Piece, Space
+from npurt.rknpu.driver.memory import Buffer, Created, Space, Suballocation
 from npurt.rknpu.driver.run import Call, CoreQueue, ThreadPool
 from npurt.rknpu.driver.system import System, ffi
 from npurt.rknpu.isa.lower import Profile
@@ -82,7 +82,9 @@ class RocketDriver(Driver):
         if self._pool:
             self.detail += ", a thread for each"
 
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+    def _job(
+        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+    ) -> Job:
         queues, held = [], []
         self._settling_s = SETTLING_S
         for core, part in enumerate(parts):
@@ -92,7 +94,7 @@ class RocketDriver(Driver):
             call = Call(part.program.space.fd, uapi.SUBMIT, submit)
             copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
             queues.append(CoreQueue([*input_cleans([part], mine), call], _waits(part), copy))
-        return Job(parts, queues, inputs, self._pool, pieces, held)
+        return Job(parts, queues, inputs, self._pool, owned, held)
 
     def _patience(self, seconds: float) -> float:
         """Return a long timeout: the kernel itself ends a job that hangs, after `JOB_TIMEOUT_S`."""

@@ -144,7 +144,7 @@ class Run:
             "copy": ffi().NULL if queue.copy is None else at("void *", queue.copy),
         }
 
-    def rounds(self, targets: Sequence[Target], k: int) -> None:
+    def add_quantise(self, targets: Sequence[Target], k: int) -> None:
         """Make the job begin with rounding x ``[M, k]`` into *targets*."""
         scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
         parts = [
@@ -166,7 +166,7 @@ class Run:
         self.table.scratch = at("float *", scratch)
         self._shape(len(targets[0].scales), len(targets[0].codes))
 
-    def reads(self, rectangles: Sequence[Rectangle], widths: Sequence[int]) -> None:
+    def add_scaling(self, rectangles: Sequence[Rectangle], widths: Sequence[int]) -> None:
         """Make the job end with scaling sums: *rectangles* into results of *widths* columns."""
         blocks = [
             {

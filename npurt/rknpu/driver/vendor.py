@@ -9,8 +9,8 @@ from typing import Any
 
 from npurt.errors import DriverError, LayoutError
 from npurt.rknpu.driver import uapi_rknpu as uapi
-from npurt.rknpu.driver.base import Driver, Input, Job, MemoryRequest, Part, Work, input_cleans
-from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Piece, Space
+from npurt.rknpu.driver.base import CoreTasks, Driver, Input, Job, MemoryRequest, Part, input_cleans
+from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Space, Suballocation
 from npurt.rknpu.driver.run import Call, CoreQueue
 from npurt.rknpu.driver.system import System, ffi
 from npurt.rknpu.isa.formats import FORMATS
@@ -147,7 +147,7 @@ class RknpuDriver(Driver):
             buffers.append(self._space.alloc(PAGE, Role.OUTPUT, "C"))
             a, c = (buffer.address for buffer in buffers)
             job = self.prepare([
-                Work([task], [(a, a + PAGE // 2, c + core * PAGE // 4)])
+                CoreTasks([task], [(a, a + PAGE // 2, c + core * PAGE // 4)])
                 for core in range(len(self.spaces))
             ])  # fmt: skip
             try:
@@ -166,13 +166,15 @@ class RknpuDriver(Driver):
         """Return room for the structs that describe each task to the kernel."""
         return [MemoryRequest(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
 
-    def _job(self, parts: Sequence[Part], inputs: Sequence[Input], pieces: Sequence[Piece]) -> Job:
+    def _job(
+        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+    ) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
                 f"a core cannot run {max(part.count for part in parts)} tasks in one job",
                 remedy=f"use at most {uapi.MAX_TASKS}: larger tiles, or several jobs",
             )
-        tasks = pieces[-1]
+        tasks = owned[-1]
         assert isinstance(tasks.space, RknpuSpace)
         with tasks.write() as memory:
             table = ffi().from_buffer("struct rknpu_task[]", memory)
@@ -181,7 +183,7 @@ class RknpuDriver(Driver):
         call = Call(self._space.fd, uapi.SUBMIT, submit)
         ends = [sync for part in parts for sync in _syncs(part)]
         queue = CoreQueue([*input_cleans(parts, inputs), call], ends)
-        return Job(parts, [queue], inputs, owned=pieces, held=[submit])
+        return Job(parts, [queue], inputs, owned=owned, held=[submit])
 
     def _set_timeout(self, job: Job, timeout_s: float) -> None:
         (submit,) = job.held
@@ -218,7 +220,7 @@ def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
             i += 1
 
 
-def _submit(parts: Sequence[Part], tasks: Piece, domain: int) -> Any:
+def _submit(parts: Sequence[Part], tasks: Suballocation, domain: int) -> Any:
     """Return the request that runs each part on its core."""
     submit = ffi().new("struct rknpu_submit *", {
         "flags": uapi.PC | uapi.PINGPONG,

@@ -1,4 +1,4 @@
-"""Cut a product into tasks that fit the NPU, over its cores.  Pure integers.
+"""Tile a product: tasks that fit the NPU, divided among its cores.  Pure integers.
 
 B is cut once, when it is packed: by N over the cores, and by K where more rows then fit at once.
 A product with m rows is then cut by M and N into tasks.
@@ -17,12 +17,12 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import Task
 
 CORES = 3  # of an RK3588
-TYPICAL_ROWS = 128  # a prefill batch for which B is cut well
+TYPICAL_ROWS = 128  # a prefill batch for which B is split well
 TILE_N = 4096  # of one task; 8192 fits, but float16 of that size once led to a time-out [?]
 LINE = 64  # bytes: where a part of a buffer starts
 
 
-class Cut(NamedTuple):
+class Interval(NamedTuple):
     """Part of a dimension."""
 
     start: int
@@ -34,12 +34,12 @@ class Cut(NamedTuple):
         return self.start + self.size
 
 
-def cut(total: int, parts: int, step: int) -> tuple[Cut, ...]:
-    """Cut *total* into at most *parts* of about the same size; all are multiples of *step*."""
+def split(total: int, parts: int, step: int) -> tuple[Interval, ...]:
+    """Split *total* into at most *parts* of about the same size; all are multiples of *step*."""
     units = total // step
     parts = min(parts, units)
     edges = [units * i // parts * step for i in range(parts + 1)]
-    return tuple(Cut(start, end - start) for start, end in itertools.pairwise(edges))
+    return tuple(Interval(start, end - start) for start, end in itertools.pairwise(edges))
 
 
 def padded(size: int, step: int) -> int:
@@ -49,7 +49,7 @@ def padded(size: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """How B ``[N, K]`` is cut.
+    """How B ``[N, K]`` is split.
 
     The image of a core is that of its rows of B, one slice of K after another.
     """
@@ -57,8 +57,8 @@ class WeightPlan:
     format: NumberFormat
     n: int
     k: int
-    cores: tuple[Cut, ...]  # of N padded; cores that have nothing to do are left out
-    slices: tuple[Cut, ...]  # of K padded; C is the sum of their products
+    cores: tuple[Interval, ...]  # of N padded; cores that have nothing to do are left out
+    slices: tuple[Interval, ...]  # of K padded; C is the sum of their products
 
     @property
     def k_padded(self) -> int:
@@ -80,10 +80,10 @@ def plan_weights(
     rows: int = TYPICAL_ROWS,
     max_k: int | None = None,
 ) -> WeightPlan:
-    """Cut B ``[N, K]`` so that products with about *rows* rows move the fewest bytes.
+    """Split B ``[N, K]`` so that products with about *rows* rows move the fewest bytes.
 
     With long sums few rows fit beside a group of kernels, and B is read again for each tile of
-    rows; with K cut, it is read less often, and partial sums are written instead.
+    rows; with K split, it is read less often, and partial sums are written instead.
 
     Raises:
         LayoutError: A size is below 1.
@@ -95,9 +95,9 @@ def plan_weights(
         )
     most = padded(min(max_k or format.k_max, format.k_max), format.k_step)
     k_padded, n_padded = padded(k, format.k_step), padded(n, format.n_step)
-    best: tuple[int, tuple[Cut, ...]] | None = None
+    best: tuple[int, tuple[Interval, ...]] | None = None
     for parts in range(-(-k_padded // most), k_padded // format.k_step + 1):
-        slices = cut(k_padded, parts, format.k_step)
+        slices = split(k_padded, parts, format.k_step)
         fit = max_rows(format, max(part.size for part in slices), Layout.ROW)
         if not fit:
             continue
@@ -109,7 +109,7 @@ def plan_weights(
         if tiles == 1:
             break
     assert best is not None  # one step of K always fits
-    return WeightPlan(format, n, k, cut(n_padded, cores, format.n_step), best[1])
+    return WeightPlan(format, n, k, split(n_padded, cores, format.n_step), best[1])
 
 
 def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
@@ -123,7 +123,7 @@ def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
 class Block(NamedTuple):
     """Part of a core's C: ``[slices, rows, n]``, each ``[rows, n]`` in the plan's layout."""
 
-    n: Cut  # of N padded
+    n: Interval  # of N padded
     offset: int  # bytes
 
 
@@ -166,7 +166,7 @@ def plan(
     max_m: int | None = None,
     max_n: int = TILE_N,
 ) -> Plan:
-    """Cut a product with *m* rows into tasks of at most *max_m* rows and *max_n* columns.
+    """Split a product with *m* rows into tasks of at most *max_m* rows and *max_n* columns.
 
     Raises:
         LayoutError: *m* is below 1, or the layout cannot be cut and *m* rows do not fit one task.
@@ -180,26 +180,26 @@ def plan(
             f"{m} rows of {layout.value} cannot be cut into tasks of {fit}",
             remedy="use from 1 row, and layout 'row' or 'native-w' for many",
         )
-    row_cuts = cut(rows, -(-rows // fit), layout.panel_rows)
+    row_intervals = split(rows, -(-rows // fit), layout.panel_rows)
     tiles, blocks, sizes = [], [], []
     for core in weights.cores:
-        column_cuts = [
-            Cut(core.start + part.start, part.size)
-            for part in cut(core.size, -(-core.size // max_n), format.n_step)
+        column_intervals = [
+            Interval(core.start + part.start, part.size)
+            for part in split(core.size, -(-core.size // max_n), format.n_step)
         ]
-        blocks.append(tuple(_blocks(weights, rows, column_cuts)))
-        tiles.append(tuple(_tiles(weights, rows, layout, core, row_cuts, blocks[-1])))
-        sizes.append(blocks[-1][-1].offset + _block_bytes(weights, rows, column_cuts[-1]))
+        blocks.append(tuple(_blocks(weights, rows, column_intervals)))
+        tiles.append(tuple(_tiles(weights, rows, layout, core, row_intervals, blocks[-1])))
+        sizes.append(blocks[-1][-1].offset + _block_bytes(weights, rows, column_intervals[-1]))
     return Plan(weights, m, rows, layout, tuple(tiles), tuple(blocks), tuple(sizes))
 
 
-def _block_bytes(weights: WeightPlan, rows: int, columns: Cut) -> int:
+def _block_bytes(weights: WeightPlan, rows: int, columns: Interval) -> int:
     return len(weights.slices) * rows * columns.size * weights.format.out_bytes
 
 
-def _blocks(weights: WeightPlan, rows: int, column_cuts: list[Cut]) -> Iterator[Block]:
+def _blocks(weights: WeightPlan, rows: int, column_intervals: list[Interval]) -> Iterator[Block]:
     offset = 0
-    for columns in column_cuts:
+    for columns in column_intervals:
         yield Block(columns, offset)
         offset += padded(_block_bytes(weights, rows, columns), LINE)
 
@@ -208,8 +208,8 @@ def _tiles(
     weights: WeightPlan,
     rows: int,
     layout: Layout,
-    core: Cut,
-    row_cuts: tuple[Cut, ...],
+    core: Interval,
+    row_intervals: tuple[Interval, ...],
     blocks: tuple[Block, ...],
 ) -> Iterator[Tile]:
     """Yield the tasks of a core; those that read the same weights follow one another."""
@@ -219,7 +219,7 @@ def _tiles(
             group_rows = n.start - core.start
             b = core.size * format.in_bytes(k.start) + group_rows * format.in_bytes(k.size)
             partial = offset + i * rows * n.size * format.out_bytes
-            for m in row_cuts:
+            for m in row_intervals:
                 task = Task(format, layout, m.size, k.size, n.size, rows, weights.k_padded)
                 a = task.offset_in_a(m.start, k.start)
                 c = partial + task.offset_in_c(m.start)
