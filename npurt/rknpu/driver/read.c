@@ -11,7 +11,8 @@ static void read_integers(const npurt_rk_block *b, int i, int m, int passes, flo
 {
     const int32_t *high = (const int32_t *) b->sums + (int64_t) i * b->columns;
     const int32_t *low = high + (int64_t) m * b->columns;
-    const double scale = passes == 2 ? b->scales[i] / (double) NPURT_RK_REMAINDER_STEPS : b->scales[i];
+    const double scale =
+        passes == 2 ? b->scales[i] / (double) NPURT_RK_REMAINDER_STEPS : b->scales[i];
     if (b->slices == 1 && passes == 1) {
         for (int j = 0; j < b->n; j++) {
             put(b, y, j, high[j] * scale * b->w[j]);
