@@ -226,8 +226,6 @@ REFUSED = {
     ),
     "a boolean of 2": (bad_key("x", raw.BOOL, b"\x02"), "neither 0 nor 1"),
     "a boolean of 2 in an array": (bad_key("x", raw.ARRAY, (raw.BOOL, [0, 2])), "neither 0 nor 1"),
-    "one part of several": (bad_key("split.count", raw.U16, 3), "3 parts"),
-    "a split count that is text": (bad_key("split.count", raw.STRING, "3"), "split.count"),
     "alignment 0": (bad_key("general.alignment", raw.U32, 0), "alignment"),
     "alignment 4": (bad_key("general.alignment", raw.U32, 4), "alignment"),
     "alignment 48": (bad_key("general.alignment", raw.U32, 48), "alignment"),

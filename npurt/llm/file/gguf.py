@@ -5,8 +5,10 @@ are there before anything is allocated for it.  Opening it costs no more memory 
 arrays are copied, those of strings as one text and where each string ends in it (`StringArray`).
 Two parts may take more than that, and have limits: names and single texts, up to 4 bytes for each
 of their `MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are
-not judged here.
-Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
+not judged here.  A model that is split over several files is read as one: metadata from the first
+file, tensors from all.
+Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), tools/gguf-split
+(keys of parts), MIT.
 """
 
 import contextlib
@@ -25,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.llm.file import parts
 from npurt.llm.file.metadata import Metadata, optional, require
 from npurt.llm.file.string_array import StringArray
 from npurt.quant.tensor import QTensor
@@ -70,6 +73,7 @@ class TensorInfo:
         shape: In numpy's order, ``(N, K)`` for a weight: the reverse of the file's.
         offset: Bytes from the start of the file.
         nbytes: Bytes of the data, without padding.
+        part: Index of the file that has it, in a model that is split over several.
     """
 
     name: str
@@ -77,6 +81,7 @@ class TensorInfo:
     format: Format
     offset: int
     nbytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +94,23 @@ class Header:
 
 
 class GGUF:
-    """A GGUF file, mapped read-only.
+    """A GGUF file, mapped read-only, or all files of a model that is split.
 
     Tensors are views of the mapping: they stay valid after `close`, which only lets go of it.
     The file must not be truncated by someone else while it is open: the kernel would end the
     process at the next read.
 
     Attributes:
-        path: The file.
+        path: The file; of a model that is split, the first one.
         metadata: Key -> bool, int, float, str, numpy array or `StringArray`.  Strings that are
             not UTF-8 hold surrogate escapes.
-        tensors: Name -> `TensorInfo`, in the file's order.
-        data_offset: Where tensor data starts, bytes from the start of the file.
+        tensors: Name -> `TensorInfo`, in the files' order.
+        data_offset: Where tensor data starts, bytes from the start of the (first) file.
 
     Raises:
         SettingError: *path* is no path.
-        ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads.
+        ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads, or a
+            part of the model is missing or does not belong to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -115,13 +121,18 @@ class GGUF:
                 f"{path!r:.40} is no path", remedy="pass the path of a GGUF file, a str or a Path"
             ) from error
         with contextlib.ExitStack() as stack:
-            mapping = _map(path)
-            stack.callback(mapping.close)
-            header = read_header(mapping)
+            mapping, header = _open_file(path, stack)
+            mappings, tensors = [mapping], header.tensors
+            for file in parts.others(self.path, header.metadata):
+                mapping, other = _open_file(file, stack)
+                parts.check(file.name, other.metadata, len(mappings), header.metadata)
+                _add_tensors(tensors, other, len(mappings), file.name)
+                mappings.append(mapping)
+            parts.check_total(self.path.name, header.metadata, len(tensors))
             stack.pop_all()
-        self._mapping: mmap.mmap | None = mapping
+        self._mappings = mappings
         self.metadata = header.metadata
-        self.tensors = header.tensors
+        self.tensors = tensors
         self.data_offset = header.data_offset
 
     @property
@@ -132,13 +143,13 @@ class GGUF:
     def __getitem__(self, name: str) -> QTensor:
         """Return tensor *name* as a view of the file; ModelFormatError when there is none."""
         info = self._info(name)
-        view = memoryview(self._open())[info.offset : info.offset + info.nbytes]
+        view = memoryview(self._open(info))[info.offset : info.offset + info.nbytes]
         return QTensor.from_bytes(view, info.format, info.shape)
 
     def beginning(self, name: str, most: int) -> bytes:
         """Return the first bytes of tensor *name*, at most *most*; errors as `[]`."""
         info = self._info(name)
-        return self._open()[info.offset : info.offset + min(most, info.nbytes)]
+        return self._open(info)[info.offset : info.offset + min(most, info.nbytes)]
 
     def get(self, name: str) -> QTensor | None:
         """Return tensor *name*, or None when the file has none of that name."""
@@ -164,7 +175,7 @@ class GGUF:
         last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
             with contextlib.suppress(OSError):  # it is a hint
-                self._open().madvise(mmap.MADV_DONTNEED, first, last - first)
+                self._open(info).madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Let go of the mapping; it ends with the last view of it.  Twice does nothing.
@@ -172,7 +183,7 @@ class GGUF:
         It is never closed by force: numpy arrays made from a memoryview keep the mapping alive
         but do not lock it, and reading an unmapped page ends the process.
         """
-        self._mapping = None
+        self._mappings = []
 
     def __enter__(self) -> Self:
         return self
@@ -188,10 +199,32 @@ class GGUF:
             )
         return self.tensors[name]
 
-    def _open(self) -> mmap.mmap:
-        if self._mapping is None:
+    def _open(self, info: TensorInfo) -> mmap.mmap:
+        if not self._mappings:
             raise LayoutError(f"{self.path.name} is closed", remedy="open the file again")
-        return self._mapping
+        return self._mappings[info.part]
+
+
+def _open_file(
+    path: str | os.PathLike[str], stack: contextlib.ExitStack
+) -> tuple[mmap.mmap, Header]:
+    """Map a file, have *stack* close it, and read its header; errors name the file."""
+    mapping = _map(path)
+    stack.callback(mapping.close)
+    try:
+        return mapping, read_header(mapping)
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{Path(path).name}: {error.what}", remedy=error.remedy) from error
+
+
+def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name: str) -> None:
+    """Add the tensors of part *index*, the file *name*, to those of the parts before it."""
+    if len(tensors) + len(part.tensors) > MAX_TENSORS:
+        raise _bad(f"{name}: the model has more than {MAX_TENSORS} tensors")
+    for info in part.tensors.values():
+        if info.name in tensors:
+            raise _bad(f"{name}: tensor {info.name!r} is in an earlier part as well")
+        tensors[info.name] = replace(info, part=index)
 
 
 def _map(path: str | os.PathLike[str]) -> mmap.mmap:
@@ -229,12 +262,6 @@ def read_header(data: mmap.mmap | bytes) -> Header:
     n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
     n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
     metadata = _read_metadata(cursor, n_keys)
-    parts = optional(metadata, "split.count", int, 1)
-    if parts > 1:
-        raise ModelFormatError(
-            f"the file is one of {parts} parts of a model",
-            remedy="merge the parts with `llama-gguf-split --merge FIRST-PART OUTPUT`",
-        )
     alignment = optional(metadata, "general.alignment", int, DEFAULT_ALIGNMENT)
     if alignment < 8 or alignment & (alignment - 1):
         raise _bad(f"general.alignment = {alignment} is not a power of two from 8")
