@@ -240,7 +240,7 @@ BOMBS = {
     "tokens": "ModelFormatError: the vocabulary has 500000 tokens, the embedding 608 rows",
     "merges": "ModelFormatError: there are 700000 merges or more for 608 tokens",
     "special": "ModelFormatError: 608 tokens",
-    "keys": "ModelFormatError: 60",
+    "keys": "ModelFormatError: model.gguf: 60027 keys",
 }
 
 
