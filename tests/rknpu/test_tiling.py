@@ -12,6 +12,9 @@ from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.lower import Profile
+from npurt.rknpu.isa.program import template
+from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan import cost
 from npurt.rknpu.plan.tiling import max_rows, plan, plan_weights, split
 from tests.rknpu.fixtures import load
@@ -147,6 +150,41 @@ def test_every_task_fits_the_banks_and_no_core_is_idle(case):
                                            task.features.height)  # fmt: skip
             assert weight >= cbuf.weight_banks(task.format, task.k)
             assert task.k <= task.format.k_max
+
+
+@st.composite
+def large_products(draw):
+    """Arguments of products as large as registers can count, and larger."""
+    number_form = FORMATS[draw(st.sampled_from(sorted(FORMATS)))]
+    weights = plan_weights(
+        number_form, draw(st.integers(1, 3 * 9000)), draw(st.integers(1, 2 * number_form.k_max)),
+        cores=draw(st.integers(1, 3)), rows=draw(st.integers(1, 5000)),
+    )  # fmt: skip
+    return weights, draw(st.integers(1, 5000)), draw(st.integers(512, 9000))
+
+
+@given(large_products(), st.sampled_from(Layout))
+def test_every_task_of_a_plan_fits_the_registers(case, layout):
+    """Whether it does is known when it is planned, not when it is linked."""
+    weights, m, max_n = case
+    try:
+        product = plan(weights, m, layout, max_n=max_n)
+    except LayoutError as error:
+        assert "cannot be cut into tasks" in error.what
+        return
+    for task in {tile.task for tiles in product.tiles for tile in tiles}:
+        template(task, Profile.FULL)
+
+
+@pytest.mark.parametrize(("layout", "most"), [(Layout.PANEL8, 4096), (Layout.PANEL16, 2048)])
+def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, most):
+    """A panel's notch is (N / 4 - 1) atoms of each of its rows, in 13 bits."""
+    int8 = number_format("int8")
+    product = plan(plan_weights(int8, 4096, 64, cores=1), 16, layout, max_n=8192)
+
+    assert {tile.task.n for tile in product.tiles[0]} == {most}
+    with pytest.raises(LayoutError, match=rf"N = {most + 32} is more than the {most}"):
+        Task(int8, layout, 16, 64, most + 32, 16, 64)
 
 
 @given(products())

@@ -13,8 +13,11 @@ from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import ATOM, MAX_K, NumberFormat
 from npurt.rknpu.isa.layout import Layout
+from npurt.rknpu.isa.regs import REG
 
 MAX_N = 8192  # [M] DATA_CUBE_CHANNEL, 13 bits; ork-driver saw 16384 go wrong silently
+MAX_M = cbuf.MAX_WIDTH
+MAX_NOTCH = (1 << REG["DPU_DATA_CUBE_NOTCH_ADDR"].fields["notch_addr_0"].width) - 1
 ANY_LINE_STRIDE = 0x200  # not used when there is one line [?]: what happyme531 writes
 
 
@@ -66,10 +69,10 @@ class Task:
 
     def __post_init__(self) -> None:
         format = self.format
-        _check("M", self.m, 1, cbuf.MAX_WIDTH)
+        _check("M", self.m, 1, MAX_M)
         _check("K", self.k, format.k_step, MAX_K)
         _check("K of A", self.columns, format.k_step, 1 << 30)
-        _check("N", self.n, format.group, MAX_N)
+        _check("N", self.n, format.group, max_columns(format, self.layout))
         if self.k > self.columns or self.m > self.rows:
             raise LayoutError(
                 f"a task of {self.m} x {self.k} is no part of an A of {self.rows} x {self.columns}",
@@ -123,6 +126,14 @@ class Task:
     def weight_bytes(self) -> int:
         """Bytes of the image of B."""
         return self.n * self.format.in_bytes(self.k)
+
+
+def max_columns(format: NumberFormat, layout: Layout) -> int:
+    """Return the most columns of C in one task: between lines of panels, the notch skips them."""
+    if layout in (Layout.NATIVE_W, Layout.NATIVE_H):
+        return MAX_N
+    most = (MAX_NOTCH // layout.panel_rows + 1) * format.out_atom
+    return min(MAX_N, most // format.n_step * format.n_step)
 
 
 def _check(name: str, value: int, step: int, most: int) -> None:

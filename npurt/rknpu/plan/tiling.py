@@ -14,7 +14,7 @@ from npurt.errors import LayoutError
 from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.layout import Layout
-from npurt.rknpu.isa.task import Task
+from npurt.rknpu.isa.task import MAX_M, Task, max_columns
 
 CORES = 3  # of an RK3588
 TYPICAL_ROWS = 128  # a prefill batch for which B is split well
@@ -174,18 +174,20 @@ def plan(
     format = weights.format
     rows = padded(m, layout.panel_rows)
     fit = min(max_rows(format, part.size, layout) for part in weights.slices)
-    fit = min(fit, max_m or fit) // layout.panel_rows * layout.panel_rows
+    fit = min(fit, MAX_M, max_m or fit) // layout.panel_rows * layout.panel_rows
     if m < 1 or fit < 1 or (layout is Layout.NATIVE_H and rows > fit):
         raise LayoutError(
             f"{m} rows of {layout.value} cannot be cut into tasks of {fit}",
             remedy="use from 1 row, and layout 'row' or 'native-w' for many",
         )
+    step = format.n_step
+    max_n = max(min(max_n, max_columns(format, layout)) // step, 1) * step
     row_intervals = split(rows, -(-rows // fit), layout.panel_rows)
     tiles, blocks, sizes = [], [], []
     for core in weights.cores:
         column_intervals = [
             Interval(core.start + part.start, part.size)
-            for part in split(core.size, -(-core.size // max_n), format.n_step)
+            for part in split(core.size, -(-core.size // max_n), step)
         ]
         blocks.append(tuple(_blocks(weights, rows, column_intervals)))
         tiles.append(tuple(_tiles(weights, rows, layout, core, row_intervals, blocks[-1])))
