@@ -75,22 +75,6 @@ def compile_program(
     return out
 
 
-def compile_listing(
-    source: Path,
-    out: Path,
-    *,
-    arch: str = "v68",
-    defines: Sequence[str] = (),
-    includes: Sequence[Path] = (DSP, IDL),
-) -> Path:
-    """Compile *source* as for a skel, but to assembly: for tests of the instructions used."""
-    flags = job(source, arch, defines, includes).flags
-    with whole(out) as partial:  # zig adds a -c of its own
-        unused = "-Wno-unused-command-line-argument"
-        zig("cc", *flags, unused, "-S", source.resolve(), "-o", partial)
-    return out
-
-
 def compile_skel(
     sources: Sequence[Path],
     arch: str,

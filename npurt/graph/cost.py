@@ -15,12 +15,10 @@ class Cost:
     Attributes:
         macs: Multiply-adds.
         weight_bytes: Bytes of weights that are read.
-        activation_bytes: Bytes of activations that are read and written, four an element.
     """
 
     macs: int
     weight_bytes: int
-    activation_bytes: int
 
 
 def weight_bytes(tensor: Tensor) -> int:
@@ -52,9 +50,4 @@ def cost(op: ops.Op, rows: int, positions: int = 0) -> Cost:
         macs = rows * op.x.columns * op.weight.columns
     elif isinstance(op, ops.Embedding):
         weights = weights * rows // max(op.weight.shape[0].size or 1, 1)
-    moved = sum(
-        4 * rows * t.row_elements
-        for t in (*op.reads, *op.writes)
-        if t.kind not in (Kind.WEIGHT, Kind.TABLE)
-    )
-    return Cost(macs, weights, moved)
+    return Cost(macs, weights)

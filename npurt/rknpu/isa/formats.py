@@ -43,11 +43,6 @@ class NumberFormat:
         return max(self.group, 32)
 
     @property
-    def atom(self) -> int:
-        """Input elements in 16 bytes."""
-        return ATOM * 8 // self.bits
-
-    @property
     def out_atom(self) -> int:
         """Results in 16 bytes."""
         return ATOM // self.out_bytes

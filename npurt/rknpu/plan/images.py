@@ -31,20 +31,6 @@ def weights_image(b: npt.NDArray[Any], plan: WeightPlan, core: int) -> Bytes:
     return np.concatenate([packed.ravel() for packed in slices])
 
 
-def weights_matrix(images: Sequence[Bytes], plan: WeightPlan) -> npt.NDArray[Any]:
-    """Inverse of `weights_image`, over all cores: B ``[N, K]``."""
-    format = plan.format
-    parts = []
-    for rows, image in zip(plan.cores, images, strict=True):
-        edges = [rows.size * format.in_bytes(cut.end) for cut in plan.slices[:-1]]
-        tiled = [
-            unpack_weights(part.reshape(rows.size // format.group, -1, *_tile(format)), format)
-            for part in np.split(image, edges)
-        ]
-        parts.append(np.concatenate(tiled, axis=1))
-    return np.concatenate(parts)[: plan.n, : plan.k]
-
-
 def _tile(format: NumberFormat) -> tuple[int, int]:
     return format.group, format.in_bytes(format.k_step)
 
