@@ -26,6 +26,7 @@ FLUSHED = 2.0**-126  # what is smaller may count as 0, or has fewer bits
 MOST_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
 MOST_SUM = 2.0**27  # more than the sum of 32 products of those with codes of weights, and 4
 ALL = slice(None)
+MAX_ROWS = 512  # that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
 

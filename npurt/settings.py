@@ -122,7 +122,9 @@ HEXAGON_WORKER = Setting(
 ROCKET_THREADS = Setting(
     "NPURT_ROCKET_THREADS", 0, "1: a thread for each core of an RK3588 with the driver rocket"
 )
-SIM_RKNPU = "NPURT_SIM_RKNPU"  # settings of the RK3588 simulator, which reads it itself
+# Settings of the simulators, which read them themselves.
+SIM_FASTRPC = "NPURT_SIM_FASTRPC"
+SIM_RKNPU = "NPURT_SIM_RKNPU"
 CACHE = Setting("NPURT_CACHE", "", "folder for what npurt measured of this machine")
 
 SETTINGS = (

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from npurt.errors import DeviceNotFound, NpurtError
 from npurt.library import path_of
-from npurt.settings import SIM_RKNPU, preloading
+from npurt.settings import SIM_FASTRPC, SIM_RKNPU, preloading
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ SIMULATORS = (
     Simulator(
         "fastrpc",
         "hexagon/sim/libcdsprpc_sim.so",
-        "NPURT_SIM_FASTRPC",
+        SIM_FASTRPC,
         "Qualcomm CDSP: libcdsprpc's interface; skels run under qemu-hexagon",
     ),
     Simulator(

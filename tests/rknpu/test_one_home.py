@@ -11,7 +11,6 @@ from npurt.rknpu.device.device import NAMES
 from npurt.rknpu.driver import uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.host import HEADER, lib
 from npurt.runtime.open.devices import SIMULATORS
-from npurt.settings import SIM_RKNPU
 
 SIM = Path(__file__).resolve().parents[2] / "sim/rknpu"
 
@@ -21,12 +20,6 @@ def test_remainders_have_the_same_steps_in_python_and_c():
     assert not [
         path.name for path in HEADER.parent.glob("*.c") if re.search(r"\b254\b", path.read_text())
     ]
-
-
-def test_the_simulator_reads_the_variable_that_python_names():
-    read = re.findall(r'getenv\("(\w+)"\)', (SIM / "settings.c").read_text())
-
-    assert read == [SIM_RKNPU]
 
 
 def test_the_simulated_devices_are_those_of_the_registry():

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device import F32, MAX_ROWS
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Request
 
-MOST_ROWS = 512  # of a batch: what the CPU device takes at once too
+MOST_ROWS = MAX_ROWS  # of a batch
 
 
 class Weight(NamedTuple):

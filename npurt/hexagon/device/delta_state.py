@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import ALL, F32, DeltaNet, DeltaState
+from npurt.device import ALL, F32, MAX_ROWS, DeltaNet, DeltaState
 from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
@@ -26,7 +26,7 @@ from npurt.hexagon.layout.delta import I32, Shape
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Kind, Request
 
-MOST_TOKENS = 512  # of all sequences, in a batch
+MOST_TOKENS = MAX_ROWS  # of all sequences, in a batch
 MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
 
 OnSession = Callable[[Callable[[SessionMemory], None]], None]

@@ -58,7 +58,6 @@ from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
 RESTART_SECONDS = 10  # that a DSP may take to be back
 FULL_SECONDS = 0.5  # in which memory of a process that has just ended is there again
 GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
-GROUP = 32  # columns that share an activation scale
 
 I8 = npt.NDArray[np.int8]
 T = TypeVar("T", bound="HexagonPacked")
@@ -75,7 +74,7 @@ class HexagonPacked(Packed):
     """
 
     device: "HexagonDevice"
-    group = GROUP
+    group = quantise.BLOCK
 
     def __init__(self, device: "HexagonDevice", tensor: QTensor, number: int, kind: str) -> None:
         self.device = device
@@ -202,8 +201,8 @@ class HexagonDevice(ProductDevice):
             return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{self._info.arch}"
         if not op.n or not op.k:
             return "it has no elements"
-        if op.k % GROUP or op.k > messages.MAX_K:
-            return f"K must be a multiple of {GROUP} and at most {messages.MAX_K}"
+        if op.k % quantise.BLOCK or op.k > messages.MAX_K:
+            return f"K must be a multiple of {quantise.BLOCK} and at most {messages.MAX_K}"
         if op.n > messages.MAX_N:
             return f"N is more than {messages.MAX_N}"
         if images.image_bytes(fmt, op.n, op.k) > LARGEST:

@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.hexagon.fastrpc.rpcmem import ALIGN
 from npurt.hexagon.layout import formats
 from npurt.hexagon.layout.formats import ImageFormat
 from npurt.quant.tensor import QTensor
 
 TILE = 32  # rows
 STEP = 64  # columns
-VECTOR = 128  # bytes
+VECTOR = ALIGN  # bytes
 BIAS = 156  # of a row's exponent in a head (dsp/kernels/epilogue.h)
 EXPONENTS = range(-250, 91)  # that a head holds, and that leave room for those of x
 MOST_ERROR = 2.0**-10  # of a row, relative: its scales span too much

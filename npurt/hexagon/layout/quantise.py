@@ -19,7 +19,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 BLOCK = 32  # columns for which the kernels have a scale
-GROUPS = (32, 128, 0)  # columns that may share it; 0: the whole row
+GROUPS = (BLOCK, 128, 0)  # columns that may share it; 0: the whole row
 ROUND_UP = 0x40000
 LEAST_TOP = 40  # biased exponent of 2^-87
 LIFT = 64  # log2 of what smaller rows are multiplied by
@@ -47,7 +47,7 @@ class Quantised:
         return exact.reshape(self.codes.shape)
 
 
-def quantise(x: F32, group: int = 32) -> Quantised:
+def quantise(x: F32, group: int = BLOCK) -> Quantised:
     """Return *x* ``[M, K]`` as the DSP rounds it, one scale for *group* columns (0: for the row).
 
     Raises:
@@ -83,7 +83,7 @@ def quantise(x: F32, group: int = 32) -> Quantised:
     return Quantised(codes, scales.astype(np.int32), exponents)
 
 
-def multiplied(x: F32, group: int = 32) -> F64:
+def multiplied(x: F32, group: int = BLOCK) -> F64:
     """Return the activations that the DSP multiplies when it is given *x*; raises `quantise`'s."""
     return quantise(x, group).values()
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NpurtError, NumericsError
-from npurt.hexagon.fastrpc.rpcmem import U8
+from npurt.hexagon.fastrpc.rpcmem import ALIGN, U8
 from npurt.hexagon.idl import shared
 
 _OF_THE_HEADER = (
@@ -39,7 +39,7 @@ MAX_N: int
 MAX_K: int
 MAX_HEADS: int
 MAX_WIDTH: int
-ALIGNMENT = 128  # bytes, of offsets and of the stride of x
+ALIGNMENT = ALIGN  # bytes, of offsets and of the stride of x
 
 
 def __getattr__(name: str) -> int:

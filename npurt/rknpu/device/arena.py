@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
-from npurt.device import Use
+from npurt.device import MAX_ROWS, Use
 from npurt.errors import DeviceFull
-from npurt.rknpu.device.needs import MAX_ROWS, Need, needs_of
+from npurt.rknpu.device.needs import Need, needs_of
 from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.memory import PAGE, Buffer, Space, Suballocation
 from npurt.rknpu.plan.proof import Role

@@ -15,6 +15,7 @@ import numpy as np
 from npurt.device import (
     F32,
     F64,
+    MAX_ROWS,
     Caps,
     DeltaNet,
     MatMul,
@@ -30,7 +31,7 @@ from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
 from npurt.rknpu.device.arena import Arena, Arenas
 from npurt.rknpu.device.estimate import saving
-from npurt.rknpu.device.needs import FEW_ROWS, MAX_ROWS, need_of, rows_within, weight_plans
+from npurt.rknpu.device.needs import FEW_ROWS, need_of, rows_within, weight_plans
 from npurt.rknpu.device.product import Product
 from npurt.rknpu.device.quantise import BY_NAME as SCHEMES
 from npurt.rknpu.device.quantise import QuantisedWeight, Scheme, choose, from_codes, quantise_weight

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from npurt.device import MatMul, Saving
+from npurt.device import MAX_ROWS, MatMul, Saving
 from npurt.quant import types
-from npurt.rknpu.device.needs import MAX_ROWS, weight_plans
+from npurt.rknpu.device.needs import weight_plans
 from npurt.rknpu.device.quantise import BY_NAME, default_scheme
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout

@@ -12,7 +12,6 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
 from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
 
-MAX_ROWS = 512  # of one product; jobs that take long have fewer
 FEW_ROWS = 16  # that every weight in scope has the time for
 
 

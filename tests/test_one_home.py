@@ -1,0 +1,118 @@
+"""Facts that C and Python both need.  What cannot have one home is compared here.
+
+See also tests/rknpu/test_one_home.py, and tests/hexagon/test_messages.py for batches and replies.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from npurt import device, settings
+from npurt.cpu import abi, layout, program
+from npurt.hexagon.fastrpc import rpcmem
+from npurt.hexagon.layout import images, quantise
+from npurt.hexagon.session import messages
+from npurt.quant import activations, canonical, types
+
+ROOT = Path(__file__).parents[1]
+
+
+def source(name):
+    """Return a file of C without comments."""
+    return re.sub(r"/\*.*?\*/", "", (ROOT / name).read_text(), flags=re.S)
+
+
+def numbers(name):
+    """Return the numbers that a file of C gives names to."""
+    text = source(name)
+    found = re.findall(r"#define (\w+) (\d+)u?\s*$", text, flags=re.M)
+    found += re.findall(r"(\w+) = (0x[0-9a-fA-F]+|\d+)\s*[,}]", text)
+    return {key: int(value, 0) for key, value in found}
+
+
+def test_images_of_the_cpu_have_the_same_panels_in_both_languages():
+    c = numbers("npurt/cpu/layout.h")
+
+    assert (c["ROWS"], c["BLOCK"]) == (layout.ROWS, layout.BLOCK)
+    assert c["BLOCK"] * c["RECORD_BLOCKS"] == layout.RECORD
+
+
+def test_activations_share_a_scale_by_32_columns_everywhere():
+    assert numbers("npurt/cpu/layout.h")["BLOCK"] == activations.GROUP == quantise.BLOCK == 32
+
+
+def books():
+    """Return the codebooks of the CPU's kernels."""
+    text = source("npurt/cpu/kernels.c")
+    (table,) = re.findall(r"npurt_books\[3\]\[16\] = \{(.*?)\};", text, flags=re.S)
+    return [[int(cell) for cell in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", table)]
+
+
+W4 = [name for name, (form, _, _) in canonical._LAYOUTS.items() if form == "w4"]
+
+
+@pytest.mark.parametrize("name", W4)
+def test_codes_of_4_bits_mean_the_same_in_kernels_and_in_the_canonical_form(name):
+    """`canonical` has to do without compiled code, so the codebooks are there twice."""
+    row = layout.table()[types.BY_NAME[name].number]
+    bias = 1 << row.shift if row.shift >= 0 else 0
+    linear = [code - bias for code in range(16)]
+
+    assert row.bits == 4
+    meant = books()[row.book] if row.book else linear
+    assert meant == canonical._LAYOUTS[name][1].tolist()
+
+
+def test_groups_of_experts_are_the_struct_of_the_header():
+    struct = abi.ffi().typeof("npurt_group")
+    fields = {name: (field.offset, field.type.cname) for name, field in struct.fields}
+    in_c = {"<i4": "int32_t", "<i8": "int64_t"}
+
+    assert program.GROUP.itemsize == abi.ffi().sizeof(struct)
+    assert fields == {
+        name: (offset, in_c[of.str]) for name, (of, offset) in program.GROUP.fields.items()
+    }
+
+
+def test_devices_multiply_as_many_rows_at_once_as_the_kernels_of_the_cpu():
+    assert device.MAX_ROWS == abi.limits().rows == 512
+
+
+def test_exact_products_stay_within_the_limit_of_the_kernels():
+    """Which pad K to a multiple of 4."""
+    assert abi.limits().exact >= -(-device.MAX_EXACT_K // 4) * 4
+
+
+def test_images_of_the_hexagon_have_the_same_tiles_in_both_languages():
+    c = numbers("dsp/kernels/kernels.h")
+
+    assert (c["NPURT_TILE"], c["NPURT_STEP"]) == (images.TILE, images.STEP)
+    assert images.VECTOR == messages.ALIGNMENT == rpcmem.ALIGN == c["NPURT_VECTOR"]
+    assert numbers("dsp/kernels/epilogue.h")["BIAS"] == images.BIAS
+
+
+def test_rounding_of_activations_has_the_same_constants_in_both_languages():
+    c = numbers("dsp/kernels/quantise.c")
+
+    for name in ("ROUND_UP", "LEAST_TOP", "ROW_EXPONENT", "LIFT"):
+        assert getattr(quantise, name) == c[name], name
+    assert numbers("dsp/kernels/delta_prepare.h")["LEAST_TOP"] == c["LEAST_TOP"]
+
+
+@pytest.mark.parametrize("simulator", ["fastrpc", "rknpu"])
+def test_a_simulator_reads_the_variable_that_python_names(simulator):
+    named = {"fastrpc": settings.SIM_FASTRPC, "rknpu": settings.SIM_RKNPU}[simulator]
+
+    assert re.findall(r'getenv\("(\w+)"\)', source(f"sim/{simulator}/settings.c")) == [named]
+    assert named in (ROOT / "docs/simulators.md").read_text()
+
+
+def test_python_names_the_variables_of_simulators_in_one_file():
+    written = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "npurt").rglob("*.py")
+        if re.search(r"""["']NPURT_SIM_""", path.read_text())
+    }
+
+    assert written == {"npurt/settings.py"}
