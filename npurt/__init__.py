@@ -11,6 +11,7 @@ Importing npurt opens nothing and reads no environment.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from npurt import hooks
 from npurt.errors import (
     ContextFull,
     DeviceFull,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from npurt.llm.decode.model import Llama
     from npurt.llm.file.gguf import GGUF
     from npurt.quant.tensor import QTensor
-    from npurt.runtime.api.matmul import PackedWeight, matmul, pack, report
+    from npurt.runtime.api.matmul import matmul
+    from npurt.runtime.api.packed_weight import PackedWeight, pack, report
     from npurt.runtime.open.devices import devices, open_device
 
 __version__ = "0.1.0"
@@ -75,13 +77,13 @@ __all__ = [
 _HOMES = {
     "GGUF": "npurt.llm.file.gguf",
     "Llama": "npurt.llm.decode.model",
-    "PackedWeight": "npurt.runtime.api.matmul",
+    "PackedWeight": "npurt.runtime.api.packed_weight",
     "QTensor": "npurt.quant.tensor",
     "devices": "npurt.runtime.open.devices",
     "matmul": "npurt.runtime.api.matmul",
     "open_device": "npurt.runtime.open.devices",
-    "pack": "npurt.runtime.api.matmul",
-    "report": "npurt.runtime.api.matmul",
+    "pack": "npurt.runtime.api.packed_weight",
+    "report": "npurt.runtime.api.packed_weight",
 }
 
 
@@ -96,3 +98,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _product(*operands: Any, **options: Any) -> Any:
+    return __getattr__("matmul")(*operands, **options)
+
+
+hooks.product = _product

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 
 from npurt import settings
 from npurt.once import once
-from npurt.runtime.api import matmul
+from npurt.runtime.api import packed_weight
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -46,17 +46,17 @@ def _shared_npus() -> Iterator[None]:
 
     Tests of other modules, in the same process, count sessions and memory.
     """
-    usual, opened = matmul._shared, []
+    usual, opened = packed_weight._shared, []
 
     @once
-    def shared(name: str) -> matmul.Products:
+    def shared(name: str) -> packed_weight.Products:
         if name in ("auto", "cpu"):
             return usual(name)
-        opened.append(matmul.Products(matmul.open_device(name)))
+        opened.append(packed_weight.Products(packed_weight.open_device(name)))
         return opened[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul, "_shared", shared)
+        patch.setattr(packed_weight, "_shared", shared)
         yield
     for products in opened:
         products.close()

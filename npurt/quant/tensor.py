@@ -1,4 +1,4 @@
-"""A quantised tensor that behaves like a numpy array: shape, .T, rows, np.asarray()."""
+"""A quantised tensor that behaves like a numpy array in products: shape, .T, rows, ``a @ w.T``."""
 
 import math
 import operator
@@ -9,18 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError
+from npurt.quant.array import QuantisedArray, refused
 from npurt.quant.canonical import F32, Canonical, canonical
 from npurt.quant.decode import dequantize, not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.types import Blocks, Format, find, require_blocks
 
 
-class QTensor:
+class QTensor(QuantisedArray):
     """Weights as they lie in the file: rows of blocks along K, the last axis of `blocks`.
 
     1-D ``(K,)``, 2-D ``(N, K)`` or 3-D ``(E, N, K)`` (experts).  A 2-D tensor has a transposed
     view, ``w.T`` of shape ``(K, N)``, that shares the blocks.  Two tensors are equal when they are
     the same object.
+
+    ``a @ w.T`` and ``w @ b`` run as `npurt.matmul`, which packs the weight for each product:
+    `npurt.pack` packs it once.  numpy reads the values of F32 and F16 where they lie; those of
+    other formats have to be asked for, with `dequantize`.
 
     Attributes:
         blocks: ``[..., K / format.block]`` of ``format.dtype``, in the file's orientation; may be a
@@ -99,6 +104,11 @@ class QTensor:
         return self.blocks.size * self.format.block
 
     @property
+    def sum_axis(self) -> int:
+        """The axis K, along which products sum and blocks lie."""
+        return 0 if self.transposed else self.ndim - 1
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the blocks."""
         return self.blocks.nbytes
@@ -146,33 +156,51 @@ class QTensor:
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """numpy's protocol: the dequantised values.
+        """numpy's protocol: the values of F32 and F16, without a copy where none is asked for.
 
         Raises:
-            LayoutError: *copy* is False: values have to be computed, there is no array to view.
+            UnsupportedOp: The values do not exist in memory.
         """
-        if copy is False:
-            raise LayoutError(
-                f"the values of {self!r} do not exist in memory", remedy="pass copy=None or True"
-            )
-        return self.dequantize().astype(dtype or np.float32, copy=False)
+        return np.array(self._stored("numpy.asarray"), dtype=dtype, copy=copy)
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def __dlpack__(self, **options: Any) -> Any:
+        """DLPack's protocol: the values of F32 and F16 where they lie.
+
+        Raises:
+            UnsupportedOp: The values do not exist in memory.
+        """
+        return self._stored("DLPack").__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._stored("DLPack").__dlpack_device__()
+
+    def _stored(self, name: str) -> npt.NDArray[Any]:
+        """Return a view of the values of a format that numpy knows; *name* asks for them."""
+        if self.format.dtype.kind != "f":
+            raise refused(name, self)
+        return self.blocks.T if self.transposed else self.blocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.blocks, self.format.name, self.transposed)
 
     def __getitem__(self, rows: Any) -> "QTensor":
         """Return whole rows: an int, a slice or an array of ints for each axis before K.
 
-        Slices are views.  An index out of range raises IndexError, which also ends iteration.
+        Of the view ``w.T`` these are columns: ``w.T[:, rows]``.  Slices are views.  An index out of
+        range raises IndexError, which also ends iteration.
 
         Raises:
-            LayoutError: The index would cut rows, or the tensor is transposed.
+            LayoutError: The index would cut rows.
         """
         index = rows if isinstance(rows, tuple) else (rows,)
+        if len(index) == self.ndim and _is_whole(index[self.sum_axis], self.shape[self.sum_axis]):
+            if self.transposed:
+                return self.T[index[1]].T
+            index = index[:-1]
         if self.transposed or len(index) >= self.ndim or not all(map(_selects_rows, index)):
             raise LayoutError(
                 f"{self!r} cannot be indexed with {rows!r}: its blocks lie along K",
-                remedy="index whole rows of the (N, K) tensor, or the array of np.asarray(w)",
+                remedy="choose along N, w[2:4] or w.T[:, 2:4], or index the array w.dequantize()",
             )
         return QTensor(self.blocks[index], self.format)
 
@@ -199,6 +227,17 @@ def _view(buf: Any) -> memoryview:
         raise LayoutError(
             f"a {type(buf).__name__} does not hold bytes", remedy="pass bytes, an array or an mmap"
         ) from error
+
+
+def _restored(blocks: Blocks, fmt: str, transposed: bool) -> QTensor:
+    """Return what was copied or pickled."""
+    tensor = QTensor(blocks, fmt)
+    return tensor.T if transposed else tensor
+
+
+def _is_whole(key: Any, length: int) -> bool:
+    """Say whether a key of an index selects all of an axis, in order."""
+    return isinstance(key, slice) and key.indices(length) == (0, length, 1)
 
 
 def _selects_rows(key: Any) -> bool:

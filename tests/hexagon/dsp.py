@@ -153,7 +153,7 @@ def assert_product(y, x, tensor):
     A code is off by half a step, and its scale, one of 15 bits, by less than as much again; the
     weights' scales have 13 bits or more.
     """
-    w = np.asarray(tensor).astype(np.float64)
+    w = tensor.dequantize().astype(np.float64)
     x = x.astype(np.float64)
     blocks = x.reshape(len(x), -1, 32)
     step = np.repeat(np.abs(blocks).max(-1) / 127, 32, axis=-1)

@@ -56,15 +56,29 @@ def test_canonical_keeps_the_orientation_of_the_file():
     np.testing.assert_array_equal(w.T.canonical().dequantize(), w.dequantize())
 
 
-def test_numpy_sees_the_values():
-    w = tensor(6, 64)
+@pytest.mark.parametrize("fmt", ["f32", "f16"])
+def test_numpy_and_dlpack_view_the_values_of_floats_where_they_lie(fmt):
+    w = tensor(6, 64, fmt=fmt)
 
-    assert np.asarray(w).dtype == np.float32
-    np.testing.assert_array_equal(np.asarray(w), w.dequantize())
-    np.testing.assert_array_equal(np.asarray(w.T), w.dequantize().T)
-    assert np.asarray(w, dtype=np.float64).dtype == np.float64
-    with pytest.raises(ValueError, match="do not exist in memory"):
-        w.__array__(copy=False)
+    for each in (w, w.T):
+        for read in (np.asarray, np.from_dlpack):
+            values = read(each)
+            assert (values.dtype, values.shape) == (fmt.replace("f", "float"), each.shape)
+            assert np.shares_memory(values, w.blocks)
+            np.testing.assert_array_equal(values, each.dequantize())
+    assert np.asarray(w, np.float64).dtype == np.float64
+    assert not np.shares_memory(np.array(w), w.blocks)
+    assert w.__dlpack_device__() == (1, 0)  # kDLCPU
+
+
+@pytest.mark.parametrize("fmt", [f for f in FORMATS if f.name not in ("f32", "f16")])
+@pytest.mark.parametrize("read", [np.asarray, np.array, np.from_dlpack, list])
+def test_values_that_are_not_in_memory_have_to_be_asked_for(fmt, read):
+    w = QTensor.from_bytes(bytes(2 * fmt.row_bytes(256)), fmt, (2, 256))
+
+    for each in (w, w.T) if read is not list else (w.T,):
+        with pytest.raises((UnsupportedOp, LayoutError), match=r"w\.dequantize\(\)"):
+            read(each)
 
 
 def test_equality_is_identity():
@@ -180,6 +194,10 @@ def test_an_index_that_would_cut_rows_is_refused(index):
 def test_columns_and_elements_are_refused():
     with pytest.raises(LayoutError, match="cannot be indexed"):
         tensor(6, 64).T[0]
+    with pytest.raises(LayoutError, match="cannot be indexed"):
+        tensor(6, 64).T[1:, 0]
+    with pytest.raises(LayoutError, match="cannot be indexed"):
+        tensor(6, 64)[0, 1:]
     with pytest.raises(LayoutError, match="cannot be indexed"):
         tensor(64)[0]
 

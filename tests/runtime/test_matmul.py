@@ -1,7 +1,9 @@
 """`matmul` and `pack` against numpy: every dtype, format, shape and layout, or a clear refusal."""
 
 import copy
+import ctypes
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -223,13 +225,24 @@ def test_a_packed_weight_gives_the_same_row_whatever_rows_come_with_it():
         np.testing.assert_array_equal(npurt.matmul(x, w), single)
 
 
-def test_a_quantised_left_operand_and_an_untransposed_right_one_count_as_their_values():
-    w = QTensor.quantize(numbers(0, (6, 32)), "q8_0")
+@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
+def test_a_qtensor_of_floats_is_an_array_of_its_values(fmt):
+    w = QTensor.quantize(numbers(0, (6, 32)), fmt)
     a, b = numbers(1, (3, 6)), numbers(2, (32, 4))
 
     assert_float_product(npurt.matmul(a, w), a, w.dequantize())
     assert_float_product(npurt.matmul(w, b), w.dequantize(), b)
     assert_float_product(npurt.matmul(w[0], b), w[0].dequantize(), b)
+    assert_float_product(npurt.matmul(w, npurt.pack(b, "f32")), w.dequantize(), b)
+
+
+@given(seeds, st.integers(0, 5), st.integers(1, 40), st.booleans())
+def test_a_quantised_left_operand_rounds_the_columns_of_the_right_one(seed, m, n, packed):
+    b = numbers(seed, (64, m))
+    tensor = QTensor.quantize(numbers(seed + 1, (n, 64)), "q8_0")
+    w = npurt.pack(tensor.T).T if packed else tensor
+
+    assert_packed_product(npurt.matmul(w, b).T, b.T, tensor)
 
 
 def test_packing_keeps_the_codes_of_a_qtensor_and_knows_what_it_is():
@@ -242,7 +255,6 @@ def test_packing_keeps_the_codes_of_a_qtensor_and_knows_what_it_is():
     assert (w.device, w.shape) == ("cpu", (256, 48))
     assert tensor.nbytes <= w.nbytes <= 1.1 * tensor.nbytes
     np.testing.assert_array_equal(w.dequantize(), tensor.dequantize().T)
-    np.testing.assert_array_equal(np.asarray(w, np.float64), tensor.dequantize().T)
     assert "q4_k" in repr(w)
     assert "(256, 48)" in repr(w)
 
@@ -368,6 +380,99 @@ class OnlyDlpack:
         return self.values.__dlpack_device__()
 
 
+class ManagedTensor(ctypes.Structure):
+    """A DLManagedTensor, with the DLTensor that it begins with."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class Bfloat16:
+    """A bfloat16 tensor as torch exports it: by DLPack, which numpy does not read."""
+
+    def __init__(self, codes, *, c_order=False, device=(1, 0)):
+        self.codes, self.at = codes, device
+        many = ctypes.c_int64 * codes.ndim
+        shape, strides = many(*codes.shape), many(*(s // 2 for s in codes.strides))
+        address = codes.ctypes.data - 6
+        self.tensor = ManagedTensor(
+            address, device, codes.ndim, 4, 16, 1, shape, None if c_order else strides, 6
+        )
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Got unsupported ScalarType BFloat16")  # what torch says
+
+    def __dlpack__(self, **options):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+    def __dlpack_device__(self):
+        return self.at
+
+
+def codes_of(values):
+    """Return bfloat16 codes of *values*, cut off."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+@given(seeds, st.sampled_from(["C", "Fortran", "reversed", "every other"]), st.integers(0, 3))
+def test_bfloat16_comes_by_dlpack_in_every_layout(seed, layout, rows):
+    codes = relaid(codes_of(numbers(seed, (rows, 64))), layout)
+    values = (codes.astype(np.uint32) << 16).view(np.float32)
+    w = numbers(seed + 1, (64, 5))
+
+    np.testing.assert_array_equal(npurt.matmul(Bfloat16(codes), w), npurt.matmul(values, w))
+    if layout == "C":
+        x = Bfloat16(codes, c_order=True)
+        np.testing.assert_array_equal(npurt.matmul(x, w), npurt.matmul(values, w))
+    np.testing.assert_array_equal(npurt.pack(Bfloat16(codes.T), "f32").dequantize(), values.T)
+
+
+def test_bfloat16_that_is_not_in_memory_of_the_host_is_refused():
+    with pytest.raises(LayoutError, match="BFloat16") as caught:
+        npurt.matmul(Bfloat16(codes_of(numbers(0, (2, 4))), device=(2, 0)), GOOD)
+    assert "t.detach().cpu()" in caught.value.remedy
+
+
+@given(seeds, batches)
+def test_bfloat16_of_ml_dtypes_is_widened(seed, shapes):
+    a, b = (numbers(seed + i, shape).astype(ml_dtypes.bfloat16) for i, shape in enumerate(shapes))
+
+    assert_float_product(npurt.matmul(a, b), a.astype(np.float32), b.astype(np.float32))
+
+
+def test_tensors_of_torch_are_operands_and_bfloat16_too():
+    torch = pytest.importorskip("torch", reason="torch is large; CI does not install it")
+    a, w = torch.randn(3, 64), npurt.pack(numbers(0, (64, 5)), "q8_0")
+
+    np.testing.assert_array_equal(a @ w, a.numpy() @ w)
+    np.testing.assert_array_equal(a.bfloat16() @ w, a.bfloat16().float().numpy() @ w)
+
+
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31), min_size=64, max_size=64), max_size=3))
+def test_lists_of_integers_are_floats(rows):
+    a, w = np.array(rows, np.float64).reshape(len(rows), 64), npurt.pack(numbers(0, (64, 5)))
+
+    np.testing.assert_array_equal(npurt.matmul(rows, w) if rows else (a @ w), a @ w)
+    for row in rows:
+        np.testing.assert_array_equal(row @ w, npurt.matmul(np.array(row, np.float64), w))
+        np.testing.assert_array_equal(tuple(row) @ w, row @ w)
+        assert_float_product(npurt.matmul([row], numbers(1, (64, 2))), [row], numbers(1, (64, 2)))
+
+
 @pytest.mark.parametrize("wrap", [Arraylike, OnlyDlpack])
 @pytest.mark.parametrize("dtype", [np.int8, np.float32])
 def test_other_peoples_arrays_are_operands(wrap, dtype):
@@ -386,7 +491,8 @@ NO_OPERANDS = {
     "text": "text",
     "a dict": {},
     "a ragged list": [[1.0, 2.0], [3.0]],
-    "integers": [[1, 2, 3, 4]],
+    "booleans": [[True, False, True, False]],
+    "integers beyond int64": [[1 << 70]],
     "int32": np.ones((4, 4), np.int32),
     "uint8": np.ones((4, 4), np.uint8),
     "bool": np.ones((4, 4), bool),
@@ -465,7 +571,7 @@ def test_what_cannot_be_packed_is_refused():
 
 def test_another_device_multiplies_packed_weights_only(monkeypatch):
     device = FakeDevice()
-    monkeypatch.setattr("npurt.runtime.api.matmul.shared", lambda name: Products(device))
+    monkeypatch.setattr("npurt.runtime.api.packed_weight.shared", lambda name: Products(device))
     x, w = numbers(0, (3, 32)), npurt.pack(numbers(1, (32, 4)), "q8_0", device="fake")
 
     assert w.device == "fake"

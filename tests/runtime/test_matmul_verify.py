@@ -47,7 +47,7 @@ def use(monkeypatch):
 
     def shared(device):
         products = Products(device)
-        monkeypatch.setattr("npurt.runtime.api.matmul.shared", lambda name: products)
+        monkeypatch.setattr("npurt.runtime.api.packed_weight.shared", lambda name: products)
         return device
 
     return shared
@@ -91,6 +91,27 @@ def test_a_warning_names_the_line_that_multiplied(use):
         with pytest.warns(RuntimeWarning) as caught:
             call()
         assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        npurt.matmul,
+        lambda x, w: x @ w,
+        lambda x, w: x.tolist() @ w,
+        lambda x, w: w.T @ x.T,
+        np.dot,
+        lambda x, w: np.einsum("ik,kn", x, w),
+    ],
+)
+def test_a_warning_names_the_line_that_multiplied(use, product):
+    use(Lying({0}))
+    w = npurt.pack(numbers(1, K, N), "q8_0")
+
+    with pytest.warns(RuntimeWarning, match="wrong product") as caught:
+        product(numbers(0, 3, K), w)
+
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_the_cpu_is_verified_too(use):

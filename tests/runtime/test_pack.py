@@ -25,7 +25,7 @@ def test_packing_to_another_format_quantises_what_the_codes_mean():
 def test_a_packed_weight_is_multiplied_by_where_it_is_and_nowhere_else(monkeypatch):
     device = FakeDevice()
     w = npurt.pack(np.ones((32, 4)), device="cpu")
-    monkeypatch.setattr("npurt.runtime.api.matmul.shared", lambda name: Products(device))
+    monkeypatch.setattr("npurt.runtime.api.packed_weight.shared", lambda name: Products(device))
     there = npurt.pack(np.ones((32, 4)), device="fake")
     x = numbers(0, (3, 32))
 

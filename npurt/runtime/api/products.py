@@ -1,5 +1,6 @@
 """Products of `npurt.matmul` on one device: verified like those of models, and accounted for."""
 
+import sys
 import threading
 import time
 import warnings
@@ -19,6 +20,8 @@ from npurt.verify import Mode, Probe, Sampler, is_right, probe_of
 
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
+
+WITHIN = ("npurt", "numpy")  # packages between a product and the line that asked for it
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +154,15 @@ class Products:
         note = f"quarantined: {what}; the CPU ({ORACLE} kernels) computed it again"
         if note not in self._ledger.notes:
             self._ledger.notes.append(note)
-        warnings.warn(note, RuntimeWarning, stacklevel=6)
+        warnings.warn(note, RuntimeWarning, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """Return the stacklevel, for the caller's `warn`, of the line that asked for a product."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in WITHIN:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _count(row: Row, rows: int, nbytes: int, seconds: float) -> None:

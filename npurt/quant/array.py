@@ -1,0 +1,243 @@
+"""Python's operators and numpy's functions for quantised weights.
+
+A product runs as `npurt.matmul`, whichever function asks for it.  All other functions would decode
+the weight, so they are refused with the way to do it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from npurt import hooks
+from npurt.errors import LayoutError, UnsupportedOp
+
+Array = npt.NDArray[Any]
+
+
+class QuantisedArray(NDArrayOperatorsMixin):
+    """The base of weights that behave like numpy arrays in products.
+
+    Two weights are equal when they are the same object.
+    """
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        raise NotImplementedError
+
+    @property
+    def T(self) -> Any:  # noqa: N802  numpy's name
+        """The transposed view."""
+        raise NotImplementedError
+
+    @property
+    def sum_axis(self) -> int:
+        """The axis K, along which products sum and blocks lie."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __matmul__(self, other: Any) -> Any:
+        return hooks.product(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return hooks.product(other, self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        name = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+        function = UFUNCS.get(name)
+        if function is None:
+            raise refused(name, self)
+        (out,) = options.pop("out", (None,))
+        if options.get("axes") in USUAL_AXES:
+            del options["axes"]
+        _require_none(name, options)
+        return function(*inputs, out=out)
+
+    def __array_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        function = FUNCTIONS.get(func)
+        if function is None:
+            raise refused(f"{func.__module__}.{func.__name__}", self)
+        return function(*args, **kwargs)
+
+
+def refused(name: str, weight: QuantisedArray) -> UnsupportedOp:
+    """Return the error of a function that takes values and not codes."""
+    return UnsupportedOp(
+        f"{name} would decode all of {weight!r}",
+        remedy="multiply by it with a @ w, or pass its values, w.dequantize(), which are float32",
+    )
+
+
+def _require_none(name: str, options: dict[str, Any]) -> None:
+    """Refuse options of numpy's functions that products do not have."""
+    if options:
+        raise UnsupportedOp(
+            f"{name} of a quantised weight does not take {', '.join(options)}",
+            remedy="leave it out; results are float32, and may be written to out=",
+        )
+
+
+def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
+    """Return the sums of products of a and b along one axis each; one of them is a weight.
+
+    The remaining axes of a come first, then those of b.
+    """
+    first = isinstance(a, QuantisedArray)
+    w, axis, x, other = (a, axis_a, b, axis_b) if first else (b, axis_b, a, axis_a)
+    if isinstance(x, QuantisedArray):
+        raise refused(name, x)
+    if axis % w.ndim != w.sum_axis:
+        raise _across(f"{name} along axis {axis}", w)
+    y = hooks.product(_last(x, other), w.T if w.sum_axis else w)
+    return np.moveaxis(y, -1, 0) if first and w.ndim > 1 else y
+
+
+def _across(what: str, w: QuantisedArray) -> UnsupportedOp:
+    """Return the error of a sum along another axis than K."""
+    return UnsupportedOp(
+        f"{what} of {w!r} cannot be summed: its blocks lie along axis {w.sum_axis}",
+        remedy="use w.T if it is the transpose that is meant, else the values, w.dequantize()",
+    )
+
+
+def _last(x: Any, axis: int) -> Any:
+    """Return x with that axis last."""
+    ndim = np.ndim(x)
+    return x if ndim < 2 or axis in (-1, ndim - 1) else np.moveaxis(np.asarray(x), axis, -1)
+
+
+def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
+    """`numpy.dot`: `numpy.matmul`, but of stacks that are right operands."""
+    if not isinstance(a, QuantisedArray) or np.ndim(b) < 3:
+        return hooks.product(a, b, out=out)
+    y = hooks.product(a, b, out=None if out is None else np.moveaxis(out, 0, -2))
+    return np.moveaxis(y, -2, 0) if out is None else out
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """`numpy.tensordot` over one pair of axes."""
+    of_a, of_b = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
+    (one, *more), (other, *others) = (np.atleast_1d(list_of).tolist() for list_of in (of_a, of_b))
+    if more or others:
+        raise refused("numpy.tensordot over two axes", a if isinstance(a, QuantisedArray) else b)
+    return _sum(a, one, b, other, "numpy.tensordot")
+
+
+def _multi_dot(arrays: Any, *, out: Array | None = None) -> Any:
+    """`numpy.linalg.multi_dot`, from left to right."""
+    *first, last = arrays
+    return hooks.product(functools.reduce(hooks.product, first), last, out=out)
+
+
+def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options: Any) -> Any:
+    """`numpy.einsum` of two operands, one of them a weight whose K is summed."""
+    options.pop("optimize", None)  # there is one order of two operands
+    _require_none("numpy.einsum", options)
+    if not isinstance(subscripts, str) or len(operands) != 2:
+        raise UnsupportedOp(
+            "numpy.einsum of a quantised weight takes a text of subscripts and two operands",
+            remedy="multiply two at a time: np.einsum('ij,jk->ik', a, w)",
+        )
+    first = isinstance(operands[0], QuantisedArray)
+    w, x = operands if first else operands[::-1]
+    if isinstance(x, QuantisedArray):
+        raise refused("numpy.einsum", x)
+    terms, output = _subscripts(subscripts)
+    if len(terms) != 2:
+        raise LayoutError(f"{subscripts!r} names not two operands", remedy="write 'ij,jk->ik'")
+    of_w, of_x = terms if first else terms[::-1]
+    given = len(of_x.replace("...", ""))
+    if (
+        len(of_w) != w.ndim
+        or "." in of_w
+        or (np.ndim(x) < given if "..." in of_x else np.ndim(x) != given)
+    ):
+        raise LayoutError(
+            f"{subscripts!r} does not fit operands of shapes {np.shape(operands[0])} and "
+            f"{np.shape(operands[1])}",
+            remedy="write a letter for each axis",
+        )
+    k = of_w[w.sum_axis]
+    kept = of_w.replace(k, "")  # the letter of N; none if w is a vector
+    if of_x.count(k) != 1 or k in output or (kept and kept in of_x):
+        raise _across(f"numpy.einsum({subscripts!r})", w)
+    left, _, right = of_x.partition(k)
+    axis = len(left) if "..." in right else -len(right) - 1
+    y = hooks.product(_last(x, axis), w.T if w.sum_axis else w)
+    return np.einsum(f"{left}{right}{kept}->{output}", y, out=out)
+
+
+def _subscripts(text: str) -> tuple[list[str], str]:
+    """Return the terms of operands and of the result, which may be left out."""
+    inputs, arrow, output = text.replace(" ", "").partition("->")
+    if not arrow:
+        once = sorted(c for c in set(inputs) - set(".,") if inputs.count(c) == 1)
+        output = ("..." if "..." in inputs else "") + "".join(once)
+    return inputs.split(","), output
+
+
+def _matvec(w: Any, x: Any, *, out: Array | None = None) -> Any:
+    """`numpy.matvec` of a weight ``[N, K]``: one product with each row of x."""
+    if not isinstance(w, QuantisedArray):
+        raise refused("numpy.matvec", x)
+    return hooks.product(x, w.T, out=out)
+
+
+def _vecmat(x: Any, w: Any, *, out: Array | None = None) -> Any:
+    """`numpy.vecmat` of a weight ``[K, N]``: one product with each row of x."""
+    if not isinstance(w, QuantisedArray):
+        raise refused("numpy.vecmat", x)
+    return hooks.product(x, w, out=out)
+
+
+def _matmul(a: Any, b: Any, *, out: Array | None = None) -> Any:
+    return hooks.product(a, b, out=out)
+
+
+USUAL_AXES = ([(-2, -1)] * 3, [(-1,), (-2, -1), (-1,)])  # as ``a @= w`` writes them out
+UFUNCS: dict[str, Callable[..., Any]] = {
+    "numpy.matmul": _matmul,
+    "numpy.matvec": _matvec,
+    "numpy.vecmat": _vecmat,
+}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.dot: _dot,
+    np.inner: lambda a, b: _sum(a, -1, b, -1, "numpy.inner"),
+    np.tensordot: _tensordot,
+    np.einsum: _einsum,
+    np.linalg.multi_dot: _multi_dot,
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.transpose: lambda a: a.T,
+}
+if hasattr(np.linalg, "matmul"):  # numpy 2
+    FUNCTIONS |= {
+        np.linalg.matmul: _matmul,
+        np.linalg.tensordot: lambda a, b, /, *, axes=2: _tensordot(a, b, axes),
+        np.matrix_transpose: lambda a: a.T,
+        np.linalg.matrix_transpose: lambda a: a.T,
+    }

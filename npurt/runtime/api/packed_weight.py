@@ -1,0 +1,227 @@
+"""`pack`: weights that are quantised and laid out for a device once, and multiply many times."""
+
+import atexit
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, Packed
+from npurt.errors import LayoutError, NumericsError, UnknownDevice
+from npurt.once import once
+from npurt.quant.array import QuantisedArray, refused
+from npurt.quant.tensor import QTensor
+from npurt.runtime.api.products import Products, Weight
+from npurt.runtime.open.arguments import encodable
+from npurt.runtime.open.arrays import as_array, as_float
+from npurt.runtime.open.devices import open_device
+from npurt.runtime.report.ledger import Report
+
+
+class PackedWeight(QuantisedArray):
+    """The right operand of products, on a device: shape ``(K, N)``.
+
+    Made by `pack`.  ``a @ w`` is ``npurt.matmul(a, w)``, and so are the products of numpy's dot,
+    inner, tensordot, einsum and linalg.  ``w.T`` of shape ``(N, K)`` is the left operand: ``w.T @
+    b``.  ``w[:, rows]`` packs some columns again.  numpy's other functions are refused, for they
+    would decode the weight: `dequantize` does that.
+
+    A weight does not change, so a copy of it is the weight itself.  Its pickle holds the codes and
+    the name of the device, which packs them again where it is loaded.
+    """
+
+    def __init__(self, packed: Packed, products: Products | None = None) -> None:
+        self.products = products or Products(packed.device)
+        self.weight = Weight(packed, packed.device.caps.name)
+        self._base: PackedWeight | None = None  # of a transposed view
+
+    @property
+    def packed(self) -> Packed:
+        """What its device multiplies by; the CPU, once the device has got a product wrong."""
+        return self.weight.packed
+
+    @property
+    def tensor(self) -> QTensor:
+        """The weight as it lies in a file, ``[N, K]``."""
+        return self.packed.tensor
+
+    @property
+    def transposed(self) -> bool:
+        """True for the view ``.T`` of shape ``(N, K)``."""
+        return self._base is not None
+
+    @property
+    def T(self) -> "PackedWeight":  # noqa: N802  numpy's name
+        """The transposed view, which is a left operand; ``w.T.T is w``."""
+        if self._base is not None:
+            return self._base
+        view = PackedWeight(self.packed, self.products)
+        view.weight, view._base = self.weight, self
+        return view
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(K, N)``: what ``a @ w`` sees."""
+        k, n = self.packed.k, self.packed.n
+        return (n, k) if self.transposed else (k, n)
+
+    @property
+    def sum_axis(self) -> int:
+        """The axis K, along which products sum."""
+        return int(self.transposed)
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.tensor.size
+
+    @property
+    def dtype(self) -> str:
+        """The format's name, such as ``q4_k``."""
+        return self.tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.packed.nbytes
+
+    @property
+    def device(self) -> str:
+        """Name of the device it is on."""
+        return self.packed.device.caps.name
+
+    def dequantize(self) -> F32:
+        """Return the values, float32 of `shape`."""
+        return (self.tensor if self.transposed else self.tensor.T).dequantize()
+
+    def __getitem__(self, index: Any) -> "PackedWeight":
+        """Return ``w[:, rows]`` or ``w.T[rows]``, packed again: a slice or ints along N.
+
+        Raises:
+            LayoutError: The index would cut K, or leave one axis.
+        """
+        rows = (self.tensor if self.transposed else self.tensor.T)[index]
+        if rows.ndim != 2:
+            raise LayoutError(
+                f"{self!r}[{index!r}] is a vector, which is not packed",
+                remedy="choose with a slice, for example 3:4",
+            )
+        matrix = rows if self.transposed else rows.T
+        chosen = PackedWeight(self.products.device.pack(matrix, int16=None), self.products)
+        return chosen.T if self.transposed else chosen
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> F32:
+        raise refused("numpy.asarray", self)
+
+    def __copy__(self) -> "PackedWeight":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "PackedWeight":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.tensor, self.weight.planned, self.transposed)
+
+    def __repr__(self) -> str:
+        size = self.nbytes / 1e6
+        flag = ", transposed" if self.transposed else ""
+        return (
+            f"PackedWeight({self.dtype}, shape={self.shape}, {size:.1f} MB on {self.device}{flag})"
+        )
+
+
+def _restored(tensor: QTensor, device: str, transposed: bool) -> PackedWeight:
+    """Return what was pickled."""
+    weight = pack(tensor.T, device=device)
+    return weight.T if transposed else weight
+
+
+def shared(name: str) -> Products:
+    """Return the device that products share, opened on first use and closed at exit."""
+    if not isinstance(name, str):
+        raise UnknownDevice(
+            f"{name!r} is not a device name", remedy="use auto, or a name as in npurt.devices()"
+        )
+    return _shared(name)
+
+
+@once
+def _shared(name: str) -> Products:
+    products = Products(open_device(name))
+    atexit.register(products.close)
+    return products
+
+
+def report(device: str = "auto") -> Report:
+    """Return what `npurt.matmul` did on *device* in this process: how often, and what was verified.
+
+    Raises:
+        DeviceNotFound: There is no such device.
+    """
+    return shared(device).report()
+
+
+def pack(
+    b: npt.ArrayLike | QTensor | PackedWeight, dtype: str = "auto", *, device: str = "auto"
+) -> PackedWeight:
+    """Quantise *b* and lay it out for *device* once, to multiply by it many times.
+
+    Args:
+        b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, or a packed
+            weight, for another device or format.
+        dtype: Format to quantise to: a name such as ``q8_0``, ``q4_0``, ``q4_k``, ``f16``; by
+            default that of a quantised *b*, which keeps its codes, and ``q8_0`` for floats.  In
+            another format its values are quantised again.
+        device: Where to multiply; by default a packed *b* stays where it is.
+
+    Raises:
+        LayoutError: *b* is not 2-D, or K does not divide into blocks of the format.
+        NumericsError: *b* holds NaN or infinity.
+        UnsupportedOp: The device has no kernel for the format, or there is no such format.
+    """
+    products = b.products if isinstance(b, PackedWeight) and device == "auto" else shared(device)
+    tensor = finite(_quantised(b, dtype))
+    if isinstance(b, PackedWeight) and products is b.products and tensor is b.tensor:
+        return b
+    return PackedWeight(products.device.pack(tensor, int16=None), products)
+
+
+def finite(tensor: QTensor) -> QTensor:
+    """Return *tensor* ``[N, K]``, whose values must be finite.
+
+    Raises:
+        NumericsError: They are not.
+    """
+    row = tensor.first_not_finite()
+    if row is not None:
+        raise NumericsError(
+            f"row {row[0]} of the weight [N, K] holds NaN or infinity",
+            remedy="replace NaN and infinity before packing; a file that has them is damaged",
+        )
+    return tensor
+
+
+def _quantised(b: npt.ArrayLike | QTensor | PackedWeight, dtype: str) -> QTensor:
+    """Return b as a QTensor ``[N, K]``."""
+    if isinstance(b, QuantisedArray):
+        if b.ndim != 2 or b.sum_axis != 0:
+            raise LayoutError(
+                f"{b!r} is not a right operand", remedy="pass w.T, of shape (K, N), for w [N, K]"
+            )
+        tensor: QTensor = b.tensor if isinstance(b, PackedWeight) else b.T
+        if isinstance(dtype, str) and dtype.lower() in ("auto", tensor.dtype):
+            return tensor
+        return QTensor.quantize(tensor.dequantize(), encodable(dtype))
+    array = as_float(as_array(b, "b"), "b")
+    if array.ndim != 2:
+        raise LayoutError(
+            f"b has {array.ndim} axes; a weight has two, [K, N]",
+            remedy="pack each matrix by itself",
+        )
+    fmt = encodable("q8_0" if dtype == "auto" else dtype)
+    return QTensor.quantize(np.ascontiguousarray(array.T), fmt)
