@@ -104,7 +104,7 @@ def test_a_warning_names_the_line_that_multiplied(use):
         lambda x, w: np.einsum("ik,kn", x, w),
     ],
 )
-def test_a_warning_names_the_line_that_multiplied(use, product):
+def test_a_warning_names_that_line_for_every_form_of_a_product(use, product):
     use(Lying({0}))
     w = npurt.pack(numbers(1, K, N), "q8_0")
 
