@@ -1,4 +1,4 @@
-"""Say what evaluating several rows at once costs, against one: the price of checking guesses.
+"""Compare the time of evaluating several rows at once with that of one: the cost of verification.
 
     python bench/rows.py --models models/Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf --threads 2
 

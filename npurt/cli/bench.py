@@ -8,7 +8,7 @@ from typing import Any
 from npurt.cli.tables import markdown
 
 PROMPTS = (512,)
-GUESSES = (1, 2, 3, 4, 6, 8)
+DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
 COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
 
 
@@ -40,13 +40,13 @@ def add(verbs: Any) -> None:
 
 def _add_spec(group: Any) -> None:
     group.add_argument("--spec", action="store_true",
-                       help="sweep the number of guesses over four prompts; needs -md")  # fmt: skip
+                       help="measure draft lengths over four prompts; needs -md")  # fmt: skip
     group.add_argument("-md", "--draft", metavar="FILE",
-                       help="guess with a smaller model, or 'lookup': from the text")  # fmt: skip
+                       help="draft with a smaller model, or 'lookup': from the text")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
-                       help="where a smaller model that guesses runs, usually cpu")  # fmt: skip
+                       help="device of a draft model, usually cpu")  # fmt: skip
     group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
-                       help="tokens to guess at once, usually 1,2,3,4,6,8")  # fmt: skip
+                       help="tokens to draft at once, usually 1,2,3,4,6,8")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
 
 
@@ -131,7 +131,7 @@ def run_spec(args: argparse.Namespace) -> int:
     rows = bench_spec(
         args.model[0],
         args.draft,
-        numbers=GUESSES if args.draft_n is None else args.draft_n,
+        numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
         tokens=args.n_gen[0],
         repetitions=args.repetitions,
         device=args.device,

@@ -50,12 +50,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-md",
         "--draft",
         metavar="FILE",
-        help="guess with a smaller model, or 'lookup': from the text",
+        help="draft with a smaller model, or 'lookup': from the text",
     )
     group.add_argument("--draft-max", type=int, metavar="N",
-                       help="tokens to guess at once, at most")  # fmt: skip
+                       help="tokens to draft at once, at most")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
-                       help="where a smaller model that guesses runs, usually cpu")  # fmt: skip
+                       help="device of a draft model, usually cpu")  # fmt: skip
 
 
 def model(args: argparse.Namespace) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def require_plot(path: str) -> None:
 
 
 def plot(rows: Rows, path: str) -> None:
-    """Draw speedup over number of guesses, a line a prompt, to the file *path*.
+    """Draw speedup over draft length, a line for each prompt, to the file *path*.
 
     Raises:
         NpurtError: It cannot be written; there is no part of it then.

@@ -93,10 +93,10 @@ def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
 
 def test_run_says_in_json_how_guessing_went(npurt):
     command = ("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
-    plain, guessed = npurt(*command), npurt(*command, "-md", "lookup")
+    plain, drafted = npurt(*command), npurt(*command, "-md", "lookup")
 
     assert json.loads(plain.out)["timing"]["speculation"] is None
-    said = json.loads(guessed.out)["timing"]["speculation"]
+    said = json.loads(drafted.out)["timing"]["speculation"]
     assert set(said) == {"drafted", "accepted", "passes", "mean_accepted", "speedup"}
     assert said["passes"] + said["accepted"] == 11  # the first of 12 comes from the prompt
     assert said["mean_accepted"] == 11 / said["passes"]

@@ -36,8 +36,8 @@ def hybrid():
         yield llm
 
 
-def guessed(drafter, history, most):
-    """Return the tokens that *drafter* guesses."""
+def drafted(drafter, history, most):
+    """Return the tokens that *drafter* proposes."""
     return [token for token, _ in drafter.draft(history, most)]
 
 

@@ -142,9 +142,9 @@ def test_lookup_writes_what_plain_decoding_writes(pair):
     text = llm.generate(prompt, **options)
     history = llm.history
 
-    with open_tiny(llm.path, draft="lookup", verify="off") as guessing:
-        assert guessing.generate(prompt, **options) == text
-        assert guessing.history == history
+    with open_tiny(llm.path, draft="lookup", verify="off") as drafting:
+        assert drafting.generate(prompt, **options) == text
+        assert drafting.history == history
 
 
 def test_more_than_is_kept_of_a_convolution_is_evaluated_again():

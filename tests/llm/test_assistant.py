@@ -1,4 +1,4 @@
-"""A smaller model that guesses: whose tokens it may guess, how many, and how likely they are."""
+"""A draft model: which tokens it may propose, how many, and with which probabilities."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from npurt.llm.spec.drafter import likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
-from tests.llm.conftest import guessed
+from tests.llm.conftest import drafted
 
 OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
 IDS = tiny.ids("qwen3")
@@ -50,7 +50,7 @@ def text(llm, prompt=IDS[:20], count=20):
 
 @pytest.mark.parametrize("rows", [602, ROWS + MAY_DIFFER])
 def test_vocabularies_may_be_padded_differently(target, tmp_path, rows):
-    """What only the draft has is never guessed."""
+    """A token that only the draft has is never proposed."""
     path = padded(tmp_path, rows)
     with npurt.Llama(target.path, draft=path, **OPTIONS) as both:
         both.speculator.controller = Controller(4, fixed=True)
@@ -71,22 +71,22 @@ def test_nothing_is_guessed_after_a_token_that_the_draft_does_not_know(target, t
     with npurt.Llama(padded(tmp_path, 602), **OPTIONS) as small:
         drafter = Assistant(small, target)
 
-        assert guessed(drafter, [1, 2, 603, 4], 3) == []
+        assert drafted(drafter, [1, 2, 603, 4], 3) == []
         drafter.prepare([1, 2, 603, 4])
-        assert len(guessed(drafter, [1, 2, 3, 4], 3)) == 3
+        assert len(drafted(drafter, [1, 2, 3, 4], 3)) == 3
 
 
 def test_guesses_end_with_the_drafts_context(target):
     with npurt.Llama(target.path, **OPTIONS) as small:
         drafter = Assistant(small, target)
 
-        lengths = [len(guessed(drafter, IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
+        lengths = [len(drafted(drafter, IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
 
     assert lengths == [10, 3, 1, 0, 0]
 
 
 def test_a_guess_says_how_likely_it_is(target):
-    """By the draft model itself, among the tokens that it may guess."""
+    """By the draft model itself, among the tokens that it may propose."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
         drafter = Assistant(small, target)
         for start in range(0, 60, 4):

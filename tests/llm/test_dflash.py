@@ -12,7 +12,7 @@ from npurt.llm.spec.controller import Controller
 from npurt.llm.state.hidden_states import HiddenStates
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
-from tests.llm.conftest import guessed
+from tests.llm.conftest import drafted
 from tests.llm.reference import nmse
 from tests.llm.test_logits import FLOAT_NMSE
 
@@ -39,13 +39,13 @@ def pair():
 
 @pytest.fixture(scope="module")
 def hybrid():
-    """A target with delta nets, and a draft that was not trained for it: wrong guesses."""
+    """A target with delta nets, and a draft that was not trained for it: wrong drafts."""
     with open_pair(HYBRID) as llm:
         yield llm
 
 
 def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
-    """Return prompt and text as ids, with *most* guesses at once, or none."""
+    """Return prompt and text as ids, with *most* draft tokens at once, or none."""
     speculator = llm.speculator
     speculator.controller = Controller(most or 1, fixed=True, at_once=True)
     llm.reset()
@@ -92,8 +92,8 @@ def test_the_logits_of_a_block_are_torchs(pair):
 
     assert nmse(logits, ORACLE["draft_logits_torch"]) < FLOAT_NMSE
     expected = ORACLE["draft_logits_torch"][1:].argmax(axis=1).tolist()
-    assert guessed(pair.speculator.drafter, PROMPT, 7) == expected
-    assert guessed(pair.speculator.drafter, PROMPT, 3)[:1] == expected[:1]
+    assert drafted(pair.speculator.drafter, PROMPT, 7) == expected
+    assert drafted(pair.speculator.drafter, PROMPT, 3)[:1] == expected[:1]
 
 
 @settings(max_examples=20)
@@ -107,7 +107,7 @@ def test_they_are_the_same_whatever_was_guessed_and_taken_back_before(pair, cuts
         pair.eval(PROMPT[pair.n_tokens : end])
         for token, count in wrong:
             pair.eval([token] * count)
-            guessed(pair.speculator.drafter, [*pair.history, token], 3)
+            drafted(pair.speculator.drafter, [*pair.history, token], 3)
             pair.rollback(count)
 
     assert nmse(block_logits(pair), ORACLE["draft_logits_torch"]) < FLOAT_NMSE
@@ -131,7 +131,7 @@ def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
 
 
 def test_a_draft_that_was_trained_for_the_target_guesses_right(pair):
-    """The prompt is of its training text: llama.cpp accepts 62 of 65 guesses after it."""
+    """The prompt is of its training text: llama.cpp accepts 62 of 65 draft tokens after it."""
     text(pair, most=7, count=41)
 
     said = pair.speculator.controller.speculation
@@ -156,7 +156,7 @@ def test_what_the_network_computes_is_in_the_report():
     """Tokens filled in go through all matrices of its layers, tokens read through a few."""
     with open_pair() as llm:
         llm.eval(PROMPT[:-1])
-        guessed(llm.speculator.drafter, PROMPT, 3)
+        drafted(llm.speculator.drafter, PROMPT, 3)
         [row] = (row for row in llm.report().rows if row.op == "draft_layers")
         sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
 
@@ -191,17 +191,17 @@ def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
     pair.eval(PROMPT[:-1])
     snapshot = pair.snapshot()
     drafter = pair.speculator.drafter
-    before = guessed(drafter, PROMPT, 7)
+    before = drafted(drafter, PROMPT, 7)
     pair.reset()
     pair.eval([1, 2, 3])
     pair.restore(snapshot)
 
-    assert guessed(drafter, PROMPT, 7) == []
+    assert drafted(drafter, PROMPT, 7) == []
     pair.eval(PROMPT[-1:])
-    assert guessed(drafter, [*PROMPT, 1], 7) == []
+    assert drafted(drafter, [*PROMPT, 1], 7) == []
     pair.reset()
     pair.eval(PROMPT[:-1])
-    assert guessed(drafter, PROMPT, 7) == before
+    assert drafted(drafter, PROMPT, 7) == before
 
 
 def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
@@ -212,7 +212,7 @@ def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
     pair.eval([5] * (len(PROMPT) - 1))
     pair.restore(snapshot)
 
-    assert guessed(pair.speculator.drafter, PROMPT, 7) == []
+    assert drafted(pair.speculator.drafter, PROMPT, 7) == []
 
 
 def test_without_such_a_draft_nothing_is_kept():
@@ -360,4 +360,4 @@ def test_features_that_are_not_finite_give_no_guess(tmp_path):
 
     with open_pair(draft=tiny.write(file, tmp_path)) as llm:
         assert text(llm, 8, most=4) == text(llm, 8)
-        assert guessed(llm.speculator.drafter, [*llm.history, 1], 4) == []
+        assert drafted(llm.speculator.drafter, [*llm.history, 1], 4) == []

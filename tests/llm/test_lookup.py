@@ -3,7 +3,7 @@
 import contextlib
 
 from npurt.llm.spec.lookup import Lookup
-from tests.llm.conftest import guessed
+from tests.llm.conftest import drafted
 
 
 class Interrupted(list):
@@ -17,16 +17,16 @@ class Interrupted(list):
 
 def test_a_text_that_agrees_with_the_last_in_one_place_is_another():
     lookup = Lookup()
-    guessed(lookup, [1, 2, 3, 4, 1, 2], 3)
+    drafted(lookup, [1, 2, 3, 4, 1, 2], 3)
 
-    assert guessed(lookup, [9, 8, 7, 6, 5, 2, 3], 3) == []
+    assert drafted(lookup, [9, 8, 7, 6, 5, 2, 3], 3) == []
 
 
 def test_a_text_that_was_broken_off_leaves_nothing_that_a_shorter_one_has_not():
     lookup = Lookup()
-    guessed(lookup, [5, 6, 7], 1)
+    drafted(lookup, [5, 6, 7], 1)
     with contextlib.suppress(KeyboardInterrupt):
-        guessed(lookup, Interrupted([5, 6, 7, *range(20, 60)]), 1)
+        drafted(lookup, Interrupted([5, 6, 7, *range(20, 60)]), 1)
 
-    assert guessed(lookup, [5, 6, 7, 30], 4) == []
-    assert guessed(lookup, [5, 6, 7, 5, 6], 4) == [7, 5]
+    assert drafted(lookup, [5, 6, 7, 30], 4) == []
+    assert drafted(lookup, [5, 6, 7, 5, 6], 4) == [7, 5]

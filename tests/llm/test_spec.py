@@ -1,4 +1,4 @@
-"""Speculative decoding: the same text, whoever guesses."""
+"""Speculative decoding: the same text with every draft."""
 
 import math
 from collections import Counter
@@ -17,13 +17,13 @@ from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
 from tests.llm import tiny
-from tests.llm.conftest import guessed
+from tests.llm.conftest import drafted
 
 PROMPT = tiny.ids(count=12)
 
 
 class Oracle(Drafter):
-    """Guesses from a given text, and wrongly where it is told to."""
+    """Drafts from a given text, and wrongly where it is told to."""
 
     name = "oracle"
 
@@ -113,7 +113,7 @@ def test_a_guess_that_was_drawn_in_vain_is_accounted_for(llm):
     speculator.controller = Listening(4, fixed=True)
     tokens(llm, count=4, speculator=speculator)
 
-    assert heard == [(0, 1)] * 2 + [(0, 0)]  # no room for a guess before the last token
+    assert heard == [(0, 1)] * 2 + [(0, 0)]  # no room for a draft token before the last token
 
 
 def test_right_guesses_are_all_taken_and_save_passes(llm):
@@ -158,7 +158,7 @@ def test_nothing_follows_a_guessed_end(llm):
 
 
 def test_sampled_tokens_have_the_models_distribution(llm):
-    """1500 continuations of two tokens, guessed half right, against the model's probabilities.
+    """1500 continuations of two tokens, half of the drafts right, against the model's probabilities.
 
     The bound: an empirical distribution over k outcomes of n samples is further than e from the
     true one in sum of absolute differences with probability at most 2^k exp(-n e^2 / 2)
@@ -221,15 +221,15 @@ def test_lookup_finds_what_a_search_finds(history, grow, most):
     for start in np.cumsum(grow).tolist():
         part = history[:start]
 
-        assert guessed(lookup, part, most) == naive(part, 3, 1, most)
+        assert drafted(lookup, part, most) == naive(part, 3, 1, most)
 
 
 def test_lookup_forgets_a_text_that_is_gone():
     lookup = Lookup()
-    assert guessed(lookup, [1, 2, 3, 4, 1, 2], 3) == [3, 4]
+    assert drafted(lookup, [1, 2, 3, 4, 1, 2], 3) == [3, 4]
 
-    assert guessed(lookup, [1, 2, 5, 6, 1, 2], 2) == [5, 6]
-    assert guessed(lookup, [7, 8, 9], 2) == []
+    assert drafted(lookup, [1, 2, 5, 6, 1, 2], 2) == [5, 6]
+    assert drafted(lookup, [7, 8, 9], 2) == []
 
 
 def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
@@ -357,10 +357,10 @@ def test_a_draft_model_guesses_what_it_would_write(llm):
         own = tokens(small, count=12)
         drafter = Assistant(small, llm)
 
-        assert guessed(drafter, PROMPT, 5) == own[12:17]
-        assert guessed(drafter, own[:14], 4) == own[14:18]
-        assert guessed(drafter, [*PROMPT, 7], 3) != own[13:16] or own[12] == 7
-        assert guessed(drafter, PROMPT, 5) == own[12:17]
+        assert drafted(drafter, PROMPT, 5) == own[12:17]
+        assert drafted(drafter, own[:14], 4) == own[14:18]
+        assert drafted(drafter, [*PROMPT, 7], 3) != own[13:16] or own[12] == 7
+        assert drafted(drafter, PROMPT, 5) == own[12:17]
 
 
 def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):

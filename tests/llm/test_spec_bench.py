@@ -1,4 +1,4 @@
-"""The sweep over numbers of guesses counts what the speculator did, and compares like with like."""
+"""The measurement of draft lengths counts what the speculator did, and compares like with like."""
 
 import pytest
 
@@ -16,7 +16,7 @@ OPTIONS = {"device": "cpu", "n_threads": 1, "progress": False}
 
 @pytest.fixture(scope="module")
 def rows():
-    """A model that drafts for itself: every guess is right."""
+    """A model that drafts for itself: every draft token is right."""
     return bench_spec(MODEL, MODEL, **ITSELF, **OPTIONS)
 
 

@@ -122,7 +122,7 @@ def test_a_lookup_that_finds_nothing_goes_on_looking():
 
 
 def test_a_block_costs_the_same_however_long():
-    """A shorter block would save nothing, although guesses are right half of the time only."""
+    """A shorter block would save nothing, although only half of the draft tokens are right."""
     controller = Controller(8, at_once=True)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 1.0)
@@ -197,7 +197,7 @@ def test_one_wrong_draft_is_not_the_last():
 
 
 def test_what_did_not_pay_is_believed_after_a_few_good_passes():
-    """However long it has not: a guess saves a step and costs 0.4."""
+    """However long it has not: a draft token saves a step and costs 0.4."""
     controller = begun(10000, most=8)
     for _ in range(20):
         controller.observe(1, 0, 0.3, 1.1)
@@ -223,7 +223,7 @@ def test_a_guess_is_worth_what_it_saves():
 
 
 def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
-    """Its next guess is there already, and costs nothing to draw."""
+    """Its next draft token is there already, and costs nothing."""
     controller = Controller(4, at_once=True)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 2.0)
@@ -248,7 +248,7 @@ def test_a_slow_start_does_not_put_it_off(tokens):
 @pytest.mark.parametrize(("row", "noise", "cold"), [(0.06, 0.0, 1), (0.15, 0.05, 2)])
 @pytest.mark.parametrize("accepts", [0.0, 0.3, 0.45])
 def test_little_is_lost_in_a_text_of_any_length(tokens, row, noise, cold, accepts):
-    """By a draft a third as large as its target, which breaks even at half of its guesses.
+    """By a draft a third as large as its target, which breaks even at half of its draft tokens.
 
     What the first text of a process may lose to its first trials is counted as if it were USUAL.
     """
@@ -315,7 +315,7 @@ def read_and_drive(prompt, tokens, sure, accepts, *, seed=0):
 def test_what_a_draft_model_reads_of_a_prompt_costs_little_where_it_is_of_no_use(
     prompt, tokens, sure
 ):
-    """A guess is right as often as the model is sure of its tokens: of prose's, two in three."""
+    """A draft token is right as often as the model is sure of its tokens: of prose's, two in three."""
     rates = [read_and_drive(prompt, tokens, sure, sure, seed=seed)[0] for seed in range(10)]
 
     part = max(1, USUAL / tokens)
@@ -416,7 +416,7 @@ def test_each_text_has_its_account():
 
 
 def test_what_is_not_known_is_none():
-    """No pass, or none without guesses."""
+    """No pass, or none without draft tokens."""
     controller = Controller(4, fixed=True)
     nothing = controller.begin(8).figures()
     controller.observe(4, 4, 0.1, 1.0)

@@ -25,7 +25,7 @@ def llm(request):
 
 
 def write(llm, drafter=None, most=4, count=LONG, **options):
-    """Return prompt and text as ids, the state after them, and how often a guess was right."""
+    """Return prompt and text as ids, the state after them, and how often a draft token was right."""
     llm.reset()
     llm.speculator = speculator = Speculator(drafter, most, fixed=True) if drafter else None
     llm.generate(PROMPT, max_tokens=count, **({"temperature": 0} | options))
@@ -49,24 +49,24 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("most", [1, 4, 8])
 def test_lookup_changes_neither_text_nor_states(llm, plain, most):
-    guessed = write(llm, Lookup(2, 1), most)
+    drafted = write(llm, Lookup(2, 1), most)
 
-    assert_same(guessed, plain)
-    assert guessed[2].drafted > 0
+    assert_same(drafted, plain)
+    assert drafted[2].drafted > 0
 
 
 def test_right_guesses_are_all_taken(llm, plain):
-    guessed = write(llm, Oracle(plain[0]), count=101)
+    drafted = write(llm, Oracle(plain[0]), count=101)
 
-    assert_same(guessed, write(llm, count=101))
-    assert guessed[2].accepted == guessed[2].drafted == 80  # 20 passes, 5 tokens each
+    assert_same(drafted, write(llm, count=101))
+    assert drafted[2].accepted == drafted[2].drafted == 80  # 20 passes, 5 tokens each
 
 
 def test_wrong_guesses_are_all_taken_back(llm, plain):
-    guessed = write(llm, Oracle([*plain[0], *[1] * 9], lambda position: True))
+    drafted = write(llm, Oracle([*plain[0], *[1] * 9], lambda position: True))
 
-    assert_same(guessed, plain)
-    assert guessed[2].accepted == 0 < guessed[2].drafted
+    assert_same(drafted, plain)
+    assert drafted[2].accepted == 0 < drafted[2].drafted
 
 
 @settings(max_examples=15)
@@ -81,9 +81,9 @@ def test_whatever_is_guessed_text_and_states_stay(llm, most, wrong, count, tempe
     whole = write(llm, **options)
     expected = write(llm, count=count, **options)
 
-    guessed = write(llm, Oracle(whole[0], wrong.__contains__), most, count, **options)
+    drafted = write(llm, Oracle(whole[0], wrong.__contains__), most, count, **options)
 
-    assert_same(guessed, expected)
+    assert_same(drafted, expected)
 
 
 def rows_evaluated(llm):

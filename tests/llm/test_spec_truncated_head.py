@@ -10,7 +10,7 @@ from npurt.errors import LayoutError
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.truncated_head import LATEST, RARE, TruncatedHead
 from tests.llm import tiny
-from tests.llm.conftest import guessed
+from tests.llm.conftest import drafted
 
 IDS = tiny.ids("qwen3")
 QUARTER, HALF, ALL = 160, 304, 608  # of the tiny vocabularies: 152 rounded up to panels, 304
@@ -95,10 +95,10 @@ def test_what_lies_behind_the_cut_is_never_guessed(llm):
         drafter = Assistant(small, llm)
         common = [token for token in IDS if token < QUARTER][:12]
 
-        guesses = guessed(drafter, common, 20)
+        tokens = drafted(drafter, common, 20)
 
-        assert len(guesses) == 20
-        assert max(guesses) < QUARTER
+        assert len(tokens) == 20
+        assert max(tokens) < QUARTER
         shapes = {row.shape[0] for row in small.report().rows if row.op == "output" and row.calls}
         assert shapes == {QUARTER}
 

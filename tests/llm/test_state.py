@@ -62,7 +62,7 @@ def test_any_sequence_of_steps_ends_where_the_straight_way_does(pair, sequence, 
 
 @pytest.mark.parametrize("batch", [2, 5, 16, 32])
 def test_taking_back_a_part_of_the_last_batch_multiplies_nothing(hybrid, batch):
-    """That is what speculation does: evaluate guesses together, keep those that are right."""
+    """That is what speculation does: evaluate draft tokens together, keep the right ones."""
     ids = tiny.ids("qwen35")
     hybrid.eval(ids[:40])
     for at in range(40, 100, batch):

@@ -1,7 +1,7 @@
-"""What guessing is worth: numbers of guesses, fixed and chosen, against plain decoding.
+"""Measure speculative decoding with fixed and chosen draft lengths, against plain decoding.
 
-Greedy text, so every run of a prompt writes the same.  Runs are interleaved, and a speedup is the
-median of ratios within a round, so that a machine that slows down slows all of them.
+Decoding is greedy, so every run of a prompt writes the same text.  Runs are interleaved, and a
+speedup is the median of ratios within a round: a machine that slows down slows all runs of a round.
 The first three prompts are those of ggml-org/llama.cpp pull request 25166.
 """
 
@@ -41,7 +41,7 @@ PROMPTS = {
     "edit": EDIT,
 }
 ROOM = 1024  # positions for a prompt; the longest has some 600 bytes, and a template around it
-PLAIN, AUTO = 0, -1  # numbers of guesses that are none: no drafting, and the controller's choice
+PLAIN, AUTO = 0, -1  # in place of a draft length: no draft, and the controller's choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ def bench_spec(
     prompts: Mapping[str, str] = PROMPTS,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Sweep the number of guesses; return a row for each prompt and number.
+    """Measure each draft length with each prompt; return a row for each.
 
-    A row says ``"n"``: 0 for plain decoding, ``"auto"`` for what the controller chose; and
-    ``"speedup"`` of decoding, ``"total_speedup"`` of prompt and decoding together.
+    ``"n"`` of a row is the draft length, 0 for plain decoding, ``"auto"`` for the controller's
+    choice.  ``"speedup"`` is that of decoding, ``"total_speedup"`` of prompt and decoding together.
 
     Args:
-        draft: What guesses, as for `Llama`; a draft may stop short of the number.
-        numbers: Tokens to guess at once; the controller chooses among 0 to the largest.
-        tokens: Length of each text, unless the model ends it before.
+        draft: The draft, as for `Llama`; it may propose fewer tokens than the draft length.
+        numbers: The draft lengths; the controller chooses from 0 to the largest.
+        tokens: The length of each text, unless the model ends it earlier.
         options: Those of `Llama`.
 
     Raises:
@@ -82,7 +82,7 @@ def bench_spec(
     if repetitions < 1 or tokens < 2 or not numbers or min(numbers) < 1 or not prompts:
         raise SettingError(
             "there is nothing to measure",
-            remedy="ask for one repetition, two tokens and one number of guesses, or more",
+            remedy="ask for one repetition, two tokens and one draft length, or more",
         )
     choices = (PLAIN, *dict.fromkeys(numbers), AUTO)
     with Llama(path, n_ctx=ROOM + tokens, draft=draft, draft_max=max(numbers), **options) as llm:
@@ -108,7 +108,7 @@ def _sweep(
 
 def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
     own = llm.speculator
-    assert own is not None, "a model without what guesses"
+    assert own is not None, "a model without a draft"
     fixed = choice > 0
     speculator = Speculator(own.drafter, choice if fixed else most, fixed=fixed)
     llm.reset()
@@ -138,7 +138,7 @@ def _row(
     last, said = runs[-1], runs[-1].said
     ratios = [run.rate / base.rate for run, base in zip(runs, plain, strict=True) if base.rate]
     totals = [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]
-    assert llm.speculator is not None, "a model without what guesses"
+    assert llm.speculator is not None, "a model without a draft"
     return {
         "model": llm.path.name,
         "draft": llm.speculator.drafter.name,
