@@ -1,22 +1,24 @@
-"""Verification of gated delta nets: one head, computed again in double.
+"""Verify gated delta nets: compute one head again in double.
 
-The bound.  A row s of S is known to an error e, measured as a norm.  A token takes it to
-``a s + d k`` with ``d = beta (v - a s.k)``; exactly applied to a row that is off by e, that is off
-by at most ``e max(a) max(1, |1 - beta |k|^2|)``: ``I - beta k k^T`` keeps all directions but k.
-The device rounds besides: its products of a row with k or q are off by p = eps |s| |k|, d and what
-is made of it by eps of itself, and the new row by eps of its norm; `Device.delta_error` says eps,
-and how far elements of k and q may be off that are too small for it: g.
+The bound.  A row s of S is known to an error e, measured as a norm.  A token changes the row to
+``a s + d k`` with ``d = beta (v - a s.k)``.  The exact change of a row that is off by e gives a row
+that is off by at most ``e max(a) max(1, |1 - beta |k|^2|)``: ``I - beta k k^T`` keeps all
+directions but k.  The device also rounds.  Its products of a row with k or q are off by
+p = eps |s| |k|; d and the values computed from d are off by eps of themselves, and the new row by
+eps of its norm.  `Device.delta_error` returns eps, and g, the error of elements of k and q that are
+too small for eps.
 
-Small numbers.  As in `verify`, each operation may be off by h = 2^-126 of what it multiplies; a
-decay below h counts as 0.  A product of vectors of W elements x and y, and of a, is off by
+Small numbers.  As in `verify`, each operation may be off by h = 2^-126 of its factor; a decay below
+h counts as 0.  A product of vectors of W elements x and y, and of a, is off by
 ``small(x, y) = h (2 W + sqrt(W) (|x| + |y|) + |x| |y|)``; d by h (3 + |beta| + |v| + |a s| |k|);
-the new row by h (4 sqrt(W) + |s| + |d| + |k|) and by g sqrt(W) |d|.  The result is what s gives
-plus what d k gives, and those may be far more than what is left of them: g sqrt(W) of both.
+the new row by h (4 sqrt(W) + |s| + |d| + |k|) and by g sqrt(W) |d|.  The result is the sum of the
+products of s and of d k with q.  Both may be far larger than their sum, and each adds g sqrt(W) of
+itself.
 
-Large numbers.  A row whose state, or what it is made of, reaches 2^127 may overflow float32 then
-and there, and nothing is said of it from then on; nor is of a result that may overflow.
+Large numbers.  A row may overflow float32 when its state, or an intermediate value of it, reaches
+2^127.  It is not judged from then on.  A result that may overflow is not judged either.
 
-A single wrong head of a layer is found with the chance that it is the one looked at.
+A check finds a single wrong head of a layer only if it is the chosen one.
 """
 
 import math
@@ -30,15 +32,15 @@ LAMBDA = 8.0  # standard errors, as in `verify`
 OVERFLOW = 2.0**127
 
 
-@np.errstate(all="ignore")  # what the device wrote may be any bits, and states may overflow
+@np.errstate(all="ignore")  # the device may have written any bits, and states may overflow
 def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaError) -> bool:
-    """Say whether a head of *net* is right to *error*: its result and state.
+    """Return whether the result and the state of a head of *net* are right to *error*.
 
     Args:
-        net: After its run; its state is not looked at.
-        head: Which, chosen by chance.
-        before: The head's state before that, ``[N, 1, W, W]``.
-        after: Its state now.
+        net: The net after its run; its state is not used.
+        head: The head, chosen at random.
+        before: The head's state before the run, ``[N, 1, W, W]``.
+        after: The state after it.
         error: `Device.delta_error`.
     """
     out, state, out_bound, state_bound = recompute(net, head, before, error)
@@ -48,7 +50,7 @@ def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaErro
 
 
 def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
-    """Return the part of *net* that one head is, beginning with its *state* ``[N, 1, W, W]``."""
+    """Return one head of *net* as a net, which begins with *state* ``[N, 1, W, W]``."""
     heads, k_heads = net.v.shape[2], net.k.shape[2]
     at = head // (heads // k_heads) if net.grouped else head % k_heads
     this, of_k = slice(head, head + 1), slice(at, at + 1)
@@ -68,9 +70,10 @@ def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
 def recompute(
     net: DeltaNet, head: int, before: F32, error: DeltaError
 ) -> tuple[F64, F64, F64, F64]:
-    """Return out ``[N, T, W]``, the state ``[N, W, W]``, and the bounds of both, of one head.
+    """Return out ``[N, T, W]``, the state ``[N, W, W]`` and the bounds of both, for one head.
 
-    That of the state is of the norms of its rows.  Infinite bounds say nothing.
+    The bound of the state is for the norms of its rows.  A value with an infinite bound is not
+    judged.
     """
     net, eps = _head_of(net, head, before), LAMBDA * error.relative
     fields = (net.q[:, :, 0], net.k[:, :, 0], net.v[:, :, 0], net.decay[:, :, 0])

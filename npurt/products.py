@@ -1,6 +1,7 @@
-"""Segments of devices that multiply: products, and gated delta nets.
+"""Segments of products and gated delta nets, for devices that run nothing else.
 
-What crosses is what these ops read and make; another device has norms, attention and the rest.
+Values cross the segment's border before and after each product; another device runs norms,
+attention and the other ops.
 """
 
 import itertools
@@ -25,29 +26,29 @@ from npurt.verify import Check, Mode, Sampler
 
 
 class ProductDevice(Device):
-    """A device that compiles products, and the delta nets that it does not refuse."""
+    """A device that compiles products, and delta nets unless it refuses them."""
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
-        """Return None when the device can run *op*, else a sentence saying what rules it out."""
+        """Return None if the device can run *op*, else the reason why not, as a sentence."""
         del limits
         if isinstance(op, ops.MatMul):
             if op.precision is Precision.EXACT:
-                return "it rounds weights, and this one has to stay as it is"
+                return "it rounds weights, and this weight must stay exact"
             if len(op.x.shape) != 2:
-                return "it multiplies rows of a run, not of experts"
+                return "it multiplies the rows of a run, not those of experts"
             return self.why_not(MatMul(1, op.x.columns, op.out.columns, op.weight.dtype))
         if isinstance(op, ops.GatedDeltaNet):
             return self.why_not_delta(_net(op, 1))
-        return f"{self.caps.name} multiplies, and does nothing else"
+        return f"{self.caps.name} runs products and delta nets only"
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*; raises what `Device.pack` does."""
+        """Make a segment of *part*.  Errors as `Device.pack`."""
         return ProductSegment(self, part, weights, limits)
 
 
 @dataclass(slots=True)
 class _Weight:
-    """A product: its weight, and what checks it."""
+    """A product, its packed weight and its check."""
 
     op: ops.MatMul
     packed: Packed
@@ -57,7 +58,7 @@ class _Weight:
 
 
 class ProductSegment(Segment):
-    """Products of one input and role in one call, and delta nets, on a device."""
+    """Products and delta nets on a device; products of one input take one call."""
 
     def __init__(self, device: Device, part: Graph, weights: Weights, limits: Limits) -> None:
         self.part = part.check()
@@ -81,7 +82,7 @@ class ProductSegment(Segment):
 
         Raises:
             LayoutError: Values or rows do not fit.
-            DriverError: The device failed, or computed something wrong.
+            DriverError: The device failed, or a result was wrong.
         """
         self._guard.begin_run(values, rows)
         values = dict(values)
@@ -179,15 +180,15 @@ class ProductSegment(Segment):
         self._named(state, sequence).write(np.ascontiguousarray(values[None], np.float32))
 
     def checkpoint(self, sequence: int) -> Any:
-        """Return a copy of all states, to the bit."""
+        """Return an exact copy of all states."""
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
                 self._guard.begin_read(op.state, sequence)
-                self._state(op, sequence)  # zeros, where there was none
+                self._state(op, sequence)  # zeros if there was none
         return {name: s.checkpoint() for (of, name), s in self._states.items() if of == sequence}
 
     def restore(self, sequence: int, checkpoint: Any) -> None:
-        """Go back to what `checkpoint` returned."""
+        """Restore the states that `checkpoint` returned."""
         for op in self.part.ops:
             if isinstance(op, ops.GatedDeltaNet):
                 self._guard.begin_read(op.state, sequence)
@@ -202,26 +203,26 @@ class ProductSegment(Segment):
     # --- Accounts -------------------------------------------------------------------------------
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products and delta nets checked that *sampler* chooses."""
+        """Check the products and delta nets that *sampler* chooses."""
         self._sampler = sampler
 
     def events(self) -> list[str]:
-        """Return what the device says, such as that it restarted."""
+        """Return the events of the device, such as a restart."""
         return self._device.events()
 
     def counters(self) -> Iterable[Counter]:
-        """Return what the ops did so far."""
+        """Return the counters of the ops."""
         return self._counters.values()
 
     def close(self) -> None:
-        """Release the weights and states; counters stay."""
+        """Release the weights and states.  The counters stay."""
         self._guard.closed = True
         self._weights.clear()
         self._states.clear()
 
 
 def _calls(part: Graph) -> Iterator[list[Op]]:
-    """Yield neighbouring products of one input, which are one call, and other ops alone."""
+    """Yield neighbouring products of one input, which take one call, and other ops alone."""
 
     def key(op: Op) -> object:
         return op.x.name if isinstance(op, ops.MatMul) else op.name
@@ -230,7 +231,7 @@ def _calls(part: Graph) -> Iterator[list[Op]]:
 
 
 def _net(op: ops.GatedDeltaNet, tokens: int, values: Mapping[str, Array] | None = None) -> DeltaNet:
-    """Return *op* over so many tokens of one sequence, with a state of zeros."""
+    """Return *op* as a net of *tokens* tokens of one sequence, with a state of zeros."""
     width = op.v.columns // op.heads
 
     def of(tensor: Tensor, *shape: int) -> F32:

@@ -1,13 +1,14 @@
-"""Verification of products by Freivalds' test: y = W x is right when r . y = (W^T r) . x.
+"""Verify products by Freivalds' test: y = W x is right when r . y = (W^T r) . x.
 
-r, the probe vector, is random and made once per weight.  s = W^T r is computed once, in double.  A
-check costs N + K multiply-adds a row where the product took N * K.
+The probe vector r is random and made once per weight.  s = W^T r is computed once, in double.  A
+check costs N + K multiply-adds a row; the product took N * K.
 
-The bound.  Element n of y is a sum of G groups, each of which rounds at most five times (scale
+The bound.  Element n of y is a sum of G groups.  Each group rounds at most five times (scale
 product, sum product, integer sum of remainders, two fused multiply-adds); a float weight rounds
-once a column.  Each rounding is at most u = 2^-24 of a partial sum, and no partial sum exceeds
-a_n |x|, a_n being the norm of row n's scaled codes plus offsets (Cauchy-Schwarz).  Roundings are
-taken as independent and of mean zero, so by Hoeffding's inequality the error of r . y exceeds
+once a column.  Each rounding is at most u = 2^-24 of a partial sum.  By Cauchy-Schwarz no partial
+sum exceeds a_n |x|, where a_n is the norm of row n of W (scaled codes plus offsets).  The bound
+assumes that roundings are independent and of mean zero.  By Hoeffding's inequality the error of
+r . y then exceeds
 
     LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
 
@@ -15,26 +16,27 @@ with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  Adding a bias rounds once 
 result and of the bias.
 
 Small numbers.  Below h = 2^-126 float32 has fewer bits, and a thread may treat operands and results
-as 0 there (whether it does is a setting of each thread).  So every operation may be off by h times
-what it multiplies; these errors may all have one sign.  Of a group of codes c, with scales w and x
-of weights and activations and an offset o:
+as 0 there, depending on a setting of the thread.  So every operation may be off by h times its
+factor, and all these errors may have one sign.  For a group of codes c, with scales w and x of
+weights and activations and an offset o, the errors are:
 
     the product of scales        h (1 + |w| + |x|), times the sum of code products, below 2^27
     the sum of activations       h (1 + |sum of codes of x|), times |o|
-    two fused multiply-adds      2 h each: what is added to, and the result
+    two fused multiply-adds      2 h each, for the addend and the result
 
-Sums over groups: |w| times code products is at most 2^15 sqrt(K) a_n, as is |o| times sums of
-codes; |x| times code products is at most 2^7 sqrt(K) |x|.  Of a float weight, a column adds
-h (|w| + |x| + 2), which is at most h (sqrt(K) (a_n + |x|) + 2 K).  `Packed.floor` and
-`Packed.error` say this of a result; s, too, is off by h sqrt(K) |x| for each row of W.
+Over all groups, the sum of |w| times code products is at most 2^15 sqrt(K) a_n, and so is that of
+|o| times sums of codes; the sum of |x| times code products is at most 2^7 sqrt(K) |x|.  A column of
+a float weight adds h (|w| + |x| + 2); all columns add at most h (sqrt(K) (a_n + |x|) + 2 K).
+`Packed.floor` and `Packed.error` return these bounds for a result.  s is off as well, by
+h sqrt(K) |x| for each row of W.
 
-Large numbers.  A result beyond float32 is infinite, as float32 has it, and NaN where partial sums
-of both signs overflow.  Freivalds' test says nothing of a row that holds such a result, so its
-elements are compared one by one with products in float64: one that is not finite is right where
-what came up on the way (`Packed.peak`, and the bound) may have overflowed, and wrong elsewhere.
-Nothing is said of rows of x that are not finite, which float weights multiply too.
+Large numbers.  A result beyond float32 is infinite, or NaN where partial sums of both signs
+overflow.  Freivalds' test cannot judge a row with such a result, so each of its elements is
+compared with a product in float64.  An element that is not finite is right if an intermediate value
+(`Packed.peak`, and the bound) may have overflowed, and wrong otherwise.  Rows of x that are not
+finite, which float weights multiply too, are not judged.
 
-A wrong element is found when it is off by more than twice the bound of r . y.
+The check finds a wrong element that is off by more than twice the bound of r . y.
 Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); IEEE 754-2019, 7.5.
 """
 
@@ -51,14 +53,14 @@ from npurt.errors import NumericsError, SettingError
 from npurt.settings import VERIFY, read
 
 LAMBDA = 8.0
-SPREAD_ROUNDINGS = 2 * 64 + 2  # of each element of s, added up in float32 (check__vec.c)
-OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # 2^17 roundings may take it to float32's end
+PROBE_ROUNDINGS = 2 * 64 + 2  # of an element of s, which check__vec.c adds up in float32
+OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # 2^17 roundings may take it to the end of float32
 SLICE = 1024  # rows of a weight that are float64 at a time
 SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
 
 
 class Mode(Enum):
-    """How much is verified."""
+    """Which products are verified."""
 
     OFF = "off"
     SAMPLE = "sample"
@@ -78,16 +80,16 @@ def mode(name: str | None = None) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What checking products with one weight ``[N, K]`` needs."""
+    """The probe vector and bounds that checks of products with one weight ``[N, K]`` use."""
 
     r: F64  # [N]
     s: F64  # [K]
-    bound: float  # of |r . y - s . x|, per unit of |x| or of another measure of x
-    floor: float  # that is added to it
+    bound: float  # of |r . y - s . x|, per unit of |x| or of another magnitude of x
+    floor: float  # added to the bound
 
 
 def probe_vector(n: int) -> F64:
-    """Return r: random signs times random sizes in [1, 2), which float32 holds exactly."""
+    """Return r: random signs times random sizes in [1, 2), exact in float32."""
     rng = np.random.default_rng()
     sizes = rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
     return sizes.astype(np.float32).astype(np.float64)
@@ -96,7 +98,7 @@ def probe_vector(n: int) -> F64:
 def make_probe(
     name: str, r: F64, s: F64, squares: float, group: int, bias: F32 | None = None
 ) -> Probe:
-    """Return the probe for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; group 1 is a float.
+    """Return the probe for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; floats have group 1.
 
     Raises:
         NumericsError: The weight called *name* holds NaN or infinity.
@@ -104,7 +106,7 @@ def make_probe(
     _require_finite(name, s)
     n, k = len(r), len(s)
     norm = math.sqrt(squares)
-    roundings = SPREAD_ROUNDINGS + 2 + (k if group == 1 else 5 * k / group)
+    roundings = PROBE_ROUNDINGS + 2 + (k if group == 1 else 5 * k / group)
     sums, codes = (2.0, 1.0) if group == 1 else (MOST_SUM, MOST_CODES)
     small = 2 * n * (sums * k / group) + codes * math.sqrt(n * k) * norm  # |r_n| < 2
     biases = 0.0
@@ -120,7 +122,7 @@ def make_probe(
 
 
 def probe_of(name: str, packed: Packed) -> Probe:
-    """Make a probe from what a device multiplies by, in slices of rows; raises `make_probe`'s."""
+    """Make a probe from the values that a device multiplies by.  Errors as `make_probe`."""
     r = probe_vector(packed.n)
     s: F64 | None = None
     squares = floor = 0.0
@@ -158,8 +160,8 @@ def is_right(
     """Check ``y[M, N] = x[M, K] @ W.T + bias``.
 
     Args:
-        x: What was multiplied.
-        magnitudes: What the bound is per unit of, ``[M]``; by default the norms of x.
+        x: The values that the device multiplied.
+        magnitudes: The unit of the bound for each row, ``[M]``; by default the norms of x.
     """
     if magnitudes is None:
         magnitudes = np.sqrt((x**2).sum(axis=1))
@@ -173,7 +175,7 @@ def is_right(
 
 
 def _is_overflow(packed: Packed, x: F64, y: F32, magnitudes: F64, bias: F64) -> bool:
-    """Say whether every row of y holds what is not finite, and is right but for that."""
+    """Return whether every row of y overflowed, and its other elements are right."""
     finite = np.isfinite(y)
     if finite.all(axis=1).any():
         return False
@@ -190,7 +192,7 @@ def _is_overflow(packed: Packed, x: F64, y: F32, magnitudes: F64, bias: F64) -> 
 
 
 class Sampler:
-    """Decides which products to check: all, none, or the first of each kind and then 1 %."""
+    """Chooses the products to check: all, none, or the first of each kind and then 1 %."""
 
     def __init__(self, how: Mode, chance: random.Random | None = None) -> None:
         self.mode = how
@@ -199,17 +201,17 @@ class Sampler:
         self._skip = self._draw()
 
     def _draw(self) -> int:
-        """Products to pass over until the next check: geometric, so each has the same chance."""
+        """Return how many products to skip; geometric, so that each has the same chance."""
         return int(math.log(1 - self._random.random()) / math.log(1 - SAMPLE))
 
     def is_first(self, kind: object) -> bool:
-        """Say whether no product of this *kind* was checked before; it counts as checked now."""
+        """Return whether no product of this *kind* was checked before, and record this one."""
         new = kind not in self._seen
         self._seen.add(kind)
         return new
 
     def choose(self, count: int) -> list[int]:
-        """Return which of the next *count* products to check, by index."""
+        """Return the indices of those of the next *count* products that are to be checked."""
         if self.mode is Mode.OFF:
             return []
         if self.mode is Mode.ALWAYS:
@@ -227,17 +229,19 @@ class Check:
     """Checks the products of a device with one weight.
 
     Attributes:
-        name: What the weight is called.
-        packed: What the device multiplies by.
+        name: The name of the weight.
+        packed: The weight on its device.
     """
 
     name: str
     packed: Packed
-    _probe: Probe | None = None  # made when it is first needed
-    _seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+    _probe: Probe | None = None  # made at the first check
+    _seen: set[bool] = field(
+        default_factory=set
+    )  # True once several rows were multiplied, False once one was
 
     def is_due(self, sampler: Sampler, rows: int) -> bool:
-        """Say whether *sampler* wants a product of *rows* rows checked."""
+        """Return whether *sampler* wants a product of *rows* rows checked."""
         several = rows > 1
         if sampler.mode is Mode.SAMPLE and several not in self._seen:
             self._seen.add(several)
@@ -248,7 +252,7 @@ class Check:
         return bool(sampler.choose(1))
 
     def accepts(self, x: F32, y: F32) -> bool:
-        """Say whether y is the product of x without a bias; raises `make_probe`'s errors."""
+        """Return whether y is the product of x without a bias.  Errors as `make_probe`."""
         packed = self.packed
         if self._probe is None:
             self._probe = probe_of(self.name, packed)

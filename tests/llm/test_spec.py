@@ -158,7 +158,7 @@ def test_nothing_follows_a_guessed_end(llm):
 
 
 def test_sampled_tokens_have_the_models_distribution(llm):
-    """1500 continuations of two tokens, half of the drafts right, against the model's probabilities.
+    """1500 continuations of two tokens, half of the drafts right, against probabilities.
 
     The bound: an empirical distribution over k outcomes of n samples is further than e from the
     true one in sum of absolute differences with probability at most 2^k exp(-n e^2 / 2)

@@ -315,7 +315,7 @@ def read_and_drive(prompt, tokens, sure, accepts, *, seed=0):
 def test_what_a_draft_model_reads_of_a_prompt_costs_little_where_it_is_of_no_use(
     prompt, tokens, sure
 ):
-    """A draft token is right as often as the model is sure of its tokens: of prose's, two in three."""
+    """A draft token is right as often as the model is sure of its tokens: two in three of prose."""
     rates = [read_and_drive(prompt, tokens, sure, sure, seed=seed)[0] for seed in range(10)]
 
     part = max(1, USUAL / tokens)

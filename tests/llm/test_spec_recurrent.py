@@ -25,7 +25,7 @@ def llm(request):
 
 
 def write(llm, drafter=None, most=4, count=LONG, **options):
-    """Return prompt and text as ids, the state after them, and how often a draft token was right."""
+    """Return prompt and text as ids, the state after them, and the counts of drafts."""
     llm.reset()
     llm.speculator = speculator = Speculator(drafter, most, fixed=True) if drafter else None
     llm.generate(PROMPT, max_tokens=count, **({"temperature": 0} | options))

@@ -1,8 +1,9 @@
 """Choose the next token from logits.
 
-The order is that of llama.cpp's default chain: repeat penalty, top-k, top-p, min-p, temperature.
-V is the number of logits, C the number of candidates left, best first, ties by id.
-Source: llama.cpp src/llama-sampling.cpp, MIT: what each step keeps.
+The steps have the order of llama.cpp's default chain: repeat penalty, top-k, top-p, min-p,
+temperature.  V is the number of logits.  C is the number of remaining candidates, which are sorted
+best first, and by id if they are equal.
+Source: llama.cpp src/llama-sampling.cpp, MIT: the candidates that each step keeps.
 """
 
 import math
@@ -26,16 +27,16 @@ FINITE = np.finfo(np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose.  The defaults are llama.cpp's.
+    """The settings of sampling.  The defaults are llama.cpp's.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the best token, always.
-        top_k: Keep that many of the best; 0 keeps all.
-        top_p: Keep the fewest of the best that make up this much probability; 1 keeps all.
-        min_p: Keep those with at least this share of the best one's probability; 0 keeps all.
-        repeat_penalty: Divides positive logits of recent tokens and multiplies negative; 1: none.
-        repeat_last_n: How many tokens are recent; -1: all.
-        seed: Of the random numbers; None takes another each time.
+        temperature: The divisor of the logits; 0 always takes the best token.
+        top_k: Keep the *top_k* best; 0 keeps all.
+        top_p: Keep the fewest best that have this probability together; 1 keeps all.
+        min_p: Keep those with at least this fraction of the best one's probability; 0 keeps all.
+        repeat_penalty: Divides positive logits of recent tokens, multiplies negative ones; 1: none.
+        repeat_last_n: The number of recent tokens; -1: all.
+        seed: The seed of the random numbers; None: a different one each time.
 
     Raises:
         SettingError: A value is out of range.
@@ -68,25 +69,25 @@ def _check(name: str, value: object, holds: bool, allowed: str) -> None:
 
 
 class Sampler:
-    """Chooses tokens one after another.  *never* are ids it does not choose."""
+    """Chooses tokens one after another, and never one of the ids *never*."""
 
     def __init__(self, sampling: Sampling, never: Iterable[int] = ()) -> None:
         self.sampling = sampling
         self._never = frozenset(never)
         self._never_ids = np.array(sorted(self._never), np.int64)
         self._random = np.random.default_rng(sampling.seed)
-        self._allowed = np.zeros(0, np.float32)  # [V], kept from token to token
+        self._allowed = np.zeros(0, np.float32)  # [V], reused for each token
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
         """Return the next token.
 
         Args:
-            logits: float32, shape ``[V]``; not changed.  -inf rules a token out.
-            history: The tokens before it, which the repeat penalty looks at.
+            logits: float32 ``[V]``, which stay unchanged.  -inf excludes a token.
+            history: The tokens before it, for the repeat penalty.
 
         Raises:
             LayoutError: *logits* is not one row, or *history* has an id that is not in 0..V-1.
-            NumericsError: A logit is NaN or +inf, or no token may be chosen.
+            NumericsError: A logit is NaN or +inf, or all tokens are excluded.
         """
         if self.sampling.temperature == 0 and self.sampling.repeat_penalty == 1:
             token = greedy(logits)
@@ -125,25 +126,25 @@ def distribution(logits: F32, history: Sequence[int], sampling: Sampling) -> tup
 
 
 def greedy(logits: F32) -> int:
-    """Return the best token, the first of equals; errors as `Sampler.sample`."""
+    """Return the best token, the first of equal ones.  Errors as `Sampler.sample`."""
     if logits.ndim != 1 or logits.dtype != np.float32 or not len(logits):
         raise LayoutError(
             f"logits are {logits.dtype} {logits.shape}, not float32 [V]",
             remedy="pass one row of the model's logits",
         )
-    best = int(logits.argmax())  # NaN is larger than everything to argmax
+    best = int(logits.argmax())  # argmax takes NaN for the largest
     if not math.isfinite(logits[best]):
         raise NumericsError(
             f"the largest logit, of token {best}, is {logits[best]}",
-            remedy="run `npurt verify`: a weight or a device gives numbers that are not finite",
+            remedy="run with --verify always, which names a wrong product; or check the weights",
         )
     return best
 
 
 def penalise(logits: F32, recent: Sequence[int], penalty: float) -> F32:
-    """Return *logits* with those of the tokens in *recent* made less likely by *penalty*.
+    """Return *logits* with *penalty* applied to the tokens in *recent*.
 
-    What is finite stays so.
+    Finite logits stay finite.
     """
     ids = np.unique(np.asarray(recent, np.int64))
     _check_ids("the history", ids, len(logits))
@@ -166,10 +167,10 @@ def _check_ids(what: str, ids: Ids, count: int) -> None:
 
 
 def top_k(logits: F32, k: int) -> Ids:
-    """Return the *k* best ids, or fewer when others are -inf.  Logits must not be NaN.
+    """Return the *k* best ids, or fewer if the others are -inf.  Logits must not be NaN.
 
-    Only logits not below the k-th best maximum of a block can be among the k best: one in each of
-    k blocks reaches it.  That leaves a few hundred to sort, of 150,000.
+    k blocks have a maximum of at least the k-th largest block maximum.  So only logits of at least
+    that value can be among the k best.  Of 150,000 logits, a few hundred remain to be sorted.
     """
     ids = np.arange(len(logits))
     n_blocks = len(logits) // BLOCK
@@ -181,19 +182,19 @@ def top_k(logits: F32, k: int) -> Ids:
 
 
 def top_p(below: F64, p: float) -> int:
-    """Return how many of the best, at ``[C]`` below the best, make up probability *p*."""
+    """Return how many of the first of *below* ``[C]`` have probability *p* together."""
     if p >= 1:
         return len(below)
     return min(len(below), int(np.searchsorted(np.cumsum(softmax(below)), p)) + 1)
 
 
 def min_p(below: F64, p: float) -> int:
-    """Return how many, at ``[C]`` below the best, have at least share *p* of its probability."""
+    """Return how many of *below* ``[C]`` have at least *p* times the best one's probability."""
     return int(np.count_nonzero(below >= math.log(p))) if p > 0 else len(below)
 
 
 def softmax(below: F64, temperature: float = 1.0) -> F64:
-    """Return the probabilities ``[C]`` of logits ``[C]`` below the best."""
-    with np.errstate(over="ignore"):  # a temperature near 0 divides to -inf: probability 0
+    """Return the probabilities ``[C]`` of *below* ``[C]``, the logits minus the largest."""
+    with np.errstate(over="ignore"):  # a temperature near 0 gives -inf: probability 0
         weights = np.exp(below / temperature)
     return np.asarray(weights / weights.sum(), dtype=np.float64)

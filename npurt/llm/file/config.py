@@ -21,9 +21,9 @@ SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How rotary frequencies are stretched: ``none``, ``linear``, ``yarn`` or ``longrope``.
+    """The scaling of rotary frequencies: ``none``, ``linear``, ``yarn`` or ``longrope``.
 
-    With longrope a tensor of the file divides them.
+    With longrope a tensor of the file divides the frequencies.
     """
 
     kind: str = "none"
@@ -37,12 +37,12 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The feed-forward parts of a mixture, of which each token gets a few."""
+    """The experts of a mixture: feed-forward parts, of which each token uses *top_k*."""
 
     count: int
     top_k: int  # experts of a token
     n_ff: int  # feed-forward width of each
-    n_ff_shared: int  # of the one that every token gets, if there is one
+    n_ff_shared: int  # of the shared expert, which every token uses; 0: there is none
     normed: bool | None  # expert weights of a token add up to 1; None: as the architecture says
     scale: float  # of the expert weights
 
@@ -54,7 +54,7 @@ class DeltaHeads:
     heads: int  # of v, and states
     k_heads: int  # of q and k
     width: int
-    kernel_size: int  # tokens that the convolution before it sees
+    kernel_size: int  # tokens that the convolution before the net sees
 
     @property
     def channels(self) -> int:
@@ -64,7 +64,7 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Letters as elsewhere: D width, H heads, G kv heads, F feed-forward width, V vocabulary."""
+    """The dimensions of a model.  The letters D, F, H, G and V are those of docs/glossary.md."""
 
     architecture: str
     n_layers: int
@@ -83,7 +83,7 @@ class Config:
     experts: Experts | None = None
     delta: DeltaHeads | None = None
     recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
-    n_ahead: int = 0  # blocks after the last layer, which predict further tokens: not run
+    n_ahead: int = 0  # blocks that predict further tokens, after the layers; they are not run
     convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
     kernel_size: int = 0  # tokens that the short convolution sees
     conventions: Conventions = field(default_factory=Conventions)
@@ -168,7 +168,7 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
 def _kv_heads(
     metadata: Metadata, key: str, heads: int, n_layers: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return the key heads of layers with attention, and which layers have none, () for none."""
+    """Return the number of key heads, and which layers have no attention; () for none."""
     if not isinstance(metadata.get(key), np.ndarray):
         count = optional(metadata, key, int, heads)
         if not 0 < count <= limits().columns:
@@ -221,7 +221,7 @@ def _delta(number: Number) -> DeltaHeads:
 
 
 def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:
-    """Return which layers have no attention, as listed or counted off."""
+    """Return the layers without attention, from a list or an interval in the file."""
     key = f"{arch}.attention.recurrent_layers"
     if isinstance(metadata.get(key), bool):
         return (bool(metadata[key]),) * n_layers
@@ -235,7 +235,7 @@ def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> 
 
 
 def _refuse(metadata: Metadata, arch: str) -> None:
-    """Refuse what would change results and is not implemented."""
+    """Refuse settings that change results and are not implemented."""
     gating = optional(metadata, f"{arch}.expert_gating_func", int, SOFTMAX)
     if gating != SOFTMAX:
         raise _bad(f"{arch}.expert_gating_func = {gating}: npurt routes by softmax (1) only")
@@ -305,7 +305,7 @@ def _check_head(what: str, width: int, most: int) -> None:
 
 
 def require_context(metadata: Metadata, n_ctx: int) -> None:
-    """Make sure that attention may reach over *n_ctx* tokens.
+    """Refuse a context of *n_ctx* tokens that is longer than the model's attention window.
 
     Raises:
         ModelFormatError: The model attends to the last few tokens only.

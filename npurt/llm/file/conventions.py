@@ -1,4 +1,4 @@
-"""What a file says of attention windows, scales and caps, beside the sizes in `config`.
+"""Read attention windows, scales and caps from GGUF metadata; `config` has the sizes.
 
 Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architecture.
 """
@@ -17,14 +17,14 @@ class Conventions:
     """Numbers that change how a layer computes.
 
     Attributes:
-        window: Positions that a sliding layer sees; 0 when the file names none.
-        slides: Which layers slide, by layer, when the file says so.
-        local_rope_base: Rotary base of sliding layers, when the file names one.
-        attention_softcap: Of scaled scores; 0 for none.
-        logit_softcap: Of logits; 0 for none.
-        embedding_scale: Embeddings are multiplied by it.
-        residual_scale: What a layer adds to the residual stream is multiplied by it.
-        logit_scale: Logits are divided by it.
+        window: Positions that a sliding layer sees; 0 if the file names none.
+        slides: Whether each layer slides, if the file says so.
+        local_rope_base: Rotary base of sliding layers, if the file names one.
+        attention_softcap: Cap of scaled scores; 0 for none.
+        logit_softcap: Cap of logits; 0 for none.
+        embedding_scale: The factor of embeddings.
+        residual_scale: The factor of a layer's output before it is added to the residual stream.
+        logit_scale: The divisor of logits.
         temperature: (b, n): queries are multiplied by ``1 + b log(1 + position // n)``.
     """
 
@@ -40,10 +40,10 @@ class Conventions:
 
 
 def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
-    """Read and check them.
+    """Read and check the conventions.
 
     Raises:
-        ModelFormatError: One is of another type, or no sensible number.
+        ModelFormatError: A value has a wrong type, or is not a sensible number.
     """
     arch = require(metadata, "general.architecture", str)
 
@@ -69,7 +69,7 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
 
 
 def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
-    """Return which layers slide: from a list, or from a number n, every n-th layer not."""
+    """Return which layers slide: by a list, or all but every n-th layer by a number n."""
     key = f"{arch}.attention.sliding_window_pattern"
     if isinstance(metadata.get(key), np.ndarray):
         listed = [bool(flag) for flag in numbers(metadata, key, "biu")]
@@ -81,7 +81,7 @@ def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
 
 
 def _temperature(metadata: Metadata, arch: str) -> tuple[float, int] | None:
-    """Return the temperature of queries; its length is by default the original context."""
+    """Return the temperature of queries; its length defaults to the original context."""
     slope = optional(metadata, f"{arch}.attention.temperature_scale", float, 0.0)
     original = optional(metadata, f"{arch}.rope.scaling.original_context_length", int, 0)
     length = optional(metadata, f"{arch}.attention.temperature_length", int, original)

@@ -1,12 +1,12 @@
 """Open a GGUF file: its metadata as Python values, its tensors as views of the mapped file.
 
-The file is a stranger's: every count, length, offset and type is checked against the bytes that
-are there before anything is allocated for it.  Opening it costs no more memory than its own size:
-arrays are copied, those of strings as one text and where each string ends in it (`StringArray`).
-Two parts may take more than that, and have limits: names and single texts, up to 4 bytes for each
-of their `MAX_TEXT`; and the tables of keys and tensors, up to 40 MiB.  The bytes of the tensors are
-not judged here.  A model that is split over several files is read as one: metadata from the first
-file, tensors from all.
+The file may come from a stranger.  Before it allocates memory, the reader checks every count,
+length, offset and type against the bytes in the file.  Opening a file takes no more memory than its
+own size: arrays are copied, and an array of strings becomes one text with the end of each string
+(`StringArray`).  Two parts may take more, up to a limit: names and single texts take up to 4 bytes
+for each of their `MAX_TEXT` bytes, and the tables of keys and tensors up to 40 MiB.  The reader
+does not check the bytes of tensors.  A split model is read as one: metadata from the first file,
+tensors from all.
 Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), tools/gguf-split
 (keys of parts), MIT.
 """
@@ -52,12 +52,12 @@ NUMBERS: dict[int, np.dtype[Any]] = {
 BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# The largest model files have some 3,000 tensors, 100 keys, arrays of 450,000 strings, and in one
-# text tens of MB: a tokenizer.json, where a converter adds it.
+# The largest model files have some 3,000 tensors, 100 keys and arrays of 450,000 strings.  Some
+# converters add a tokenizer.json, one text of tens of MB.
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_STRINGS = 1 << 24  # of one array
-MAX_TEXT = 1 << 26  # bytes of all names and of strings that are in no array
+MAX_TEXT = 1 << 26  # bytes of all names, and of strings outside arrays
 
 DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
 
@@ -67,10 +67,10 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies.
+    """The place of a tensor in the file.
 
     Attributes:
-        shape: In numpy's order, ``(N, K)`` for a weight: the reverse of the file's.
+        shape: In numpy's order, ``(N, K)`` for a weight; the file has the reverse order.
         offset: Bytes from the start of the file.
         nbytes: Bytes of the data, without padding.
         part: Index of the file that has it, in a model that is split over several.
@@ -86,7 +86,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Everything in a GGUF file but the data: *data_offset* is where that starts, in bytes."""
+    """The metadata and tensor table of a file; its data start *data_offset* bytes into it."""
 
     metadata: Metadata
     tensors: dict[str, TensorInfo]
@@ -96,9 +96,8 @@ class Header:
 class GGUF:
     """A GGUF file, mapped read-only, or all files of a model that is split.
 
-    Tensors are views of the mapping: they stay valid after `close`, which only lets go of it.
-    The file must not be truncated by someone else while it is open: the kernel would end the
-    process at the next read.
+    Tensors are views of the mapping, and stay valid after `close`.  Nobody may truncate the file
+    while it is open: the kernel would end the process at the next read.
 
     Attributes:
         path: The file; of a model that is split, the first one.
@@ -108,7 +107,7 @@ class GGUF:
         data_offset: Where tensor data starts, bytes from the start of the (first) file.
 
     Raises:
-        SettingError: *path* is no path.
+        SettingError: *path* is not a path.
         ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads, or a
             part of the model is missing or does not belong to it.
     """
@@ -137,22 +136,22 @@ class GGUF:
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, such as ``llama``; ModelFormatError when there is none."""
+        """The model's architecture, such as ``llama``.  ModelFormatError if the file names none."""
         return require(self.metadata, "general.architecture", str)
 
     def __getitem__(self, name: str) -> QTensor:
-        """Return tensor *name* as a view of the file; ModelFormatError when there is none."""
+        """Return tensor *name* as a view of the file.  ModelFormatError if there is none."""
         info = self._info(name)
         view = memoryview(self._open(info))[info.offset : info.offset + info.nbytes]
         return QTensor.from_bytes(view, info.format, info.shape)
 
     def beginning(self, name: str, most: int) -> bytes:
-        """Return the first bytes of tensor *name*, at most *most*; errors as `[]`."""
+        """Return the first bytes of tensor *name*, at most *most*.  Errors as `[]`."""
         info = self._info(name)
         return self._open(info)[info.offset : info.offset + min(most, info.nbytes)]
 
     def get(self, name: str) -> QTensor | None:
-        """Return tensor *name*, or None when the file has none of that name."""
+        """Return tensor *name*, or None if the file has no such tensor."""
         return self[name] if name in self.tensors else None
 
     def __contains__(self, name: object) -> bool:
@@ -165,23 +164,23 @@ class GGUF:
         return len(self.tensors)
 
     def release(self, name: str) -> None:
-        """Let the kernel drop the pages of tensor *name* that hold nothing else.
+        """Let the kernel drop the pages that hold only tensor *name*.
 
-        They are read from the file again if the tensor is used again.  Does nothing where the
-        system has no madvise.
+        If somebody uses the tensor again, the kernel reads them from the file.  Does nothing on a
+        system without madvise.
         """
         info = self._info(name)
         first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
-            with contextlib.suppress(OSError):  # it is a hint
+            with contextlib.suppress(OSError):  # madvise is a hint
                 self._open(info).madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
-        """Let go of the mapping; it ends with the last view of it.  Twice does nothing.
+        """Release the mapping, which ends with its last view.  A second call does nothing.
 
-        It is never closed by force: numpy arrays made from a memoryview keep the mapping alive
-        but do not lock it, and reading an unmapped page ends the process.
+        The mapping is never closed by force: numpy arrays of a memoryview keep it alive but do not
+        lock it, and reading an unmapped page would end the process.
         """
         self._mappings = []
 
@@ -228,7 +227,7 @@ def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name:
 
 
 def _map(path: str | os.PathLike[str]) -> mmap.mmap:
-    """Map a regular file; the descriptor is closed before this returns."""
+    """Map a regular file, and close its descriptor."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (OSError, ValueError) as error:
@@ -255,7 +254,7 @@ def read_header(data: mmap.mmap | bytes) -> Header:
     """Parse the header of the GGUF file whose bytes are *data*.
 
     Raises:
-        ModelFormatError: Anything about it is wrong.
+        ModelFormatError: The header is wrong in any respect.
     """
     cursor = _Cursor(data)
     _check_version(cursor)
@@ -300,7 +299,7 @@ def _read_metadata(cursor: "_Cursor", n_keys: int) -> dict[str, Any]:
 
 
 def _read_tensor(cursor: "_Cursor") -> TensorInfo:
-    """Read one row of the tensor table; its offset is still relative to the data."""
+    """Read one row of the tensor table.  Its offset is relative to the start of the data."""
     name = cursor.name("a tensor name")
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:
@@ -322,7 +321,7 @@ def _read_tensor(cursor: "_Cursor") -> TensorInfo:
 def _place(
     tensors: list[TensorInfo], start: int, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
-    """Check that the tensors lie aligned, apart and in the file; make their offsets absolute."""
+    """Check that tensors are aligned, disjoint and inside the file; make offsets absolute."""
     end = 0
     for info in sorted(tensors, key=lambda info: info.offset):
         if info.offset % alignment or info.offset < end:
@@ -337,7 +336,7 @@ def _place(
 
 
 class _Cursor:
-    """Reads values one after another and never past the end."""
+    """Reads values in order, and never past the end."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
@@ -359,7 +358,7 @@ class _Cursor:
         return int(_U64.unpack(self.read(8, "a number"))[0])
 
     def count(self, what: str, limit: int, *, size: int) -> int:
-        """Return the next count, of things that take at least *size* bytes each."""
+        """Return the next count, of items that take at least *size* bytes each."""
         count = self.u64()
         if count > limit or count * size > self.end - self.at:
             raise _bad(f"{count} {what} do not fit in the file, or are more than {limit}")
@@ -397,7 +396,7 @@ class _Cursor:
     def array(self, key: str) -> Any:
         """Return the next array: numpy for numbers and flags, `StringArray` for strings.
 
-        Arrays of arrays are refused, as llama.cpp does: no model has any.
+        Arrays of arrays are refused, as in llama.cpp: no model has any.
         """
         kind = self.u32()
         if kind in NUMBERS:
@@ -410,14 +409,17 @@ class _Cursor:
         raise _bad(f"{key!r} is an array of type {kind}, not of numbers, booleans or strings")
 
     def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return *count* booleans; the format knows no other bytes than 0 and 1."""
+        """Return *count* booleans, whose bytes must be 0 or 1."""
         flags = np.frombuffer(self.read(count, key), np.uint8)
         if flags.max(initial=0) > 1:
             raise _bad(f"{key!r} holds a boolean that is neither 0 nor 1")
         return flags.view(np.bool_)
 
     def strings(self, count: int) -> StringArray:
-        """Return *count* strings.  A vocabulary has 300,000: this loop is the time to open."""
+        """Return *count* strings.
+
+        A vocabulary has up to 300,000: this loop takes most of the time to open a file.
+        """
         data, at, end = self.data, self.at, self.end
         unpack = _U64.unpack_from
         ends, length = array("Q", [0]) * (count + 1), 0

@@ -1,4 +1,4 @@
-"""Read a value from GGUF metadata as the type it must have, or refuse the file.
+"""Read a value of a given type from GGUF metadata, or refuse the file.
 
 A value is a bool, int, float or str, a numpy array of numbers or flags, or a `StringArray`.
 """
@@ -23,7 +23,7 @@ CONVERT_AGAIN = "convert the model to GGUF again with a current converter, or ge
 def require(metadata: Metadata, key: str, kind: type[T]) -> T:
     """Return the scalar or string *key*; *kind* is bool, int, float or str.
 
-    A bool is not an int; an int passes for a float.
+    A bool does not count as an int; an int counts as a float.
 
     Raises:
         ModelFormatError: The key is missing or of another type.
@@ -37,12 +37,12 @@ def require(metadata: Metadata, key: str, kind: type[T]) -> T:
 
 
 def optional(metadata: Metadata, key: str, kind: type[T], default: D) -> T | D:
-    """Return *key* as `require` does, or *default* when it is missing."""
+    """Return *key* as `require` does, or *default* if it is missing."""
     return require(metadata, key, kind) if key in metadata else default
 
 
 def strings(metadata: Metadata, key: str) -> StringArray:
-    """Return the array of strings *key*, which may be a list; errors as `require`."""
+    """Return the array of strings *key*, which may be a list.  Errors as `require`."""
     value = _find(metadata, key)
     if type(value) is list and set(map(type, value)) <= {str}:
         return StringArray.of(value)

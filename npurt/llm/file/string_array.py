@@ -1,6 +1,6 @@
-"""An array of strings of a GGUF file: one text, and where each of them ends in it.
+"""An array of strings of a GGUF file, stored as one text and the end of each string.
 
-As Python objects short strings take 7 times as much memory as in the file.  Here each takes 8
+Python objects of short strings take 7 times as much memory as the file.  Here a string takes 8
 bytes besides its text, as much as its length takes in the file.
 """
 
@@ -10,11 +10,11 @@ from typing import Self, overload
 
 
 class StringArray(Sequence[str]):
-    """Strings, one after the other in *texts*.  Bytes that are not UTF-8 are surrogate escapes.
+    """A sequence of strings.  Bytes that are not UTF-8 become surrogate escapes.
 
     Args:
-        texts: All of them.
-        ends: 0, then where each string ends.
+        texts: The bytes of all strings, one after another.
+        ends: 0, then the end of each string in *texts*.
     """
 
     def __init__(self, texts: bytes | bytearray, ends: "array[int]") -> None:

@@ -1,6 +1,6 @@
-"""Messages to a prompt, by the chat template that a model file carries.
+"""Render messages to a prompt with the chat template of a model file.
 
-The template is a program by a stranger: `sandbox` bounds what it may do.
+The template is a program that may come from a stranger; `sandbox` limits it.
 """
 
 import json
@@ -16,7 +16,7 @@ from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
 
 MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
 
-# What a template can raise besides its own errors: it is code, run on values of any type.
+# A template is code that runs on values of any type, so it can raise these errors too.
 _FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -48,7 +48,7 @@ class ChatTemplate:
             raise _broken(f"it has {len(source)} characters, above {MAX_SOURCE}")
         self.source = source
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
-        self._lock = threading.Lock()  # the environment meters one rendering at a time
+        self._lock = threading.Lock()  # the environment can meter one rendering at a time
         self._environment = BoundedEnvironment()
         self._environment.globals["raise_exception"] = _refuse
         self._environment.globals["strftime_now"] = _strftime_now
@@ -67,19 +67,19 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for *messages*.
 
-        It has the model's own markup, BOS included: encode it with ``add_bos=False``.
+        The prompt has the model's markup, BOS included: encode it with ``add_bos=False``.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each; content is text, a list of parts, or
-                None beside ``tool_calls``.  Most templates want the arguments of a call as a
-                dict, DeepSeek's as JSON text: they are passed on as they are.
-            add_generation_prompt: End with the start of the model's answer.
+            messages: Each is ``{"role": ..., "content": ...}``; content is text, a list of parts, or
+                None beside ``tool_calls``.  Arguments of a call are passed on unchanged: most
+                templates want a dict, DeepSeek's wants JSON text.
+            add_generation_prompt: End the prompt with the start of the model's answer.
             tools: Descriptions of functions, as JSON schemas.
-            variables: Other values the template knows, such as ``enable_thinking=False``.
+            variables: Other variables of the template, such as ``enable_thinking=False``.
 
         Raises:
             LayoutError: The messages are malformed, or the template refuses them.
-            ModelFormatError: The template fails, or does more than it may.
+            ModelFormatError: The template fails, or exceeds its budget.
         """
         given: dict[str, Any] = {"messages": messages, "tools": tools or None}
         given["add_generation_prompt"] = add_generation_prompt
@@ -99,7 +99,7 @@ class ChatTemplate:
 
 
 def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return a copy of *values* in JSON's types alone, and its size in characters."""
+    """Return a copy of *values* of JSON types only, and its size in characters."""
     try:
         text = json.dumps(values, ensure_ascii=False)
         return json.loads(text), len(text)
@@ -111,7 +111,7 @@ def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def _check(messages: Any) -> None:
-    """Refuse what is not a conversation."""
+    """Refuse messages that are not a conversation."""
     if not isinstance(messages, list) or not messages:
         raise _malformed("messages is not a list with something in it")
     for i, message in enumerate(messages):
@@ -146,5 +146,5 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

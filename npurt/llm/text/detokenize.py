@@ -1,7 +1,7 @@
-"""From token ids back to text, byte by byte.
+"""Convert token ids to text, byte by byte.
 
-A token is a piece of bytes, not of characters: one character may lie across several tokens.
-Source: llama.cpp src/llama-vocab.cpp, token_to_piece(), MIT: what each kind of token stands for.
+A token stands for bytes, not for characters: the bytes of a character may be in several tokens.
+Source: llama.cpp src/llama-vocab.cpp, token_to_piece(), MIT: the bytes of each kind of token.
 """
 
 import codecs
@@ -16,8 +16,9 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Return GPT-2's alphabet, code point -> byte: printable Latin-1 is itself, the rest from 256.
+    """Return GPT-2's alphabet as code point -> byte.
 
+    Printable Latin-1 characters are their own bytes; the other bytes have code points from 256.
     Source: openai/gpt-2 src/encoder.py, bytes_to_unicode(), MIT: the numbering only.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -26,7 +27,7 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 class Pieces:
-    """The bytes that each token of *vocabulary* stands for, made when first asked for."""
+    """The bytes of each token of *vocabulary*, computed at the first use."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -62,7 +63,7 @@ class Pieces:
             return _utf8(text.replace(SPACE, " "))
         try:
             return bytes(map(self._alphabet.__getitem__, map(ord, text)))
-        except KeyError:  # no text encodes to this token: it has characters that are not bytes
+        except KeyError:  # no text encodes to this token: a character is outside the alphabet
             return _utf8(text)
 
 
@@ -73,8 +74,8 @@ def _utf8(text: str) -> bytes:
 class Stream:
     """Text that grows token by token, and never ends inside a character.
 
-    Bytes that cannot become UTF-8 come out as U+FFFD.  A character that may still be completed is
-    held back until it is, or until `finish`.
+    Bytes that are not UTF-8 become U+FFFD.  The stream holds an incomplete character back until its
+    bytes are complete, or until `finish`.
     """
 
     def __init__(self, pieces: Pieces, *, hidden: frozenset[int], strip: bool) -> None:
@@ -85,24 +86,24 @@ class Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return the text that *token* completes, which may be empty; errors as `Pieces`."""
+        """Return the text that *token* completes, which may be empty.  Errors as `Pieces`."""
         data = join(self._pieces, (token,), hidden=self._hidden, strip=self._strip)
         self._strip = self._strip and token in self._hidden
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return what was held back, as U+FFFD: the text ends here."""
+        """End the text; return an incomplete character as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 def join(pieces: Pieces, tokens: Iterable[int], *, hidden: frozenset[int], strip: bool) -> bytes:
-    """Return the bytes of *tokens* one after another.
+    """Return the bytes of *tokens*, one after another.
 
     Args:
         pieces: The bytes of each token.
         tokens: Ids.
         hidden: Ids that add nothing.
-        strip: Whether a space before the first piece is SentencePiece's own, not the text's.
+        strip: Remove a leading space, which SentencePiece added and the text does not have.
     """
     shown = [pieces[token] for token in tokens if token not in hidden]
     if strip and shown:

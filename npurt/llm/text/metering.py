@@ -1,12 +1,12 @@
-"""Add metering to a parsed template, where its code would work without asking the environment.
+"""Add metering to a parsed template, where jinja2 does not call the environment.
 
-Calls, filters, tests, ``+ * ** %`` and output go through the environment anyway.  The rest is
-wrapped in filters whose names, such as "+step", no template can write:
+Calls, filters, tests, ``+ * ** %`` and output go through the environment, which meters them.  This
+module wraps the rest in filters.  Their names, such as "+step", cannot occur in a template:
 
-- ``+step``: pay so many units, at each round of a loop and run of a macro or block;
-- ``+made``: pay for a list, dict, tuple or slice just made;
-- ``+read``: pay for a value about to be compared or hashed;
-- ``+walk``: pay for the elements of ``*value`` in a call;
+- ``+step``: charge units at each round of a loop and each run of a macro or block;
+- ``+made``: charge for a new list, dict, tuple or slice;
+- ``+read``: charge for a value before it is compared or hashed;
+- ``+walk``: charge for the elements of ``*value`` in a call;
 - ``+join``: concatenate, in place of ``~``.
 """
 
@@ -57,7 +57,7 @@ class _Metering(NodeTransformer):
         }
 
     def visit(self, node: Node, *args: Any, **kwargs: Any) -> Node:
-        """Change what is in *node*, then *node* itself."""
+        """Change the children of *node*, then *node* itself."""
         node = self.generic_visit(node)
         return self._changes.get(type(node), _keep)(node)
 
@@ -78,7 +78,7 @@ def _meter_body(node: Node) -> Node:
 
 
 def _meter_loop(node: Node) -> Node:
-    if node.test is not None:  # it is asked of every element, and the body may never run
+    if node.test is not None:  # it runs for every element, and the body perhaps never
         node.test = nodes.And(_filter("+step", nodes.Const(STEP)), node.test)
     return _meter_body(node)
 

@@ -1,8 +1,9 @@
-"""How text is cut into words before byte-pair merges, by the file's ``tokenizer.ggml.pre``.
+"""Pre-tokenizer rules: how to split text into words before byte-pair merges.
 
-A wrong rule gives worse text and no error, so an unknown name is refused.
-Source: the names, and what goes with them, are llama.cpp's src/llama-vocab.cpp; the patterns are
-those of the models' own tokenizer.json (facts only), in Oniguruma's syntax.
+The file's ``tokenizer.ggml.pre`` names the rule.  A wrong rule gives worse text and no error, so
+npurt refuses an unknown name.
+Sources: names and flags are those of llama.cpp's src/llama-vocab.cpp; the patterns are those of the
+models' own tokenizer.json (facts only), in Oniguruma's syntax.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _modern(digits: str, letters: str = r"\p{L}") -> str:
-    """Return the pattern Llama 3 began: letters with one sign before them, digits in groups."""
+    """Return the pattern of Llama 3 and its followers: letters after one sign, grouped digits."""
     return (
         rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
         rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_BREAKS}"
@@ -23,9 +24,9 @@ def _modern(digits: str, letters: str = r"\p{L}") -> str:
 
 
 def _cased(digits: str, ending: str = "") -> str:
-    """Return the pattern of o200k: a word ends where upper case follows lower case.
+    """Return the pattern of o200k, whose words end where upper case follows lower case.
 
-    llama.cpp spells it without marks and for ASCII letters only; this is the models' own.
+    llama.cpp's pattern has no marks and only ASCII letters; this is the models' own.
     """
     before = r"[^\r\n\p{L}\p{N}]?"
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -37,11 +38,12 @@ def _cased(digits: str, ending: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to cut.
+    """A pre-tokenizer rule.
 
     Attributes:
-        patterns: Applied in turn: each cuts what the one before left, and keeps what it matches.
-        ignore_merges: A word that is a token by itself is that token, whatever the merges say.
+        patterns: Splits in order: each pattern splits the parts that the one before it left, and
+            isolates its matches.
+        ignore_merges: A word that is a token becomes that token, whatever the merges are.
         add_bos: A prompt begins with the BOS token unless the file says otherwise.
     """
 
@@ -95,7 +97,7 @@ RULES = {
 
 
 def rule(name: str) -> Rule:
-    """Return the rule *name*; ModelFormatError when there is none."""
+    """Return the rule *name*.  ModelFormatError if there is none."""
     if name not in RULES:
         raise ModelFormatError(
             f"npurt does not know the pre-tokenizer {name!r}",

@@ -1,17 +1,19 @@
 """Run a stranger's Jinja template with bounded time and memory.
 
-jinja2's sandbox keeps a template from Python's internals; it does not keep it from looping for
-ever or making a string of a terabyte.  Here all that takes time or makes a value is charged to one
-budget, and before it is done wherever a small expression can make a large value:
+jinja2's sandbox keeps a template away from Python's internals.  It does not stop endless loops or
+strings of a terabyte.  This sandbox charges every operation that takes time or makes a value to one
+budget.  Where a small expression can make a large value, it charges before it makes the value:
 
 - each round of a loop and each call of a macro, block, function, filter or test, with its text;
-- what is written, sliced, listed, concatenated, replaced, joined, repeated, indented, formatted;
-- a nested value whenever it is written out, compared or hashed, by its size written out; and no
-  value may be larger than the budget: twenty lists, each the one before twice, are a million.
+- text and lists that are written, sliced, listed, concatenated, replaced, joined, repeated,
+  indented or formatted;
+- a nested value that is written out, compared or hashed, by its size when written out.  No value
+  may be larger than the budget: twenty lists that each hold the one before twice have a million
+  elements.
 
-Between two charges lie only steps linear in values already paid for, and the budget also ends
-with `SECONDS` of this thread's CPU time.  Filters, globals and methods of plain values are closed
-lists; there are no includes, imports and inheritance.  Recursion ends at Python's own limit.
+The work between two charges is linear in values that were charged before.  The budget also ends
+after `SECONDS` of this thread's CPU time.  Filters, globals and methods of plain values are closed
+lists.  There are no includes, imports or inheritance.  Recursion ends at Python's own limit.
 """
 
 import json
@@ -33,11 +35,11 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from npurt.llm.text.metering import STEP, add_metering
 
-BUDGET = 1 << 24  # units; a character that a template makes costs one
-PER_INPUT = 64  # units more for each character of the caller's variables
+BUDGET = 1 << 24  # units; a character of output costs one
+PER_INPUT = 64  # additional units for each character of the caller's variables
 ELEMENT = 16  # units of an element of a list or dict
 SECONDS = 2.0  # CPU time of the rendering thread
-LOOK_EVERY = 1 << 12  # units from one look at the clock to the next
+CLOCK_INTERVAL = 1 << 12  # units after which the clock is read again
 MAX_INT_BITS = 1 << 12
 MAX_WIDTH = 999  # of one indentation or formatted field, characters
 
@@ -56,32 +58,34 @@ CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 
 
 class Meter:
-    """What one rendering may still cost."""
+    """The rest of the budget of one rendering."""
 
     def __init__(self, budget: int) -> None:
         self._limit = self._left = budget
-        self._look_at = budget - LOOK_EVERY
+        self._look_at = budget - CLOCK_INTERVAL
         self._end = time.thread_time() + SECONDS
-        self._weights: dict[int, tuple[Any, int]] = {}  # by id; the value is kept, so it is unique
+        self._weights: dict[
+            int, tuple[Any, int]
+        ] = {}  # by id; the value is kept, so ids are unique
 
     def charge(self, units: int) -> bool:
-        """Pay *units*; True, so that it can stand in a condition.
+        """Charge *units*.  Returns True, so that a condition can contain the call.
 
         Raises:
-            SecurityError: There is not that much left, or no time.
+            SecurityError: The budget or the time is used up.
         """
         self._left -= units
         if self._left < self._look_at:
-            self._look_at = self._left - LOOK_EVERY
+            self._look_at = self._left - CLOCK_INTERVAL
             if self._left < 0 or time.thread_time() > self._end:
                 raise SecurityError("the template does too much: too many rounds, or too much text")
         return True
 
     def weight(self, value: Any) -> int:
-        """Return the size of *value* written out.  A template cannot change a value.
+        """Return the size of *value* when written out.  A template cannot change a value.
 
         Raises:
-            SecurityError: It is more than the whole budget.
+            SecurityError: The size is more than the whole budget.
         """
         if isinstance(value, str):
             return len(value)
@@ -96,12 +100,12 @@ class Meter:
         return self._weights[id(value)][1]
 
     def read(self, value: Any) -> Any:
-        """Pay for writing out, comparing or hashing *value*, and return it."""
+        """Charge for writing out, comparing or hashing *value*, and return it."""
         self.charge(self.weight(value))
         return value
 
     def made(self, value: Any) -> Any:
-        """Pay for making *value* of parts that are there, and return it."""
+        """Charge for making *value* from existing parts, and return it."""
         if isinstance(value, str):
             self.charge(len(value))
         elif isinstance(value, CONTAINERS):
@@ -113,10 +117,11 @@ class Meter:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2 as chat templates know it, with a `Meter` on everything.
+    """The jinja2 environment of chat templates, with a `Meter` on everything.
 
-    One rendering at a time: `meter` is the environment's.
-    Source: what transformers' chat_template_utils.py sets up and llama.cpp's models/templates use.
+    It renders one template at a time, because `meter` belongs to the environment.
+    Source: transformers' chat_template_utils.py has these settings; llama.cpp's models/templates
+    use them.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -125,7 +130,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # nothing of the template runs while it is compiled
+            optimized=False,  # no part of the template runs at compile time
             finalize=_written,
             extensions=[jinja2.ext.loopcontrols, _Generation],
             cache_size=0,
@@ -159,23 +164,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: self._metered(test, reads=True) for name, test in tests.items()}
 
     def build(self, source: str) -> Template:
-        """Compile *source* with the charges put in."""
+        """Compile *source* with metering."""
         tree = add_metering(self.parse(source))
         tree.set_environment(self)
         return self.from_string(tree)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Refuse every method of a plain value that is not listed."""
+        """Refuse a method of a plain value that is not in `METHODS`."""
         for kind, names in METHODS:
             if isinstance(obj, kind):
                 return attr in names
         return super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Pay for a call from the template, and make it."""
+        """Charge for a call of the template, and make it."""
         self.meter.charge(STEP + ELEMENT * (len(args) + len(kwargs)))
         weight = self._weight(args, kwargs)
-        if not isinstance(obj, Macro):  # which gets its arguments as they are
+        if not isinstance(obj, Macro):  # a macro receives its arguments unchanged
             self.meter.charge(weight)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
@@ -183,7 +188,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.meter.made(super().call(context, obj, *args, **kwargs))
 
     def _text_call(self, text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Pay for a method of *text*; return its arguments, iterators made lists."""
+        """Charge for a method of *text*; return its arguments, with iterators as lists."""
         self.meter.charge(len(text))
         first = args[0] if args else None
         if method == "replace":
@@ -199,7 +204,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return args
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Pay for every field of ``str.format``, and keep its width from being a bomb."""
+        """Charge for every field of ``str.format``, and limit its width."""
         format_method = super().wrap_str_format(value)
         if format_method is None:
             return None
@@ -217,7 +222,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return paid
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Pay for what ``+`` and ``*`` make; refuse what may be a bomb."""
+        """Charge for the results of ``+`` and ``*``; refuse ones that may be too large."""
         self.meter.charge(STEP)
         if operator == "%" and isinstance(left, str):
             raise SecurityError("% formats text: use ~ or format()")
@@ -232,7 +237,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return sum(map(self.meter.weight, (*args, *kwargs.values())))
 
-    # The meter changes with each rendering: filters look it up when they run.
+    # Each rendering has its own meter, so filters look it up when they run.
 
     def _step(self, units: int) -> bool:
         return self.meter.charge(units)
@@ -245,7 +250,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value if isinstance(value, str) else self.meter.read(value)
 
     def _walk(self, value: Any) -> Any:
-        """Pay for an object of each character or element of *value*, and return it."""
+        """Charge for one object for each character or element of *value*, and return it."""
         if isinstance(value, (str, range, *CONTAINERS)):
             self.meter.charge(ELEMENT * len(value))
         return value
@@ -253,9 +258,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _metered(
         self, function: Callable[..., Any], *, reads: bool, walks: bool = False
     ) -> Callable[..., Any]:
-        """Return *function* with charges.
+        """Return *function* with metering.
 
-        *reads*: it looks into its arguments; *walks*: it may list what they are made of.
+        *reads*: it reads its arguments; *walks*: it may list their elements.
         """
 
         @wraps(function)
@@ -303,7 +308,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Return *value* as JSON.  Unlike jinja's own, markup characters are left as they are."""
+        """Return *value* as JSON.  Unlike jinja's filter, it does not escape markup."""
         if indent is not None and indent > MAX_WIDTH:
             raise SecurityError(f"an indentation of more than {MAX_WIDTH}")
         encoder = json.JSONEncoder(
@@ -312,7 +317,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(self.meter.made(chunk) for chunk in encoder.iterencode(value))
 
 
-# Filters by what they do with their arguments.  They hand them on, or one element:
+# Filters, grouped by their use of arguments.  These return an argument, or one element of it:
 PASSING: Filters = {
     "abs": abs,
     "count": len,
@@ -323,7 +328,7 @@ PASSING: Filters = {
     "length": len,
     "safe": lambda value: value,  # nothing is escaped
 }
-# They go through the elements:
+# These iterate over the elements:
 WALKING: Filters = {
     "items": filters.do_items,
     "list": filters.do_list,
@@ -334,7 +339,7 @@ WALKING: Filters = {
     "select": filters.do_select,
     "selectattr": filters.do_selectattr,
 }
-# They make text of them:
+# These convert arguments to text:
 READING: Filters = {
     "capitalize": filters.do_capitalize,
     "float": filters.do_float,

@@ -1,12 +1,12 @@
-"""Text to token ids and back, for the tokenizer that a GGUF file describes.
+"""Convert text to token ids and back, with the tokenizer that a GGUF file describes.
 
-Encoding is HuggingFace tokenizers', set up from the file; decoding is `detokenize`.  Ids equal
-llama.cpp's, with one difference: a token of kind normal is text even when it reads ``</s>``
-(Qwen's vocabulary has one), where llama.cpp takes it for the end of a generation.
+HuggingFace tokenizers encodes, with settings from the file; `detokenize` decodes.  Ids equal
+llama.cpp's, with one difference: a token of kind normal is text even if its text is ``</s>`` (Qwen's
+vocabulary has one); llama.cpp takes it for the end of a generation.
 Text is not normalised (no NFC), as in llama.cpp.
 
-Making one takes some 300 bytes a token, 250 a merge and 100 for each byte of markup: 80 MB for a
-vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
+Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 for each byte of markup: 80 MB
+for a vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
 """
 
 import re
@@ -27,15 +27,16 @@ from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
-# What no tokenizer has.  gpt-oss has 446,189 merges for 201,088 tokens, Llama 3 and GLM as many a
-# token; Llasa, a model of speech, has 65,536 tokens that may be markup, of less than 1 MB together.
+# No known tokenizer exceeds these.  gpt-oss has 446,189 merges for 201,088 tokens; Llama 3 and GLM
+# have as many for each token.  Llasa, a speech model, has 65,536 tokens that may be markup, with less
+# than 1 MB of text.
 MERGES_PER_TOKEN = 8
 MAX_MERGES = 1 << 21
 MAX_MERGE_TEXT = 1 << 26  # bytes
 MAX_MARKUP = 1 << 17
 MAX_MARKUP_TEXT = 1 << 21  # bytes
-MAX_TEXT = 1 << 22  # characters; the longest contexts, of a million tokens, hold about as many
-MAX_PIECE = 128  # characters of a SentencePiece token: each way to cut it in two is looked up
+MAX_TEXT = 1 << 22  # characters, about as many as the longest contexts, of a million tokens, hold
+MAX_PIECE = 128  # characters of a SentencePiece token: every split in two is looked up
 
 
 class Tokenizer:
@@ -43,9 +44,9 @@ class Tokenizer:
 
     Attributes:
         n_vocab: Number of ids.
-        bos, eos: Ids, or None where the file names none.
+        bos, eos: Ids, or None if the file names none.
         add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*.
-            `encode` never appends *eos*: a prompt is there to be continued.
+            `encode` never appends *eos*, because a prompt is continued.
         eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
         control: Ids that are markup, not text.
         never_sampled: Ids that must not be sampled, such as padding rows.
@@ -67,7 +68,7 @@ class Tokenizer:
         self._pieces = Pieces(vocabulary)
         self._strip = strip
         self._encoder = encoder
-        self._lock = threading.Lock()  # the encoder keeps `special` as its own state
+        self._lock = threading.Lock()  # the encoder stores `special` as its state
 
     @classmethod
     def from_gguf(cls, metadata: Metadata) -> Self:
@@ -103,14 +104,14 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            add_bos: Begin with `bos`; None does what the file says.  False for the output of a
-                chat template, which writes its own.
-            special: Take control tokens that are spelt out in *text* for what they are.  False for
-                text from a stranger: they are then letters like any others.
+            add_bos: Begin with `bos`; None: as the file says.  Use False for the output of a chat
+                template, which writes its own.
+            special: Encode control tokens that are spelt out in *text* as control tokens.  Use False
+                for text from a stranger: they are then plain text.
 
         Raises:
-            LayoutError: *text* is no str, is above `MAX_TEXT`, or has a lone surrogate, which has
-                no UTF-8.
+            LayoutError: *text* is not a str, is longer than `MAX_TEXT`, or has a lone surrogate,
+                which UTF-8 cannot encode.
             SettingError: *add_bos*, and the model has no BOS token.
         """
         if not isinstance(text, str):
@@ -138,9 +139,9 @@ class Tokenizer:
         return head + ids
 
     def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
-        """Return the text of *tokens*, U+FFFD for bytes that are not UTF-8.
+        """Return the text of *tokens*, with U+FFFD for bytes that are not UTF-8.
 
-        *special* False leaves control tokens out; LayoutError when an id is out of range.
+        *special* False leaves control tokens out.  LayoutError if an id is out of range.
         """
         return self.decode_bytes(tokens, special=special).decode("utf-8", "replace")
 
@@ -149,16 +150,16 @@ class Tokenizer:
         return join(self._pieces, tokens, hidden=self._hidden(special), strip=self._strip)
 
     def stream(self, *, special: bool = True, continued: bool = False) -> Stream:
-        """Return a text to push tokens to, one by one.
+        """Return a stream that decodes tokens one by one, to the text that `decode` returns.
 
-        It grows to what `decode` would give.  *continued* says that the text began before: a
-        SentencePiece model's first piece then keeps its space.
+        *continued* says that the text began before: the first token of a SentencePiece model then
+        keeps its space.
         """
         strip = self._strip and not continued
         return Stream(self._pieces, hidden=self._hidden(special), strip=strip)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes *token* stands for; LayoutError when it is out of range."""
+        """Return the bytes of *token*.  LayoutError if it is out of range."""
         return self._pieces[token]
 
     def _hidden(self, special: bool) -> frozenset[int]:
@@ -201,7 +202,7 @@ def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _require_merges(count: int, ids: dict[str, int]) -> None:
-    """Refuse more merges than any tokenizer has for its tokens."""
+    """Refuse more merges than a tokenizer of so many tokens can have."""
     most = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
     if count > most:
         raise ModelFormatError(
@@ -213,7 +214,7 @@ def _require_merges(count: int, ids: dict[str, int]) -> None:
 def _sentencepiece(
     vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], *, prefix: bool
 ) -> Encoder:
-    """Return an encoder that merges characters to the pieces of the highest score."""
+    """Return an encoder that merges characters to the tokens of the highest score."""
     unknown = vocabulary.tokens[vocabulary.roles["unknown"]]
     if unknown not in ids:
         raise ModelFormatError("the unknown token is not UTF-8", remedy=CONVERT_AGAIN)
@@ -234,11 +235,11 @@ def _sentencepiece(
 def _merges(
     vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """Return every way to make a token of two, by score, then the longest left side first.
+    """Return all pairs of tokens that make a token, by score, then the longest left side first.
 
-    A SentencePiece file has scores and no merges.  Ids equal llama.cpp's where the scores of tokens
-    differ, as in a trained model; among equals, it takes the leftmost pair in the text.  Markup is
-    never made of plain text.
+    A SentencePiece file has scores and no merges.  Ids equal llama.cpp's if the scores of tokens
+    differ, as in a trained model; with equal scores llama.cpp takes the leftmost pair in the text.
+    No merge makes markup from plain text.
     """
     given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
     if not np.isfinite(given).all():
@@ -261,14 +262,16 @@ def _merges(
     tokens = vocabulary.tokens
     lengths = [np.array([len(tokens[i]) for i in side], np.int64) for side in (lefts, rights)]
     scores = given.astype(np.float64)[np.array(made, np.int64)]
-    order = np.lexsort((-lengths[1], -lengths[0], -scores))  # the last is looked at first
+    order = np.lexsort(
+        (-lengths[1], -lengths[0], -scores)
+    )  # lexsort: the last key is the first criterion
     return [(tokens[lefts[i]], tokens[rights[i]]) for i in order.tolist()]
 
 
 def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
-    """Return the letters of each token of markup, as ids that are text.
+    """Return the letters of each markup token, as ids of text.
 
-    A file may have merges that make markup of text: it is then spelt out again.
+    A file may have merges that make markup from text.  `encode` then replaces it by its letters.
     """
     tokens = enumerate(vocabulary.tokens)
     ids = {text: i for i, text in tokens if len(text) == 1 and i not in vocabulary.control}
@@ -277,7 +280,7 @@ def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return text -> id, without texts that are not UTF-8: no text encodes to those."""
+    """Return text -> id, without texts that are not UTF-8, to which no text encodes."""
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     if SURROGATE.search("".join(vocabulary.tokens)):
         for text in filter(SURROGATE.search, vocabulary.tokens):
@@ -286,7 +289,7 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
-    """Return control and user-defined tokens, which are found in text before anything else."""
+    """Return control and user-defined tokens, which the encoder finds in text first."""
     user = np.flatnonzero(vocabulary.kinds == Kind.USER_DEFINED).tolist()
     texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
     known = [(text, special) for text, special in texts if text in ids]

@@ -1,7 +1,7 @@
-"""The tokens of a GGUF file, read and checked: their texts, their kinds, their roles.
+"""Read and check the tokens of a GGUF file: their texts, kinds and roles.
 
 Sources: ggml docs/gguf.md (keys, token types); llama.cpp src/llama-vocab.cpp, MIT (defaults, and
-the texts by which it knows the tokens that end a generation).
+the texts of tokens that end a generation).
 """
 
 import re
@@ -20,7 +20,7 @@ BPE, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
 
 
 class Kind(IntEnum):
-    """What a token is: the values of ``tokenizer.ggml.token_type``."""
+    """The kind of a token, a value of ``tokenizer.ggml.token_type``."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -31,22 +31,22 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-# Gemma has 262,144 tokens, of some 3 MB together.
+# Gemma has 262,144 tokens with some 3 MB of text.
 MAX_TOKENS = 1 << 20
 MAX_TEXT = 1 << 24  # bytes
 
-# Ids the file may name, as tokenizer.ggml.<role>_token_id.  All but the first two end a generation.
+# Keys tokenizer.ggml.<role>_token_id of the file.  All roles but the first two end a generation.
 ROLES = ("bos", "unknown", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's, when the file names none
+SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's defaults
 
-# Texts by which a token is known to end a generation, whatever ids the file names.  The second
-# line says that a file, or a repository, is complete.
+# Texts of tokens that end a generation, whatever ids the file names.  The second line ends a file
+# or a repository.
 ENDS = re.compile(
     r"<\|(eot_id|eom_id|end_of_text|endoftext|im_end|end|return|call)\|>"
     r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
     r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
 )
-# A vocabulary with both of these has messages of several channels; the last ends otherwise.
+# In a vocabulary with both of these, a message may have several channels, and <|end|> ends only one.
 HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
 FILL_INS = re.compile(
     r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|▁?<(PRE|SUF|MID)>"
@@ -62,10 +62,10 @@ class Vocabulary:
         model: `BPE` or `SENTENCEPIECE`.
         tokens: Distinct texts as in the file: in GPT-2's byte alphabet, or SentencePiece pieces.
         kinds: A `Kind` for each token.
-        roles: Role -> id, for the roles the file fills.
-        control: Ids that are markup, not text: plain text never becomes one of them.
+        roles: Role -> id, for the roles that the file names.
+        control: Ids of markup.  Plain text never becomes one of them.
         ends: Ids that end a generation.
-        never: Ids that must not be sampled: padding rows, and those the file suppresses.
+        never: Ids that must not be sampled: padding rows, and ids that the file suppresses.
     """
 
     model: str
@@ -81,8 +81,8 @@ class Vocabulary:
         """Read the vocabulary.
 
         Raises:
-            ModelFormatError: A key is missing or wrong, a token is there twice, an id is out of
-                range, or the model is neither `BPE` nor `SENTENCEPIECE`.
+            ModelFormatError: A key is missing or wrong, a token occurs twice, an id is out of range,
+                or the model is neither `BPE` nor `SENTENCEPIECE`.
         """
         model = require(metadata, "tokenizer.ggml.model", str)
         if model not in (BPE, SENTENCEPIECE):
@@ -105,7 +105,7 @@ class Vocabulary:
 
 
 def token_texts(metadata: Metadata) -> StringArray:
-    """Return the tokens as the file has them; ModelFormatError when no model has so many."""
+    """Return the tokens as the file has them.  ModelFormatError if they are too many."""
     found = strings(metadata, "tokenizer.ggml.tokens")
     if len(found) > MAX_TOKENS or found.nbytes > MAX_TEXT:
         raise ModelFormatError(
@@ -127,7 +127,7 @@ def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDAr
 
 
 def _distinct(texts: StringArray) -> list[str]:
-    """Return *texts*, an empty one renamed after its id; refuse a text that is there twice."""
+    """Return *texts*, with a name for empty ones; refuse a text that occurs twice."""
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
     if not tokens or len(set(tokens)) < len(tokens):
         raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
@@ -135,7 +135,7 @@ def _distinct(texts: StringArray) -> list[str]:
 
 
 def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
-    """Return the id of each role; a default that is out of range fills no role."""
+    """Return the id of each role.  A default that is out of range is left out."""
     defaults = SENTENCEPIECE_ROLES if model == SENTENCEPIECE else {}
     roles = {role: i for role, i in defaults.items() if i < count}
     for role in ROLES:
@@ -151,7 +151,7 @@ def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
 
 
 def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
-    """Return the ids of markup.  Some converters call it user-defined: it is known by its text."""
+    """Return the ids of markup.  Some converters mark it user-defined; its text identifies it."""
     marked = np.flatnonzero(np.isin(kinds, (Kind.UNKNOWN, Kind.CONTROL))).tolist()
     user = np.flatnonzero(kinds == Kind.USER_DEFINED).tolist()
     known = [i for i in user if ENDS.fullmatch(tokens[i]) or FILL_INS.fullmatch(tokens[i])]
