@@ -236,9 +236,7 @@ class Check:
     name: str
     packed: Packed
     _probe: Probe | None = None  # made at the first check
-    _seen: set[bool] = field(
-        default_factory=set
-    )  # True once several rows were multiplied, False once one was
+    _seen: set[bool] = field(default_factory=set)  # True: of several rows; False: of one
 
     def is_due(self, sampler: Sampler, rows: int) -> bool:
         """Return whether *sampler* wants a product of *rows* rows checked."""

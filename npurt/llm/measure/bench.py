@@ -1,6 +1,6 @@
-"""Tokens per second of prefill and decode, measured as llama-bench does.
+"""Measure tokens per second of prefill and decode, as llama-bench does.
 
-Random tokens, greedy choice left out, one warm-up before each test, the cache emptied between runs.
+The tokens are random, and no sampling runs.  Each test has a warm-up, and each run an empty cache.
 """
 
 import os
@@ -25,7 +25,7 @@ def bench(
     repetitions: int = 5,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], Report]:
-    """Measure one model; return a row a test, and the ledger.
+    """Measure one model; return a row for each test, and the ledger.
 
     Args:
         prompts: Lengths of prefill, each a test ``ppN``.
@@ -34,7 +34,7 @@ def bench(
         options: Those of `Llama`.
 
     Raises:
-        SettingError: Nothing to measure.
+        SettingError: There is nothing to measure.
     """
     if repetitions < 1 or depth < 0 or not (prompts or generations):
         raise SettingError(
@@ -72,7 +72,7 @@ def _random_ids(llm: Llama, count: int) -> list[int]:
 
 
 def _prefill(llm: Llama, count: int, depth: int) -> float:
-    """Return the seconds that *count* tokens take in one piece."""
+    """Return the seconds of *count* tokens in one batch."""
     _fill(llm, depth)
     ids = _random_ids(llm, count)
     start = time.perf_counter()
@@ -81,7 +81,7 @@ def _prefill(llm: Llama, count: int, depth: int) -> float:
 
 
 def _decode(llm: Llama, count: int, depth: int) -> float:
-    """Return the seconds that *count* tokens take one by one."""
+    """Return the seconds of *count* tokens, one by one."""
     _fill(llm, depth)
     ids = _random_ids(llm, count)
     start = time.perf_counter()

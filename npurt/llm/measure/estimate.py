@@ -1,8 +1,8 @@
-"""What a model will cost on an NPU that rounds its weights: errors before loading, and in text.
+"""Estimate the accuracy of a model on an NPU that rounds its weights.
 
-The relative errors of products follow from the weights.  What they do to the model's predictions
-depends on the model, so that is measured: a short text is evaluated in simulation and with exact
-arithmetic, and the two are compared.
+The relative errors of products follow from the weights.  Their effect on predictions depends on the
+model, so `divergence` measures it: it evaluates a short text in simulation and with exact
+arithmetic, and compares the predictions.
 """
 
 import os
@@ -39,32 +39,32 @@ A: 100 degrees Celsius, or 212 degrees Fahrenheit.
 
 @dataclass(frozen=True, slots=True)
 class WeightEstimate:
-    """One weight on the NPU, or a stack of experts, each of which is a weight there."""
+    """A weight on the NPU, or a stack of experts, each of which is a weight there."""
 
     tensor: str
-    call: str  # weights that are multiplied by one input, in one call, have the same
+    call: str  # the same for weights that one call multiplies by one input
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # in the file
-    form: str  # on the NPU: a name in `quantise.BY_NAME`; of a stack, the commonest
-    error: float  # relative mean square error of its products, expected; of a stack, the mean
-    nbytes: int  # on the NPU, of all of it
+    form: str  # scheme on the NPU, in `quantise.BY_NAME`; of a stack, the most frequent
+    error: float  # expected relative mean square error of its products; of a stack, the mean
+    nbytes: int  # on the NPU
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far predictions are from those of exact arithmetic."""
+    """The difference of predictions from those of exact arithmetic."""
 
     mean: float  # KL divergence in nats, over the tokens of a text
     worst: float
-    same_best: float  # share of tokens whose most likely successor is the same
+    same_best: float  # fraction of tokens after which the most likely token is the same
     tokens: int
 
 
 def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
-    """Yield what each matrix of a GGUF file will be on an RK3588.
+    """Yield an estimate for each matrix of a GGUF file on an RK3588.
 
     Raises:
-        ModelFormatError: The file is damaged, or none that npurt runs.
+        ModelFormatError: The file is damaged, or npurt cannot run it.
         NumericsError: A weight holds NaN or infinity.
     """
     with GGUF(path) as file:
@@ -79,7 +79,7 @@ def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
 
 
 def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
-    """Return form, error and bytes of one matrix."""
+    """Return scheme, error and bytes of one matrix."""
     rounded = quantise.choose(matrix, int16=int16)
     nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
     return rounded.scheme.name, rounded.error, nbytes
@@ -101,7 +101,7 @@ def divergence(
 ) -> Divergence:
     """Evaluate the first *tokens* of *text* on *device* and with exact arithmetic.
 
-    Both run without a rounded KV cache, so what differs is the products.
+    Neither rounds its KV cache, so only products differ.
     """
     with Llama(path, Exact(), n_ctx=512, kv_type="f32", verify="off") as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.n_ctx)]
@@ -136,7 +136,7 @@ class ExactPacked(Packed):
 
 
 class Exact(Device):
-    """numpy's float32 product with the values that the file means: slow, and what others round."""
+    """A device that multiplies dequantised values in float32 with numpy: slow and exact."""
 
     SLICE = 4096  # rows that are float32 at a time
 
@@ -144,7 +144,7 @@ class Exact(Device):
         self.caps = Caps("exact", "numpy, float32", simulated=False)
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None: it can do everything."""
+        """Return None: it supports every product."""
         return None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ExactPacked:

@@ -1,7 +1,7 @@
-"""Perplexity of a text, by the method of llama-perplexity.
+"""Measure the perplexity of a text, by the method of llama-perplexity.
 
-The text is cut into chunks of the context's length, each evaluated from an empty cache and begun
-with BOS where the model wants one; the second half of each chunk is scored.
+The text is split into chunks of the context's length.  Each chunk is evaluated from an empty cache
+and begins with BOS if the model wants one.  The second half of each chunk is scored.
 """
 
 import math
@@ -15,12 +15,12 @@ from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.model import Llama
 from npurt.llm.session.progress import Progress
 
-SHORTEST = 8  # tokens of a chunk: fewer give no error of the mean
+SHORTEST = 8  # tokens of a chunk; the standard error needs so many
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood, and one standard error of it."""
+    """The exponential of the mean negative log-likelihood, and its standard error."""
 
     value: float
     error: float
@@ -29,7 +29,7 @@ class Perplexity:
 
 
 def surprisals(logits: F32, targets: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return -log p of each target: logits ``[T, V]``, targets ``[T]``; in float64."""
+    """Return -log p of each target ``[T]``, from logits ``[T, V]``, in float64."""
     wide = logits.astype(np.float64)
     top = wide.max(axis=1, keepdims=True)
     total = np.log(np.exp(wide - top).sum(axis=1)) + top[:, 0]
@@ -40,7 +40,7 @@ def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexit
     """Measure *text* in chunks of ``llm.n_ctx`` tokens.
 
     Args:
-        chunks: Use only the first so many.
+        chunks: The number of chunks to use; by default all.
 
     Raises:
         LayoutError: The text is shorter than one chunk.

@@ -1,4 +1,4 @@
-"""How fast a model may be expected to run on an RK3588: a cost model's range, not a measurement."""
+"""Estimate the speed of a model on an RK3588, by a cost model and not by measurement."""
 
 import os
 from collections import Counter
@@ -23,7 +23,7 @@ class Rates:
     """Tokens a second with one driver and clock: the least, the expected and the most.
 
     Attributes:
-        stock: The clock is what the kernel gives the NPU when nobody changes it.
+        stock: The clock is the default of the kernel.
     """
 
     driver: str
@@ -35,7 +35,7 @@ class Rates:
 
 
 def speeds(path: str | os.PathLike[str], estimates: Sequence[WeightEstimate]) -> list[Rates]:
-    """Return what to expect of the GGUF file *path*, whose weights cost *estimates*, on each board.
+    """Return the expected speed of a GGUF file on each board; *estimates* are of its weights.
 
     Raises:
         ModelFormatError: The file is damaged.
@@ -52,9 +52,9 @@ def speeds(path: str | os.PathLike[str], estimates: Sequence[WeightEstimate]) ->
 def product_jobs(
     path: str | os.PathLike[str], estimates: Sequence[WeightEstimate], tokens: int
 ) -> Iterator[tuple[list[Plan], int]]:
-    """Yield the plans of each job of a run of *tokens*, and how often it runs.
+    """Yield the plans of each job of a run of *tokens*, and how often the job runs.
 
-    Raises what `speeds` does.
+    Errors as `speeds`.
     """
     for plans, _, times in jobs(_weights(_config(path), estimates), tokens):
         yield plans, times
@@ -83,7 +83,7 @@ def _rates(
 
 
 def _weights(config: Config, estimates: Iterable[WeightEstimate]) -> list[Weight]:
-    """Return the weights of a model; calls that are alike in several layers are one, counted."""
+    """Return the weights of a model; equal calls of several layers are one, with a count."""
     calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
     for estimate in estimates:
         *stack, n, k = estimate.shape

@@ -70,8 +70,8 @@ class ChatTemplate:
         The prompt has the model's markup, BOS included: encode it with ``add_bos=False``.
 
         Args:
-            messages: Each is ``{"role": ..., "content": ...}``; content is text, a list of parts, or
-                None beside ``tool_calls``.  Arguments of a call are passed on unchanged: most
+            messages: Each is ``{"role": ..., "content": ...}``.  Content is text, a list of parts,
+                or None beside ``tool_calls``.  Arguments of a call are passed on unchanged: most
                 templates want a dict, DeepSeek's wants JSON text.
             add_generation_prompt: End the prompt with the start of the model's answer.
             tools: Descriptions of functions, as JSON schemas.

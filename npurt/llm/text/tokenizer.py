@@ -1,12 +1,12 @@
 """Convert text to token ids and back, with the tokenizer that a GGUF file describes.
 
 HuggingFace tokenizers encodes, with settings from the file; `detokenize` decodes.  Ids equal
-llama.cpp's, with one difference: a token of kind normal is text even if its text is ``</s>`` (Qwen's
-vocabulary has one); llama.cpp takes it for the end of a generation.
+llama.cpp's, with one difference: a token of kind normal is text even if its text is ``</s>``, as in
+Qwen's vocabulary; llama.cpp takes it for the end of a generation.
 Text is not normalised (no NFC), as in llama.cpp.
 
-Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 for each byte of markup: 80 MB
-for a vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
+Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 a byte of markup: 80 MB for a
+vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
 """
 
 import re
@@ -28,8 +28,8 @@ from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 # No known tokenizer exceeds these.  gpt-oss has 446,189 merges for 201,088 tokens; Llama 3 and GLM
-# have as many for each token.  Llasa, a speech model, has 65,536 tokens that may be markup, with less
-# than 1 MB of text.
+# have as many for each token.  Llasa, a speech model, has 65,536 tokens that may be markup, with
+# less than 1 MB of text.
 MERGES_PER_TOKEN = 8
 MAX_MERGES = 1 << 21
 MAX_MERGE_TEXT = 1 << 26  # bytes
@@ -106,8 +106,8 @@ class Tokenizer:
             text: Any text.
             add_bos: Begin with `bos`; None: as the file says.  Use False for the output of a chat
                 template, which writes its own.
-            special: Encode control tokens that are spelt out in *text* as control tokens.  Use False
-                for text from a stranger: they are then plain text.
+            special: Encode control tokens that are spelt out in *text* as such.  Use False for text
+                from a stranger: they are then plain text.
 
         Raises:
             LayoutError: *text* is not a str, is longer than `MAX_TEXT`, or has a lone surrogate,

@@ -46,7 +46,7 @@ ENDS = re.compile(
     r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
     r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
 )
-# In a vocabulary with both of these, a message may have several channels, and <|end|> ends only one.
+# In a vocabulary with both of these, <|end|> ends one channel of a message, not the message.
 HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
 FILL_INS = re.compile(
     r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|▁?<(PRE|SUF|MID)>"
@@ -81,8 +81,8 @@ class Vocabulary:
         """Read the vocabulary.
 
         Raises:
-            ModelFormatError: A key is missing or wrong, a token occurs twice, an id is out of range,
-                or the model is neither `BPE` nor `SENTENCEPIECE`.
+            ModelFormatError: A key is missing or wrong, a token occurs twice, an id is out of
+                range, or the model is neither `BPE` nor `SENTENCEPIECE`.
         """
         model = require(metadata, "tokenizer.ggml.model", str)
         if model not in (BPE, SENTENCEPIECE):

@@ -1,4 +1,4 @@
-"""What users call below a model: `npurt.matmul`, `npurt.pack`, benchmarks of products, the doctor.
+"""The public functions below models: `matmul`, `pack`, benchmarks of products, the doctor.
 
 May import every other room.
 Begin with `matmul`.

@@ -1,4 +1,4 @@
-"""One product, measured: time, bytes and error against float64."""
+"""Measure one product: time, bytes and error against float64."""
 
 import os
 import time
@@ -16,9 +16,9 @@ from npurt.runtime.open.arguments import encodable, integer
 from npurt.runtime.open.devices import open_device
 
 INTEGER = "i8"
-ELEMENT = 16  # bytes: float64 for the exact product, beside float32 and what is packed
-# Rows that the error is taken over, or more.  What rounding to int8 loses of a Gaussian row of 1536
-# varies by 6 % from row to row: one row would say more of the draw than of the device.
+ELEMENT = 16  # bytes: float64 for the exact product, float32, and the packed weight
+# The least rows for the error.  The int8 rounding error of a Gaussian row of 1536 varies by 6 %
+# from row to row, so the error of one row would depend on the random numbers.
 SAMPLE = 128
 
 Measured = tuple[Callable[[], Any], F64, int]  # the product, its exact result, bytes of the weight
@@ -37,14 +37,14 @@ def bench_matmul(
     """Measure ``y[m, n] = x[m, k] @ w[n, k].T`` on Gaussian data.
 
     Args:
-        kind: Format of w, or ``i8``: int8 by int8, exact on the CPU; a device that rounds
-            activations to int8 by rows multiplies by int8 weights with a scale each.
+        kind: Format of w, or ``i8``: int8 by int8, exact on the CPU.  A device that rounds
+            activations to int8 by rows uses int8 weights with a scale for each row.
 
     Returns:
-        ``macs``, ``packets`` of instructions for one product (None where the device does not count
+        ``macs``, ``packets`` of instructions for one product (None if the device does not count
         them), ``bytes`` of the weight on the device, ``seconds`` (the median), ``nmse`` against
-        float64 on the dequantised weight, over at least `SAMPLE` rows: those that *m* does not
-        have are multiplied once, by a product of their own.
+        float64 on the dequantised weight, over at least `SAMPLE` rows.  Rows beyond *m* are
+        multiplied once, in a product of their own.
 
     Raises:
         SettingError: A size is below 1, or this machine has no memory for it.

@@ -1,4 +1,4 @@
-"""`npurt doctor`: which NPU there could be, what keeps it from running, and what mends it."""
+"""`npurt doctor`: find the NPUs of this machine, the reasons why they do not run, and remedies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ Probe = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of NPU: what to check, what to try, and what else a bundle should tell.
+    """One kind of NPU: its checks, its trials, and further data for a bundle.
 
     Attributes:
-        name: As in device strings.
-        checks: In order.
-        why_not: Says why a machine cannot have one, or None.
-        probes: Trials of this machine, by the name that checks ask for.
-        collect: Asks a system for what no check needs.
+        name: The name in device strings.
+        checks: The checks, in order.
+        why_not: Returns why a machine cannot have this NPU, or None.
+        probes: Trials on this machine, by the names that checks use.
+        collect: Reads data from a system that no check needs.
         simulated: Whether the NPU is simulated.
     """
 
@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of one kind; *absent* says why there was nothing to check."""
+    """The findings about one kind of NPU; *absent* is the reason if nothing was checked."""
 
     kind: str
     findings: tuple[Finding, ...] = ()
@@ -45,16 +45,16 @@ class Diagnosis:
 
     @property
     def first(self) -> Finding | None:
-        """The finding to begin with."""
+        """The finding to mend first."""
         return start_here(self.findings)
 
     @property
     def runs(self) -> bool:
-        """Whether nothing keeps the NPU from running."""
+        """Whether the NPU can run."""
         return not self.absent and self.first is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for scripts."""
+        """Return the diagnosis for scripts."""
         rows = [
             {
                 "name": f.check.name,
@@ -123,13 +123,13 @@ def _rknpu(device: str) -> Kind:
 
 
 def this_machine(looked_for: Sequence[Kind]) -> Recorder:
-    """Return this machine, to be examined and recorded."""
+    """Return this machine, as a system that records what is read."""
     probes = {name: probe for kind in looked_for for name, probe in kind.probes.items()}
     return Recorder(Machine(probes=probes))
 
 
 def examine(looked_for: Sequence[Kind], system: Recorder) -> list[Diagnosis]:
-    """Make the checks of each kind that the machine may have."""
+    """Run the checks of each kind that the machine may have."""
     found = []
     for kind in looked_for:
         absent = kind.why_not(system)
@@ -139,7 +139,7 @@ def examine(looked_for: Sequence[Kind], system: Recorder) -> list[Diagnosis]:
 
 
 def settings() -> list[dict[str, Any]]:
-    """Return every variable that npurt reads, and what it is set to."""
+    """Return every environment variable that npurt reads, with its value."""
     return [
         {"name": s.name, "value": s.text(), "default": s.default, "help": s.help} for s in SETTINGS
     ]

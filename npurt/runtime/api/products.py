@@ -1,4 +1,4 @@
-"""Products of `npurt.matmul` on one device: verified like those of models, and accounted for."""
+"""Run the products of `npurt.matmul` on one device, verify them, and count them in a ledger."""
 
 import sys
 import threading
@@ -26,32 +26,32 @@ WITHIN = ("npurt", "numpy")  # packages between a product and the line that aske
 
 @dataclass(slots=True, eq=False)
 class Weight:
-    """A packed weight: where it is, and what has been checked."""
+    """A packed weight, its device and its checks."""
 
     packed: Packed
-    planned: str  # the device it was packed for
-    reason: str = ""  # why it is on another one
-    probe: Probe | None = None  # made when a product is first checked
-    seen: set[bool] = field(default_factory=set)  # whether one row, or many, were multiplied
+    planned: str  # the device that it was packed for
+    reason: str = ""  # why it is on another device
+    probe: Probe | None = None  # made at the first check
+    seen: set[bool] = field(default_factory=set)  # True: of several rows; False: of one
 
 
 class Products:
-    """What multiplies on *device*, and what came of it.
+    """The products of *device*, verified and counted.
 
-    A weight is verified when it first multiplies one row, and several, and in 1 % of the calls
-    after that (mode ``sample``); an int8 product of two arrays likewise, by its shape.  What is
-    wrong is computed again by plain C kernels, with a warning; a weight stays there.
+    In mode ``sample`` a weight is verified at its first product of one row, at its first of several
+    rows, and in 1 % of the later calls.  int8 products of two arrays are verified in the same way,
+    by shape.  Plain C kernels compute a wrong product again, with a warning, and keep its weight.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._lock = threading.RLock()  # of all that follows
-        self._oracle: CpuDevice | None = None  # with the plainest kernels
+        self._lock = threading.RLock()  # guards the attributes below
+        self._oracle: CpuDevice | None = None  # the CPU with the plainest kernels
         self._ledger = Ledger(f"{device.caps.name}: {device.caps.detail}")
         self._samplers = {mode: Sampler(mode) for mode in Mode}
 
     def report(self) -> Report:
-        """Return how often what ran where, and what was verified."""
+        """Return the counts of products by device, and of verified ones."""
         with self._lock:
             return self._ledger.report()
 
@@ -59,10 +59,10 @@ class Products:
         """Return ``x @ w.T``, float32.
 
         Args:
-            once: The weight is packed for this product alone: those of one shape are alike.
+            once: The weight is packed for this product alone, so checks go by its shape.
 
         Raises:
-            VerificationFailed: It is wrong, and so is the CPU's.
+            VerificationFailed: The product is wrong, and so is the CPU's.
         """
         packed, several = weight.packed, len(x) > 1
         y = np.empty((len(x), packed.n), np.float32)
@@ -77,7 +77,7 @@ class Products:
         return y
 
     def matmul_i8(self, a: I8, b: I8, mode: Mode) -> I32:
-        """Return ``a @ b``, exact; raises what `Device.matmul_i8` does, and VerificationFailed."""
+        """Return ``a @ b``, exact.  Errors as `Device.matmul_i8`, and VerificationFailed."""
         name, (k, n) = self.device.caps.name, b.shape
         start = time.perf_counter()
         y = self.device.matmul_i8(a, b)
@@ -93,7 +93,7 @@ class Products:
         return y
 
     def _again_i8(self, a: I8, b: I8) -> I32:
-        """Return a product that the device got wrong."""
+        """Compute a wrong product of the device again, on the CPU."""
         name, what = self.device.caps.name, f"int8 product of {a.shape} and {b.shape}"
         self._say(f"{name} computed a wrong {what}")
         y = self._plain().matmul_i8(a, b)
@@ -127,15 +127,15 @@ class Products:
             return row
 
     def _verify(self, packed: Packed, weight: Weight, x: F32, y: F32, row: Row) -> None:
-        """Make sure that y is right, if need be by plain C kernels."""
-        if weight.packed is packed:  # or another thread has found it wrong meanwhile
+        """Verify y, and compute it again with plain C kernels if it is wrong."""
+        if weight.packed is packed:  # else another thread has found it wrong meanwhile
             if _is_right(weight, x, y):
                 return
             wrong = packed.device.caps.name
             row.failed += 1
             self._say(f"{wrong} computed a wrong product with {packed.tensor!r}")
             weight.packed = self._plain().pack(packed.tensor)
-            weight.probe = probe_of(repr(packed.tensor), weight.packed)  # not from its image
+            weight.probe = probe_of(repr(packed.tensor), weight.packed)  # not of its image
             weight.reason = f"{wrong} computed a wrong product with it"
         again = self._multiply(weight.packed, weight, x, y)
         again.verified += 1
@@ -150,7 +150,7 @@ class Products:
         return self._oracle
 
     def _say(self, what: str) -> None:
-        """Warn whoever called `npurt.matmul`, and take note."""
+        """Warn the caller of `npurt.matmul`, and add a note to the report."""
         note = f"quarantined: {what}; the CPU ({ORACLE} kernels) computed it again"
         if note not in self._ledger.notes:
             self._ledger.notes.append(note)
@@ -187,11 +187,11 @@ def _is_right(weight: Weight, x: F32, y: F32) -> bool:
 
 
 def is_exact(a: I8, b: I8, y: I32) -> bool:
-    """Say whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers, for a probe r.
+    """Return whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers for a probe r.
 
-    The largest sums are below 2^63: |y| is at most 2^31, r below 2^11 and N at most 2^19; b r is
-    below 2^37, so exact in float64, and K at most 2^17.  A wrong element is found for certain, two
-    in a row that cancel with a chance of 2^-11.
+    The largest sums are below 2^63: |y| is at most 2^31, r below 2^11 and N at most 2^19.  b r is
+    below 2^37, so exact in float64; K is at most 2^17.  A single wrong element of a row is always
+    found; two cancel with a probability of 2^-11.
     """
     if y.shape != (len(a), b.shape[1]):
         return False

@@ -1,4 +1,4 @@
-"""What users pass, checked where it comes in, by name."""
+"""Check the arguments of public functions, by name."""
 
 import operator
 from typing import Any
@@ -14,7 +14,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     """Return the integer *value*, Python's or numpy's, of the argument *name*.
 
     Raises:
-        SettingError: It is none, or below *least*, or above *most*.
+        SettingError: *value* is not an integer, below *least* or above *most*.
     """
     bounds = [f"of at least {least}"] if least is not None else []
     bounds += [f"at most {most}"] if most is not None else []
@@ -30,18 +30,18 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def optional_integer(name: str, value: Any, least: int | None = None) -> int | None:
-    """Return `integer`, or None when *value* is None."""
+    """Return *value* as `integer` does, or None if it is None."""
     return None if value is None else integer(name, value, least)
 
 
 def encodable(name: Any, *others: str) -> Format:
-    """Return the format called *name*, if one can quantise to it.
+    """Return the format called *name*, which npurt must be able to quantise to.
 
     Args:
-        others: What the caller takes besides, for the remedy.
+        others: Further names that the caller accepts, for the remedy.
 
     Raises:
-        UnsupportedOp: One cannot.
+        UnsupportedOp: npurt cannot quantise to it.
     """
     if isinstance(name, Format):
         name = name.name

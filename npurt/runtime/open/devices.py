@@ -1,4 +1,4 @@
-"""Device strings, and opening what they name.
+"""Open devices by their device strings.
 
 Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``,
 ``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``.
@@ -24,19 +24,19 @@ SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `devices` says of one kind of device."""
+    """Whether this machine has one kind of device."""
 
     device: str
     found: bool
-    detail: str  # what it is, or why it cannot be used
+    detail: str  # a description, or the reason why it cannot be used
 
 
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
-    """Open the device called *name*; None and ``auto``: `NPURT_DEVICE`, else the CPU.
+    """Open the device called *name*; for None and ``auto`` that of `NPURT_DEVICE`, else the CPU.
 
     Raises:
         UnknownDevice: *name* is misspelt.
-        SettingError: *threads* are none.
+        SettingError: *threads* is not a number from 0.
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
     threads = optional_integer("threads", threads, 0)
@@ -61,7 +61,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
 
 
 def open_host(threads: int | None = None) -> Device:
-    """Return the CPU; numpy where npurt's kernels were not compiled."""
+    """Open the CPU, or numpy if npurt's kernels were not compiled."""
     try:
         return CpuDevice(threads)
     except DeviceNotFound as error:
@@ -72,12 +72,12 @@ def open_host(threads: int | None = None) -> Device:
 
 
 def _of_others(kind: str) -> Callable[[str], Device] | None:
-    """Return what opens devices of *kind* that another package has, or None.
+    """Return the function of another package that opens devices of *kind*, or None.
 
-    A package names it in its entry points, group `GROUP`: a function of the device string.
+    The package names it in its entry points, group `GROUP`; the function takes a device string.
 
     Raises:
-        DeviceNotFound: It cannot be imported.
+        DeviceNotFound: The function cannot be imported.
     """
     for entry in entry_points(group=GROUP):
         if entry.name == kind:
@@ -116,7 +116,7 @@ OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 
 
 def devices() -> list[Found]:
-    """Say what is here, and why what is not here is not.  Never raises."""
+    """Return each kind of device: its description, or why it is missing.  Never raises."""
     rows = []
     others = sorted({entry.name for entry in entry_points(group=GROUP)})
     for kind in (*KINDS, *others):
