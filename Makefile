@@ -83,7 +83,7 @@ kernel: .venv/dev
 	$(BIN)/python -m tests.kernel --linux $(LINUX)
 
 models: .venv/installed
-	$(BIN)/npurt models fetch
+	$(BIN)/npurt models fetch --yes --folder models
 
 # Reproducible: the same sources give the same bytes in any folder.  Python's own build tools read
 # _PYTHON_HOST_PLATFORM as the platform to build for.

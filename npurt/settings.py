@@ -84,7 +84,7 @@ def prepend_dsp_path(folder: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where npurt keeps what it measured of this machine: `NPURT_CACHE`, or XDG's place.
+    """Return where npurt keeps what can be had again: `NPURT_CACHE`, or XDG's place.
 
     Raises:
         FileNotFoundError: There is no such place: the user has no home.
@@ -107,7 +107,9 @@ LIBRARIES = Setting(
     "NPURT_LIBRARIES", "", "folder of another build of npurt's C libraries, laid out as npurt/ is"
 )
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
-MODELS = Setting("NPURT_MODELS", "models", "folder that `npurt models` keeps model files in")
+MODELS = Setting(
+    "NPURT_MODELS", "", "folder for model files, instead of `models` in the user's cache"
+)
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
 LONGEST_SECONDS = 24 * 60 * 60  # of a deadline; more would overflow clocks
 DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
@@ -125,7 +127,7 @@ ROCKET_THREADS = Setting(
 # Settings of the simulators, which read them themselves.
 SIM_FASTRPC = "NPURT_SIM_FASTRPC"
 SIM_RKNPU = "NPURT_SIM_RKNPU"
-CACHE = Setting("NPURT_CACHE", "", "folder for what npurt measured of this machine")
+CACHE = Setting("NPURT_CACHE", "", "folder for models, and for what npurt measured of this machine")
 
 SETTINGS = (
     DEBUG,

@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from npurt import settings
 from npurt.once import once
 from npurt.runtime.api import packed_weight
+from tests.hub_server import CONTENT, NAMES, REPO, HubServer, serving
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -32,12 +33,32 @@ def real_model() -> Callable[[str], Path]:
     """
     from npurt import models
 
-    folder = PROJECT / settings.read(settings.MODELS, str)  # an absolute setting stays itself
+    folder = PROJECT / (settings.read(settings.MODELS, str) or "models")  # absolute ones stay
 
     def path_of(name: str) -> Path:
         return models.fetch(name, folder)
 
     return path_of
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """Yield a hub of the test's own, which npurt and huggingface_hub take for the hub."""
+    from huggingface_hub import constants
+
+    from npurt.models import download
+
+    for name in ("HF_TOKEN", "NPURT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NPURT_MODELS", str(tmp_path / "models"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(download, "WAIT_S", 0.01)
+    with serving() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.repos[REPO] = {name: name.encode() + CONTENT for name in NAMES}
+        server.repos[REPO]["README.md"] = b"about"
+        yield server
 
 
 @pytest.fixture(scope="module", autouse=True)

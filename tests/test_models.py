@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from npurt import models
 from npurt.errors import DownloadError, SettingError
-from npurt.models import Model
+from npurt.models import catalogue as models
+from npurt.models.catalogue import Model
 
 PARTS = tuple(bytes([i]) * (1000 + i) for i in range(11))  # more than ten: 10 sorts before 2
 WHOLE = b"".join(PARTS)

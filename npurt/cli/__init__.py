@@ -23,6 +23,7 @@ from npurt.cli import (
     sim,
     skel,
 )
+from npurt.cli.parser import Parser
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 
@@ -33,7 +34,7 @@ VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, reg
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="npurt", description="Quantised products and small language models on edge NPUs."
     )
     verbs = top.add_subparsers(required=True, metavar="VERB")

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+from npurt.cli import options
 from npurt.cli.tables import markdown
 
 PROMPTS = (512,)
@@ -14,12 +15,11 @@ COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
 
 def add(verbs: Any) -> None:
     """Add the verb and its one sub-verb."""
-    parser = verbs.add_parser(
-        "bench",
-        help="measure prefill, decode or one product",
-        allow_abbrev=False,  # matmul's --n is no short form of --n-gen
-    )
-    parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE")
+    parser = verbs.add_parser("bench", help="measure prefill, decode or one product")
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE",
+                        help=f"{options.MODEL}; may be repeated")  # fmt: skip
+    parser.add_argument("-hf", "--hf-repo", dest="model", action="append", type=options.of_hub,
+                        metavar="REPO", help=options.REPO)  # fmt: skip
     parser.add_argument("-p", "--n-prompt", type=_counts, metavar="N[,N]",
                         help="tokens of each prefill test, usually 512; 0: none")  # fmt: skip
     parser.add_argument("-n", "--n-gen", type=_counts, default="128", metavar="N[,N]",
@@ -41,8 +41,7 @@ def add(verbs: Any) -> None:
 def _add_spec(group: Any) -> None:
     group.add_argument("--spec", action="store_true",
                        help="measure draft lengths over four prompts; needs -md")  # fmt: skip
-    group.add_argument("-md", "--draft", metavar="FILE",
-                       help="draft with a smaller model, or 'lookup': from the text")  # fmt: skip
+    options.add_draft(group)
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model, usually cpu")  # fmt: skip
     group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
@@ -87,6 +86,7 @@ def _format(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Measure every model and print a table, JSON, or the ratio to an earlier run."""
     from npurt.llm.measure.bench import bench
+    from npurt.models.locate import locate
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
@@ -94,16 +94,17 @@ def run(args: argparse.Namespace) -> int:
         return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
     rows = []
-    for path in args.model:
-        options = {"device": args.device, "n_threads": args.threads, "n_batch": args.batch_size}
+    for name in args.model:
         measured, report = bench(
-            path,
+            locate(name),
             prompts=PROMPTS if args.n_prompt is None else args.n_prompt,
             generations=args.n_gen,
             depth=args.n_depth,
             repetitions=args.repetitions,
             verify=args.verify,
-            **options,
+            device=args.device,
+            n_threads=args.threads,
+            n_batch=args.batch_size,
         )
         rows += measured
         if args.report:
@@ -121,6 +122,7 @@ def run_spec(args: argparse.Namespace) -> int:
     """Measure one model with one draft, prompt by prompt."""
     from npurt.cli import spec_table
     from npurt.llm.measure.speculation import bench_spec
+    from npurt.models.locate import locate
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
@@ -129,8 +131,8 @@ def run_spec(args: argparse.Namespace) -> int:
     if args.plot:
         spec_table.require_plot(args.plot)
     rows = bench_spec(
-        args.model[0],
-        args.draft,
+        locate(args.model[0]),
+        options.draft_path(args.draft),
         numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
         tokens=args.n_gen[0],
         repetitions=args.repetitions,

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401  gives input() editing and history
     start = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(start)
-    with Llama(args.model, **options.model(args)) as llm:
+    with Llama(options.model_path(args), **options.model(args)) as llm:
         print(f"{llm!r}\n{HELP}", file=sys.stderr)
         while True:
             try:

@@ -9,6 +9,8 @@ from typing import Any
 from npurt.device import MAX_ROWS
 from npurt.errors import NpurtError
 
+MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
+REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
@@ -31,10 +33,45 @@ class OldName(argparse.Action):
         setattr(namespace, self.dest, True)
 
 
+def add_source(group: Any) -> None:
+    """Add what says which model, each option one of two."""
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
+    source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
+
+
+def of_hub(text: str) -> str:
+    """Return what ``-hf`` means in the form of ``-m``."""
+    return text if text.startswith("hf:") else f"hf:{text}"
+
+
+def model_path(args: argparse.Namespace) -> Path:
+    """Return the file of the model that *args* name; one that is not here is downloaded."""
+    from npurt.models.locate import locate
+
+    return locate(args.model)
+
+
+def draft_path(draft: str) -> str | Path:
+    """Return the file of a draft model, or *draft* where it names none."""
+    from npurt.models.locate import locate
+
+    return draft if draft == "lookup" else locate(draft)
+
+
+def add_draft(group: Any) -> None:
+    """Add what says which model drafts."""
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("-md", "--draft", metavar="FILE",
+                        help="draft with a smaller model, or 'lookup': from the text")  # fmt: skip
+    source.add_argument("-hfd", "--hf-repo-draft", dest="draft", type=of_hub, metavar="REPO",
+                        help="draft with a smaller model of a hub repository")  # fmt: skip
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add what opens a model."""
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", required=True, metavar="FILE", help="GGUF file")
+    add_source(group)
     group.add_argument("-dev", "--device", metavar="NAME",
                        help="cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto")  # fmt: skip
     group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
@@ -46,12 +83,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
     group.add_argument("--context-shift", action="store_true",
                        help="forget the oldest half when the context is full")  # fmt: skip
-    group.add_argument(
-        "-md",
-        "--draft",
-        metavar="FILE",
-        help="draft with a smaller model, or 'lookup': from the text",
-    )
+    add_draft(group)
     group.add_argument("--draft-max", type=int, metavar="N",
                        help="tokens to draft at once, at most")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
@@ -69,7 +101,7 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
         "verify": args.verify,
         "strict": args.strict,
         "context_shift": args.context_shift,
-        "draft": args.draft,
+        "draft": args.draft and draft_path(args.draft),
         "draft_max": args.draft_max,
         "draft_device": args.device_draft,
     }

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.measure.perplexity import perplexity
 
     text = options.text_of(args.file)
-    with Llama(args.model, **options.model(args)) as llm:
+    with Llama(options.model_path(args), **options.model(args)) as llm:
         result = perplexity(llm, text, chunks=args.chunks)
         size = llm.n_ctx
     if args.json:

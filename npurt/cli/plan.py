@@ -4,7 +4,10 @@ import argparse
 import json
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+from npurt.cli import options
 
 DEVICES = {"rknpu": "rknpu:sim"}  # and the simulator that predictions are measured on
 
@@ -12,7 +15,11 @@ DEVICES = {"rknpu": "rknpu:sim"}  # and the simulator that predictions are measu
 def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser("plan", help="estimate a model's size, error and speed on an NPU")
-    parser.add_argument("model", metavar="MODEL", help="GGUF file")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", nargs="?", metavar="MODEL", help=options.MODEL)
+    source.add_argument("-m", "--model", dest="option", metavar="MODEL", help="the same")
+    source.add_argument("-hf", "--hf-repo", dest="option", type=options.of_hub, metavar="REPO",
+                        help=options.REPO)  # fmt: skip
     parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
     parser.add_argument("--quick", action="store_true", help="do not evaluate a text in simulation")
     parser.add_argument("--graph", action="store_true", help="print the model's ops instead")
@@ -23,14 +30,17 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
+    from npurt.models.locate import locate
+
+    path = locate(args.file or args.option)
     if args.graph or args.dot:
-        return _print_graph(args)
+        return _print_graph(args, path)
     from npurt.llm.measure.estimate import divergence, estimates
     from npurt.llm.measure.speed import speeds
 
-    rows = list(estimates(args.model))
-    rates = speeds(args.model, rows)
-    apart = None if args.quick else divergence(args.model, DEVICES[args.device])
+    rows = list(estimates(path))
+    rates = speeds(path, rows)
+    apart = None if args.quick else divergence(path, DEVICES[args.device])
     nbytes = sum(row.nbytes for row in rows)
     if args.json:
         print(json.dumps({
@@ -67,12 +77,12 @@ def _range(rates: tuple[float, float, float]) -> str:
     return f"{expected:.3g} ({least:.3g} to {most:.3g})"
 
 
-def _print_graph(args: argparse.Namespace) -> int:
+def _print_graph(args: argparse.Namespace, path: Path) -> int:
     from npurt.graph import render
     from npurt.llm.arch.reading import describe
     from npurt.llm.file.gguf import GGUF
 
-    with GGUF(args.model) as file:
+    with GGUF(path) as file:
         described = describe(file)
         graph = described.graph(described.config.n_context).graph
     if args.json:

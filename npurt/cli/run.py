@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.decode.model import Llama
 
     prompt = args.prompt if args.file is None else options.text_of(args.file)
-    with Llama(args.model, **options.model(args)) as llm:
+    with Llama(options.model_path(args), **options.model(args)) as llm:
         pieces = []
         with llm.trace(args.trace) if args.trace else contextlib.nullcontext():
             for piece in llm.generate(prompt, stream=True, **options.sampling(args)):

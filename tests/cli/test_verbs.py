@@ -131,7 +131,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
 
     assert result.code == 0
     assert said == {
-        "path": str(MODEL),
+        "path": MODEL,
         "prompt": "Hi",
         "device": "cpu",
         "n_threads": 1,

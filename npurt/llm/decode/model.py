@@ -25,6 +25,7 @@ from npurt.llm.state.recurrent import SPACING
 from npurt.llm.text.chat import ChatTemplate
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
+from npurt.models.hub import Hub, Reference
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import integer, optional_integer
@@ -124,6 +125,34 @@ class Llama(Generator):
             raise
         if self._device is device:
             self._opened.callback(device.close)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        revision: str | None = None,
+        progress: bool = True,
+        **arguments: Any,
+    ) -> Self:
+        """Open a model of a Hugging Face hub; what its cache lacks is downloaded.
+
+        Args:
+            repo_id: ``user/repo`` or ``user/repo:QUANT``; without QUANT, Q4_K_M, then Q8_0, then
+                any file is taken.
+            filename: The file, or a pattern such as ``*q8_0.gguf``, instead of QUANT.
+            revision: Branch, tag or commit; by default main.
+            progress: Show progress bars on a terminal.
+            arguments: As for `Llama`.
+
+        Raises:
+            DownloadError: The model cannot be downloaded.
+            SettingError: *repo_id* has another form, or there is no such file.
+        """
+        wanted = Reference.of(repo_id, filename, revision)
+        path = Hub.usual().fetch(wanted, progress=progress)
+        return cls(path, progress=progress, **arguments)
 
     # --- Loading --------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
-import hashlib
 import lzma
 import os
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeAlias
 
 from npurt.errors import DownloadError, NpurtError, SettingError
+from npurt.models.download import CHUNK, progress_bar, verify
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Downloader: TypeAlias = Callable[[str, Path, Callable[[], None]], None]
 
 POLL_S = 0.2  # how often the progress of a download is looked at
-CHUNK = 1 << 20  # bytes copied at a time
 
 # What zipfile raises for a file that is not a zip archive, or is a damaged or an encrypted one.
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
@@ -120,7 +119,7 @@ def fetch(
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _bar(model, progress) as bar, _turn(folder / ".lock", bar):
+        with progress_bar(model.nbytes, progress) as bar, _turn(folder / ".lock", bar):
             found = find(name, folder)  # again: another process may just have made it
             if not found:
                 parts.mkdir(exist_ok=True)
@@ -136,21 +135,6 @@ def fetch(
             "what is finished is kept",
         ) from error
     return found
-
-
-def verify(path: str | Path, sha256: str) -> None:
-    """Read a whole file and compare its SHA-256, given in hexadecimal.
-
-    Raises:
-        DownloadError: It differs; the message has both.
-    """
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise DownloadError(
-            f"{path} is damaged: its SHA-256 is {found}, not {sha256}",
-            remedy="delete it if it is still there, and fetch it again",
-        )
 
 
 def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> None:
@@ -286,15 +270,6 @@ def _publish(temporary: Path, final: Path) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, final)
-
-
-def _bar(model: Model, progress: bool) -> "tqdm[NoReturn]":
-    from tqdm import tqdm  # here, because importing it reads the environment
-
-    hidden = (
-        None if progress and sys.stderr else True
-    )  # None hides the bar where standard error is no terminal
-    return tqdm(total=model.nbytes, unit="B", unit_scale=True, disable=hidden)
 
 
 def _nbytes(folder: Path) -> int:

@@ -1,0 +1,397 @@
+"""Download files over HTTP: resumed where they were cut, checked, and given their name at the end.
+
+The client is huggingface_hub's, with its proxies, certificates and offline mode.
+"""
+
+import contextlib
+import hashlib
+import ipaddress
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from npurt.errors import DownloadError, SettingError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+T = TypeVar("T")
+
+MAGIC = b"GGUF"
+CHUNK = 1 << 20  # bytes copied at a time
+TIMEOUT_S = 30.0  # of a connection, and between two pieces of an answer
+TRIES = 5  # requests in a row that bring nothing
+WAIT_S = 1.0  # before the second try; doubles with each
+MOST_WAIT_S = 120.0  # that a server may ask for
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses that another try may not get
+REDIRECTS = 10
+KEPT = "what has arrived is kept: run the same command again to go on"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file on a server.
+
+    Attributes:
+        name: As messages and the progress bar show it.
+        nbytes: None when unknown.
+        digest: SHA-256 of the content, or SHA-1 of it as a git blob, in hexadecimal; "" if unknown.
+        headers: Of the request to *url*; Authorization is not sent to another host.
+    """
+
+    url: str
+    name: str
+    nbytes: int | None = None
+    digest: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Busy(Exception):
+    """A request failed in a way that the next one may not; *wait* is what the server asks for."""
+
+    def __init__(self, why: str, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+def require_secure(url: str) -> None:
+    """Refuse a URL that is neither https nor on this machine.
+
+    Raises:
+        SettingError: That is so.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https" and parts.hostname:
+        return
+    if parts.scheme == "http" and is_loopback(parts.hostname or ""):
+        return
+    raise SettingError(
+        f"{shown(url)} is not an https URL",
+        remedy="use https: what comes over another connection may be anybody's",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether *host* is this machine, by its name or address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def shown(url: str) -> str:
+    """Return *url* without what may be secret: the user, the password and the query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True) -> None:
+    """Download *remote* to *target*, whose folder exists; go on with what an earlier try left.
+
+    The caller sees to it that nobody else downloads the same file.
+
+    Args:
+        secure: Refuse connections, redirected ones as well, that are neither https nor local.
+
+    Raises:
+        DownloadError: The server, the connection or the disk failed, or the content is wrong.
+    """
+    partial = target.with_name(f"{target.name}.npurt-incomplete")
+    tag = partial.with_name(f"{partial.name}.tag")
+    try:
+        _fill(remote, partial, tag, bar, secure)
+        _check(remote, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        tag.unlink(missing_ok=True)
+    except DownloadError:
+        if not partial.exists():
+            tag.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write {target}: {error.strerror or error}",
+            remedy=f"make room, or choose another folder; {KEPT}",
+        ) from error
+
+
+def require_space(folder: Path, nbytes: int) -> None:
+    """Refuse to download *nbytes* into *folder* when they do not fit on the disk.
+
+    Raises:
+        DownloadError: They do not fit, or the folder cannot be looked at.
+    """
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise DownloadError(
+            f"cannot look into {folder}: {error.strerror}", remedy="give a folder that can be read"
+        ) from error
+    if nbytes > free:
+        raise DownloadError(
+            f"{nbytes / 1e6:.0f} MB are to be downloaded to {folder}, which has {free / 1e6:.0f} MB"
+            " free",
+            remedy="make room, or choose a folder on another disk",
+        )
+
+
+def missing_bytes(remote: Remote, target: Path) -> int:
+    """Return how much of *remote* is still to be downloaded to *target*; 0 where unknown."""
+    if target.exists() or remote.nbytes is None:
+        return 0
+    return max(0, remote.nbytes - _size(target.with_name(f"{target.name}.npurt-incomplete")))
+
+
+def patiently(request: Callable[[], T], what: str, remedy: str, tries: int = TRIES) -> T:
+    """Return the result of *request*, which is repeated while it raises `Busy`.
+
+    Raises:
+        DownloadError: It raised that too often, or the server asks for too long a wait.
+    """
+    for tried in range(1, tries + 1):
+        try:
+            return request()
+        except Busy as error:
+            wait = WAIT_S * 2 ** (tried - 1) if error.wait is None else error.wait
+            if wait > MOST_WAIT_S:
+                raise DownloadError(
+                    f"{what}: {error}; the server asks to wait {wait:.0f} seconds",
+                    remedy=f"try again after that time; {remedy}",
+                ) from error
+            if tried == tries:
+                raise DownloadError(f"{what}: {error}", remedy=remedy) from error
+            time.sleep(wait)
+    raise AssertionError("the last try returns or raises")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a server asks to wait, or None; a date is not understood."""
+    text = headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
+
+
+def verify(path: str | Path, sha256: str) -> None:
+    """Read a whole file and compare its SHA-256, given in hexadecimal.
+
+    Raises:
+        DownloadError: It differs; the message has both.
+    """
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise DownloadError(
+            f"{path} is damaged: its SHA-256 is {found}, not {sha256}",
+            remedy="delete it if it is still there, and fetch it again",
+        )
+
+
+@contextlib.contextmanager
+def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]]":
+    """Yield a bar of bytes on standard error; it is hidden where that is no terminal."""
+    from tqdm import tqdm  # here, because importing it reads the environment
+
+    hidden = None if progress and sys.stderr else True
+    with tqdm(total=nbytes, unit="B", unit_scale=True, disable=hidden) as bar:
+        yield bar
+
+
+@contextlib.contextmanager
+def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
+    """Hold *lock*, as `huggingface_hub` does: whoever downloads the same file is waited for."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # lazily
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(WeakFileLock(lock, timeout=0.1))
+        except TimeoutError:
+            bar.set_description("waiting for another download")
+            held.enter_context(WeakFileLock(lock))
+        yield
+
+
+# --- One file -------------------------------------------------------------------------------------
+
+
+def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
+    """Make *partial* complete; tries that bring something do not count."""
+    bar.set_description(remote.name[-40:])
+    bar.update(_size(partial))
+
+    def until_nothing_comes() -> None:
+        while True:
+            before = _size(partial)
+            try:
+                return _request(remote, partial, tag, bar, secure)
+            except Busy:
+                if _size(partial) <= before:
+                    raise
+
+    remedy = f"check the connection; {KEPT}"
+    patiently(until_nothing_comes, f"cannot download {remote.name}", remedy)
+
+
+def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
+    """Ask for what *partial* lacks and append it; `Busy` when the connection breaks."""
+    have = _size(partial)
+    if remote.nbytes is not None and have == remote.nbytes:
+        return
+    headers = {**remote.headers, "Accept-Encoding": "identity"}
+    known = tag.read_text() if have and tag.exists() else ""
+    if have and (remote.digest or known):
+        headers |= {"Range": f"bytes={have}-"} | ({"If-Range": known} if known else {})
+    with _open(remote, headers, secure) as response:
+        if response.status_code == 416:  # there is no more, or the file is another one
+            partial.unlink()
+            bar.update(-have)
+            raise Busy("the server has no such part of the file")
+        resumed = response.status_code == 206 and _starts_at(response, have)
+        if not resumed:
+            bar.update(-have)
+            have = 0
+        _keep_tag(remote, response, tag)
+        total = remote.nbytes or _total(response, have)
+        if total is not None:
+            bar.total = bar.total or total
+            require_space(partial.parent, total - have)
+        _append(response, partial, resumed, bar, total)
+
+
+def _append(
+    response: Any, partial: Path, resumed: bool, bar: "tqdm[NoReturn]", total: int | None
+) -> None:
+    import httpx2
+
+    with partial.open("ab" if resumed else "wb") as file:
+        try:
+            for chunk in response.iter_raw():
+                file.write(chunk)
+                bar.update(len(chunk))
+                if total is not None and file.tell() > total:
+                    break  # `_check` refuses it
+        except httpx2.HTTPError as error:
+            raise Busy(f"the connection broke at {file.tell()} of {total} bytes") from error
+
+
+@contextlib.contextmanager
+def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
+    """Yield the answer that has the content; redirects are followed, with their targets checked."""
+    import httpx2
+    from huggingface_hub import get_session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    url = remote.url
+    for _ in range(REDIRECTS):
+        if secure:
+            require_secure(url)
+        try:
+            with get_session().stream(
+                "GET", url, headers=headers, follow_redirects=False, timeout=TIMEOUT_S
+            ) as response:
+                if not response.has_redirect_location:
+                    _require_content(remote, response)
+                    yield response
+                    return
+                following = urljoin(url, response.headers["location"])
+        except OfflineModeIsEnabled as error:
+            raise DownloadError(
+                f"{remote.name} is not here, and HF_HUB_OFFLINE forbids to download it",
+                remedy="unset HF_HUB_OFFLINE, or copy the file here and give its path",
+            ) from error
+        except httpx2.InvalidURL as error:
+            raise DownloadError(
+                f"cannot download {remote.name}: {error}", remedy="check the URL"
+            ) from error
+        except httpx2.HTTPError as error:
+            raise Busy(f"no answer from {urlsplit(url).hostname}: {error}") from error
+        if urlsplit(following)[:2] != urlsplit(url)[:2]:  # scheme and host with its port
+            headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
+        url = following
+    raise DownloadError(
+        f"cannot download {remote.name}: redirected more than {REDIRECTS} times",
+        remedy="check the URL; the server is set up wrongly",
+    )
+
+
+def _require_content(remote: Remote, response: Any) -> None:
+    """Refuse an answer without content."""
+    status = response.status_code
+    if status in (200, 206) or (status == 416 and "Range" in response.request.headers):
+        return
+    if status in BUSY:
+        raise Busy(f"the server answers {status}", retry_after(response.headers))
+    remedies = {
+        401: "give a token that may read it: set HF_TOKEN, or run `hf auth login`",
+        403: "ask for access to it, with the account whose token HF_TOKEN has",
+        404: "check the name: there is no such file",
+    }
+    raise DownloadError(
+        f"cannot download {remote.name}: the server answers {status}",
+        remedy=remedies.get(status, "check the URL in a browser"),
+    )
+
+
+def _starts_at(response: Any, offset: int) -> bool:
+    return bool(response.headers.get("content-range", "").startswith(f"bytes {offset}-"))
+
+
+def _total(response: Any, have: int) -> int | None:
+    """Return the size of the whole file, or None when the server does not say it."""
+    text = response.headers.get("content-length", "")
+    return have + int(text) if text.isascii() and text.isdigit() else None
+
+
+def _keep_tag(remote: Remote, response: Any, tag: Path) -> None:
+    """Note the version of a file of which no hash is known, so that a resumed part is of it."""
+    strong = response.headers.get("etag", "")
+    if not remote.digest and strong.startswith('"'):
+        tag.write_text(strong)
+
+
+def _check(remote: Remote, partial: Path) -> None:
+    """Refuse, and delete, a file that has another size or hash than the server states."""
+    found = _size(partial)
+    if remote.nbytes is not None and found != remote.nbytes:
+        what = f"it has {found} bytes, not {remote.nbytes}"
+    elif remote.digest and (digest := _digest(partial, remote.digest)) != remote.digest:
+        what = f"its hash is {digest}, not {remote.digest}"
+    elif not remote.digest and (start := _start(partial)) != MAGIC:
+        what = f"it is no GGUF file, but starts with {start!r}"
+    else:
+        return
+    partial.unlink()
+    raise DownloadError(
+        f"what arrived as {remote.name} is damaged: {what}",
+        remedy="download it again: it was deleted; if it happens again, the server has another "
+        "file than it states",
+    )
+
+
+def _digest(path: Path, like: str) -> str:
+    """Return the hash of a file, of the kind that *like* is."""
+    with path.open("rb") as file:
+        if len(like) == hashlib.sha256().digest_size * 2:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        blob = hashlib.sha1(b"blob %d\0" % _size(path), usedforsecurity=False)
+        while chunk := file.read(CHUNK):
+            blob.update(chunk)
+        return blob.hexdigest()
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,425 @@
+"""Models of a Hugging Face hub or a mirror: which files a name means, and their place in its cache.
+
+Account, token, mirror, offline mode and the folder of the cache are those of `huggingface_hub`.
+The files are put into its cache as it lays them out, so that other programs share them; npurt
+downloads them itself, because `huggingface_hub` goes on only within one call and checks no hash.
+File names, sizes and hashes come from the server and are checked before a path is made of them.
+Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/download.cpp (choice).
+"""
+
+import contextlib
+import difflib
+import fnmatch
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from npurt.errors import DownloadError, SettingError
+from npurt.gguf_parts import part_names
+from npurt.models import download
+from npurt.models.download import Busy, Remote
+from npurt.settings import variable
+
+USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when none is asked for
+NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of others
+PUBLIC = ("huggingface.co", "www.huggingface.co", "hf.co")
+SUGGESTIONS = 3
+QUESTION_S = 10.0  # that the hub may take for an answer
+LISTED = 12  # files of a repository that an error names
+
+_NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # no part of a path that leads elsewhere
+_REFERENCE = re.compile(
+    rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>\w[\w./-]*?))?"
+    r"(?::(?P<quant>[\w.-]+)|/(?P<file>[^:]+\.gguf))?",
+    re.ASCII | re.IGNORECASE,
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a user asked for: a repository, and a quantisation or a file (or a pattern) in it."""
+
+    repo: str
+    quant: str | None = None
+    file: str | None = None
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``user/repo``, ``user/repo:QUANT`` or ``user/repo/FILE.gguf``.
+
+        ``@REVISION`` may follow the repository.
+
+        Raises:
+            SettingError: The text has another form.
+        """
+        match = _REFERENCE.fullmatch(text)
+        if not match or ".." in text or "--" in match["repo"]:
+            raise SettingError(
+                f"{text!r:.80} names no hub repository",
+                remedy="write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf, "
+                "such as Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0",
+            )
+        quant = match["quant"]
+        if quant and quant.lower() == "latest":
+            quant = None
+        return cls(match["repo"], quant, match["file"], match["revision"] or "main")
+
+    @classmethod
+    def of(cls, repo: str, file: str | None, revision: str | None) -> Self:
+        """Return the reference of ``user/repo[:QUANT]``, with a file or pattern, and a revision.
+
+        Raises:
+            SettingError: They have another form, or contradict each other.
+        """
+        if file is None and revision is None:
+            return cls.parse(repo)
+        name, colon, quant = repo.partition(":")
+        if colon and file is not None:
+            raise SettingError(
+                f"{quant!r} and {file!r} both say which file", remedy="leave one of them out"
+            )
+        rest = f"/{file}" if file is not None else colon + quant
+        return cls.parse(name + (f"@{revision}" if revision else "") + rest)
+
+    @classmethod
+    def of_url(cls, url: str, endpoint: str) -> Self | None:
+        """Return the reference that the URL of a file on the hub means; None for other URLs."""
+        parts = urlsplit(url)
+        if parts.hostname not in (*PUBLIC, urlsplit(endpoint).hostname):
+            return None
+        match = re.fullmatch(r"/([^/]+/[^/]+)/(?:resolve|blob)/([^/]+)/(.+)", unquote(parts.path))
+        return cls.parse(f"{match[1]}@{match[2]}/{match[3]}") if match else None
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        rest = f":{self.quant}" if self.quant else f"/{self.file}" if self.file else ""
+        return self.repo + revision + rest
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository; its hash is its name in the cache."""
+
+    name: str
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The GGUF files of one commit of a repository."""
+
+    commit: str
+    files: tuple[HubFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One hub: its address, and where its files are kept."""
+
+    endpoint: str
+    cache: Path
+
+    @classmethod
+    def usual(cls) -> Self:
+        """Return the hub that the environment states: HF_ENDPOINT, HF_HOME, HF_HUB_CACHE."""
+        from huggingface_hub import constants
+
+        endpoint = variable("HF_ENDPOINT") or constants.ENDPOINT
+        return cls(endpoint.rstrip("/"), Path(constants.HF_HUB_CACHE))
+
+    def fetch(self, wanted: Reference, *, progress: bool = True) -> Path:
+        """Return the (first) file of *wanted* in the cache; what is missing is downloaded.
+
+        Where the hub cannot be asked, files that are in the cache are taken as they are.
+
+        Raises:
+            DownloadError: The hub refuses, or what arrives is damaged.
+            SettingError: There is no such file.
+        """
+        cached = self.find(wanted)
+        try:
+            listing = self._ask(wanted, tries=1 if cached else download.TRIES)
+        except DownloadError as error:
+            if cached and isinstance(error.__cause__, Busy | OSError):
+                return cached
+            raise
+        files = choose(listing.files, wanted)
+        pointers = [self._pointer(wanted.repo, listing.commit, file.name) for file in files]
+        if not all(pointer.exists() for pointer in pointers):
+            self._download(wanted, listing.commit, files, progress)
+        self._note_commit(wanted, listing.commit)
+        return pointers[0]
+
+    def find(self, wanted: Reference) -> Path | None:
+        """Return the (first) file of *wanted* when all of it is in the cache."""
+        folder = self._folder(wanted.repo)
+        commit = wanted.revision
+        if not _COMMIT.fullmatch(commit):
+            try:
+                commit = (folder / "refs" / commit).read_text().strip()
+            except (OSError, UnicodeDecodeError):
+                return None
+        if not _COMMIT.fullmatch(commit):
+            return None
+        snapshot = folder / "snapshots" / commit
+        names = sorted(
+            path.relative_to(snapshot).as_posix()
+            for path in snapshot.rglob("*")
+            if path.name.lower().endswith(".gguf") and path.exists()
+        )
+        try:
+            files = choose([HubFile(name, 0, "") for name in names], wanted)
+        except SettingError:
+            return None
+        return snapshot / files[0].name
+
+    # --- The cache ------------------------------------------------------------------------------
+
+    def _folder(self, repo: str) -> Path:
+        return self.cache / f"models--{repo.replace('/', '--')}"
+
+    def _pointer(self, repo: str, commit: str, name: str) -> Path:
+        return self._folder(repo) / "snapshots" / commit / name
+
+    def _note_commit(self, wanted: Reference, commit: str) -> None:
+        """Note that the revision is *commit*, for times without a connection."""
+        if wanted.revision == commit:
+            return
+        path = self._folder(wanted.repo) / "refs" / wanted.revision
+        with contextlib.suppress(OSError):  # the cache may be read-only; the file is there
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(commit)
+
+    def _download(
+        self, wanted: Reference, commit: str, files: Sequence[HubFile], progress: bool
+    ) -> None:
+        folder = self._folder(wanted.repo)
+        blobs = [folder / "blobs" / file.digest for file in files]
+        remotes = [self._remote(wanted.repo, commit, file) for file in files]
+        locks = self.cache / ".locks" / folder.name
+        try:
+            blobs[0].parent.mkdir(parents=True, exist_ok=True)
+            left = sum(map(download.missing_bytes, remotes, blobs))
+            download.require_space(blobs[0].parent, left)
+            with download.progress_bar(sum(file.nbytes for file in files), progress) as bar:
+                for file, remote, blob in zip(files, remotes, blobs, strict=True):
+                    pointer = self._pointer(wanted.repo, commit, file.name)
+                    with download.turn(locks / f"{file.digest}.lock", bar):
+                        if pointer.exists() or blob.exists():
+                            bar.update(file.nbytes)
+                        else:
+                            secure = not self.endpoint.startswith("http:")  # as the user chose
+                            download.download(remote, blob, bar, secure=secure)
+                        _point(pointer, blob)
+        except OSError as error:
+            if isinstance(error, DownloadError):
+                raise
+            raise DownloadError(
+                f"cannot write into {self.cache}: {error.strerror or error}",
+                remedy="choose another folder with HF_HOME; what is finished is kept",
+            ) from error
+
+    def _remote(self, repo: str, commit: str, file: HubFile) -> Remote:
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(repo, file.name, revision=commit, endpoint=self.endpoint)
+        return Remote(url, file.name, file.nbytes, file.digest, _headers())
+
+    # --- Questions to the hub -------------------------------------------------------------------
+
+    def _ask(self, wanted: Reference, tries: int) -> Listing:
+        """Return the GGUF files of the repository, as the hub states them."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=self.endpoint)
+
+        def request() -> Any:
+            with self._explaining(wanted):
+                return api.model_info(
+                    wanted.repo,
+                    revision=wanted.revision,
+                    files_metadata=True,
+                    timeout=QUESTION_S,
+                )
+
+        remedy = "check the connection and HF_ENDPOINT; files that are here can be given by path"
+        what = f"cannot ask for {wanted.repo}"
+        return _listing(download.patiently(request, what, remedy, tries))
+
+    @contextlib.contextmanager
+    def _explaining(self, wanted: Reference) -> Iterator[None]:
+        """Turn what `huggingface_hub` raises into errors of npurt, or into `Busy`."""
+        import httpx2
+        from huggingface_hub import errors
+
+        page = f"{self.endpoint}/{wanted.repo}"
+        try:
+            yield
+        except errors.OfflineModeIsEnabled as error:
+            raise DownloadError(
+                f"{wanted} is not in {self.cache}, and HF_HUB_OFFLINE forbids to download it",
+                remedy="unset HF_HUB_OFFLINE, or give the path of a file that is here",
+            ) from error
+        except errors.GatedRepoError as error:
+            raise DownloadError(
+                f"{wanted.repo} is given only to those who accept its terms",
+                remedy=f"accept them at {page}, then set HF_TOKEN, or run `hf auth login`",
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise DownloadError(
+                f"{wanted.repo} has no revision {wanted.revision!r}",
+                remedy=f"choose one of those at {page}/tree/main",
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise self._not_found(wanted.repo) from error
+        except errors.HfHubHTTPError as error:
+            raise _refused(wanted.repo, error) from error
+        except httpx2.HTTPError as error:
+            raise Busy(f"no answer from {urlsplit(self.endpoint).hostname}: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DownloadError(
+                f"{self.endpoint} does not answer as a hub does: {error!r:.100}",
+                remedy="check HF_ENDPOINT",
+            ) from error
+
+    def _not_found(self, repo: str) -> DownloadError:
+        near = ", ".join(self._similar(repo))
+        return DownloadError(
+            f"{self.endpoint} has no repository {repo}, or not for you",
+            remedy=(f"did you mean {near}?  " if near else "check the name; ")
+            + "a private one needs HF_TOKEN, or `hf auth login`",
+        )
+
+    def _similar(self, repo: str) -> list[str]:
+        """Return names of repositories that *repo* may be a misspelling of, as far as known."""
+        from huggingface_hub import HfApi
+
+        user, _, name = repo.partition("/")
+        api, found = HfApi(endpoint=self.endpoint), list[str]()
+        with contextlib.suppress(Exception):  # it is a courtesy; the error is known already
+            found += [str(model.id) for model in api.list_models(author=user, limit=200)]
+            found += [str(model.id) for model in api.list_models(search=name, limit=20)]
+        named = [name for name in dict.fromkeys(found) if re.fullmatch(f"{_NAME}/{_NAME}", name)]
+        return difflib.get_close_matches(repo, named, SUGGESTIONS, cutoff=0.7)
+
+
+def choose(files: Sequence[HubFile], wanted: Reference) -> list[HubFile]:
+    """Return the file that *wanted* means, all parts of it in order.
+
+    Raises:
+        SettingError: There is none, or parts of it are missing.
+    """
+    by_name = {file.name: file for file in files}
+    chosen = _chosen(list(by_name), wanted)
+    if chosen is None:
+        asked = wanted.file or wanted.quant
+        near = difflib.get_close_matches(asked or "", by_name, SUGGESTIONS, cutoff=0.4)
+        names = near if wanted.file and near else list(by_name)
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        raise SettingError(
+            f"{wanted.repo} has no GGUF file" + (f" for {asked}" if asked else ""),
+            remedy=f"choose one of its files: {', '.join(names[:LISTED])}{more}"
+            if names
+            else "choose a repository with GGUF files; their names often end in -GGUF",
+        )
+    folder = PurePosixPath(chosen).parent
+    names = [str(folder / name) for name in part_names(PurePosixPath(chosen).name)]
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise SettingError(
+            f"{wanted.repo} lacks {', '.join(missing[:SUGGESTIONS])}, a part of {chosen}",
+            remedy="choose another file of it, or another repository",
+        )
+    return [by_name[name] for name in names]
+
+
+def _chosen(names: list[str], wanted: Reference) -> str | None:
+    if wanted.file:
+        low = wanted.file.lower()
+        exact = [name for name in names if name.lower() == low]
+        return next(iter(exact or fnmatch.filter(names, wanted.file)), None)
+    models = [
+        name
+        for name in names
+        if not any(word in PurePosixPath(name).name for word in NO_MODEL)
+        and part_names(PurePosixPath(name).name)[0] == PurePosixPath(name).name
+    ]
+    for quant in (wanted.quant,) if wanted.quant else USUAL_QUANTS:
+        form = re.compile(rf"{re.escape(quant)}[.-]", re.IGNORECASE)
+        for name in models:
+            if form.search(name):
+                return name
+    return models[0] if models and not wanted.quant else None
+
+
+def _listing(info: Any) -> Listing:
+    """Return what the hub says of a repository; anything that is not as it must be is refused."""
+    if not _COMMIT.fullmatch(str(info.sha)):
+        raise _nonsense("commit", info.sha)
+    files = []
+    for file in info.siblings or ():
+        name, nbytes = file.rfilename, file.size
+        digest = file.lfs.sha256 if file.lfs else file.blob_id
+        if not str(name).lower().endswith(".gguf"):
+            continue
+        if not _is_inside(name):
+            raise _nonsense("file name", name)
+        if type(nbytes) is not int or nbytes < 0:
+            raise _nonsense(f"size of {name}", nbytes)
+        if not _DIGEST.fullmatch(str(digest)):
+            raise _nonsense(f"hash of {name}", digest)
+        files.append(HubFile(name, nbytes, digest))
+    return Listing(str(info.sha), tuple(files))
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether *name* is a relative path of plain parts."""
+    parts = name.split("/")
+    return name.isprintable() and not any(p in ("", ".", "..") or "\\" in p for p in parts)
+
+
+def _nonsense(what: str, value: object) -> DownloadError:
+    return DownloadError(
+        f"the hub states a {what} that cannot be: {value!r:.80}", remedy="check HF_ENDPOINT"
+    )
+
+
+def _refused(repo: str, error: Any) -> Exception:
+    """Return the error for an answer of the hub that means no particular thing."""
+    status = error.response.status_code
+    if status in download.BUSY:
+        return Busy(f"the hub answers {status}", download.retry_after(error.response.headers))
+    remedies = {
+        401: "the token is refused: set HF_TOKEN to a valid one, or run `hf auth login` again",
+        403: "the token may not read it: give one that may in HF_TOKEN, or ask its owner",
+    }
+    return DownloadError(
+        f"the hub does not give {repo}: it answers {status}",
+        remedy=remedies.get(status, "check the name, and HF_ENDPOINT"),
+    )
+
+
+def _headers() -> dict[str, str]:
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily
+
+    return dict(build_hf_headers(library_name="npurt"))
+
+
+def _point(pointer: Path, blob: Path) -> None:
+    """Make *pointer* lead to *blob*; where there are no symbolic links, it becomes the file."""
+    if pointer.exists():
+        return
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    pointer.unlink(missing_ok=True)  # a link that leads nowhere
+    try:
+        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+    except OSError:
+        os.replace(blob, pointer)

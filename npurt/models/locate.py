@@ -1,0 +1,125 @@
+"""Find the file that a user means by ``-m``: a path, a name, a hub repository or a URL."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from npurt.errors import DownloadError, ModelFormatError, SettingError
+from npurt.gguf_parts import part_names
+from npurt.models import catalogue, download
+from npurt.models.download import Remote
+from npurt.models.hub import Hub, Reference
+from npurt.settings import MODELS, cache_folder, read
+
+OF_HUB = "hf:"
+HERE = Path("models")  # where earlier versions kept models
+_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?")
+
+
+def default_folder() -> Path:
+    """Return the folder that models are fetched into: `NPURT_MODELS`, or the user's cache.
+
+    Raises:
+        SettingError: The user has no home and says no folder.
+    """
+    chosen = read(MODELS, str)
+    if chosen:
+        return Path(chosen)
+    try:
+        return cache_folder() / "models"
+    except FileNotFoundError as error:
+        raise SettingError(
+            f"there is no folder for models: {error}", remedy="set NPURT_MODELS, or HOME"
+        ) from error
+
+
+def folders() -> list[Path]:
+    """Return the folders that models are looked for in; the first is `default_folder`."""
+    return list(dict.fromkeys((default_folder(), HERE)))
+
+
+def locate(model: str | Path, *, progress: bool = True) -> Path:
+    """Return the file that *model* means; what is not on this machine is downloaded.
+
+    Args:
+        model: The path of a file; a name of `npurt models`; ``hf:user/repo``,
+            ``hf:user/repo:QUANT`` or ``hf:user/repo/FILE.gguf``; or an https URL.
+        progress: Show a bar on standard error, if that is a terminal.
+
+    Raises:
+        SettingError: *model* has none of these forms, or there is no such file in a repository.
+        DownloadError: It cannot be downloaded.
+        ModelFormatError: There is no such file.
+    """
+    text = str(model)
+    if text.startswith(OF_HUB):
+        return Hub.usual().fetch(Reference.parse(text.removeprefix(OF_HUB)), progress=progress)
+    if isinstance(model, str) and re.match(r"[a-z]+://", text, re.IGNORECASE):
+        return _of_url(text, progress)
+    if not text:
+        raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
+    path, exists = Path(model), os.path.exists(model)
+    if not exists and text in catalogue.CATALOGUE:
+        found = [file for folder in folders() if (file := catalogue.find(text, folder))]
+        return found[0] if found else catalogue.fetch(text, default_folder(), progress=progress)
+    if not exists and not path.suffix and _MAY_BE_NAME.fullmatch(text):
+        raise ModelFormatError(
+            f"there is no file {text!r}, and no model of that name",
+            remedy=f"give a path, one of {', '.join(catalogue.CATALOGUE)}, an https URL, "
+            "or a hub repository with -hf USER/REPO",
+        )
+    return path
+
+
+def _of_url(url: str, progress: bool) -> Path:
+    hub = Hub.usual()
+    wanted = Reference.of_url(url, hub.endpoint)
+    return hub.fetch(wanted, progress=progress) if wanted else _download(url, progress)
+
+
+def _download(url: str, progress: bool) -> Path:
+    """Return the file of *url* in the folder of models, downloading what is missing.
+
+    A fragment ``#sha256=HEX`` states the hash.  Each URL has a folder of its own.
+    """
+    download.require_secure(url)
+    parts = urlsplit(url)
+    before, _, last = parts.path.rpartition("/")
+    names = part_names(unquote(last))
+    if not all(re.fullmatch(r"\w[\w.+ -]*", name) for name in names):
+        raise SettingError(
+            f"{download.shown(url)} does not end in the name of a file",
+            remedy="give the URL of the .gguf file itself, not of a page about it",
+        )
+    digest = parts.fragment.lower().removeprefix("sha256=")
+    if parts.fragment and (len(names) > 1 or not re.fullmatch("[0-9a-f]{64}", digest)):
+        raise SettingError(
+            f"#{parts.fragment:.80} is no hash of one file",
+            remedy="write #sha256= and 64 hexadecimal digits, or nothing",
+        )
+    first = urlunsplit(parts._replace(fragment=""))
+    folder = default_folder() / "urls" / hashlib.sha256(first.encode()).hexdigest()[:16]
+    remotes = [
+        Remote(urlunsplit(parts._replace(path=f"{before}/{name}", fragment="")), name, None, digest)
+        if len(names) > 1
+        else Remote(first, name, None, digest)
+        for name in names
+    ]
+    try:
+        with download.progress_bar(None, progress) as bar:
+            for remote in remotes:
+                target = folder / remote.name
+                if not target.exists():
+                    with download.turn(folder / f".{remote.name}.lock", bar):
+                        if not target.exists():
+                            download.download(remote, target, bar)
+    except DownloadError:
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write into {folder}: {error.strerror or error}",
+            remedy="choose another folder with NPURT_MODELS",
+        ) from error
+    return folder / remotes[0].name

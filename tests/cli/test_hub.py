@@ -1,0 +1,66 @@
+"""Verbs that take a model take one of a hub, or of a URL."""
+
+import json
+
+import pytest
+
+from tests.hub_server import REPO
+from tests.llm import tiny
+
+MODEL = tiny.path("llama3", "q8_0").read_bytes()
+
+
+@pytest.fixture
+def real(hub):
+    """Have the hub serve a model that runs."""
+    hub.repos[REPO] = {"llama3-Q4_K_M.gguf": MODEL}
+    hub.pages["/pages/llama3.gguf"] = MODEL
+    return hub
+
+
+@pytest.mark.parametrize("option", ["-hf", "--hf-repo", "-m"])
+def test_run_takes_a_repository(real, npurt, option):
+    repo = f"hf:{REPO}" if option == "-m" else REPO
+    here = npurt("run", "-m", tiny.path("llama3", "q8_0"), "-p", "a", "-n", 4, "--temp", 0)
+
+    result = npurt("run", option, repo, "-p", "a", "-n", 4, "--temp", 0)
+
+    assert result.code == 0, result
+    assert result.out == here.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("chat",),
+        ("bench", "-p", 8, "-n", 0, "-r", 1),
+        ("plan", "--graph"),
+        ("perplexity", "-c", 16, "-f", __file__, "--chunks", 1),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_verb_that_takes_a_model_takes_a_repository(real, npurt, command):
+    real.repos[REPO] = {"llama3-Q4_K_M.gguf": tiny.path("qwen2", "q8_0").read_bytes()}
+    verb, *rest = command
+
+    result = npurt(verb, "-hf", REPO, *rest)
+
+    assert result.code == 0, result
+    assert len(real.downloads()) == 1
+
+
+def test_run_takes_a_url_and_a_draft_of_a_repository(real, npurt):
+    result = npurt(
+        "run", "-m", f"{real.url}/pages/llama3.gguf", "-hfd", REPO, "-p", "a", "-n", 4, "--json"
+    )
+
+    assert result.code == 0, result
+    assert json.loads(result.out)["timing"]["speculation"]
+
+
+def test_a_repository_that_does_not_exist_is_one_error(real, npurt):
+    result = npurt("run", "-hf", "Org/None", "-p", "a")
+
+    assert result.code == 1
+    assert "Org/None" in result.err
+    assert "remedy" in result.err

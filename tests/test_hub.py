@@ -1,0 +1,546 @@
+"""Models of hubs and URLs: the right file arrives whole and checked, or nothing and a reason.
+
+The hub is `tests.hub_server` on the loopback interface; nothing here needs another network.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
+
+import npurt
+from npurt.errors import DownloadError, NpurtError, SettingError
+from npurt.models import download, locate
+from npurt.models.hub import Hub, HubFile, Reference, choose
+from tests import hub_server
+from tests.hub_server import COMMIT, CONTENT, NAMES, REPO, TOKEN, Fault
+from tests.limits import HANG_SECONDS
+from tests.llm import tiny
+
+
+def fetch(text):
+    return Hub.usual().fetch(Reference.parse(text), progress=False)
+
+
+def refused(text, error=DownloadError):
+    with pytest.raises(error) as caught:
+        fetch(text)
+    assert caught.value.remedy
+    return caught.value
+
+
+def blobs():
+    return sorted(path.name for path in Path(constants.HF_HUB_CACHE).glob("*/blobs/*"))
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("a/b", Reference("a/b")),
+        ("a/b:Q8_0", Reference("a/b", quant="Q8_0")),
+        ("a/b:latest", Reference("a/b")),
+        ("a/b/c.gguf", Reference("a/b", file="c.gguf")),
+        ("a/b/c/d-*.GGUF", Reference("a/b", file="c/d-*.GGUF")),
+        ("a/b.c-d_e@v1.0:q4_0", Reference("a/b.c-d_e", quant="q4_0", revision="v1.0")),
+        ("a/b@refs/pr/1", Reference("a/b", revision="refs/pr/1")),
+    ],
+)
+def test_references_are_read(text, reference):
+    assert Reference.parse(text) == reference
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a/", "/b", "a/b/c", "../b", "a/..", "a/b/../../c.gguf", "a/b:", "a b/c", "a/b@../x",
+     "a--b/c", "a/b\n", "-a/b", "a/b:x/y", "a/b@/etc"],
+)  # fmt: skip
+def test_what_is_no_reference_is_refused(text):
+    with pytest.raises(SettingError, match="USER/REPO"):
+        Reference.parse(text)
+
+
+@given(st.text())
+def test_a_reference_never_leads_out_of_the_folder_of_its_repository(text):
+    try:
+        wanted = Reference.parse(text)
+    except SettingError:
+        return
+    base = Path("/cache")
+    folder = Hub("https://x", base)._folder(wanted.repo)
+    assert folder.parent == base
+    assert os.path.normpath(folder / "refs" / wanted.revision).startswith(f"{folder}/refs/")
+
+
+def files(*names):
+    return [HubFile(name, 1, "0" * 64) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "chosen"),
+    [
+        (NAMES, "", ["Tiny-Q4_K_M.gguf"]),
+        (("a-Q2_K.gguf", "a-q8_0.gguf"), "", ["a-q8_0.gguf"]),
+        (("b.gguf", "a.gguf"), "", ["b.gguf"]),
+        (("mmproj-Q4_K_M.gguf", "a-F16.gguf"), "", ["a-F16.gguf"]),
+        (NAMES, ":q8_0", ["Tiny-Q8_0.gguf"]),
+        (NAMES, "/tiny-q2_k.gguf", ["Tiny-Q2_K.gguf"]),
+        (NAMES, "/*Q2*.gguf", ["Tiny-Q2_K.gguf"]),
+        (("Q4_K_M/a-00001-of-00002.gguf", "Q4_K_M/a-00002-of-00002.gguf", "a-Q4_K_M.gguf"), "",
+         ["a-Q4_K_M.gguf"]),
+        (("q/a-Q4_K_M-00002-of-00002.gguf", "q/a-Q4_K_M-00001-of-00002.gguf"), "",
+         ["q/a-Q4_K_M-00001-of-00002.gguf", "q/a-Q4_K_M-00002-of-00002.gguf"]),
+    ],
+)  # fmt: skip
+def test_the_file_is_chosen_as_llama_cpp_does(names, wanted, chosen):
+    assert [f.name for f in choose(files(*names), Reference.parse("a/b" + wanted))] == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "says"),
+    [
+        (NAMES, ":Q6_K", "Tiny-Q8_0.gguf"),
+        (NAMES, "/Tiny-Q4_KM.gguf", "Tiny-Q4_K_M.gguf"),
+        ((), "", "-GGUF"),
+        (("a-Q4_K_M-00001-of-00002.gguf",), "", "a-Q4_K_M-00002-of-00002.gguf"),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_with_those_that_are(names, wanted, says):
+    with pytest.raises(SettingError) as caught:
+        choose(files(*names), Reference.parse("a/b" + wanted))
+
+    assert says in str(caught.value)
+
+
+# --- From the hub ---------------------------------------------------------------------------------
+
+
+def test_a_model_arrives_in_the_cache_of_huggingface_hub(hub):
+    path = fetch(REPO)
+
+    assert path.read_bytes() == hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+    assert blobs() == [hub_server.sha256(path.read_bytes())]
+    found = huggingface_hub.hf_hub_download(
+        REPO, "Tiny-Q4_K_M.gguf", cache_dir=constants.HF_HUB_CACHE, local_files_only=True
+    )
+    assert Path(found) == path
+    (repo,) = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).repos
+    assert (repo.repo_id, repo.size_on_disk) == (REPO, len(path.read_bytes()))
+
+
+def test_what_is_in_the_cache_is_not_downloaded_again(hub):
+    first = fetch(REPO)
+    hub.requests.clear()
+
+    assert fetch(REPO) == first
+    assert hub.downloads() == []
+
+
+def test_what_huggingface_hub_downloaded_is_not_downloaded_again(hub):
+    path = huggingface_hub.hf_hub_download(
+        REPO, "Tiny-Q4_K_M.gguf", cache_dir=constants.HF_HUB_CACHE, endpoint=hub.url
+    )
+    hub.requests.clear()
+
+    assert fetch(REPO) == Path(path)
+    assert hub.downloads() == []
+
+
+def test_a_download_that_is_cut_goes_on_where_it_was(hub):
+    hub.faults = [Fault("/store/", cut=300_000), Fault("/store/", cut=300_000)]
+
+    path = fetch(REPO)
+
+    assert path.read_bytes() == hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+    assert hub.downloads() == ["", "bytes=300000-", "bytes=600000-"]
+
+
+def test_a_download_that_was_given_up_goes_on_in_the_next_call(hub):
+    hub.faults = [Fault("/store/", cut=300_000), Fault("/store/", times=99, cut=0)]
+    error = refused(REPO)
+    assert "300000 of" in error.what
+    assert "go on" in error.remedy
+
+    hub.faults = []
+    hub.requests.clear()
+    path = fetch(REPO)
+
+    assert path.read_bytes() == hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+    assert hub.downloads() == ["bytes=300000-"]
+    assert blobs() == [hub_server.sha256(path.read_bytes())]  # and nothing partial
+
+
+@pytest.mark.parametrize("what", ["other bytes", "other bytes after a cut"])
+def test_a_wrong_hash_is_refused_and_leaves_nothing(hub, what):
+    right = hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+    wrong = right[:-1] + b"?"
+    cut = [Fault("/store/", cut=300_000)] if what.endswith("cut") else []
+    hub.faults = [*cut, Fault("/store/", content=wrong)]
+
+    error = refused(REPO)
+
+    assert hub_server.sha256(wrong) in error.what
+    assert hub_server.sha256(right) in error.what
+    assert blobs() == []
+    assert fetch(REPO).read_bytes() == right
+
+
+def test_a_file_of_git_is_checked_by_the_hash_of_git(hub):
+    of_git = "53b7dcdfb2702f3512ca9b967b2a138fcfe9bea9"  # printf GGUF | git hash-object --stdin
+    hub.repos["Org/Git"] = {"a.gguf": b"GGUF"}
+    sibling = {"rfilename": "a.gguf", "size": 4, "blobId": "f" * 40}
+    hub.siblings = [sibling]
+    assert of_git in refused("Org/Git").what
+
+    hub.siblings = [sibling | {"blobId": of_git}]
+    assert fetch("Org/Git").read_bytes() == b"GGUF"
+
+
+def test_a_private_repository_needs_the_token_which_the_store_does_not_get(hub, monkeypatch):
+    hub.private.add(REPO)
+    assert "HF_TOKEN" in refused(REPO).remedy
+
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    fetch(REPO)
+
+    sent = {r.path.split("/")[1]: "authorization" in r.headers for r in hub.requests}
+    assert sent["api"]
+    assert sent["Org"]
+    assert not sent["store"]
+
+
+def test_a_gated_repository_says_where_its_terms_are(hub):
+    hub.gated.add(REPO)
+
+    error = refused(REPO)
+
+    assert "terms" in error.what
+    assert f"{hub.url}/{REPO}" in error.remedy
+
+
+def test_a_refused_token_is_said_to_be_refused(hub):
+    hub.faults = [
+        Fault("/api/", status=401, headers={
+            "X-Error-Message": "Invalid credentials in Authorization header"
+        })
+    ]  # fmt: skip
+
+    assert "token is refused" in refused(REPO).remedy
+
+
+def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch):
+    waits = []
+    monkeypatch.setattr(download.time, "sleep", waits.append)
+    busy = {"Retry-After": "7"}
+    hub.faults = [
+        Fault("/api/", status=429, headers=busy),
+        Fault("/store/", status=429, headers=busy),
+        Fault("/store/", status=503),
+    ]
+
+    fetch(REPO)
+
+    assert waits[:2] == [7, 7]
+    assert len(waits) == 3
+
+
+def test_a_hub_that_asks_for_too_long_a_wait_is_not_waited_for(hub):
+    hub.faults = [Fault("/api/", times=9, status=429, headers={"Retry-After": "3600"})]
+
+    assert "3600 seconds" in refused(REPO).what
+
+
+def test_a_repository_that_is_misspelt_is_refused_with_similar_names(hub):
+    error = refused("Org/Tiny-GUFF")
+
+    assert "Org/Tiny-GUFF" in error.what
+    assert REPO in error.remedy
+
+
+def test_a_revision_that_is_not_there_is_named(hub):
+    assert "'v9'" in refused(f"{REPO}@v9").what
+
+
+def test_a_revision_can_be_a_commit(hub):
+    assert COMMIT in str(fetch(f"{REPO}@{COMMIT}"))
+
+
+def test_a_file_that_was_deleted_meanwhile_is_named(hub):
+    hub.faults = [Fault("/resolve/", status=404)]
+
+    assert "Tiny-Q4_K_M.gguf" in refused(REPO).what
+
+
+def test_offline_the_cache_is_all_there_is(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    error = refused(REPO)
+    assert "HF_HUB_OFFLINE" in error.what
+    assert constants.HF_HUB_CACHE in error.what
+    assert hub.requests == []
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    path = fetch(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+
+    assert fetch(REPO) == path
+    refused(f"{REPO}:Q8_0")
+    assert hub.requests == []
+
+
+def test_a_hub_that_does_not_answer_leaves_the_cache(hub, monkeypatch):
+    path = fetch(REPO)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+
+    assert fetch(REPO) == path
+    assert "127.0.0.1" in refused("Org/Other").what
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_downloaded(hub, monkeypatch):
+    usage = type("usage", (), {"free": len(CONTENT) // 2})
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+
+    error = refused(REPO)
+
+    assert "1 MB" in error.what
+    assert hub.downloads() == []
+
+
+def test_what_another_thread_downloads_is_waited_for(hub):
+    gate = threading.Event()
+    hub.faults = [Fault("/store/", gate=gate)]
+    paths = []
+    threads = [threading.Thread(target=lambda: paths.append(fetch(REPO))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not hub.downloads():  # one of them is at it
+        threads[0].join(0.01)
+    threads[1].join(0.3)  # leaves the other time to come in, if it could
+    gate.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(hub.downloads()) == 1
+    assert paths[0] == paths[1]
+
+
+def test_all_parts_of_a_split_model_arrive(hub):
+    names = [f"big/m-Q4_K_M-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    hub.repos["Org/Big"] = {name: name.encode() + CONTENT for name in reversed(names)}
+
+    path = fetch("Org/Big")
+
+    assert path.name == "m-Q4_K_M-00001-of-00003.gguf"
+    for name in names:
+        content = (path.parent / name.removeprefix("big/")).read_bytes()
+        assert content == hub.repos["Org/Big"][name]
+
+
+# --- What a hostile hub says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rfilename": "../../../../evil.gguf"},
+        {"rfilename": "/etc/evil.gguf"},
+        {"rfilename": "a/../evil.gguf"},
+        {"rfilename": "a\\..\\evil.gguf"},
+        {"rfilename": "a\0.gguf"},
+        {"rfilename": "\x1b[2Ja.gguf"},
+        {"size": -1},
+        {"size": "many"},
+        {"lfs": {"sha256": "../../evil", "size": 4, "pointerSize": 1}},
+        {"lfs": {"sha256": "a" * 63, "size": 4, "pointerSize": 1}},
+        {"lfs": {}, "blobId": None},
+        {"lfs": "x"},
+        {"rfilename": 5},
+    ],
+)
+def test_a_listing_that_cannot_be_is_refused_and_writes_nothing(hub, tmp_path, change):
+    hub.siblings = [
+        {
+            "rfilename": "a.gguf",
+            "size": 4,
+            "blobId": "0" * 40,
+            "lfs": {"sha256": hub_server.sha256(b"GGUF"), "size": 4, "pointerSize": 1},
+        }
+        | change
+    ]
+
+    refused(REPO, NpurtError)
+
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"<html>", b'{"id": "a/b", "sha": "../x", "siblings": []}']
+)
+def test_an_answer_that_is_no_listing_is_refused(hub, body):
+    hub.faults = [Fault("/api/", status=200, body=body)]
+
+    refused(REPO, NpurtError)
+
+
+def test_a_file_longer_than_stated_is_refused(hub):
+    content = hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+    hub.siblings = [{
+        "rfilename": "a-Q4_K_M.gguf",
+        "size": 10,
+        "lfs": {"sha256": hub_server.sha256(content), "size": 10, "pointerSize": 1},
+    }]  # fmt: skip
+    hub.repos[REPO]["a-Q4_K_M.gguf"] = content
+
+    assert "not 10" in refused(REPO).what
+    assert blobs() == []
+
+
+# --- URLs -----------------------------------------------------------------------------------------
+
+
+def test_a_url_is_downloaded_once(hub):
+    hub.pages["/pages/a.gguf"] = CONTENT
+    url = f"{hub.url}/pages/a.gguf"
+
+    path = locate(url, progress=False)
+
+    assert path.name == "a.gguf"
+    assert path.read_bytes() == CONTENT
+    assert locate(url) == path
+    assert len(hub.downloads()) == 1
+
+
+def test_a_url_goes_on_after_a_cut_unless_the_file_is_another_by_then(hub):
+    hub.pages["/pages/a.gguf"] = CONTENT
+    hub.faults = [Fault("/pages/", cut=300_000), Fault("/pages/", times=99, cut=0)]
+    url = f"{hub.url}/pages/a.gguf"
+    with pytest.raises(DownloadError):
+        locate(url)
+    hub.faults = [Fault("/pages/", cut=300_000), Fault("/pages/", times=99, cut=0)]
+    with pytest.raises(DownloadError):
+        locate(url)
+    hub.faults = []
+    hub.pages["/pages/a.gguf"] = other = b"GGUF" + bytes(2_000_000)
+
+    assert locate(url).read_bytes() == other
+    assert "bytes=300000-" in hub.downloads()
+
+
+def test_the_hash_in_a_url_is_checked(hub):
+    hub.pages["/pages/a.gguf"] = CONTENT
+    url = f"{hub.url}/pages/a.gguf#sha256="
+
+    with pytest.raises(DownloadError, match="hash"):
+        locate(url + "0" * 64)
+    assert locate(url + hub_server.sha256(CONTENT)).read_bytes() == CONTENT
+    with pytest.raises(SettingError, match="64"):
+        locate(url + "12")
+
+
+def test_a_page_instead_of_a_model_is_refused(hub, tmp_path):
+    hub.pages["/pages/a.gguf"] = b"<html>please log in"
+
+    with pytest.raises(DownloadError, match="<htm"):
+        locate(f"{hub.url}/pages/a.gguf")
+    assert not list(tmp_path.rglob("a.gguf*"))
+
+
+def test_the_url_of_a_file_on_the_hub_means_the_hub(hub):
+    for middle in ("resolve", "blob"):
+        path = locate(f"{hub.url}/{REPO}/{middle}/main/Tiny-Q8_0.gguf?download=true")
+
+        assert path == fetch(f"{REPO}:Q8_0")
+
+
+def test_all_parts_of_a_split_url_arrive(hub):
+    names = [f"/pages/m-{i:05}-of-00002.gguf" for i in (1, 2)]
+    hub.pages = {name: b"GGUF" + name.encode() for name in names}
+
+    path = locate(hub.url + names[0])
+
+    assert path.read_bytes() == hub.pages[names[0]]
+    assert path.with_name("m-00002-of-00002.gguf").read_bytes() == hub.pages[names[1]]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.com/a.gguf", "ftp://example.com/a.gguf", "file:///etc/passwd",
+     "http://127.0.0.1.example.com/a.gguf", "https:///a.gguf"],
+)  # fmt: skip
+def test_what_is_not_https_is_refused(hub, url):
+    with pytest.raises(SettingError, match="https"):
+        locate(url)
+
+
+def test_a_redirect_to_another_connection_than_https_is_refused(hub, tmp_path):
+    hub.faults = [Fault("/pages/", location="http://192.0.2.1/a.gguf")]
+
+    with pytest.raises(SettingError, match=r"192\.0\.2\.1"):
+        locate(f"{hub.url}/pages/a.gguf")
+
+
+def test_secrets_of_a_url_are_not_shown():
+    with pytest.raises(SettingError) as caught:
+        locate("http://me:secret@example.com/a.gguf?key=hidden")
+
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_redirects_in_a_circle_end(hub):
+    hub.faults = [Fault("/pages/", times=99, location="/pages/a.gguf")]
+
+    with pytest.raises(DownloadError, match="redirected"):
+        locate(f"{hub.url}/pages/a.gguf")
+
+
+# --- From Python ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(hub):
+    """Have the hub serve a model that runs."""
+    hub.repos[REPO] = {"llama3-Q4_K_M.gguf": tiny.path("llama3", "q8_0").read_bytes()}
+    return hub
+
+
+def test_from_pretrained_opens_a_file_of_a_repository(real):
+    real.repos[REPO]["other-Q8_0.gguf"] = b"GGUF, but broken"
+
+    with npurt.Llama.from_pretrained(REPO, "*Q4_K_M.gguf", n_ctx=64, progress=False) as llm:
+        assert llm.path.name == "llama3-Q4_K_M.gguf"
+    with npurt.Llama.from_pretrained(REPO, n_ctx=64, progress=False) as llm:
+        assert llm.path.name == "llama3-Q4_K_M.gguf"
+    with pytest.raises(SettingError, match="both say"):
+        npurt.Llama.from_pretrained(f"{REPO}:Q8_0", "*Q4_K_M.gguf")
+
+
+def test_the_variables_of_huggingface_hub_are_obeyed(real, tmp_path):
+    real.private.add(REPO)
+    home = tmp_path / "home"
+    usual = os.environ | {"HF_ENDPOINT": real.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN}
+    script = f"from npurt.models import locate; print(locate('hf:{REPO}'))"
+
+    def run(**variables):
+        return subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True, text=True, timeout=HANG_SECONDS, env=usual | variables,
+        )  # fmt: skip
+
+    path = run().stdout.strip()
+
+    assert path.startswith(f"{home}/hub/")
+    assert Path(path).read_bytes() == real.repos[REPO]["llama3-Q4_K_M.gguf"]
+    real.requests.clear()
+    assert run(HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9").stdout.strip() == path
+    assert real.requests == []
+    assert "HF_TOKEN" in run(HF_TOKEN="", HF_HOME=str(tmp_path / "other")).stderr
