@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -82,6 +83,17 @@ def test_the_commands_of_a_worked_example_succeed(path, changed):
         first, *rest = shlex.split(command)
         assert first == "python"
         assert " passed" in run(folder, sys.executable, *rest, "-p", "no:cacheprovider")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_headings_count_the_files_that_are_changed(path):
+    words = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    text = path.read_text()
+    found = re.findall(r"^##? [^\n]*\b(\w+) files?$(.*?)(?=^## |\Z)", text, flags=re.M | re.S)
+
+    for count, section in found:
+        assert words.index(count) + 1 == len(set(re.findall(r"^ *\+\+\+ (\S+)$", section, re.M)))
+    assert len(found) == {"op": 2}.get(path.stem, len(found))
 
 
 def test_worked_examples_are_in_the_style_of_the_project(changed):

@@ -207,8 +207,6 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
 }
 
 void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
-                            int64_t position, float *scratch);
-void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
                             int64_t position, float *scratch)
 {
     npurt_tile_state *s = (npurt_tile_state *) scratch;

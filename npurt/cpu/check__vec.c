@@ -168,7 +168,6 @@ static npurt_expand_fn *expander(int type)
     return NULL;
 }
 
-void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record);
 void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record)
 {
     const npurt_weight *w = &op->w;
@@ -226,7 +225,6 @@ static double dot_result(const double *r, const float *y, const float *bias, int
     return total;
 }
 
-int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row)
 {
     const npurt_input *x = &m->in;

@@ -82,7 +82,6 @@ static void keep(const npurt_conv *op, int64_t rows, int64_t position, const flo
 }
 
 /* One head of q, k or v for all rows; or, past the last, beta and decay. */
-void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
 void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position)
 {
     const int64_t heads = 2 * op->k_heads + op->heads;
@@ -236,7 +235,6 @@ static void span(const npurt_head *h, int64_t first, int count, int64_t j, float
 }
 
 /* DELTA_ROWS rows, or the rest, of one head of one sequence, for all tokens. */
-void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
 void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch)
 {
     const int64_t parts = (op->width + DELTA_ROWS - 1) / DELTA_ROWS;
@@ -279,7 +277,6 @@ void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, 
 
 /* --- gate --------------------------------------------------------------------------------------- */
 
-void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
 void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row)
 {
     const int64_t k = op->out.k;

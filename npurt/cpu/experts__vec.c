@@ -91,7 +91,6 @@ static void group(const npurt_route *op, int64_t copies, int64_t *next)
     }
 }
 
-void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
 void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch)
 {
     int64_t *next = (int64_t *) (void *) scratch;
@@ -120,7 +119,6 @@ static void add(float *restrict out, float weight, const float *restrict y, int6
     }
 }
 
-void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row);
 void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row)
 {
     const float *weights = op->expert_weights + row * op->top_k;

@@ -83,27 +83,18 @@ typedef void npurt_i8_fn(const uint8_t *w, int64_t quads, const int8_t *x, const
 
 /* What does not multiply integers, compiled once a vector level. */
 typedef struct {
-    void (*norm)(const npurt_norm *op, int64_t row, int64_t out_row);
-    void (*quantise)(const npurt_input *x, int64_t row, int64_t first, int64_t count);
-    void (*sum)(const npurt_sum *op, int64_t row);
-    void (*cap)(const npurt_cap *op, int64_t row, int64_t first, int64_t count);
-    void (*unit)(const npurt_unit *op, int64_t row, int64_t first, int64_t count);
-    void (*rope)(const npurt_attention *op, int64_t row, int64_t position);
-    void (*attend)(const npurt_attention *op, int kv_head, int64_t row, int rows, int64_t position,
-                   float *scratch);
-    void (*conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
-    void (*delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
-    void (*gate)(const npurt_gate *op, int64_t row);
-    void (*shortconv)(const npurt_shortconv *op, int64_t first, int64_t count, int64_t rows,
-                      int64_t position);
-    void (*route)(const npurt_route *op, int64_t rows, float *scratch);
-    void (*weighted_sum)(const npurt_weighted_sum *op, int64_t row);
-    void (*pack)(const npurt_packing *op, int64_t panel);
-    void (*transposed_matvec)(const npurt_transposed *op, int64_t record);
+#define NPURT_KERNEL(name, parameters) void(*name) parameters;
+#include "ops.inc"
     int (*row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
     npurt_dense_fn *dense[3]; /* f32, f16, bf16 */
     npurt_expand_fn *expand[FORMATS];
 } npurt_level;
+
+#ifdef NPURT_LEVEL /* in files that are compiled for each */
+#define NPURT_KERNEL(name, parameters) void AT_LEVEL(npurt_##name) parameters;
+#include "ops.inc"
+int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
+#endif
 
 /* One instruction set: its vector level and its kernels. */
 typedef struct {

@@ -142,48 +142,15 @@ static int integers_fit(const npurt_integers *i, char *why)
            columns_fit(i->n, why, "results of an exact product");
 }
 
-static int kind_fits(const npurt_op *op, int64_t rows, char *why)
+static int kind_fits(const npurt_op *any, int64_t rows, char *why)
 {
-    switch (op->kind) {
-    case NPURT_NORM:
-        return input_fits(&op->u.norm.out, why);
-    case NPURT_QUANT:
-        return input_fits(&op->u.quant.out, why) &&
-               holds(op->u.quant.out.codes != NULL, why, "an input has no codes to fill");
-    case NPURT_MATMUL:
-        return matmul_fits(&op->u.matmul, rows, why);
-    case NPURT_ROPE:
-    case NPURT_ATTEND:
-        return attention_fits(&op->u.attention, why);
-    case NPURT_UNIT:
-        return input_fits(&op->u.unit.out, why) &&
-               fits(op->u.unit.activation, NPURT_SILU, NPURT_CLAMPED, why, "activation");
-    case NPURT_PACK:
-        return image_fits(op->u.packing.type, op->u.packing.n, op->u.packing.k, why);
-    case NPURT_TRANSPOSED_MATVEC:
-        return image_fits(op->u.transposed.w.type, op->u.transposed.w.n, op->u.transposed.w.k, why);
-    case NPURT_PACK_I8:
-    case NPURT_I8:
-        return integers_fit(&op->u.integers, why);
-    case NPURT_CONV:
-        return conv_fits(&op->u.conv, why);
-    case NPURT_DELTA:
-        return delta_fits(&op->u.delta, why);
-    case NPURT_GATE:
-        return gate_fits(&op->u.gate, why);
-    case NPURT_ROUTE:
-        return route_fits(&op->u.route, why);
-    case NPURT_GATHER:
-        return gather_fits(&op->u.gather, why);
-    case NPURT_WEIGHTED_SUM:
-        return columns_fit(op->u.weighted_sum.k, why, "columns of a sum") &&
-               fits(op->u.weighted_sum.top_k, 1, NPURT_MOST_EXPERTS, why, "experts of a row");
-    case NPURT_SUM:
-        return input_fits(&op->u.sum.out, why);
-    case NPURT_CAP:
-        return columns_fit(op->u.cap.k, why, "columns of capped values");
-    case NPURT_SHORTCONV:
-        return shortconv_fits(&op->u.shortconv, why);
+    switch (any->kind) {
+#define NPURT_OP(KIND, MEMBER, ITEMS, GRAIN, COMPUTE, CHECK)                                       \
+    case NPURT_##KIND: {                                                                           \
+        const __typeof__(any->u.MEMBER) *op = &any->u.MEMBER;                                      \
+        return CHECK;                                                                              \
+    }
+#include "ops.inc"
     }
     return holds(0, why, "there is no such op");
 }

@@ -38,7 +38,7 @@ INLINE npurt_block block_of(f32x32 whole, float scale)
  * a 255th.  Half of the first scale is 127.5 of them, and kernels rely on codes from -127 to 127.
  * Remainders are zero where 255 times the factor overflows.
  */
-static void quantise(const npurt_input *x, int64_t row, int64_t first, int64_t count)
+void AT_LEVEL(npurt_quantise)(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
     const float steps = REMAINDER_STEPS;
     const int64_t blocks = x->k / BLOCK;
@@ -84,19 +84,19 @@ static void add_scaled(float *restrict x, const float *restrict add, float scale
     }
 }
 
-static void sum(const npurt_sum *op, int64_t row)
+void AT_LEVEL(npurt_sum)(const npurt_sum *op, int64_t row)
 {
     const int64_t k = op->out.k;
     if (op->add) {
         add_scaled(op->x + row * k, op->add + row * k, op->scale, k);
     }
     if (op->out.codes) {
-        quantise(&op->out, row, 0, k / BLOCK);
+        AT_LEVEL(npurt_quantise)(&op->out, row, 0, k / BLOCK);
     }
 }
 
 /* Columns [first, first + count) of one row. */
-static void cap(const npurt_cap *op, int64_t row, int64_t first, int64_t count)
+void AT_LEVEL(npurt_cap)(const npurt_cap *op, int64_t row, int64_t first, int64_t count)
 {
     float *x = op->x + row * op->k + first;
     int64_t i = 0;
@@ -113,7 +113,7 @@ static void cap(const npurt_cap *op, int64_t row, int64_t first, int64_t count)
     }
 }
 
-static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
+void AT_LEVEL(npurt_norm)(const npurt_norm *op, int64_t row, int64_t out_row)
 {
     const int64_t k = op->out.k, whole = k / 16 * 16;
     float *x = op->x + row * k;
@@ -135,7 +135,7 @@ static void norm(const npurt_norm *op, int64_t row, int64_t out_row)
         out[i] = x[i] * inverse * op->weight[i];
     }
     if (op->out.codes) {
-        quantise(&op->out, out_row, 0, k / BLOCK);
+        AT_LEVEL(npurt_quantise)(&op->out, out_row, 0, k / BLOCK);
     }
 }
 
@@ -174,7 +174,7 @@ INLINE void unit_columns(const npurt_unit *op, unit_fn *function, const float *g
 }
 
 /* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
-static void unit(const npurt_unit *op, int64_t row, int64_t first, int64_t count)
+void AT_LEVEL(npurt_unit)(const npurt_unit *op, int64_t row, int64_t first, int64_t count)
 {
     const int64_t k = op->out.k;
     const float *gate = op->gate_up + row * 2 * k + first, *up = gate + k;
@@ -190,7 +190,7 @@ static void unit(const npurt_unit *op, int64_t row, int64_t first, int64_t count
         unit_columns(op, clamped_unit, gate, up, out, count);
     }
     if (op->out.codes) {
-        quantise(&op->out, row, first / BLOCK, count / BLOCK);
+        AT_LEVEL(npurt_quantise)(&op->out, row, first / BLOCK, count / BLOCK);
     }
 }
 
@@ -229,7 +229,7 @@ static void norm_head(float *head, int width, const float *weight, float eps)
     }
 }
 
-static void rope(const npurt_attention *op, int64_t row, int64_t position)
+void AT_LEVEL(npurt_rope)(const npurt_attention *op, int64_t row, int64_t position)
 {
     const int heads = op->heads, kv_heads = op->kv_heads, width = op->width;
     const int step = op->gated ? 2 * width : width;
@@ -260,18 +260,6 @@ static void rope(const npurt_attention *op, int64_t row, int64_t position)
     }
 }
 
-void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
-                            int64_t position, float *scratch);
-void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position);
-void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch);
-void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row);
-void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
-                               int64_t rows, int64_t position);
-void AT_LEVEL(npurt_route)(const npurt_route *op, int64_t rows, float *scratch);
-void AT_LEVEL(npurt_weighted_sum)(const npurt_weighted_sum *op, int64_t row);
-void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
-void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t record);
-int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 void AT_LEVEL(npurt_dense_f32)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_f16)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_t, float *,
@@ -280,21 +268,8 @@ void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_
 #include "formats.inc"
 
 const npurt_level AT_LEVEL(npurt_level) = {
-    .norm = norm,
-    .quantise = quantise,
-    .sum = sum,
-    .cap = cap,
-    .unit = unit,
-    .rope = rope,
-    .attend = AT_LEVEL(npurt_attend),
-    .conv = AT_LEVEL(npurt_conv),
-    .delta = AT_LEVEL(npurt_delta),
-    .gate = AT_LEVEL(npurt_gate),
-    .shortconv = AT_LEVEL(npurt_shortconv),
-    .route = AT_LEVEL(npurt_route),
-    .weighted_sum = AT_LEVEL(npurt_weighted_sum),
-    .pack = AT_LEVEL(npurt_pack),
-    .transposed_matvec = AT_LEVEL(npurt_transposed_matvec),
+#define NPURT_KERNEL(name, parameters) .name = AT_LEVEL(npurt_##name),
+#include "ops.inc"
     .row_is_right = AT_LEVEL(npurt_row_is_right),
     .dense = {AT_LEVEL(npurt_dense_f32), AT_LEVEL(npurt_dense_f16), AT_LEVEL(npurt_dense_bf16)},
     .expand =

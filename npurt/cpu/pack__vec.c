@@ -333,7 +333,6 @@ static void pack_dense(const npurt_packing *op, int64_t panel, size_t bytes)
 
 enum { F32 = 0, F16 = 1, BF16 = 30 };
 
-void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel);
 void AT_LEVEL(npurt_pack)(const npurt_packing *op, int64_t panel)
 {
     switch (op->type) {

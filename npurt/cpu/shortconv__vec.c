@@ -13,8 +13,6 @@ enum { LANES = 16 };
 
 /* Columns [first, first + count) of all rows. */
 void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
-                               int64_t rows, int64_t position);
-void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
                                int64_t rows, int64_t position)
 {
     const int64_t k = op->out.k, kernel_size = op->kernel_size;

@@ -18,51 +18,23 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads)
+npurt_division npurt_divide(const npurt_op *any, const npurt_job *job, int threads)
 {
-    const int64_t rows = npurt_rows(op, job);
-    npurt_division d = {.items = rows, .grain = 1};
-    switch (op->kind) {
-    case NPURT_MATMUL:
-        return npurt_divide_matmul(op, job, threads);
-    case NPURT_QUANT:
-        d.items = rows * (op->u.quant.out.k / BLOCK);
-        d.grain = 64;
-        break;
-    case NPURT_UNIT:
-        d.items = rows * ceil_div(op->u.unit.out.k, UNIT_SPAN);
-        break;
-    case NPURT_CAP:
-        d.items = rows * ceil_div(op->u.cap.k, CAP_SPAN);
-        break;
-    case NPURT_SHORTCONV:
-        d.items = ceil_div(op->u.shortconv.out.k, CONV_SPAN);
-        break;
-    case NPURT_ATTEND:
-        d.items = op->u.attention.kv_heads * ceil_div(rows, ATTEND_ROWS);
-        break;
-    case NPURT_PACK:
-        d.items = ceil_div(op->u.packing.n, ROWS);
-        break;
-    case NPURT_TRANSPOSED_MATVEC:
-        d.items = ceil_div(op->u.transposed.w.k, RECORD);
-        break;
-    case NPURT_PACK_I8:
-    case NPURT_I8:
-        d.items = ceil_div(op->u.integers.n, ROWS);
-        break;
-    case NPURT_CONV:
-        d.items = 2 * op->u.conv.k_heads + op->u.conv.heads + 1;
-        d.grain = ceil_div(d.items, threads * 4);
-        break;
-    case NPURT_DELTA:
-        d.items = op->u.delta.sequences * op->u.delta.heads;
-        d.items *= ceil_div(op->u.delta.width, DELTA_ROWS);
-        d.grain = ceil_div(d.items, threads * 4);
-        break;
-    case NPURT_ROUTE:
-        d.items = 1;
-        break;
+    const int64_t rows = npurt_rows(any, job);
+    npurt_division d = {0};
+    if (any->kind == NPURT_MATMUL) {
+        return npurt_divide_matmul(any, job, threads);
+    }
+    switch (any->kind) {
+#define NPURT_OP(KIND, MEMBER, ITEMS, GRAIN, COMPUTE, CHECK)                                       \
+    case NPURT_##KIND: {                                                                           \
+        const __typeof__(any->u.MEMBER) *op = &any->u.MEMBER;                                      \
+        (void) op;                                                                                 \
+        d.items = ITEMS;                                                                           \
+        d.grain = GRAIN;                                                                           \
+        break;                                                                                     \
+    }
+#include "ops.inc"
     }
     const int64_t least = ceil_div(d.items, MAX_CHUNKS);
     d.grain = d.grain > least ? d.grain : least;
@@ -162,75 +134,24 @@ static void multiply_i8(const npurt_integers *op, const npurt_isa *isa, int64_t 
     isa->i8(w, op->k / 4, op->x, op->minus, (int) rows, op->y + panel * ROWS, op->stride);
 }
 
-static void single_items(npurt_op *op, const npurt_isa *isa, const npurt_job *job, int64_t from,
-                         int64_t to, float *scratch)
+void npurt_compute(npurt_op *any, npurt_division d, const npurt_job *job, int chunk, void *scratch)
 {
+    const npurt_isa *isa = &npurt_isas[any->isa];
     const npurt_level *level = isa->level;
-    for (int64_t i = from; i < to; i++) {
-        switch (op->kind) {
-        case NPURT_NORM:
-            level->norm(&op->u.norm, i + (op->u.norm.from_skipped ? job->skip_rows : 0), i);
-            break;
-        case NPURT_ROPE:
-            level->rope(&op->u.attention, i, job->position + i);
-            break;
-        case NPURT_PACK:
-            level->pack(&op->u.packing, i);
-            break;
-        case NPURT_TRANSPOSED_MATVEC:
-            level->transposed_matvec(&op->u.transposed, i);
-            break;
-        case NPURT_CONV:
-            level->conv(&op->u.conv, i, job->rows, job->position);
-            break;
-        case NPURT_DELTA:
-            level->delta(&op->u.delta, i, job->rows, scratch);
-            break;
-        case NPURT_GATE:
-            gate(&op->u.gate, level, i);
-            break;
-        case NPURT_ROUTE:
-            level->route(&op->u.route, job->rows, scratch);
-            break;
-        case NPURT_GATHER:
-            gather(&op->u.gather, i);
-            break;
-        case NPURT_WEIGHTED_SUM:
-            level->weighted_sum(&op->u.weighted_sum, i);
-            break;
-        case NPURT_SUM:
-            level->sum(&op->u.sum, i);
-            break;
-        case NPURT_CAP:
-            cap_item(&op->u.cap, level, i);
-            break;
-        case NPURT_SHORTCONV:
-            shortconv_item(&op->u.shortconv, level, job, i);
-            break;
-        case NPURT_PACK_I8:
-            pack_i8(&op->u.integers, i);
-            break;
-        case NPURT_I8:
-            multiply_i8(&op->u.integers, isa, npurt_rows(op, job), i);
-            break;
-        }
+    const int64_t rows = npurt_rows(any, job);
+    const int64_t from = chunk * d.grain, to = lesser(from + d.grain, d.items);
+    switch (any->kind) {
+#define EACH(COMPUTE)                                                                              \
+    for (int64_t i = from; i < to; i++) {                                                          \
+        COMPUTE;                                                                                   \
     }
-}
-
-void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chunk, void *scratch)
-{
-    const npurt_isa *isa = &npurt_isas[op->isa];
-    const int64_t from = chunk * d.grain;
-    const int64_t to = from + d.grain < d.items ? from + d.grain : d.items;
-    if (op->kind == NPURT_UNIT) {
-        unit_items(&op->u.unit, isa->level, from, to);
-    } else if (op->kind == NPURT_QUANT) {
-        quant_items(&op->u.quant.out, isa->level, from, to);
-    } else if (op->kind == NPURT_ATTEND) {
-        attend_items(&op->u.attention, isa->level, job, from, to, scratch);
-    } else if (op->kind == NPURT_MATMUL) {
-        npurt_compute_matmul(op, job, from, to, scratch);
-    } else {
-        single_items(op, isa, job, from, to, scratch);
+#define NPURT_OP(KIND, MEMBER, ITEMS, GRAIN, COMPUTE, CHECK)                                       \
+    case NPURT_##KIND: {                                                                           \
+        const __typeof__(any->u.MEMBER) *op = &any->u.MEMBER;                                      \
+        (void) op;                                                                                 \
+        COMPUTE;                                                                                   \
+        break;                                                                                     \
+    }
+#include "ops.inc"
     }
 }
