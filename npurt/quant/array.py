@@ -16,6 +16,7 @@ from npurt import hooks
 from npurt.errors import LayoutError, UnsupportedOp
 
 Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
 
 
 class QuantisedArray(NDArrayOperatorsMixin):
@@ -49,11 +50,13 @@ class QuantisedArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __matmul__(self, other: Any) -> Any:
-        return hooks.product(self, other)
+    def __matmul__(self, other: npt.ArrayLike) -> F32:
+        y: F32 = hooks.product(self, other)
+        return y
 
-    def __rmatmul__(self, other: Any) -> Any:
-        return hooks.product(other, self)
+    def __rmatmul__(self, other: npt.ArrayLike) -> F32:
+        y: F32 = hooks.product(other, self)
+        return y
 
     def __eq__(self, other: object) -> bool:
         return self is other

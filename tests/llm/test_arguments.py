@@ -1,10 +1,13 @@
 """What is of the wrong type is an error with a remedy: no other meaning, and no bare TypeError."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 import npurt
 from npurt.errors import LayoutError, NpurtError, SettingError
+from npurt.llm.decode import model
 from tests.llm import tiny
 from tests.llm.conftest import PROMPT
 
@@ -105,3 +108,25 @@ def test_tokens_are_taken_back_by_number(llm, count):
     for call in (llm.rewind, llm.rollback):
         with pytest.raises(SettingError, match="n_tokens is "):
             call(count)
+
+
+def test_the_types_of_options_name_the_options_of_generate_and_chat():
+    given = inspect.signature(npurt.Llama.generate).parameters
+    assert list(model.Options.__annotations__) == [
+        name for name in given if name not in ("self", "prompt", "stream")
+    ]
+    assert set(inspect.signature(npurt.Llama.chat).parameters) == {
+        "self", "messages", "stream", "options"
+    }  # fmt: skip
+
+
+def test_dir_of_a_model_lists_what_users_call_and_no_internals(llm):
+    names = {name for name in dir(llm) if not name.startswith("__")}
+
+    assert {"generate", "chat", "tokenize", "report", "n_ctx", "config", "close"} <= names
+    assert not [name for name in names if name.startswith("_")]
+    assert not names & set(model.INTERNALS)
+    for name in {*model.INTERNALS, *names} - {"speculator"}:
+        assert hasattr(npurt.Llama, name) or name in vars(llm)  # they exist
+    for name in names - set(vars(llm)):
+        assert inspect.getdoc(getattr(npurt.Llama, name)), f"Llama.{name} has no docstring"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
@@ -39,6 +39,22 @@ Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
 USUAL_DRAFT = 8  # the most tokens of a draft, by default
+# What other parts of npurt use of a model, and old names: dir() lists neither.
+OLD_NAMES = ("taps", "turn")
+INTERNALS = ("account", "can_shift", "head", "hidden_states", "output_matrix", "read", "speculator")
+
+
+class Options(TypedDict, total=False):
+    """The options of `Llama.generate` and `Llama.chat`."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    stop: str | Sequence[str]
 
 
 class Llama(Generator):
@@ -245,6 +261,21 @@ class Llama(Generator):
 
     # --- Generation -----------------------------------------------------------------------------
 
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[Options]
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Options]
+    ) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: bool, **options: Unpack[Options]
+    ) -> str | Iterator[str]: ...
+
     def generate(
         self,
         prompt: Prompt,
@@ -291,8 +322,27 @@ class Llama(Generator):
         with self.lock:
             return "".join(pieces)
 
+    @overload
     def chat(
-        self, messages: Sequence[Message], *, stream: bool = False, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> str: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], *, stream: Literal[True], **options: Unpack[Options]
+    ) -> Iterator[str]: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], *, stream: bool, **options: Unpack[Options]
+    ) -> str | Iterator[str]: ...
+
+    def chat(
+        self, messages: Sequence[Message], *, stream: bool = False, **options: Unpack[Options]
     ) -> str | Iterator[str]:
         """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
 
@@ -393,6 +443,11 @@ class Llama(Generator):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __dir__(self) -> list[str]:
+        hidden = (*INTERNALS, *OLD_NAMES)
+        names = (name for name in super().__dir__() if name not in hidden)
+        return [name for name in names if not name.startswith("_") or name.startswith("__")]
 
     def __repr__(self) -> str:
         return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"

@@ -1,0 +1,106 @@
+"""What users write, with the types that they get: `make lint` checks it with mypy and pyright.
+
+Nothing here runs.  A comment that ignores an error is an error itself where there is none.
+"""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import npurt
+
+F32 = npt.NDArray[np.float32]
+
+
+def products(a: F32, b: F32, device: str) -> F32:
+    w = npurt.pack(b, "q4_0", device=device)
+    assert_type(w, npurt.PackedWeight)
+    y = npurt.matmul(a, w)
+    assert_type(y, F32)
+    assert_type(npurt.matmul(a, b), F32)
+    assert_type(npurt.matmul(a, w, out=y), F32)
+    assert_type(npurt.matmul([[1, 2], [3, 4]], w, verify="always"), F32)
+    by_operator: F32 = a @ w
+    by_name: F32 = np.dot(a, w) + np.einsum("mk,kn->mn", a, w) + by_operator
+    assert_type(w.T @ b, F32)
+    assert_type([1.0, 2.0] @ w, F32)
+    assert_type(w.shape, tuple[int, int])
+    assert_type(w.dtype, str)
+    assert_type(len(w), int)
+    assert_type(w[:, 2:4], npurt.PackedWeight)
+    assert_type(w.T, npurt.PackedWeight)
+    assert_type(w.dequantize(), F32)
+    assert_type(npurt.pack(w, device="rknpu:sim"), npurt.PackedWeight)
+    assert_type(copy.deepcopy(w), npurt.PackedWeight)
+    print(by_name.shape, pickle.loads(pickle.dumps(w)), npurt.report().table())
+    return a @ w
+
+
+def exact_sums(a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+    assert_type(npurt.matmul(a, b), npt.NDArray[np.int32])
+    out = np.empty((4, 4), np.int32)
+    npurt.matmul(a, b, out=out)
+    return npurt.matmul(a, b, device="rknpu")
+
+
+def a_matrix_of_a_file(path: Path, x: F32) -> F32:
+    with npurt.GGUF(path) as file:
+        w = file["blk.0.ffn_up.weight"]
+        assert_type(w, npurt.QTensor)
+        assert_type(w.T, npurt.QTensor)
+        assert_type(w[2:4], npurt.QTensor)
+        assert_type(w.shape, tuple[int, ...])
+        assert_type(npurt.matmul(x, w.T), F32)
+        assert_type(x @ w.T, F32)
+        assert_type(w @ x, F32)
+        return x @ w.T
+
+
+def text(path: str) -> str:
+    with npurt.Llama(path, device="auto", n_ctx=2048) as llm:
+        assert_type(llm, npurt.Llama)
+        assert_type(llm.generate("def quicksort("), str)
+        assert_type(llm.generate("Hello", max_tokens=16, stop=["\n"], stream=False), str)
+        assert_type(llm.generate([1, 2, 3], temperature=0, stream=True), Iterator[str])
+        for piece in llm.generate("Once", stream=True, top_k=40, seed=1):
+            assert_type(piece, str)
+            print(piece.upper(), end="", flush=True)
+        ids = llm.tokenize("Hello")
+        assert_type(ids, list[int])
+        assert_type(llm.detokenize(ids), str)
+        assert_type(llm.eval(ids), F32)
+        return llm.generate("The end", max_tokens=8).strip()
+
+
+def conversation(llm: npurt.Llama, stream: bool, options: dict[str, Any]) -> list[str]:
+    messages = [{"role": "system", "content": "Be brief."}]
+    messages.append({"role": "user", "content": "What is an NPU?"})
+    assert_type(llm.chat(messages), str)
+    assert_type(llm.chat(messages, stream=True, temperature=0.2), Iterator[str])
+    answer = llm.chat(messages, stream=stream)
+    assert_type(answer, str | Iterator[str])
+    return [answer] if isinstance(answer, str) else list(answer)
+
+
+def devices() -> None:
+    for found in npurt.devices():
+        print(found.device, found.found, found.detail)
+    with npurt.open_device("cpu", threads=2) as device:
+        print(device.caps.name)
+    try:
+        npurt.pack(np.ones((64, 8)), device="gpu")
+    except npurt.DeviceNotFound as error:
+        assert_type(error.remedy, str)
+
+
+def mistakes(llm: npurt.Llama, a: F32, w: npurt.PackedWeight) -> None:
+    llm.generate("Hello", max_token=5)  # type: ignore[call-overload]
+    llm.chat([{"role": "user"}], temperature="hot")  # type: ignore[call-overload]
+    llm.generate("Hello", stream=True).strip()  # type: ignore[attr-defined]
+    npurt.matmul(a, w, divice="cpu")  # type: ignore[call-overload]
+    npurt.pack(a, dtype=8)  # type: ignore[arg-type]
