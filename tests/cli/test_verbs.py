@@ -266,7 +266,7 @@ def test_perplexity_refuses_chunks_that_it_cannot_measure(npurt, text_file, argu
     assert_failed(npurt(*command), said, code=2)
 
 
-# --- devices and models ---------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 def test_devices_are_listed_for_people_and_programs(npurt):
@@ -279,34 +279,6 @@ def test_devices_are_listed_for_people_and_programs(npurt):
     assert [line.split()[:2] for line in lines] == [
         [row.device, "yes" if row.found else "no"] for row in rows
     ]
-
-
-def test_models_are_listed_with_what_is_there(npurt, tmp_path, monkeypatch):
-    rows = json.loads(npurt("models", "--folder", tmp_path, "--json").out)
-    monkeypatch.setenv("NPURT_MODELS", str(tmp_path))
-
-    assert {row["name"] for row in rows} == {
-        "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b",
-    }  # fmt: skip
-    assert all(row["path"] is None and row["file"].endswith(".gguf") for row in rows)
-    assert json.loads(npurt("models", "list", "--json").out) == rows
-    assert npurt("models").out.count("not fetched") == 3
-
-
-def test_a_model_that_is_there_is_not_fetched_again(npurt, real_model):
-    path = real_model("smollm2-135m")
-
-    for flags, out in ((), f"{path}\n"), (("--json",), json.dumps([str(path)]) + "\n"):
-        result = npurt("models", "fetch", "smollm2-135m", "--folder", path.parent, *flags)
-        assert (result.code, result.out) == (0, out)
-
-
-def test_a_model_that_nobody_knows_cannot_be_fetched(npurt, tmp_path):
-    assert_failed(npurt("models", "fetch", "gpt-5", "--folder", tmp_path), "gpt-5", code=2)
-
-
-def test_listing_takes_no_names(npurt):
-    assert_usage(npurt("models", "list", "smollm2-135m"))
 
 
 # --- Usage and settings ---------------------------------------------------------------------------

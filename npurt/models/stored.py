@@ -1,0 +1,71 @@
+"""Which models are on this machine: those of the catalogue, of hubs, of URLs, and other files."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from npurt.gguf_parts import part_names
+from npurt.models.catalogue import CATALOGUE, find
+from npurt.models.hub import Hub
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model: how ``-m`` calls it, and its file; of a model that is split, all its files.
+
+    Attributes:
+        source: ``catalogue``, ``hub``, ``URL`` or ``file``.
+        files: Empty when the model is only known, and not here.
+    """
+
+    name: str
+    source: str
+    files: tuple[Path, ...] = ()
+
+
+def stored(folders: Iterable[Path], hub: Hub | None) -> Iterator[Stored]:
+    """Yield the models of the catalogue, then others in *folders*, then those of *hub*'s cache."""
+    folders = list(folders)
+    known: set[Path] = set()
+    for name in CATALOGUE:
+        found = [file for folder in folders if (file := find(name, folder))]
+        known.update(file.resolve() for file in found)
+        yield Stored(name, "catalogue", tuple(found[:1]))
+    for folder in folders:
+        for files in _models(folder, "*"):
+            if files[0].resolve() not in known:
+                yield Stored(str(files[0]), "file", files)
+        for files in _models(folder, "urls/*/*"):
+            yield Stored(str(files[0]), "URL", files)
+    if hub:
+        yield from _of_hub(hub)
+
+
+def _models(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
+    """Yield the files of each whole model below *folder*, in the order of their names."""
+    with contextlib.suppress(OSError):  # a folder that cannot be read has no models to use
+        for first in sorted(folder.glob(pattern)):
+            names = part_names(first.name)
+            if first.suffix.lower() == ".gguf" and names[0] == first.name:
+                files = tuple(first.with_name(name) for name in names)
+                if all(file.is_file() for file in files):
+                    yield files
+
+
+def _of_hub(hub: Hub) -> Iterator[Stored]:
+    """Yield the models in the cache of *hub*, each of the newest revision that has it."""
+    for folder in sorted(hub.cache.glob("models--*--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        seen = set()
+        with contextlib.suppress(OSError):
+            for snapshot in sorted((folder / "snapshots").iterdir(), key=_changed, reverse=True):
+                for files in _models(snapshot, "**/*"):
+                    name = files[0].relative_to(snapshot).as_posix()
+                    if name not in seen:
+                        seen.add(name)
+                        yield Stored(f"hf:{repo}/{name}", "hub", files)
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
