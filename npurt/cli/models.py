@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print("memory: weights and KV cache of the usual context; Python and the vocabulary take 0.1 "
-          "to 0.2 GB more", file=sys.stderr)  # fmt: skip
-    print(ABOUT, file=sys.stderr)
+    print("\nmemory: weights and KV cache of the usual context; Python and the vocabulary take "
+          "0.1 to 0.2 GB more")  # fmt: skip
+    print(ABOUT)
     return 0
 
 

@@ -44,7 +44,7 @@ def test_the_catalogue_is_listed_with_sizes_licences_and_memory(npurt):
     assert lines[1].split()[1:] == [
         "0.10", "GB", "Apache-2.0", "0.19", "GB", "catalogue", "not", "fetched",
     ]  # fmt: skip
-    assert "pandas-sns" in result.err
+    assert "pandas-sns" in result.out
 
 
 @pytest.mark.parametrize("name", NAMES)
