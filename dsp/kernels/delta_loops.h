@@ -14,6 +14,9 @@
  * Pairs are loaded three ahead: the last loads are of what follows the integers in a state, and
  * what becomes of them is not stored.
  *
+ * tests/hexagon/delta_loops.py says what the pass computes, and runs its packets on symbols.  Whoever
+ * changes a packet runs tests/hexagon/test_delta_loops.py, which names what is wrong.
+ *
  * Registers: r9:8 and r13:12 words of k and q, of a and b and of c and d; r10 word of the k before;
  * v12, v13 sums of k and v14, v15 of q; v16..v23 rows, v24..v27 h, of a to d; v28 what is loaded.
  */

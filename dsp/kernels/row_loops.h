@@ -46,7 +46,7 @@
 #define ZERO(to) "v" #to " = vmem(%[zero]++#1)"
 #define ZERO_WORD "r7 = memw(%[zero]+#0)"
 #define ZERO_NEXT "%[zero] = add(%[zero],#128)"
-#define SPREAD(to) "v" #to " = vsplat(r7)"
+#define SPLAT(to) "v" #to " = vsplat(r7)"
 #define LOAD(to, tile) "v" #to " = vmem(%[w" #tile "]++#1)"
 #define LOW(to, of) "v" #to " = vand(v" #of ",%[mask])"
 #define HIGH(to, of) "v" #to ".ub = vlsr(v" #of ".ub,%[four])"
@@ -263,7 +263,7 @@ INLINE void q8_loop(const vec *w[], const job *job, const constants *c, vec acc[
     PACKET3(LOAD(6, 0), X(23, 22), DOT(8, 6, 20))
     PACKET3(LOAD(10, 0), ZERO_NEXT, DOT(8, 10, 21))
     PACKET2(LOAD(6, 1), DOT(8, 6, 22))
-    PACKET4(LOAD(11, 1), START_A(9), SPREAD(10), DOT(8, 10, 23))
+    PACKET4(LOAD(11, 1), START_A(9), SPLAT(10), DOT(8, 10, 23))
     PACKET2(LOAD(6, 1), DOT(9, 6, 8))
     PACKET3(LOAD(8, 1), NARROW(7, 8, 7), DOT(9, 11, 9))
     PACKET2(LOAD(6, 1), DOT(9, 6, 10))
@@ -353,7 +353,7 @@ INLINE void q8_offset_loop(const vec *w[], const job *job, const constants *c, v
     PACKET3(LOAD(6, 0), ZERO_NEXT, DOT(8, 6, 20))
     PACKET2(LOAD(9, 0), DOT(8, 9, 21))
     PACKET3(LOAD(6, 1), RECORD_SUMS, DOT(8, 6, 22))
-    PACKET4(LOAD(10, 1), START_A(11), SPREAD(9), DOT(8, 9, 23))
+    PACKET4(LOAD(10, 1), START_A(11), SPLAT(9), DOT(8, 9, 23))
     PACKET2(LOAD(6, 1), DOT(11, 6, 8))
     PACKET2(LOAD(10, 1), DOT(11, 10, 9))
     PACKET2(LOAD(6, 1), DOT(11, 6, 10))
@@ -435,7 +435,7 @@ INLINE void q8_offset_loop(const vec *w[], const job *job, const constants *c, v
 #undef ZERO
 #undef ZERO_WORD
 #undef ZERO_NEXT
-#undef SPREAD
+#undef SPLAT
 #undef LOAD
 #undef LOW
 #undef HIGH

@@ -127,7 +127,7 @@ class Machine:
         self._next("zero")
         return ()
 
-    def _transposed_matvec(self, to):
+    def _splat(self, to):
         yield ("v", to), self.r[7]
 
     def _load(self, to, tile):
