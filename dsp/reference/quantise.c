@@ -1,5 +1,5 @@
 /*
- * float32 rows to int8 codes: dsp/kernels/quantise.c, one number at a time.
+ * float32 rows to int8 codes: dsp/kernels/quantise_row.h, one number at a time.
  *
  * For a row whose greatest magnitude has (biased) exponent E, rounded up where its mantissa is
  * within 1/32 of the next power of two:

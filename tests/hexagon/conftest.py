@@ -4,11 +4,12 @@ import gc
 
 import pytest
 
+from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.fastrpc import control
 from npurt.hexagon.session import skel
 from tests.hexagon.dsp import NBYTES, Dsp, simulated
 from tests.hexagon.fake import Fake, compile_fake
-from tests.hexagon.simulator import tell
+from tests.hexagon.simulator import connection, tell
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +37,21 @@ def simulator(monkeypatch, tmp_path):
     tell("reset coherent=0")
     yield
     tell("reset")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A device for tests that leave it as it was."""
+    tell("reset")
+    with HexagonDevice("hexagon:test", connection()) as device:
+        yield device
+
+
+@pytest.fixture
+def fresh(simulator):
+    """A device of its own for a test."""
+    with HexagonDevice("hexagon:test", connection()) as device:
+        yield device
 
 
 @pytest.fixture(scope="module")

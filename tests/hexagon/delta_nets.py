@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from npurt.hexagon.device import delta_state
 from npurt.hexagon.layout import delta
 from tests.cpu.delta_nets import shapes
 from tests.hexagon import delta_model
 from tests.hexagon.delta_kernel import packed
+from tests.hexagon.simulator import kill
 
 OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
 SHAPES = shapes(tokens=[1, 3, 5, 20], heads=5, sequences=3, repeat=2)
+KEPT = delta_state.MOST_ROWS  # as many tokens as can be done again
 
 
 def own(net):
@@ -33,3 +36,20 @@ def modelled(net):
     values = [s.integers * (s.gain[:, None] / 2**31) * np.ldexp(1.0, s.exponents) for s in states]
     w = shape.width
     return read, np.stack([v[:w, :w].T for v in values]).reshape(net.state.shape)
+
+
+def one_by_one(state, net):
+    """Take *state* through the tokens of *net*, a call each."""
+    for token in range(net.v.shape[1]):
+        state.advance(net.after(token).first(1))
+
+
+def kill_dsp_of(device):
+    kill(device._sessions[0].transport.slot.effective)
+
+
+def after(device, net, tokens):
+    """Return a state that went through the first *tokens* of *net* one by one."""
+    state = device.delta_state(net)
+    one_by_one(state, net.first(tokens))
+    return state

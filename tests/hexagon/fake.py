@@ -2,7 +2,9 @@
 
 from npurt.build_host import build_library, host
 from npurt.build_zig import ROOT
+from npurt.hexagon.fastrpc.handle import Invocation
 from npurt.hexagon.fastrpc.lib import load
+from npurt.hexagon.idl.interface import interface
 
 SOURCE = ROOT / "tests/hexagon/fake_rpc.c"
 CONTROLS = """
@@ -52,3 +54,8 @@ class Fake:
 
     def reset(self):
         self._c.fake_reset()
+
+
+def echo():
+    """Return a call that a skel answers with what it is given."""
+    return Invocation(interface().method("echo").pack(5))

@@ -21,12 +21,6 @@ from tests.llm import tiny
 from tests.llm.reference import nmse
 
 
-@pytest.fixture(scope="module")
-def shared():
-    with npurt.open_device("hexagon:sim") as device:
-        yield device
-
-
 def broadcast(net, *, sequences, heads, width):
     """Return *net* of another shape, whose elements share their memory."""
 

@@ -31,14 +31,6 @@ from tests.llm import tiny
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16", "f32")
 
 
-@pytest.fixture(scope="module")
-def shared():
-    """A device for tests that leave it as it was."""
-    tell("reset")
-    with HexagonDevice("hexagon:test", connection()) as device:
-        yield device
-
-
 # --- Products -----------------------------------------------------------------------------------
 
 

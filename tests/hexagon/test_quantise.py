@@ -1,6 +1,6 @@
 """Activations as the DSP rounds them are near what was given, for every finite float32.
 
-The oracle is x itself in float64; dsp/kernels/quantise.c says how far off a code may be.
+The oracle is x itself in float64; dsp/kernels/quantise_row.h says how far off a code may be.
 """
 
 import numpy as np

@@ -1,13 +1,11 @@
-"""A session opens whole or not at all, lets no call through to a dead handle, and always ends."""
+"""A session opens whole or not at all, and always ends."""
 
 import contextlib
 import errno
 import gc
 import os
-import signal
 import subprocess
 import sys
-import threading
 import weakref
 
 import pytest
@@ -21,20 +19,13 @@ from npurt.errors import (
     NpurtError,
 )
 from npurt.hexagon.fastrpc import lib
-from npurt.hexagon.fastrpc.caller import Caller
 from npurt.hexagon.fastrpc.control import session_pool
-from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.handle import Handle
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.fastrpc.rpcmem import allocate
-from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session.session import Session
+from tests.hexagon.fake import echo
 from tests.limits import HANG_SECONDS, SOON, eventually, interrupt
-
-CALLS = ("open", "invoke", "close", "mmap", "munmap")
-
-
-def echo():
-    return Invocation(interface().method("echo").pack(5))
 
 
 @pytest.fixture
@@ -43,207 +34,9 @@ def session(fake):
         yield opened
 
 
-# --- Handles --------------------------------------------------------------------------------------
-
-
-def act(handle, what):
-    actions = {
-        "open": handle.open,
-        "invoke": lambda: handle.invoke(echo()),
-        "close": handle.close,
-        "die": lambda: handle.die("it is over"),
-    }
-    actions[what]()
-
-
-@pytest.mark.parametrize(
-    ("done", "state"),
-    [
-        ([], State.NEW),
-        (["close"], State.CLOSED),
-        (["open"], State.OPEN),
-        (["open", "invoke"], State.OPEN),
-        (["open", "close"], State.CLOSED),
-        (["open", "close", "close"], State.CLOSED),
-        (["open", "die"], State.DEAD),
-        (["open", "die", "close"], State.CLOSED),
-        (["open", "die", "close", "close"], State.CLOSED),
-    ],
-)
-@pytest.mark.parametrize("what", ["open", "invoke"])
-def test_only_an_open_handle_is_invoked_and_only_a_new_one_opened(fake, done, state, what):
-    """The library answers success, and does nothing, for all the others."""
-    handle = Handle(fake.library, "file:///x")
-    for step in done:
-        act(handle, step)
-    assert handle.state is state
-    allowed = {"open": State.NEW, "invoke": State.OPEN}[what]
-    before = {call: fake.count(call) for call in CALLS}
-
-    if state is allowed:
-        act(handle, what)
-        assert fake.count(what) == before[what] + 1
-    else:
-        with pytest.raises(NpurtError, match="refused: the handle is ") as caught:
-            act(handle, what)
-        assert (type(caught.value) is DeviceLost) == (state is State.DEAD)
-        assert {call: fake.count(call) for call in CALLS} == before
-        assert handle.state is state
-
-
-def test_a_handle_is_closed_once_however_often_and_dead_ones_too(fake):
-    """A second close would end the sessions of others."""
-    for dead in (False, True):
-        handle = Handle(fake.library, "file:///x")
-        handle.open()
-        if dead:
-            handle.die("it is over")
-        before = fake.count("close")
-        for _ in range(3):
-            handle.close()
-        assert fake.count("close") == before + 1
-    Handle(fake.library, "file:///x").close()
-    assert fake.count("close") == before + 1
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "state"),
-    [
-        (0x8000040D, DeviceLost, State.DEAD),
-        (0x27, DeviceLost, State.DEAD),
-        (0x68, DeviceLost, State.DEAD),
-        (0x2E, DeviceLost, State.DEAD),
-        (0x8000042C, DeviceLost, State.DEAD),
-        (0x8000040E, DriverError, State.OPEN),
-        (0x0E, DriverError, State.OPEN),
-    ],
-)
-def test_codes_of_a_dead_process_kill_the_handle_and_others_do_not(fake, code, kind, state):
-    handle = Handle(fake.library, "file:///x")
-    handle.open()
-    fake.answer("invoke2", code, errno.EPIPE)
-
-    with pytest.raises(kind, match=hex(code)):
-        handle.invoke(echo())
-    assert handle.state is state
-    handle.close()
-    assert fake.count("close") == 1
-
-
-def test_an_open_that_fails_leaves_a_closed_handle(fake):
-    fake.answer("open", 0x80000406)
-    handle = Handle(fake.library, "file:///x")
-
-    with pytest.raises(DriverError, match=r"file:///x failed with 0x80000406"):
-        handle.open()
-    assert handle.state is State.CLOSED
-    handle.close()
-    assert fake.count("close") == 0
-
-
-def test_success_without_a_handle_is_none(fake):
-    fake.answer("no handle", 1, times=-1)
-    handle = Handle(fake.library, "file:///x")
-
-    with pytest.raises(DriverError, match="file:///x"):
-        handle.open()
-    assert handle.state is State.CLOSED
-
-
-def test_buffers_of_a_call_are_what_the_library_gets(fake):
-    handle = Handle(fake.library, "file:///x")
-    handle.open()
-    call = interface().method("echo").pack(5)
-    prepared = Invocation(call)
-    for nonce in (5, 0xFFFF_FFFF_FFFF_FFFF, 0):
-        call.repack(nonce=nonce)
-        handle.invoke(prepared)
-        assert call.unpack() == (nonce ^ 0x9E3779B97F4A7C15,)
-    handle.close()
-
-
-# --- The thread -----------------------------------------------------------------------------------
-
-
-def thread_and_mask():
-    return threading.get_ident(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_calls_are_made_one_after_the_other_on_one_thread_without_signals():
-    caller = Caller("test")
-    seen = [caller.run(thread_and_mask, HANG_SECONDS, "x") for _ in range(3)]
-    caller.close(lambda: None, HANG_SECONDS)
-
-    assert len({ident for ident, _ in seen}) == 1
-    assert seen[0][0] != threading.get_ident()
-    assert {signal.SIGINT, signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM} <= seen[0][1]
-    assert signal.SIGSEGV not in seen[0][1]
-
-
-def test_what_a_call_raises_is_raised_where_it_was_asked_for():
-    caller = Caller("test")
-    with pytest.raises(ZeroDivisionError):
-        caller.run(lambda: 1 // 0, HANG_SECONDS, "x")
-    assert caller.run(lambda: 4, HANG_SECONDS, "x") == 4
-    caller.close(lambda: None, HANG_SECONDS)
-    with pytest.raises(NpurtError, match="closed"):
-        caller.run(lambda: 4, HANG_SECONDS, "x")
-
-
-def test_a_call_that_does_not_come_back_is_given_up_and_others_are_refused_until_it_does():
-    caller = Caller("test")
-    gate, done = threading.Event(), []
-
-    with pytest.raises(DeviceTimeout, match=r"slow did not come back within 0\.05 s"):
-        caller.run(lambda: gate.wait(HANG_SECONDS), 0.05, "slow")
-    assert caller.stuck
-    with pytest.raises(DeviceLost, match="has not come back"):
-        caller.run(lambda: done.append("no"), HANG_SECONDS, "next")
-
-    caller.close(lambda: done.append("closed"), 0)
-    assert done == []
-    gate.set()
-    caller._thread.join(HANG_SECONDS)
-    assert done == ["closed"]
-    assert not caller.stuck
-
-
-def test_what_waits_behind_a_lost_call_never_begins():
-    caller = Caller("test")
-    begun, gate, done = threading.Event(), threading.Event(), []
-
-    def wait():
-        begun.set()
-        gate.wait(HANG_SECONDS)
-
-    interrupt(lambda: caller.run(wait, HANG_SECONDS, "slow"), begun.is_set)
-
-    with pytest.raises(DeviceTimeout):
-        caller.run(lambda: done.append("late"), SOON, "behind")
-    gate.set()
-    caller.close(lambda: done.append("closed"), HANG_SECONDS)
-    caller._thread.join(HANG_SECONDS)
-
-    assert done == ["closed"]
-
-
-def test_ctrl_c_leaves_the_call_alone_and_the_next_waits_for_it():
-    caller = Caller("test")
-    begun, gate, order = threading.Event(), threading.Event(), []
-
-    def wait():
-        begun.set()
-        gate.wait(HANG_SECONDS)
-        order.append("first")
-
-    interrupt(lambda: caller.run(wait, HANG_SECONDS, "slow"), begun.is_set)
-    assert order == []
-    gate.set()
-    caller.settle(HANG_SECONDS)
-    assert order == ["first"]
-    caller.run(lambda: order.append("second"), HANG_SECONDS, "next")
-    caller.close(lambda: None, HANG_SECONDS)
-    assert order == ["first", "second"]
+def mapped_bytes(session):
+    """Return the bytes of all blocks that are mapped."""
+    return sum(block.nbytes for block in session._owned.blocks.values())
 
 
 # --- Opening --------------------------------------------------------------------------------------
@@ -317,7 +110,7 @@ def test_a_wish_for_low_latency_need_not_be_granted(fake, code):
 def test_closing_takes_maps_then_the_handle_then_memory_and_only_once(fake, session):
     block = allocate(fake.library, 8192)
     session.map(block)
-    assert session.mapped_bytes == 8192
+    assert mapped_bytes(session) == 8192
     del block
     gc.collect()
     assert fake.count("free") == 0  # the session keeps what the DSP may touch
@@ -480,7 +273,7 @@ def test_what_cannot_be_mapped_is_no_room_while_the_dsp_answers_and_a_loss_when_
     with pytest.raises(DeviceFull):
         session.map(block)
     assert fake.count("munmap") == 1  # the half that had worked
-    assert session.mapped_bytes == 0
+    assert mapped_bytes(session) == 0
 
     fake.answer("mmap", 1)
     fake.answer("invoke2", 0x8000042C)
@@ -494,7 +287,7 @@ def test_a_block_can_be_taken_from_the_dsp_first_by_our_code(fake, session):
     session.map(block)
     session.free(block)
 
-    assert (fake.count("invoke5"), fake.count("munmap"), session.mapped_bytes) == (1, 1, 0)
+    assert (fake.count("invoke5"), fake.count("munmap"), mapped_bytes(session)) == (1, 1, 0)
 
 
 def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):

@@ -32,7 +32,7 @@ from npurt.hexagon.layout.quantise import BLOCK, I32, Quantised
 F64 = npt.NDArray[np.float64]
 
 VARIANCE = 1 / 12  # of a rounding error
-LEAST_CODE = 126  # scales are rounded up a little (dsp/kernels/quantise.c), so 127 may be missed
+LEAST_CODE = 126  # scales are rounded up a little (quantise_row.h), so 127 may be missed
 FLOAT_UNIT = 2.0**-24
 
 

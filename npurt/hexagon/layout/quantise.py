@@ -1,4 +1,4 @@
-"""How the DSP rounds activations: the integers of dsp/kernels/quantise.c in numpy.
+"""How the DSP rounds activations: the integers of dsp/kernels/quantise_row.h in numpy.
 
 Bit for bit the kernel's, and fast enough to say, of every product that is verified, what the DSP
 really multiplied.
@@ -131,7 +131,7 @@ def _codes(blocks: I64, scales: I64, top: I64) -> I8:
 def _reciprocals() -> tuple[I64, I64]:
     """Return, for scales 0..32767, the 15 bits of the reciprocal and how far they are shifted.
 
-    reciprocal = 2^(29 - shift) / scale: a line, then Newton twice, as quantise.c has it.
+    reciprocal = 2^(29 - shift) / scale: a line, then Newton twice, as quantise_row.h has it.
     """
     scales = np.arange(1 << 15, dtype=np.int64)
     scales[0] = 1  # no group has it

@@ -224,11 +224,6 @@ class Session(Transport):
         """Invalidate the CPU's caches of *block*; errors as `Synchroniser`."""
         self._synchronise.for_cpu(block.fd)
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of all blocks that are mapped."""
-        return sum(block.nbytes for block in self._owned.blocks.values())
-
     def packets(self) -> int:
         """Return what the simulator counted; hardware does not tell."""
         if "npurt_sim_total_packets" not in self.library.features:
