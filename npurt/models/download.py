@@ -28,6 +28,7 @@ CHUNK = 1 << 20  # bytes copied at a time
 TIMEOUT_S = 30.0  # of a connection, and between two pieces of an answer
 TRIES = 5  # requests in a row that bring nothing
 WAIT_S = 1.0  # before the second try; doubles with each
+LONG_WAIT_S = 5.0  # that users want to know about
 MOST_WAIT_S = 120.0  # that a server may ask for
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses that another try may not get
 REDIRECTS = 10
@@ -149,8 +150,17 @@ def missing_bytes(remote: Remote, target: Path) -> int:
     return max(0, remote.nbytes - _size(target.with_name(f"{target.name}.npurt-incomplete")))
 
 
-def patiently(request: Callable[[], T], what: str, remedy: str, tries: int = TRIES) -> T:
+def patiently(
+    request: Callable[[], T],
+    what: str,
+    remedy: str,
+    *,
+    tries: int = TRIES,
+    tell: Callable[[str], object],
+) -> T:
     """Return the result of *request*, which is repeated while it raises `Busy`.
+
+    Before a long wait, *tell* is called with the reason.
 
     Raises:
         DownloadError: It raised that too often, or the server asks for too long a wait.
@@ -167,6 +177,8 @@ def patiently(request: Callable[[], T], what: str, remedy: str, tries: int = TRI
                 ) from error
             if tried == tries:
                 raise DownloadError(f"{what}: {error}", remedy=remedy) from error
+            if wait >= LONG_WAIT_S:
+                tell(f"{what}: {error}; trying again in {wait:.0f} seconds")
             time.sleep(wait)
     raise AssertionError("the last try returns or raises")
 
@@ -235,7 +247,8 @@ def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secur
                     raise
 
     remedy = f"check the connection; {KEPT}"
-    patiently(until_nothing_comes, f"cannot download {remote.name}", remedy)
+    what = f"cannot download {remote.name}"
+    patiently(until_nothing_comes, what, remedy, tell=bar.set_description)
 
 
 def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
@@ -327,6 +340,11 @@ def _require_content(remote: Remote, response: Any) -> None:
         return
     if status in BUSY:
         raise Busy(f"the server answers {status}", retry_after(response.headers))
+    if response.headers.get("x-error-code") == "GatedRepo":
+        raise DownloadError(
+            f"{remote.name} is given only to those who accept the terms of its repository",
+            remedy="accept them on its page, then set HF_TOKEN, or run `hf auth login`",
+        )
     remedies = {
         401: "give a token that may read it: set HF_TOKEN, or run `hf auth login`",
         403: "ask for access to it, with the account whose token HF_TOKEN has",

@@ -12,6 +12,7 @@ import difflib
 import fnmatch
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from npurt.errors import DownloadError, SettingError
+from npurt.files import replacing
 from npurt.gguf_parts import part_names
 from npurt.models import download
 from npurt.models.download import Busy, Remote
@@ -146,7 +148,7 @@ class Hub:
         """
         cached = self.find(wanted)
         try:
-            listing = self._ask(wanted, tries=1 if cached else download.TRIES)
+            listing = self._ask(wanted, 1 if cached else download.TRIES, progress)
         except DownloadError as error:
             if cached and isinstance(error.__cause__, Busy | OSError):
                 return cached
@@ -196,7 +198,8 @@ class Hub:
         path = self._folder(wanted.repo) / "refs" / wanted.revision
         with contextlib.suppress(OSError):  # the cache may be read-only; the file is there
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(commit)
+            with replacing(path, durable=False) as file:
+                file.write(commit.encode())
 
     def _download(
         self, wanted: Reference, commit: str, files: Sequence[HubFile], progress: bool
@@ -235,7 +238,7 @@ class Hub:
 
     # --- Questions to the hub -------------------------------------------------------------------
 
-    def _ask(self, wanted: Reference, tries: int) -> Listing:
+    def _ask(self, wanted: Reference, tries: int, progress: bool) -> Listing:
         """Return the GGUF files of the repository, as the hub states them."""
         from huggingface_hub import HfApi
 
@@ -252,7 +255,12 @@ class Hub:
 
         remedy = "check the connection and HF_ENDPOINT; files that are here can be given by path"
         what = f"cannot ask for {wanted.repo}"
-        return _listing(download.patiently(request, what, remedy, tries))
+
+        def tell(text: str) -> None:
+            if progress and sys.stderr:
+                sys.stderr.write(f"npurt: {text}\n")
+
+        return _listing(download.patiently(request, what, remedy, tries=tries, tell=tell))
 
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:

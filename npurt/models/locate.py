@@ -108,14 +108,15 @@ def _download(url: str, progress: bool) -> Path:
         else Remote(first, name, None, digest)
         for name in names
     ]
+    if all((folder / remote.name).exists() for remote in remotes):
+        return folder / remotes[0].name
     try:
         with download.progress_bar(None, progress) as bar:
             for remote in remotes:
                 target = folder / remote.name
-                if not target.exists():
-                    with download.turn(folder / f".{remote.name}.lock", bar):
-                        if not target.exists():
-                            download.download(remote, target, bar)
+                with download.turn(folder / f".{remote.name}.lock", bar):
+                    if not target.exists():
+                        download.download(remote, target, bar)
     except DownloadError:
         raise
     except OSError as error:

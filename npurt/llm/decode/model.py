@@ -25,7 +25,6 @@ from npurt.llm.state.recurrent import SPACING
 from npurt.llm.text.chat import ChatTemplate
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
-from npurt.models.hub import Hub, Reference
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import integer, optional_integer
@@ -166,6 +165,8 @@ class Llama(Generator):
             DownloadError: The model cannot be downloaded.
             SettingError: *repo_id* has another form, or there is no such file.
         """
+        from npurt.models.hub import Hub, Reference
+
         wanted = Reference.of(repo_id, filename, revision)
         path = Hub.usual().fetch(wanted, progress=progress)
         return cls(path, progress=progress, **arguments)
