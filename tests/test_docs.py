@@ -17,6 +17,7 @@ from tests.limits import HANG_SECONDS
 PROJECT = Path(__file__).resolve().parents[1]
 README = PROJECT / "README.md"
 TESTING = PROJECT / "docs/testing.md"
+ARRAYS = PROJECT / "docs/arrays.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -107,6 +108,18 @@ def test_the_example_of_the_readme_runs(real_model):
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "offload: 100.0 % of MACs on cpu" in result.stdout
+
+
+def test_the_example_of_weights_in_numpy_runs():
+    (example,) = re.findall(r"^```python\n(.+?)^```", ARRAYS.read_text(), re.M | re.S)
+
+    result = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    said = [line.partition("  # prints ")[2] for line in example.splitlines()]
+    assert result.stdout.splitlines() == [line for line in said if line]
 
 
 def test_the_example_of_an_architecture_is_its_file():

@@ -56,6 +56,8 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
 def _real(x: npt.ArrayLike, fmt: Format) -> F32:
     """Return *x* as contiguous float32 in whole blocks; block formats refuse NaN and infinity."""
     array = np.asarray(x)
+    if array.dtype.name == "bfloat16":  # of ml_dtypes; numpy itself has none
+        array = array.astype(np.float32)
     if array.ndim == 0 or array.dtype.kind not in "fiu":
         raise LayoutError(
             f"cannot quantise {array.ndim}-dimensional {array.dtype}",

@@ -161,7 +161,10 @@ class QTensor(QuantisedArray):
         Raises:
             UnsupportedOp: The values do not exist in memory.
         """
-        return np.array(self._stored("numpy.asarray"), dtype=dtype, copy=copy)
+        values = self._stored("numpy.asarray")
+        if copy is None:  # numpy 1 has no copy=None
+            return np.asarray(values, dtype)
+        return np.array(values, dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         """DLPack's protocol: the values of F32 and F16 where they lie.
@@ -169,10 +172,10 @@ class QTensor(QuantisedArray):
         Raises:
             UnsupportedOp: The values do not exist in memory.
         """
-        return self._stored("DLPack").__dlpack__(**options)
+        return self._stored("numpy.from_dlpack").__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._stored("DLPack").__dlpack_device__()
+        return self._stored("numpy.from_dlpack").__dlpack_device__()
 
     def _stored(self, name: str) -> npt.NDArray[Any]:
         """Return a view of the values of a format that numpy knows; *name* asks for them."""

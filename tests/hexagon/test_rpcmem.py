@@ -78,6 +78,22 @@ def test_a_block_lives_as_long_as_its_arrays(fake):
     assert fake.count("free") == 1
 
 
+def test_other_libraries_view_a_block_by_dlpack_and_keep_it(fake):
+    block = allocate(fake.library, 8192)
+    block.array[:] = 5
+    assert block.__dlpack_device__() == (1, 0)  # kDLCPU
+
+    view = np.from_dlpack(block)
+    assert np.shares_memory(view, block.array)
+    del block
+    gc.collect()
+
+    assert (fake.count("free"), view.sum()) == (0, 5 * 8192)
+    del view
+    gc.collect()
+    assert fake.count("free") == 1
+
+
 _OUTLIVES = """
 import gc, sys
 from npurt.hexagon.fastrpc import abi, lib, rpcmem

@@ -7,6 +7,7 @@ bounds derived from the input alone for those of our own making.
 from pathlib import Path
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -274,3 +275,13 @@ def test_a_transposed_array_is_quantised_along_its_last_axis():
     assert_same_bytes(
         quantize(x.T, BY_NAME["q8_0"]), quantize(x.T.copy(), BY_NAME["q8_0"]).view(np.uint8)
     )
+
+
+@pytest.mark.parametrize("name", ["q8_0", "bf16"])
+def test_bfloat16_of_ml_dtypes_is_quantised_as_the_floats_that_it_is(name):
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(ml_dtypes.bfloat16)
+    blocks = quantize(x, BY_NAME[name])
+
+    assert_same_bytes(blocks, quantize(x.astype(np.float32), BY_NAME[name]).view(np.uint8))
+    if name == "bf16":
+        np.testing.assert_array_equal(blocks, x.view(np.uint16))

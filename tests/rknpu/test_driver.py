@@ -287,6 +287,8 @@ def test_a_freed_buffer_cannot_be_touched_and_views_of_it_stay_mapped(driver):
     buffer = driver.spaces[0].alloc(4096, Role.INPUT, "A")
     with buffer.cpu_access(write=True) as memory:
         memory[:] = 7
+        view = np.from_dlpack(memory)
+        assert np.shares_memory(view, memory)
     buffer.free()
     buffer.free()
 

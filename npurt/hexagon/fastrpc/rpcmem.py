@@ -27,7 +27,7 @@ LARGEST = (1 << 31) - mmap.PAGESIZE  # the library keeps sizes in an int, and lo
 
 
 class Block:
-    """Shared memory.
+    """Shared memory; other array libraries view its bytes by DLPack, and keep it alive.
 
     Attributes:
         array: The bytes.
@@ -42,6 +42,12 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of it."""
         return int(self.array.nbytes)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
 
 
 class Synchroniser:

@@ -36,6 +36,8 @@ class Created(NamedTuple):
 class Buffer:
     """Memory that CPU and NPU share.  The CPU may touch it inside `cpu_access` only.
 
+    Other array libraries view the array of `cpu_access`, by DLPack too, under the same rule.
+
     Attributes:
         nbytes: Its size.
         address: Its address in the NPU's address space.

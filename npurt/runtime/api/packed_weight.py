@@ -118,6 +118,12 @@ class PackedWeight(QuantisedArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> F32:
         raise refused("numpy.asarray", self)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        raise refused("numpy.from_dlpack", self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise refused("numpy.from_dlpack", self)
+
     def __copy__(self) -> "PackedWeight":
         return self
 
