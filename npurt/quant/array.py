@@ -82,7 +82,7 @@ class QuantisedArray(NDArrayOperatorsMixin):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         function = FUNCTIONS.get(func)
-        if function is None:
+        if function is None or isinstance(kwargs.get("out"), QuantisedArray):
             raise refused(f"{func.__module__}.{func.__name__}", self)
         return function(*args, **kwargs)
 
@@ -113,7 +113,7 @@ def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
     w, axis, x, other = (a, axis_a, b, axis_b) if first else (b, axis_b, a, axis_a)
     if isinstance(x, QuantisedArray):
         raise refused(name, x)
-    if axis % w.ndim != w.sum_axis:
+    if axis not in (w.sum_axis, w.sum_axis - w.ndim):
         raise _across(f"{name} along axis {axis}", w)
     y = hooks.product(_last(x, other), w.T if w.sum_axis else w)
     return np.moveaxis(y, -1, 0) if first and w.ndim > 1 else y
@@ -130,6 +130,8 @@ def _across(what: str, w: QuantisedArray) -> UnsupportedOp:
 def _last(x: Any, axis: int) -> Any:
     """Return x with that axis last."""
     ndim = np.ndim(x)
+    if ndim and not -ndim <= axis < ndim:
+        raise LayoutError(f"{ndim} axes have no axis {axis}", remedy=f"use -{ndim} to {ndim - 1}")
     return x if ndim < 2 or axis in (-1, ndim - 1) else np.moveaxis(np.asarray(x), axis, -1)
 
 
@@ -143,16 +145,19 @@ def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """`numpy.tensordot` over one pair of axes."""
-    of_a, of_b = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
-    (one, *more), (other, *others) = (np.atleast_1d(list_of).tolist() for list_of in (of_a, of_b))
-    if more or others:
-        raise refused("numpy.tensordot over two axes", a if isinstance(a, QuantisedArray) else b)
-    return _sum(a, one, b, other, "numpy.tensordot")
+    of_a, of_b = (range(-axes, 0), range(axes)) if np.ndim(axes) == 0 else axes
+    pairs = list(zip(np.atleast_1d(of_a).tolist(), np.atleast_1d(of_b).tolist(), strict=True))
+    if len(pairs) != 1:
+        w = a if isinstance(a, QuantisedArray) else b
+        raise refused(f"numpy.tensordot over {len(pairs)} pairs of axes", w)
+    return _sum(a, pairs[0][0], b, pairs[0][1], "numpy.tensordot")
 
 
 def _multi_dot(arrays: Any, *, out: Array | None = None) -> Any:
     """`numpy.linalg.multi_dot`, from left to right."""
     *first, last = arrays
+    if not first:
+        raise LayoutError("multi_dot got one array", remedy="pass two or more")
     return hooks.product(functools.reduce(hooks.product, first), last, out=out)
 
 
@@ -217,6 +222,12 @@ def _vecmat(x: Any, w: Any, *, out: Array | None = None) -> Any:
     return hooks.product(x, w, out=out)
 
 
+def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
+    if axes is not None and tuple(axes) != (1, 0):
+        raise refused(f"numpy.transpose with axes {axes}", a)
+    return a.T
+
+
 def _matmul(a: Any, b: Any, *, out: Array | None = None) -> Any:
     return hooks.product(a, b, out=out)
 
@@ -235,12 +246,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.linalg.multi_dot: _multi_dot,
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
-    np.transpose: lambda a: a.T,
+    np.transpose: _transpose,
 }
 if hasattr(np.linalg, "matmul"):  # numpy 2
     FUNCTIONS |= {
         np.linalg.matmul: _matmul,
         np.linalg.tensordot: lambda a, b, /, *, axes=2: _tensordot(a, b, axes),
-        np.matrix_transpose: lambda a: a.T,
-        np.linalg.matrix_transpose: lambda a: a.T,
+        np.matrix_transpose: _transpose,
+        np.linalg.matrix_transpose: _transpose,
     }

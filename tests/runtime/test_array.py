@@ -87,6 +87,7 @@ FORMS = {
     "matvec": lambda a, w: np.matvec(w.T, a),
     "matrix_transpose": lambda a, w: a @ np.matrix_transpose(w.T),
     "transpose": lambda a, w: a @ np.transpose(w.T),
+    "transpose of axes": lambda a, w: a @ np.transpose(w.T, (1, 0)),
 }
 NEW = {  # in numpy 2
     "linalg.matmul": hasattr(np.linalg, "matmul"),
@@ -236,7 +237,10 @@ DECODING = {
     "numpy.exp": [np.exp],
     "numpy.sum": [np.sum],
     "numpy.einsum": [lambda w: np.einsum("kn,kn", w, w)],
-    "numpy.tensordot over two axes": [lambda w: np.tensordot(X, w)],
+    "numpy.tensordot over 2 pairs of axes": [lambda w: np.tensordot(X, w)],
+    "numpy.tensordot over 0 pairs of axes": [lambda w: np.tensordot(X, w, 0)],
+    "numpy.transpose with axes (0, 1)": [lambda w: np.transpose(w, (0, 1))],
+    "numpy.einsum ": [lambda w: np.einsum("ij,jk", X, X.T, out=w)],
     "numpy.linalg.svd": [np.linalg.svd],
     "numpy.linalg.norm": [np.linalg.norm],
     "numpy.vdot": [lambda w: np.vdot(X, w)],
@@ -258,7 +262,7 @@ def test_what_would_decode_a_weight_is_refused_with_the_way_to_do_it(kind, name,
     with pytest.raises(UnsupportedOp) as caught:
         function(w)
 
-    assert caught.value.what == f"{name} would decode all of {w!r}"
+    assert caught.value.what == f"{name.strip()} would decode all of {w!r}"
     assert "w.dequantize()" in caught.value.remedy
     np.testing.assert_equal(np.shape(w.dequantize()), (K, N))  # the way to do it
 
@@ -276,6 +280,10 @@ def test_the_method_of_an_array_is_refused_since_numpy_hides_the_weight_from_it(
         (lambda a, w: w.T @ w, "are both quantised"),
         (lambda a, w: np.inner(a, w), "cannot be summed"),
         (lambda a, w: np.tensordot(w, a[:, :N], ([1], [1])), "cannot be summed"),
+        (lambda a, w: np.tensordot(a, w, ([1], [2])), "cannot be summed"),
+        (lambda a, w: np.tensordot(a, w, ([2], [0])), "2 axes have no axis 2"),
+        (lambda a, w: np.tensordot(a[0], w, ([1], [0])), "1 axes have no axis 1"),
+        (lambda a, w: np.linalg.multi_dot([w]), "one array"),
         (lambda a, w: np.einsum("in,kn->ik", a[:, :N], w), "cannot be summed"),
         (lambda a, w: np.einsum("ik,kn->ikn", a, w), "cannot be summed"),
         (lambda a, w: np.einsum("kk,kn->n", a[:, :3], w), "cannot be summed"),
