@@ -3,17 +3,21 @@
 See also tests/rknpu/test_one_home.py, and tests/hexagon/test_messages.py for batches and replies.
 """
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
-from npurt import device, settings
+from npurt import cli, device, settings
 from npurt.cpu import abi, layout, program
 from npurt.hexagon.fastrpc import rpcmem
 from npurt.hexagon.layout import images, quantise
 from npurt.hexagon.session import messages
+from npurt.llm.state import cache
 from npurt.quant import activations, canonical, types
+from npurt.segment import KV_DTYPES
+from npurt.verify import Mode
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,6 +104,12 @@ def test_rounding_of_activations_has_the_same_constants_in_both_languages():
     assert numbers("dsp/kernels/delta_prepare.h")["LEAST_TOP"] == c["LEAST_TOP"]
 
 
+def test_the_dsp_takes_activations_of_the_groupings_that_python_makes():
+    body = source("dsp/kernels/multiply.c").partition("int npurt_takes_group(")[2].partition("}")[0]
+
+    assert {int(n) for n in re.findall(r"group == (\d+)", body)} == set(quantise.GROUPS)
+
+
 @pytest.mark.parametrize("simulator", ["fastrpc", "rknpu"])
 def test_a_simulator_reads_the_variable_that_python_names(simulator):
     named = {"fastrpc": settings.SIM_FASTRPC, "rknpu": settings.SIM_RKNPU}[simulator]
@@ -116,3 +126,25 @@ def test_python_names_the_variables_of_simulators_in_one_file():
     }
 
     assert written == {"npurt/settings.py"}
+
+
+def options_of(verb):
+    """Return the options of a verb of the command line, by their long names."""
+    (verbs,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {a.option_strings[-1]: a for a in verbs.choices[verb]._actions if a.option_strings}
+
+
+@pytest.mark.parametrize("verb", ["run", "chat", "bench", "perplexity"])
+def test_the_command_line_offers_what_the_library_takes(verb):
+    """It names them again: importing the library takes longer than printing a help."""
+    options = options_of(verb)
+
+    assert list(options["--verify"].choices) == [mode.value for mode in Mode]
+    if "--kv-type" in options:
+        assert list(options["--kv-type"].choices) == list(KV_DTYPES)
+    if verb == "run":
+        assert f"at most {device.MAX_ROWS}" in options["--batch-size"].help
+
+
+def test_caches_of_plans_and_of_segments_have_the_same_element_types():
+    assert cache.DTYPES == KV_DTYPES

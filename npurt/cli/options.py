@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from npurt.device import MAX_ROWS
 from npurt.errors import NpurtError
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
@@ -77,7 +76,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
     group.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of the context")
     group.add_argument("-b", "--batch-size", type=int, metavar="N",
-                       help=f"tokens evaluated at once, at most {MAX_ROWS}")  # fmt: skip
+                       help="tokens evaluated at once, at most 512")  # fmt: skip
     group.add_argument("--kv-type", default="f16", choices=("f16", "f32"), help="of the KV cache")
     group.add_argument("--verify", choices=("off", "sample", "always"), help="check results")
     group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
