@@ -1,9 +1,9 @@
-/* Reading a batch: nothing is believed, every number is compared with what is mapped. */
+/* Reads a batch of the host and checks every number in it against the mapped memory. */
 #include "batch.h"
 
 enum { ALIGNMENT = NPURT_VECTOR, K_STEP = 32 };
 
-/* Where the first `nbytes` bytes of a part are, which must have as many; NULL. */
+/* The address of the first `nbytes` bytes of a part; NULL if it has fewer. */
 static char *locate(const npurt_ref *ref, uint64_t nbytes, const maps *maps)
 {
     if (ref->offset % ALIGNMENT || nbytes > ref->nbytes) {
@@ -38,7 +38,7 @@ static uint32_t check_shape(const npurt_op *op)
     return 0;
 }
 
-/* Whether the quantised rows that the op before left are those that this op needs. */
+/* Whether this op can use the quantised rows of the op before. */
 static int same_x(const batch_op *op, const batch_op *before)
 {
     return before->kind == NPURT_OP_MATMUL && op->x.x == before->x.x &&
@@ -160,7 +160,7 @@ void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps 
     }
     batch->status = 0;
     while (batch->count < head.count && !batch->status) {
-        npurt_op op; /* a copy: the host could change it after it was checked */
+        npurt_op op; /* a copy, because the host could change the original after the check */
         uint32_t i = batch->count;
         __builtin_memcpy(&op, bytes + sizeof head + i * sizeof op, sizeof op);
         batch->status = read_op(&batch->op[i], &op, i ? &batch->op[i - 1] : NULL, maps);

@@ -1,4 +1,4 @@
-/* What a batch of the host asks for, checked, with addresses. */
+/* A checked batch of the host, with addresses. */
 #ifndef NPURT_BATCH_H
 #define NPURT_BATCH_H
 
@@ -7,7 +7,7 @@
 #include "maps.h"
 #include "npurt_msg.h"
 
-/* Of a kind that an op is not, everything is zero. */
+/* Fields of other kinds of ops are zero. */
 typedef struct {
     uint32_t kind;
     uint32_t flags; /* NPURT_SAME_X, NPURT_NEW_W */
@@ -30,12 +30,12 @@ typedef struct {
 } batch;
 
 /*
- * Read a batch of `nbytes` bytes that nothing is known of.  Every address in ops 0..count-1 then
- * lies in a mapped block, with as many bytes as the kernels touch.
+ * Read and check an untrusted batch of `nbytes` bytes.  Every address in ops 0..count-1 is then in a
+ * mapped block, with as many bytes as the kernels access.
  */
 void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps *maps);
 
-/* Bytes from the first to past the last of rows of `width` bytes. */
+/* Bytes from the start of the first row to the end of the last; a row has `width` bytes. */
 static inline uint64_t batch_extent(uint32_t rows, uint64_t stride, uint64_t width)
 {
     return (uint64_t) (rows - 1) * stride + width;

@@ -1,4 +1,4 @@
-/* Keeping memory that the host shares the same on both sides. */
+/* Cache maintenance of memory that host and DSP share. */
 #ifndef NPURT_CACHE_H
 #define NPURT_CACHE_H
 
@@ -6,7 +6,7 @@
 
 enum { CACHE_LINE = 128 }; /* bytes; the longest of any version */
 
-/* Whole lines, so that no version of QuRT refuses the range. */
+/* Whole cache lines, because some versions of QuRT refuse other ranges. */
 static inline void cache_maintain(const void *address, uint64_t nbytes, uint8_t operation)
 {
     uint32_t first = (uint32_t) (uintptr_t) address & ~(CACHE_LINE - 1u);
@@ -15,14 +15,14 @@ static inline void cache_maintain(const void *address, uint64_t nbytes, uint8_t 
     qurt_mem_cache_clean(first, whole, operation, QURT_MEM_DCACHE);
 }
 
-/* Forget what the caches hold of it: the host may have written since.  It holds nothing of ours that
- * is not in memory yet (cache_give). */
+/* Invalidate the cache lines of memory that the host may have written.  All our writes to it are in
+ * memory already (cache_give). */
 static inline void cache_take(const void *address, uint64_t nbytes)
 {
     cache_maintain(address, nbytes, QURT_MEM_CACHE_INVALIDATE);
 }
 
-/* Write what we wrote to memory, for the host to see, and forget it. */
+/* Write our changes back to memory, for the host, and invalidate the lines. */
 static inline void cache_give(const void *address, uint64_t nbytes)
 {
     cache_maintain(address, nbytes, QURT_MEM_CACHE_FLUSH_INVALIDATE);

@@ -1,11 +1,11 @@
 /*
- * Running a batch.  All threads walk through the ops together: for each, they share out the rows
- * of x to quantise, wait for each other, and share out the tiles of w.
+ * Runs a batch.  All threads go through the ops together.  For each op they divide the rows of x,
+ * quantise them, wait for each other, and divide the tiles of w.
  *
- * Caches: the DSP's know nothing of what the host writes, and the host nothing of what is in them.
- * What a batch reads is invalidated before its first op; what it writes goes to memory after its
- * last, and leaves the caches.  So between batches they hold no line that the host may change, but
- * of weights, which change rarely: the op says so (NPURT_NEW_W).
+ * Caches: those of the DSP and the host are not coherent.  The inputs of a batch are invalidated
+ * before its first op.  Its outputs are written to memory and invalidated after its last.  So
+ * between batches the caches hold no line that the host may change, except of weights.  These change
+ * rarely, and the op then has the flag NPURT_NEW_W.
  */
 #include "execute.h"
 #include "cache.h"
@@ -15,10 +15,10 @@
 #include <hexagon_types.h>
 
 enum {
-    TILES_AT_ONCE = 4,  /* what the kernels for one row take together */
+    TILES_AT_ONCE = 4,  /* tiles that a kernel for one row takes together */
     SHARE = 256 << 10,  /* bytes of L2 that one thread counts on */
-    ROWS_TO_COPY = 64,  /* from here on copying to VTCM is less than 2 % of the work */
-    TOKENS_TO_COPY = 4, /* and from here on that of a state saves more than it costs [?] */
+    ROWS_TO_COPY = 64,  /* from so many rows on, copying to VTCM is less than 2 % of the work */
+    TOKENS_TO_COPY = 4, /* from so many tokens on, a copy of a state saves more than it costs [?] */
 };
 
 typedef struct {
@@ -34,7 +34,7 @@ typedef struct {
     uint32_t first, last;
 } range;
 
-/* What this thread does of `count` things, in multiples of `unit`; units * threads < 2^32. */
+/* This thread's part of `count` items, in multiples of `unit`; units * threads < 2^32. */
 static range share(const pool *pool, uint32_t thread, uint32_t count, uint32_t unit)
 {
     uint32_t units = (count + unit - 1) / unit;
@@ -50,8 +50,8 @@ static uint32_t least(uint32_t a, uint32_t b)
 
 /* --- memory ------------------------------------------------------------------------------------ */
 
-/* Memory aligned to a vector: malloc of a PD aligns to 8 and is known to be there, memalign is not.
- * The address that malloc gave is kept before it. */
+/* Memory aligned to a vector.  A PD has malloc, which aligns to 8, but perhaps not memalign.  The
+ * address from malloc is stored before the memory. */
 static void *allocate(size_t nbytes)
 {
     char *whole = nbytes < INT32_MAX ? malloc(nbytes + NPURT_VECTOR + sizeof(void *)) : NULL;
@@ -71,7 +71,7 @@ static void release(void *aligned)
     }
 }
 
-/* Have at least `wanted` bytes; what was in them is lost.  0 when there is no such memory. */
+/* Make room for `wanted` bytes; the old content is lost.  Returns 0 if there is no memory. */
 static int grow(void **memory, size_t *nbytes, size_t wanted)
 {
     if (*nbytes >= wanted) {
@@ -91,7 +91,7 @@ void workspace_free(workspace *work)
     work->activations_bytes = work->scratch_bytes = 0;
 }
 
-/* Bytes of one thread's part of the scratch memory. */
+/* Bytes of scratch memory for one thread. */
 static size_t scratch_part(const batch_op *op)
 {
     int delta = op->kind == NPURT_OP_DELTA;
@@ -104,7 +104,7 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Have memory for all ops, or end the batch before the first that there is none for. */
+/* Allocate memory for all ops, or end the batch before the first op without. */
 static void reserve(workspace *work, uint32_t threads)
 {
     batch *batch = &work->batch;
@@ -129,7 +129,7 @@ static uint64_t extent_of_y(const batch_op *op)
     return batch_extent(op->y.m, op->y.y_stride, (uint64_t) op->y.n * sizeof(float));
 }
 
-/* What a delta net reads, and what it writes. */
+/* The inputs and outputs of a delta net. */
 static void take_delta(const batch_op *op)
 {
     const npurt_delta *delta = &op->delta;
@@ -161,11 +161,12 @@ static void before_batch(const batch *batch)
         if (op->flags & NPURT_NEW_W) {
             cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
         }
-        cache_take(op->y.y, extent_of_y(op)); /* the host's bytes between and beside its rows */
+        cache_take(op->y.y,
+                   extent_of_y(op)); /* the host owns the bytes between and beside its rows */
     }
 }
 
-/* The last word that an op has written of its results, as it still is in our caches. */
+/* The last word of an op's results, still in our caches. */
 static uint32_t last_word(const batch_op *op)
 {
     if (op->kind != NPURT_OP_DELTA) {
@@ -179,7 +180,7 @@ static uint32_t last_word(const batch_op *op)
     return ((const uint32_t *) head)[delta->width - 1];
 }
 
-/* See npurt_reply.  The rotation is for results that all change their sign, or their exponent. */
+/* See npurt_reply.  The rotation detects results that all change their sign or exponent. */
 static uint32_t check_of(const batch *batch, uint32_t done)
 {
     uint32_t check = 0;
@@ -225,7 +226,7 @@ static void copy_vectors(char *to, const char *from, size_t nbytes)
     }
 }
 
-/* How many tiles `nbytes` hold, at least one. */
+/* The number of tiles in `nbytes`, at least one. */
 static uint32_t tiles_in(uint32_t nbytes, const batch_op *op)
 {
     uint32_t fit = (uint32_t) (nbytes / op->tile_bytes);
@@ -233,9 +234,9 @@ static uint32_t tiles_in(uint32_t nbytes, const batch_op *op)
 }
 
 /*
- * Multiply by this thread's tiles.  One row, or one panel, reads them once, all in one call: within
- * a call the kernels fetch ahead.  More rows take as many at a time as stay in L2 while every panel
- * goes over them; many rows have them copied to VTCM, when there is some.
+ * Multiply by this thread's tiles.  One row or one panel reads all tiles in one call, because kernels
+ * prefetch within a call.  For more panels, a call has as many tiles as fit into L2.  For many rows,
+ * tiles are copied to VTCM if there is some.
  */
 static void multiply(run *run, const batch_op *op, uint32_t thread)
 {
@@ -261,7 +262,7 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
-/* This thread's heads of a delta net; a state that many tokens go over is copied to VTCM. */
+/* This thread's heads of a delta net.  The state is copied to VTCM for many tokens. */
 static void delta(run *run, const batch_op *op, uint32_t thread)
 {
     const npurt_delta *net = &op->delta;
@@ -287,7 +288,7 @@ static void delta(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
-/* Returns 1 when the batch has failed.  All threads return the same. */
+/* Returns 1 if the batch has failed, in all threads. */
 static int run_delta(run *run, const batch_op *op, uint32_t thread)
 {
     pool_barrier(run->pool); /* nobody still writes this x */
@@ -300,7 +301,7 @@ static int run_matmul(run *run, const batch_op *op, int first, uint32_t thread)
 {
     if (!(op->flags & NPURT_SAME_X)) {
         if (!first) {
-            pool_barrier(run->pool); /* nobody still reads the activations, or writes this x */
+            pool_barrier(run->pool); /* no thread still reads the activations or writes this x */
         }
         quantise(run, op, thread);
         pool_barrier(run->pool);

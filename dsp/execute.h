@@ -6,7 +6,7 @@
 #include "pool.h"
 #include "vtcm.h"
 
-/* What stays between batches: memory that grows as ops need it, and the batch that runs. */
+/* Memory that stays between batches and grows as ops need it, and the running batch. */
 typedef struct {
     void *activations; /* aligned to 128, as are those below */
     size_t activations_bytes;

@@ -1,4 +1,4 @@
-/* Bringing memory into L2 before it is needed. */
+/* Prefetches memory into L2. */
 #ifndef NPURT_FETCH_H
 #define NPURT_FETCH_H
 
@@ -8,7 +8,7 @@
 
 enum { FETCH_MOST = 128 << 10 }; /* bytes ahead: a thread's share of the smallest L2 */
 
-/* Have the hardware read the first bytes of what comes next; it may ignore this. */
+/* Ask the hardware to prefetch the next bytes; it may ignore this. */
 static inline void fetch(const char *address, size_t nbytes)
 {
     enum { WIDTH = 128 };

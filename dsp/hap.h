@@ -3,7 +3,7 @@
  *
  * Sources: HAP_mem.h, HAP_power.h and HAP_compute_res.h as published in public Hexagon trees; the
  * sizes of the power request are those that cdsp_peak (BSD-3) asserts; codes: qualcomm/fastrpc
- * inc/AEEStdErr.h.  Weak: not every firmware has it, or lets an unsigned domain have it.
+ * inc/AEEStdErr.h.  Weak, because some firmware lacks it or refuses it to an unsigned domain.
  */
 #ifndef NPURT_HAP_H
 #define NPURT_HAP_H
@@ -13,7 +13,7 @@
 
 #define HAP_WEAK __attribute__((weak))
 
-/* What a method returns when it fails.  On the DSP the codes have 0x80000400 added. */
+/* Return codes of a failed method.  On the DSP 0x80000400 is added. */
 enum {
     DSP_OK = 0,
     DSP_E_NO_MEMORY = (int) 0x80000402,
@@ -25,7 +25,7 @@ enum {
     DSP_E_MMAP = (int) 0x80000465,
 };
 
-/* The names that the SDK's linker flags (--wrap) give every skel: a domain has these for certain. */
+/* Every domain has these names, because the SDK's linker flags (--wrap) give them to every skel. */
 void *malloc(size_t bytes) __asm__("__wrap_malloc");
 void free(void *memory) __asm__("__wrap_free");
 

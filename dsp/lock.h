@@ -4,7 +4,7 @@
 
 #include "qurt.h"
 
-typedef uint32_t lock; /* 0: free, 1: held, 2: held, and somebody may wait */
+typedef uint32_t lock; /* 0: free, 1: held, 2: held, and a thread may wait */
 
 static inline void lock_take(lock *lock)
 {

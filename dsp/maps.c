@@ -1,4 +1,4 @@
-/* Blocks of memory that the host shares: a table, searched from its start. */
+/* A table of shared memory blocks, with linear search. */
 #include "maps.h"
 #include "hap.h"
 

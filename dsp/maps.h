@@ -1,4 +1,4 @@
-/* Blocks of memory that the host shares, by their file descriptor. */
+/* Shared memory blocks, by file descriptor. */
 #ifndef NPURT_MAPS_H
 #define NPURT_MAPS_H
 
@@ -15,14 +15,14 @@ typedef struct {
     } row[MAPS_MAX];
 } maps;
 
-/* Map all of a block; return 0, or a DSP_E_ code. */
+/* Map a whole block; return 0, or a DSP_E_ code. */
 int maps_add(maps *maps, int32_t fd, uint32_t nbytes);
 
 int maps_remove(maps *maps, int32_t fd);
 
 void maps_clear(maps *maps);
 
-/* Where `nbytes` bytes from `offset` on of a block are; NULL when they are not all in it. */
+/* The address of `nbytes` bytes at `offset` of a block; NULL if the block does not have them all. */
 void *maps_find(const maps *maps, int32_t fd, uint32_t offset, uint64_t nbytes);
 
 #endif

@@ -1,17 +1,17 @@
 /*
- * Threads that do one piece of work together.
+ * A pool of threads that work on one task together.
  *
- * The thread that FastRPC lends us has a stack of 16 KiB, so it only gives work and waits.
+ * FastRPC's thread has a stack of 16 KiB, so it only starts the work and waits.
  *
- * The barrier is our own because it is passed several times for each op, and QuRT's does not spin.
- * Its futexes take turns: a thread that is still waking up others when all are at the next barrier
- * wakes nobody there.  So a barrier is the same number of instructions whatever the timing.
+ * The barrier is our own, because each op passes it several times, and QuRT's does not spin.  Its
+ * two futexes alternate: a thread that still wakes others when all have reached the next barrier
+ * wakes nobody there.  So a barrier has the same number of instructions with any timing.
  */
 #include "pool.h"
 #include "hap.h"
 #include "timer.h"
 
-/* A wake-up costs more than what is left to wait for; sleep only after that long. */
+/* A wake-up takes longer than the usual wait; sleep only after so long. */
 enum { SPIN_CYCLES = 20000 };
 
 static uint32_t load(const uint32_t *word)
@@ -19,8 +19,8 @@ static uint32_t load(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-/* Whether *word changes soon.  Not where cycles do not count: that is an emulator, whose threads
- * take turns. */
+/* Spin until *word changes, for a short time.  Not in an emulator, where cycles stand still and
+ * threads alternate. */
 static int changes_soon(const uint32_t *word, uint32_t seen)
 {
     uint64_t start = timer_cycles();

@@ -1,4 +1,4 @@
-/* Threads that do one piece of work together. */
+/* A pool of threads that work on one task together. */
 #ifndef NPURT_POOL_H
 #define NPURT_POOL_H
 
@@ -12,7 +12,7 @@ enum {
 
 typedef struct pool pool;
 
-/* What every thread is called with; *thread* counts from 0. */
+/* The function that every thread calls; *thread* counts from 0. */
 typedef void (*pool_work)(void *context, uint32_t thread);
 
 typedef struct {
@@ -30,15 +30,15 @@ struct pool {
     qurt_sem_t end;   /* up, by each thread: the work is done */
     uint32_t waiting; /* threads that have not reached the barrier yet */
     uint32_t round;   /* of the barrier */
-    uint32_t gate[2]; /* futexes: changes when a round of that parity ends */
+    uint32_t gate[2]; /* futexes: one changes when a round of its parity ends */
     void *stacks;
     pool_member member[POOL_MAX];
 };
 
-/* Start up to *threads* threads; how many there are is then in pool->threads, perhaps 0. */
+/* Start up to *threads* threads; pool->threads is then their number, perhaps 0. */
 void pool_start(pool *pool, uint32_t threads);
 
-/* Have all threads do the work, and return when the last has.  One caller at a time. */
+/* Run the work on all threads, and return when the last has finished.  One caller at a time. */
 void pool_run(pool *pool, pool_work work, void *context);
 
 /* Within work: return when all threads have called it. */

@@ -1,4 +1,4 @@
-/* The vote for clocks: without it a DSP idles at its lowest and wakes up late. */
+/* The vote for clocks: without it a DSP runs at its lowest clock and wakes up late. */
 #ifndef NPURT_POWER_H
 #define NPURT_POWER_H
 

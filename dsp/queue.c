@@ -1,10 +1,10 @@
-/* Batches that arrive by a message queue: the same bytes, and the reply, as a message each. */
+/* Serves batches from a message queue: a message for each batch, and one for each reply. */
 #include "hap.h"
 #include "session.h"
 
 enum { WRITE_LIMIT_US = 1000000 };
 
-/* Called on a thread of the queue's own when there are packets, perhaps several. */
+/* Called on the queue's own thread when there are packets, perhaps several. */
 static void packets(dspqueue_t queue, int error, void *context)
 {
     session *session = context;
@@ -21,7 +21,7 @@ static void packets(dspqueue_t queue, int error, void *context)
     }
 }
 
-/* There is nothing to do: the host sees the same error on its side. */
+/* Nothing to do: the host sees the same error. */
 static void failed(dspqueue_t queue, int error, void *context)
 {
     (void) queue;
@@ -37,7 +37,7 @@ int queue_open(session *session, uint64_t id)
     if (session->queue) {
         return DSP_E_ALREADY;
     }
-    /* With callbacks: newer firmware refuses an import without. */
+    /* With callbacks, because newer firmware refuses an import without. */
     int error = dspqueue_import(id, packets, failed, session, &session->queue);
     if (error) {
         session->queue = NULL;

@@ -1,17 +1,17 @@
 /*
- * What clang calls by itself when it compiles for the Hexagon.  There is no libc and no compiler
- * runtime for an open Hexagon compiler, and a skel must not need a library.
+ * The functions that clang calls by itself when it compiles for the Hexagon.  An open Hexagon compiler
+ * has no libc and no compiler runtime, and a skel must not need a library.
  *
  * Names and arguments: LLVM, lib/Target/Hexagon/HexagonISelLowering.cpp (libcalls) and
  * HexagonSelectionDAGInfo.cpp (memcpy).  Plain loops: no kernel calls any of these per element.
- * Weak, so that a test program may bring its own; hidden, so that nobody else's is taken in a PD.
+ * Weak, so that a test program may have its own; hidden, so that the PD's are not used instead.
  */
 #include <stddef.h>
 #include <stdint.h>
 
 #define RTLIB __attribute__((weak, visibility("hidden")))
 
-/* Or a loop that copies would be compiled into a call of itself. */
+/* Else the compiler would turn a copying loop into a call of itself. */
 #define LOOP __attribute__((no_builtin))
 
 RTLIB void *memcpy(void *restrict to, const void *restrict from, size_t n);
@@ -30,7 +30,7 @@ RTLIB uint32_t __hexagon_umodsi3(uint32_t a, uint32_t b);
 RTLIB int32_t __hexagon_divsi3(int32_t a, int32_t b);
 RTLIB int32_t __hexagon_modsi3(int32_t a, int32_t b);
 
-/* Both aligned alike, so that after a few bytes both may be read as words. */
+/* Both have the same alignment, so after a few bytes both can be read as words. */
 static int alike(const void *a, const void *b)
 {
     return (((uintptr_t) a ^ (uintptr_t) b) & 3) == 0;

@@ -7,7 +7,7 @@
 #include "lock.h"
 
 typedef struct {
-    lock lock; /* of everything below but the queue: one call at a time */
+    lock lock; /* guards everything below but the queue: one call at a time */
     maps maps;
     pool pool;
     vtcm vtcm;
@@ -17,10 +17,10 @@ typedef struct {
     uint8_t message[sizeof(npurt_batch) + NPURT_MAX_OPS * sizeof(npurt_op)]; /* from the queue */
 } session;
 
-/* Run a batch of bytes that nothing is known of. */
+/* Run an untrusted batch. */
 void session_execute(session *session, const uint8_t *batch, uint32_t nbytes, npurt_reply *reply);
 
-/* Serve batches that arrive by a queue of the host from now on; 0, or a DSP_E_ code. */
+/* Start to serve batches from a queue of the host; 0, or a DSP_E_ code. */
 int queue_open(session *session, uint64_t id);
 
 /* Stop serving.  A second call does nothing. */

@@ -1,6 +1,6 @@
 /*
- * The methods of idl/npurt.idl.  What calls them, npurt_skel_handle_invoke, is generated from it:
- * that has checked the sizes of all buffers.
+ * The methods of idl/npurt.idl.  The generated npurt_skel_handle_invoke calls them, after it has
+ * checked the sizes of all buffers.
  */
 #include "cache.h"
 #include "hap.h"

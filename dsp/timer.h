@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /*
- * Cycles since the processor started: control registers 15:14, UPCYCLE.  It stands at 0 in
+ * Cycles since the processor started: control registers 15:14, UPCYCLE.  It stays 0 in
  * emulators.  Source: Hexagon V68 Programmer's Reference Manual, "Control registers".
  */
 static inline uint64_t timer_cycles(void)

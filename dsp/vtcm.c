@@ -1,9 +1,9 @@
 /*
  * VTCM through the compute resource manager.
  *
- * Only the functions that the oldest firmware with a manager has, and each may be missing: the
- * newer attr_init_v2 is known to be refused by some loaders.  No waiting: who else holds it, holds
- * it for long (and public reports have acquire hang with a time limit).
+ * It uses only the functions of the oldest firmware with a manager, and each may be missing: some
+ * loaders refuse the newer attr_init_v2.  It does not wait, because another owner holds VTCM for
+ * long, and public reports say that acquire with a time limit hangs.
  */
 #include "vtcm.h"
 #include "hap.h"

@@ -1,4 +1,4 @@
-/* Memory beside the vector units, when the DSP grants some. */
+/* VTCM, the memory beside the vector units, if the DSP grants some. */
 #ifndef NPURT_VTCM_H
 #define NPURT_VTCM_H
 
@@ -11,7 +11,7 @@ typedef struct {
     unsigned context;
 } vtcm;
 
-/* Take `most` bytes for each thread, or a half, a quarter, ... of it, but at least `least`; or nothing. */
+/* Acquire `most` bytes for each thread, or a half, a quarter, ..., at least `least`; or nothing. */
 void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least);
 void vtcm_release(vtcm *vtcm);
 

@@ -1,11 +1,11 @@
 /*
- * The batch: what npurt asks of the DSP in one call, and the answer.  Little-endian; the same bytes
+ * The batch, which is the request of one call, and the reply.  Little-endian; the same bytes
  * go through FastRPC invoke and through dspqueue.  npurt/hexagon/session/messages.py reads the numbers of
  * this file and has the same structs; tests/hexagon compares the two.
  *
  * Tensors live in mapped rpcmem blocks and are named by (fd, offset).  FastRPC maintains caches only
- * for buffers that are arguments: what a batch names by fd the skel invalidates and cleans in the
- * DSP's caches, and the host in its own.
+ * for buffers that are arguments.  For memory that a batch names by fd, the skel maintains the DSP's
+ * caches, and the host its own.
  */
 #ifndef NPURT_MSG_H
 #define NPURT_MSG_H
@@ -34,7 +34,7 @@ typedef struct {
 enum { NPURT_OP_MATMUL = 1, NPURT_OP_DELTA = 2 };
 
 /* op.flags; MATMUL: */
-#define NPURT_SAME_X 1u /* x is what the op before had: its quantised form is used again */
+#define NPURT_SAME_X 1u /* x is that of the op before; its quantised rows are used again */
 #define NPURT_NEW_W 2u  /* the host wrote w since the DSP last read it, or mapped it */
 /* DELTA: */
 #define NPURT_GROUPED 4u /* head h has head h / (n / format) of k, not h % format */

@@ -1,20 +1,20 @@
 /*
  * Quantised activations: x[row][column] = code * scale(row, column / 32) * 2^exponent(row).
  *
- * Rows lie in panels of R = NPURT_PANEL, those left over in panels of R = 1.  For S = ceil(k / 64)
+ * Rows are in panels of R = NPURT_PANEL, the remaining rows in panels of R = 1.  For S = ceil(k / 64)
  * steps of 64 columns a panel is, each part padded to 128 bytes:
  *
- *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes,
- *                                           where the row has one scale, else 0
+ *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes
+ *                                           if the row has one scale, else 0
  *   int8      codes[8 S][R][8]    -127..127; zeros beyond k
  *   uint32    record[S][R][4]     pairs of int16, of the first and of the second 32 columns:
  *                                 scale, 8 T, 16 columns' and 16 columns' zero point (see below)
  *   vector    zero[S][R]          pairs of int16, repeated: 32 columns' zero point
  *
  * scale is 1..32767; codes * scale * 2^exponent reproduce x to half a scale.
- * Zero points: weights are multiplied as unsigned numbers, 8 (in units of h, see product.h) too
- * large; -8 times the sum of 32 codes puts it right, -16 times that of 16 for kernels that scale
- * every 16.  T = sum of 32 codes * scale / 2^15 multiplies the weights' offsets.
+ * Zero points: weights are multiplied as unsigned numbers, which are too large by 8 (in units of h,
+ * see product.h).  The zero point corrects this: -8 times the sum of 32 codes, or -16 times the sum
+ * of 16 codes for kernels with a scale for each 16.  T = sum of 32 codes * scale / 2^15 multiplies the weights' offsets.
  */
 #ifndef NPURT_ACTIVATIONS_H
 #define NPURT_ACTIVATIONS_H
@@ -43,7 +43,7 @@ INLINE size_t panel_bytes(uint32_t rows, uint32_t k)
            count * NPURT_VECTOR;
 }
 
-/* The panel of `rows` rows that lies there. */
+/* The panel of `rows` rows at this address. */
 INLINE panel panel_there(const char *there, uint32_t rows, uint32_t k)
 {
     size_t count = (size_t) rows * steps_of(k);

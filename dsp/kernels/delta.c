@@ -2,8 +2,8 @@
  * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h
  * and delta_advance.h.
  *
- * Order   first everything that has no state in it, for up to NPURT_DELTA_ITEMS tokens or heads,
- *         then the states: what vectors write and scalars read lies some time apart.
+ * Order   first the computation without the state, for up to NPURT_DELTA_ITEMS tokens or heads, then
+ *         the states: so some time passes between vector writes and scalar reads.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
  *         each element of k).
  */
@@ -33,7 +33,7 @@ size_t npurt_delta_state_bytes(uint32_t width)
     return state_vectors(width) * NPURT_VECTOR;
 }
 
-/* Where the parts of a row begin, and its end: bytes. */
+/* Offsets of the parts of a row, and of its end, in bytes. */
 typedef struct {
     size_t k, v, beta, decay, end;
     size_t along_k, along_v; /* of one head */
@@ -69,7 +69,7 @@ size_t npurt_delta_scratch(void)
 
 /* A head of a sequence. */
 typedef struct {
-    uint32_t head, k_head, within; /* within: heads before it that have the same of k */
+    uint32_t head, k_head, within; /* within: number of heads before it with the same head of k */
     size_t row;                    /* the first of its sequence */
     vec *state;
 } place;
@@ -99,7 +99,7 @@ static void next(const job *job, place *at)
     }
 }
 
-/* Prepare a token of a head; `k_before` is that of the token before. */
+/* Prepare a token of a head; `k_before` is the k of the token before. */
 INLINE void prepare_token(job *job, const place *at, uint32_t token, const vec *k_before,
                           unsigned parts, int gates, item *to)
 {
@@ -136,7 +136,7 @@ NOINLINE void prepare_gates(job *job, const place *at, uint32_t token, const vec
                     : prepare_token(job, at, token, k, 2, 1, to);
 }
 
-/* Prepare `count` tokens of a head from `token` on; returns where the next item goes. */
+/* Prepare `count` tokens of a head from `token` on; returns the place of the next item. */
 static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t count, item *to)
 {
     const vec *k = state_at(at->state, job->blocks, job->parts).k;
@@ -153,7 +153,7 @@ static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t co
     return to;
 }
 
-/* All tokens of `heads` heads, the first being *at, which then is what comes after them. */
+/* All tokens of `heads` heads from *at on; *at is then the head after them. */
 static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
 {
     uint32_t tokens = job->op->tokens;
@@ -177,7 +177,7 @@ int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *
                     void *scratch)
 {
     vec scale = splat(op->scale);
-    job job; /* not all at once: the compiler would clear it, padding and all */
+    job job; /* field by field: else the compiler would clear all of it, padding included */
     job.op = op;
     job.at = layout_of(op);
     job.blocks = blocks_of(op->width);

@@ -3,18 +3,19 @@
  *
  *   d = beta (v - S (a k));  S = a S + d k^T;  out = scale S q
  *
- * The state stays in a form of its own from token to token:
+ * From token to token the state has this format:
  *
  *   S[k][v] = integer[k][v] * gain[k] / 2^31 * 2^exponent[v]        |integer| <= 2^30
  *
- * gain is 2^30..2^31 - 1.  A decay multiplies it, and what leaves its range shifts the integers; so
- * they change only by what d k^T adds.  A head without decay for each element of k has one gain.
+ * gain is 2^30..2^31 - 1.  A decay multiplies the gain, and shifts the integers when the gain would
+ * leave its range.  So otherwise only d k^T changes the integers.  A head without decay for each
+ * element of k has one gain.
  *
- * The rank-1 update of the last token is still to be made in a state, by the next one: it is
+ * The rank-1 update of the last token is pending in a state; the next token makes it:
  *
  *   integer[k][v] / 2^shift[v] + k[k] d[v]    rounded down; k, d of 16 bits
  *
- * what is written integer[k][v] above.
+ * This is the integer[k][v] of the formula above.
  *
  * Widths are padded with zeros: B = ceil(width / 32) vectors along v, P = ceil(width / 64) pairs of
  * vectors along k.  A head's state, in vectors:
@@ -28,8 +29,8 @@
  *
  *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
  *
- * where what pads a decay is one of its own: rows that are nothing but padding must not seem to
- * stay when all others go.  A row of y is out[heads][32 B].
+ * The padding of a decay is one of its elements: else rows of padding would seem to stay when all
+ * others decay.  A row of y is out[heads][32 B].
  *
  * Bits equal those of tests/hexagon/delta_model.py.
  */
@@ -52,15 +53,15 @@ typedef struct {
     uint32_t scale;   /* bits of a float32 */
 } npurt_delta;
 
-/* Bytes of a head's state, of a row of x and of y, of what npurt_delta_run needs beside them. */
+/* Bytes of a head's state, of a row of x, of a row of y, and of scratch for npurt_delta_run. */
 size_t npurt_delta_state_bytes(uint32_t width);
 size_t npurt_delta_x_bytes(const npurt_delta *op);
 size_t npurt_delta_y_bytes(const npurt_delta *op);
 size_t npurt_delta_scratch(void);
 
 /*
- * Heads first..last-1 of all sequences (head h of sequence n is n * heads + h), `state` being that
- * of the first.  Returns 0, or 1 when x holds NaN or infinity: state and y are then not to be used.
+ * Runs heads first..last-1 of all sequences (head h of sequence n is n * heads + h); `state` is that
+ * of the first.  Returns 0, or 1 if x holds NaN or infinity; state and y are then invalid.
  */
 int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *state,
                     void *scratch);

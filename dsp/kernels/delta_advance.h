@@ -1,9 +1,9 @@
 /*
- * A token of a head: the pass over the state, and what lanes are to do after it.
+ * A token of a head: the pass over the state, and the lane operations after it.
  *
  *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
- *   update  left to the next token's pass.  d becomes 16 bits in units that make d k integers of
- *           the state: these are chosen, by lane, from the greatest |S| and |d|, such that
+ *   update  made in the next token's pass.  d becomes 16 bits, in units in which d k is in integers
+ *           of the state.  Each lane's unit follows from its greatest |S| and |d|, such that
  *           |S| + |d k| < 2^30.
  */
 #ifndef NPURT_DELTA_ADVANCE_H
@@ -12,14 +12,14 @@
 #include "delta_loops.h"
 #include "delta_prepare.h"
 
-/* What the lanes of a block need, and what they become. */
+/* Inputs and outputs of the lanes of a block. */
 typedef struct {
     found found; /* in */
     vec v, exponent;
     vec d, shift, out; /* out, and the new exponent */
 } block;
 
-/* The greatest |S| there can be: the greatest |h| in the upper half, all ones below it. */
+/* The upper bound of |S|: the greatest |h| in the upper half, all ones below it. */
 INLINE vec most_of(vec greatest, vec least)
 {
     vec most = Q6_Vh_vmax_VhVh(greatest, Q6_V_vnot_V(least));
@@ -28,8 +28,8 @@ INLINE vec most_of(vec greatest, vec least)
 }
 
 /*
- * The exponent in which |S| + |d k| < 2^30, |d| < 2^15 and as much of both as can be is left; `d`
- * with the exponent of its products.
+ * The least exponent with |S| + |d k| < 2^30 and |d| < 2^15, which keeps the most bits of both; `d`
+ * has the exponent of its products.
  */
 INLINE void update_block(block *of, number d, vec exponent)
 {
@@ -60,7 +60,7 @@ INLINE void advance_block(block *of, int gates, const item *by)
     of->out = float_of_twice(half_sum(w, more_of_d));
 }
 
-/* `count` blocks from b on.  All is read before anything is written, so that they mix. */
+/* `count` blocks from b on.  All reads are before all writes, so that the blocks interleave. */
 INLINE void advance_blocks(const state *of, unsigned b, unsigned count, int gates, const item *by,
                            const found *found, vec *worst)
 {

@@ -1,18 +1,18 @@
 /*
- * Numbers in lanes, for the delta net: a mantissa of 31 bits, signed, not always normal, and an
- * exponent that is biased as a float's:
+ * Numbers in lanes, for the delta net.  Each has a signed mantissa of 31 bits, which need not be
+ * normalised, and an exponent with the bias of a float:
  *
  *   value = mantissa * 2^(exponent - 157)
  *
- * Where exponents are added up, one of them is without the bias.
+ * In a sum of exponents one has no bias.
  */
 #ifndef NPURT_DELTA_LANES_H
 #define NPURT_DELTA_LANES_H
 
 #include "hvx_base.h"
 
-/* For long bodies with many constants: where there is a loop around them, the compiler makes all of
- * them before it, keeps them on the stack, and needs a third more packets. */
+/* For long bodies with many constants.  In a loop, the compiler would compute all constants before
+ * it, keep them on the stack, and need a third more packets. */
 #define NOINLINE static __attribute__((noinline))
 
 typedef struct {
@@ -83,7 +83,7 @@ INLINE number number_of(vec bits)
     return (number) {Q6_V_vand_QV(normal, mantissa), exponent};
 }
 
-/* Two mantissas in the coarser of their units, which is *exponent. */
+/* Two mantissas in the coarser of their units; *exponent becomes its exponent. */
 INLINE vec_pair aligned(number a, number b, vec *exponent)
 {
     *exponent = more(a.exponent, b.exponent);

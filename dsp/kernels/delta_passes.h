@@ -1,12 +1,12 @@
 /*
- * The pass over a state: all that grows with its size.  One token's update and the next one's
- * products are made in it together, so that a state is loaded and stored once.
+ * The pass over a state, which is all work that grows with its size.  It makes the update of one
+ * token and the products of the next together, so a state is loaded and stored once.
  *
  *   S = S / 2^shift + d k     of the token before; shift by lane
  *   h = round(S / 2^16), two rows to a lane; U += h . k, W += h . q; greatest and least h.
  *
- * |h| <= 2^14 + 1, k and q so small that 32 rows fit (delta_prepare.h); then U / 4 goes to a total.
- * Gates: before they are stored, rows are divided by 2^shift of their own.
+ * |h| <= 2^14 + 1.  k and q are so small that 32 rows fit (delta_prepare.h); then U / 4 is added to a
+ * total.  Gates: each row is divided by its own 2^shift before the store.
  */
 #ifndef NPURT_DELTA_PASSES_H
 #define NPURT_DELTA_PASSES_H
@@ -18,7 +18,7 @@ enum {
     SEGMENT_PAIRS = 16, /* that are added up in 32 bits */
 };
 
-/* A head's state, as it lies in memory (delta.h). */
+/* A head's state in memory (delta.h). */
 typedef struct {
     vec *integers, *k, *d, *shift, *exponent, *gain;
 } state;

@@ -1,12 +1,12 @@
 /*
- * What a token of a head needs before its state is looked at: gains after their decay, q and k as
- * integers, and what lanes are multiplied by.
+ * The part of a token of a head that needs no state: gains after their decay, q and k as integers,
+ * and the factors of lanes.
  *
  *   k, q    integers of at most 2^14 and a power of two, such that 32 rows of |k| add up to less
- *           than 2^17: then products with |h| <= 2^14 fit (delta_passes.h).  Of an element that is
- *           2^-24 of the greatest nothing is left.
+ *           than 2^17: then products with |h| <= 2^14 fit (delta_passes.h).  Elements below 2^-24 of
+ *           the greatest become 0.
  *   gates   k and q are multiplied by gain before they are rounded; k for the update is divided by
- *           it, and rows shift by what leaves gain.
+ *           it.  Rows shift when their gain leaves its range.
  */
 #ifndef NPURT_DELTA_PREPARE_H
 #define NPURT_DELTA_PREPARE_H
@@ -23,12 +23,12 @@ enum {
     QUARTER_SUMS = 2, /* log2: totals are quarters */
 };
 
-/* A token of a head, without its state.  Exponents are what is added to that of a lane. */
+/* A token of a head, without its state.  Exponents are added to those of lanes. */
 typedef struct {
     vec kq[2 * MOST_PARTS];    /* a word of k, one of q; of each two rows, as in the state */
     vec k[MOST_PARTS];         /* words of k, for the update */
     vec shift[2 * MOST_PARTS]; /* gates: of rows, beyond the step of all */
-    vec step;                  /* what shifted out of the gains: that of all rows */
+    vec step;                  /* shift of all rows, out of the gains */
     vec u_gain, u_exponent;    /* of u */
     vec w_gain, w_exponent;    /* of w, with scale */
     vec beta, divided;         /* of the error: for d, and for d / gain */
@@ -36,7 +36,7 @@ typedef struct {
     vec dot, dot_exponent;     /* of d: scale k.q, and beta's exponent */
     vec *state, *out;
     const vec *v;
-    const vec *k_before; /* the last token's k: in its item, or in the state */
+    const vec *k_before; /* the k of the last token, in its item or in the state */
 } item;
 
 /* --- e^decay ------------------------------------------------------------------------------------ */
@@ -54,7 +54,7 @@ INLINE vec power_of_two(vec g)
     return add(mul(sum, g), splat(1 << 30));
 }
 
-/* gain e^decay = *gain / 2^*step with gain in its range again.  Beyond 2^2048 all is the same. */
+/* gain e^decay = *gain / 2^*step, with gain in its range.  Beyond 2^2048 results are the same. */
 INLINE void decay_by(vec decay, vec *gain, vec *step)
 {
     number x = number_of(decay);
@@ -69,7 +69,7 @@ INLINE void decay_by(vec decay, vec *gain, vec *step)
     *step = sub(normal, add(whole, splat(1)));
 }
 
-/* 2^61 / gain, Q30, to 2e-5: a line that is nowhere wrong by more than 1/17, and Newton's
+/* 2^61 / gain, Q30, to 2e-5: a line whose error is at most 1/17, then Newton's
  * y += y (1 - gain y) twice. */
 INLINE vec inverse_of(vec gain)
 {
@@ -89,7 +89,7 @@ INLINE vec rotated(vec a, int bytes)
     return Q6_V_vror_VR(a, bytes);
 }
 
-/* Words of a and b in turn: of the first half in the low vector. */
+/* Words of a and b, interleaved; those of the first halves are in the low vector. */
 INLINE vec_pair interleaved(vec a, vec b)
 {
     return Q6_W_vshuff_VVR(b, a, -4);
@@ -126,7 +126,7 @@ INLINE vec_pair greater_half(vec a, vec b)
     return apart(more(sum, rotated(sum, 8)));
 }
 
-/* A vector of numbers that become integers of one unit. */
+/* A vector of numbers that are converted to integers of one unit. */
 typedef struct {
     vec bits[2 * MOST_PARTS]; /* float32 */
     vec size[2 *
@@ -155,7 +155,7 @@ INLINE vec greatest_magnitude(const operand *x, unsigned parts)
     return most;
 }
 
-/* Sums of two rows, the greater of the parts'. */
+/* Sums of two rows, the maximum over the parts. */
 INLINE vec aligned_sums(operand *x, unsigned parts)
 {
     vec sums[MOST_PARTS];
@@ -171,7 +171,7 @@ INLINE vec aligned_sums(operand *x, unsigned parts)
     return parts == 1 ? sums[0] : more(sums[0], sums[1]);
 }
 
-/* Divide by what makes sums fit, `sum` being the greatest. */
+/* Divide so that sums fit; `sum` is the greatest. */
 INLINE void narrow(operand *x, vec sum, unsigned parts)
 {
     sum = add(add(sum, Q6_Vuw_vlsr_VuwR(sum, 12)), splat(1)); /* rounding adds up to 16 */
@@ -208,7 +208,7 @@ INLINE vec dot_of(const operand *a, const operand *b, unsigned parts)
     return sum;
 }
 
-/* What is prepared of one token of a head, and where from. */
+/* The inputs and the prepared item of one token of a head. */
 typedef struct {
     const vec *q, *k;
     const float *beta, *decay;
@@ -227,7 +227,7 @@ INLINE vec word_of(const float *at)
     return splat(*(const uint32_t *) at);
 }
 
-/* Write what belongs to one token; the greatest magnitude of all goes to *worst. */
+/* Write the part of one token; *worst becomes the greatest magnitude of all. */
 INLINE void prepare(const source *from, unsigned parts, int gates, number scale, item *to,
                     vec *worst)
 {

@@ -1,10 +1,10 @@
 /*
- * Sums to float32, times a power of two for each lane and row.
+ * Converts sums to float32, times a power of two for each lane and row.
  *
- * The bits are put together by hand: normalise the magnitude to 31 bits, round it to 24 (halves
- * up), and let the leading one carry into the exponent.  Zero stays zero.  Where a tile's scales or
- * a row's are so large or small that a result might leave float32's normal range, lanes go one by
- * one: what is too large becomes infinite, what is too small 0.
+ * It builds the bits from integers: normalise the magnitude to 31 bits, round it to 24 (halves
+ * up), and let the leading one carry into the exponent.  Zero stays zero.  If the scales of a tile
+ * or row are so large or small that a result might leave float32's normal range, lanes are converted
+ * one by one: too large values become infinite, too small ones 0.
  */
 #ifndef NPURT_EPILOGUE_H
 #define NPURT_EPILOGUE_H
@@ -14,8 +14,8 @@
 enum { BIAS = 156 }; /* exponent of float32, less one for the leading one that is added */
 
 /*
- * sum * 2^exponent, the exponent being (its value + BIAS) << 23.  Shifts are what is scarce, see
- * hvx_base.h: so the one that rounds is a multiplication, by 2^8 / 2^15.
+ * sum * 2^exponent; `exponent` is (its value + BIAS) << 23.  Shifts are scarce (hvx_base.h), so the
+ * one that rounds is a multiplication, by 2^8 / 2^15.
  */
 INLINE vec to_float(vec sum, vec exponent)
 {
@@ -30,8 +30,8 @@ INLINE vec to_float(vec sum, vec exponent)
 }
 
 /*
- * For PER_CHANNEL: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first; what that
- * shifts it by comes off the exponents.
+ * For PER_CHANNEL: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first, and the
+ * shift is subtracted from the exponents.
  */
 INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 {
@@ -41,10 +41,10 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
     *exponent = Q6_Vw_vsub_VwVw(*exponent, Q6_Vw_vasl_VwR(shift, 23));
 }
 
-/* Write up to 32 results of any range; `exponent` is the lanes' and the row's in front of it. */
+/* Write up to 32 results of any range; `exponent` is that of the lanes plus that of the row. */
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
-/* Whether all results of these tiles are normal numbers: no sign in what is left of either limit. */
+/* Whether all results of these tiles are normal: both distances to the limits are positive. */
 INLINE int normal(const job *job, const char *tile, unsigned tiles)
 {
     int32_t least = INT32_MAX, greatest = INT32_MIN;
@@ -60,9 +60,9 @@ INLINE int normal(const job *job, const char *tile, unsigned tiles)
 }
 
 /*
- * Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0.  There
- * is a column for each lane of several tiles; a last tile that has fewer is written to `spare` first,
- * so that the compiler mixes what is above its only branch.
+ * Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0.  All
+ * lanes of several tiles are columns of y.  A last tile with fewer columns is written to `spare`
+ * first, so that there is one branch, and the compiler interleaves the code above it.
  */
 INLINE void finish(kind kind, int rows, unsigned count, const job *job, const place *at,
                    const vec sums[])

@@ -8,12 +8,12 @@
 
 enum { ROWS = NPURT_PANEL };
 
-/* A load reaches 8 vectors back and 7 on from its pointer, so pointers to the middle of a step save
- * additions.  Where exactly decides what the compiler makes of the loop; these were the best of 0, 4,
- * 6 and 8 on v68 and v73. */
+/* A load can address 8 vectors before and 7 after its pointer, so pointers into the middle of a step
+ * save additions.  The exact place changes the compiled loop; these were the best of 0, 4, 6 and 8
+ * on v68 and v73. */
 #define REACH(kind, offsets) ((kind) == Q4 ? ((offsets) ? 4 : 0) : (kind) == Q8_G16 ? 6 : 8)
 
-/* sum[r] = what it is (or nothing, with `fresh`) + row r times `count` quads from `first` on. */
+/* sum[r] = sum[r] (or 0, with `fresh`) + row r times `count` quads from `first` on. */
 INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, const constants *c,
                       unsigned first, unsigned count, vec sum[ROWS])
 {
@@ -28,7 +28,7 @@ INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, con
     }
 }
 
-/* The same, for narrowing: with rounding, and of 16-bit codes the halves put together. */
+/* The same, for narrowing: with rounding, and with the halves of 16-bit codes combined. */
 INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constants *c,
                        unsigned first, unsigned count, vec sum[ROWS])
 {
@@ -47,7 +47,7 @@ INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constan
     }
 }
 
-/* One step: add to acc what 64 columns make. */
+/* One step: add the products of 64 columns to acc. */
 INLINE void gemm_step(kind kind, int offsets, const vec *w, const uint64_t *x,
                       const uint32_t *record, const vec *zero, const constants *c, uint32_t shift,
                       vec acc[ROWS])

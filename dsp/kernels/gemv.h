@@ -49,7 +49,7 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 /* The steps of TILES tiles: w[tile] points to the first, acc[tile] is the sum. */
 typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
 
-/* The next `count` tiles, several of them whole; by `loop` where there is one. */
+/* The next `count` tiles, several of them whole; uses `loop` if there is one. */
 INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
                        place *at, const constants *c)
 {

@@ -1,9 +1,8 @@
 /*
- * HVX as the kernels write it: short names for the few instructions they are made of.
+ * Short names for the HVX instructions that the kernels use.
  *
- * Integer instructions that v68 has, and nothing else, so there is one source for v68 to v81 and it
- * has no #if.  What differs is what a packet holds: vmpy(h, Rt.h) takes both multipliers of v68 and
- * one of later ones.  (If an instruction ever depends on the architecture, #if goes here.)
+ * These are integer instructions of v68 only, so there is one source for v68 to v81, without #if.
+ * Packets differ: vmpy(h, Rt.h) takes both multipliers of v68, and one of later versions.  (If an instruction ever depends on the architecture, #if goes here.)
  *
  * A packet holds four instructions, of them at most
  *   2 loads or stores, of these 1 of a vector (a vector store may go with a vector load)
@@ -23,20 +22,20 @@
 #define UNROLL _Pragma("unroll")
 #define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler does that, or unrolls */
 
-/* For long bodies that run few times: what the pipeline spills and fills is more than it saves. */
+/* For long bodies that run few times: pipelining would spill and fill more than it saves. */
 #define SERIAL _Pragma("clang loop unroll(disable) pipeline(disable)")
 
-/* 1: vdmpy(h, Rt.h) takes one multiplier and the room of one instruction, as from v69 on; 0: of two. */
+/* 1: vdmpy(h, Rt.h) takes one multiplier and one instruction, as from v69 on; 0: two of each. */
 #define NPURT_VDMPY_IS_SINGLE (__HVX_ARCH__ >= 69)
 
-/* Hide from the compiler how x was made: it would rather compute pointers from one another. */
+/* Hide the origin of x from the compiler, which else computes pointers from one another. */
 #define OPAQUE(x) __asm__("" : "+r"(x))
 
 typedef HVX_Vector vec;
 typedef HVX_VectorPair vec_pair;
 typedef HVX_UVector unaligned_vec;
 
-/* A vector in memory, to get at its lanes. */
+/* A vector in memory, for access to its lanes. */
 typedef union {
     vec all;
     int32_t lane[NPURT_TILE];

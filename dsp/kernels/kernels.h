@@ -1,14 +1,14 @@
 /*
- * The HVX kernels: what the executor calls.
+ * The interface of the HVX kernels, for the executor.
  *
  *   y[m][n] = x[m][k] . w[n][k]
  *
- * x is quantised once (npurt_quantise, rows shared out between threads), then multiplied by tiles
- * of 32 rows of w (npurt_multiply, tiles shared out between threads).  No kernel allocates, locks,
- * logs or looks at the clock; what it needs beyond its arguments is on the stack, below 16 KB.
+ * x is quantised once (npurt_quantise), then multiplied by tiles of 32 rows of w (npurt_multiply).
+ * Threads divide rows and tiles among them.  No kernel allocates, locks, logs or reads the clock;
+ * its memory besides its arguments is below 16 KB of stack.
  *
- * Everything is integer arithmetic, on float32 bit patterns too, so all builds give the same bits:
- * those of tests/hexagon/model.py.
+ * All arithmetic is on integers, including float32 bit patterns, so all builds give the bits of
+ * tests/hexagon/model.py.
  */
 #ifndef NPURT_KERNELS_H
 #define NPURT_KERNELS_H
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NPURT_VECTOR 128u /* bytes; what every pointer below is aligned to unless it says so */
+#define NPURT_VECTOR 128u /* bytes; every pointer below is aligned to it unless stated otherwise */
 #define NPURT_TILE 32u    /* rows of w that are multiplied together: columns of y */
 #define NPURT_STEP 64u    /* columns of w in one step of a kernel; k is padded to it with zeros */
 #define NPURT_PANEL 4u    /* rows of x that are multiplied together */
@@ -35,12 +35,12 @@ uint32_t npurt_format_arch(const npurt_format *format);
 size_t npurt_tile_bytes(const npurt_format *format, uint32_t k);
 
 /*
- * 1 where the format takes activations of this grouping: 32 or 128 columns to a scale, but for i8,
- * whose activations have one scale a row: group 0.
+ * 1 if the format takes activations of this grouping: 32 or 128 columns to a scale; for i8 only
+ * group 0, one scale a row.
  */
 int npurt_takes_group(const npurt_format *format, uint32_t group);
 
-/* Bytes of m quantised rows, and of what npurt_quantise needs beside them (for each thread). */
+/* Bytes of m quantised rows, and of the scratch of npurt_quantise for each thread. */
 size_t npurt_activation_bytes(uint32_t m, uint32_t k);
 size_t npurt_quantise_scratch(uint32_t k);
 
@@ -54,7 +54,7 @@ typedef struct {
 
 /*
  * Quantise rows first..last-1; first is a multiple of NPURT_PANEL, last too or m.
- * Returns 0, or 1 when a row holds NaN or infinity: the rows are then not to be used.
+ * Returns 0, or 1 if a row holds NaN or infinity; the rows are then invalid.
  */
 int npurt_quantise(const npurt_quantisation *q, uint32_t first, uint32_t last, void *scratch);
 
@@ -67,9 +67,9 @@ typedef struct {
 } npurt_product;
 
 /*
- * Compute columns 32 * first .. 32 * last - 1 of y, all m rows; of the last tile only what n has.
- * `tiles` is tile `first`, wherever it is (DDR or VTCM), the others after it.  Each panel of rows
- * goes over all of the tiles, so tiles of one call should fit the cache or VTCM.
+ * Compute columns 32 * first .. 32 * last - 1 of y for all m rows, but no column beyond n.  `tiles`
+ * points to tile `first`, in DDR or VTCM; the others follow.  Each panel of rows reads all tiles, so
+ * the tiles of one call should fit the cache or VTCM.
  */
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last);
 

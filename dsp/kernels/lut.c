@@ -1,5 +1,5 @@
 /*
- * y = x . w of 4-bit weights that choose from 16 bytes, a scale per 32 columns: IQ4_NL, IQ4_XS, MXFP4
+ * y = x . w of 4-bit indices of a table of 16 bytes, a scale per 32 columns: IQ4_NL, IQ4_XS, MXFP4
  *
  * w       as q4; the table, bytes + 128, is the tile's third head: entry i in bytes 2 i and 2 i + 32
  *         (vlut32 indexes with five bits, of which the nibble is four).

@@ -1,4 +1,4 @@
-/* The table of formats, and products of all rows with a range of tiles. */
+/* The table of formats, and the products of all rows with a range of tiles. */
 #include "epilogue.h"
 #include "kinds.h"
 
@@ -19,7 +19,7 @@ static const npurt_format formats[] = {
 #include "../formats.inc"
 };
 
-/* product.h and formats.inc say the same of every kind of weights. */
+/* product.h and formats.inc agree on every kind of weights. */
 #define NPURT_KERNEL(name, kind, dropped, group, bits, zero, sums)                                 \
     KIND_##name = (kind), HAS_OFFSETS_##name = (sums) != 0,
 enum {
@@ -91,7 +91,7 @@ void npurt_write_slowly(float *y, uint32_t count, vec sum, vec exponent, int32_t
 
 /* --- products ----------------------------------------------------------------------------------- */
 
-/* ceil(log2(steps)): what sums of G are shifted by to fit, see product.h. */
+/* ceil(log2(steps)): the shift with which sums of G fit (product.h). */
 static uint32_t shift_of(uint32_t steps)
 {
     return steps > 1 ? 32 - (uint32_t) __builtin_clz(steps - 1) : 0;
@@ -99,7 +99,7 @@ static uint32_t shift_of(uint32_t steps)
 
 enum { LEAST = -123, GREATEST = 96 }; /* exponents of sums whose float32 is normal */
 
-/* What sums of each row are multiplied by, and what that leaves for the lanes. */
+/* The factor of the sums of each row, and the range that it leaves for lanes. */
 INLINE void set_exponents(job *job, uint32_t rows)
 {
     int32_t exponent[NPURT_PANEL], least = INT32_MAX, greatest = INT32_MIN;
@@ -115,7 +115,7 @@ INLINE void set_exponents(job *job, uint32_t rows)
     job->greatest = GREATEST - greatest;
 }
 
-/* All tiles by the next panels, of `rows` rows each; returns what is behind them. */
+/* Multiply all tiles by the next panels of `rows` rows; returns the panel after them. */
 INLINE const char *multiply_panels(job *job, const npurt_product *p, const char *activations,
                                    uint32_t panels, uint32_t rows)
 {

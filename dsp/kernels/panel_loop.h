@@ -1,11 +1,11 @@
 /*
- * The inner loop of four rows times one tile of 8-bit weights with one scale a row, every packet
- * written out: two multiplications in each, so 32 packets a step, which is the bound.  The compiler
- * makes 34 of the same in C, add_quads in gemm.h.
+ * The inner loop of four rows times one tile of 8-bit weights with one scale a row, with every packet
+ * written out.  Each packet has two multiplications, so a step takes 32 packets, the least possible.
+ * The compiler makes 34 of add_quads in gemm.h, which has the same in C.
  *
- * Eight columns at a time: while those in v5, v6 (weights) and r15:8 (codes of four rows) are
- * multiplied the next are loaded to v7, v8 and r23:16, and the other way round.  Nothing is loaded
- * beyond the last, so the first four packets multiply columns that never were: weights of zero.
+ * The loop takes eight columns at a time.  While it multiplies those in v5, v6 (weights) and r15:8
+ * (codes of four rows), it loads the next to v7, v8 and r23:16, and then the other way round.  It
+ * loads nothing beyond the last columns; instead the first four packets multiply weights of zero.
  */
 #ifndef NPURT_PANEL_LOOP_H
 #define NPURT_PANEL_LOOP_H

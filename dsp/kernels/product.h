@@ -1,10 +1,10 @@
 /*
- * What all products are made of; a kernel is this with a kind of weights put in.
+ * The common code of all products; a kernel is this code with one kind of weights.
  *
  * A tile is 32 rows of w, one to a lane of 32 bits.  After its heads it has, for each step of 64
  * columns, vectors of codes, scales and offsets.  Code vectors hold four columns of each row in a
- * lane; x's codes are scalars, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products and no instruction is
- * spent on spreading x.  A is the sum over the first 32 columns, B over the last 32:
+ * lane; x's codes are scalars, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products, and no instruction
+ * broadcasts x.  A is the sum over the first 32 columns, B over the last 32:
  *
  *   A += vrmpy(w.ub, x.b)               x 8                     B likewise
  *   h  = (B, A) narrowed to pairs of int16, + zero point        sums of code * code
@@ -15,12 +15,12 @@
  * Units: h is in units in which the largest weight code is 8 (16 where scales are per 16 columns),
  * so |h| <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits with bits so small that G fits: 15; 14 with
  * offsets or with scales per 16 columns, 13 with both.  y then fits by the choice of shift.
- * Narrowing drops bits above 16 without saturation: the sums are of unsigned weights, and only with
- * the zero point does the true, small value come out, exact modulo 2^16.
+ * Narrowing drops bits above 16 without saturation.  The sums are of unsigned weights; adding the
+ * zero point gives the true, small value, exact modulo 2^16.
  *
  * Packets, R rows, a step, v68: 16 R vrmpy are 8 R packets of multiplications, vmpy and vdmpy 2 R
  * more (v69 on: 1.5 R), offsets another R (R / 2).  So 4 rows are never faster than 204 MAC/packet
- * (v69 on: 215), with offsets 186 (204).  For one row instructions are what limits: per tile and
+ * (v69 on: 215), with offsets 186 (204).  For one row the number of instructions is the limit: per tile and
  * step 9 loads, 16 to unpack nibbles, 16 vrmpy, 5 to narrow and scale, 2 and a little for x: 48.5,
  * so 169 MAC/packet; bytes need 17 loads, one a packet: 120.
  */
@@ -46,7 +46,7 @@ enum { QUADS = NPURT_STEP / 8 }; /* words of 8 codes of x in a step */
 #define STEP_VECTORS(kind, offsets)                                                                \
     (CODE_VECTORS(kind) + SCALE_VECTORS(kind) * (1 + ((offsets) ? 1 : 0)))
 
-/* Bits that narrowing drops, and what is added before so that it rounds. */
+/* The bits that narrowing drops, and the value added before so that it rounds. */
 #define NARROW_BITS(kind) ((kind) == Q4 ? 0 : (kind) == Q8_G16 ? 3 : (kind) == Q16 ? 12 : 4)
 #define HALF_UNIT(kind) (1u << NARROW_BITS(kind) >> 1)
 
@@ -95,7 +95,7 @@ INLINE columns unpack(kind kind, const vec *w, unsigned quad, const constants *c
     return to;
 }
 
-/* A sum starts at zero with `dot_first`, or where it is told. */
+/* A sum starts at zero with `dot_first`, else at the given value. */
 INLINE vec dot_first(columns w, uint64_t x)
 {
     return Q6_Vw_vrmpyacc_VwVubRb(Q6_Vw_vrmpy_VubRb(w.low, (int32_t) low_word(x)), w.high,
@@ -148,15 +148,15 @@ INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], 
     return g;
 }
 
-/* Where a kernel is: the next tile, and its columns of y. */
+/* The position of a kernel: the next tile, and its columns of y. */
 typedef struct {
     const char *tile;
     uint32_t tiles; /* that are left */
     float *y;
-    uint32_t n; /* columns of y that are left: the last tile may have fewer than 32 */
+    uint32_t n; /* remaining columns of y; the last tile may have fewer than 32 */
 } place;
 
-/* What a kernel is to do: multiply one panel by tiles that lie one after another. */
+/* The arguments of a kernel: one panel, and consecutive tiles to multiply it by. */
 typedef struct {
     place first;
     size_t tile_bytes;

@@ -1,6 +1,6 @@
 /*
- * The table of formats, and products: dsp/kernels/multiply.c and all that it calls, one number at a
- * time.
+ * The table of formats, and products: dsp/kernels/multiply.c and the functions that it calls, one
+ * number at a time.
  *
  * A tile is 32 rows of w, one a lane.  After its heads it has for each step of 64 columns vectors of
  * codes, then of scales, then of offsets; those of a lane are its word of 32 bits in each.  With the

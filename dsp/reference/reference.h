@@ -1,13 +1,12 @@
 /*
- * The kernels (kernels/kernels.h) in plain C, one number at a time, for any little-endian machine:
- * the readable definition of what they compute, to the bit.  In no skel.  Shared with the kernels
- * are their interface and the table of formats, nothing else.  docs/hexagon.md says what is held
- * against it.
+ * The kernels (kernels/kernels.h) in plain C, one number at a time, for any little-endian machine: a
+ * readable definition of their results, to the bit.  No skel contains it.  It shares only the
+ * interface and the table of formats with the kernels.  docs/hexagon.md lists the comparisons.
  *
- * This file says where a row of quantised activations lies, as kernels/activations.h does.  Rows
- * come four by four in panels, those left over in panels of one.  A panel is, for S steps of 64
+ * This file defines the layout of quantised activations, as kernels/activations.h does.  Panels have
+ * four rows each, and one for each remaining row.  A panel is, for S steps of 64
  * columns and each part padded to 128 bytes: exponents and totals, codes [8 S][rows][8], records
- * [S][rows][4] of pairs of int16, zero points [S][rows], each 32 times over.
+ * [S][rows][4] of pairs of int16, zero points [S][rows], each repeated 32 times.
  */
 #ifndef NPURT_REFERENCE_H
 #define NPURT_REFERENCE_H
@@ -64,7 +63,7 @@ static inline int8_t *code_at(const row *of, uint32_t column)
     return of->codes + column / 8 * of->rows * 8 + column % 8;
 }
 
-/* The half of a record that is of one block of 32 columns: [2 * SCALE], [2 * SUMS], ... */
+/* The half of a record for one block of 32 columns: [2 * SCALE], [2 * SUMS], ... */
 static inline int16_t *record_at(const row *of, uint32_t block)
 {
     return of->record + block / 2 * of->rows * RECORD_WORDS * 2 + block % 2;

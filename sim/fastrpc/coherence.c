@@ -1,9 +1,9 @@
 /*
  * Caches of the host: DMA_BUF_IOCTL_SYNC for rpcmem.
  *
- * rpcmem is a dma-buf on a board and a memfd here, which the kernel has no such request for.  So the
- * library exports ioctl(): a program that takes ioctl from the library that it took rpcmem_alloc from
- * gets this one here, and libc's on a board, where libcdsprpc has none of its own.
+ * rpcmem is a dma-buf on a board, and a memfd here, for which the kernel has no such request.  So the
+ * library exports ioctl().  A program that takes ioctl from the library of rpcmem_alloc gets this one
+ * here, and libc's on a board, where libcdsprpc has none.
  *
  * With `coherent=0` a block has two memories, the host's view and the DSP's, and a request copies
  * all of the block from one to the other, as the kernel does where it has to bounce: START with READ
@@ -39,14 +39,14 @@ void block_to_host(const block *b, size_t offset, size_t bytes)
     }
 }
 
-/* Where the next page is that was ever written, of *bytes* bytes. */
+/* The offset of the next page that was ever written, of *bytes* bytes. */
 static off_t next_data(int fd, off_t at, off_t bytes)
 {
     off_t data = lseek(fd, at, SEEK_DATA);
     return data < 0 ? bytes : data;
 }
 
-/* Copy all of a memfd, without touching pages of it that nobody has written. */
+/* Copy a whole memfd, without touching its unwritten pages. */
 static void copy_whole(int to_fd, uint8_t *to, int from_fd, const uint8_t *from, size_t bytes)
 {
     off_t end = (off_t) bytes;
@@ -76,7 +76,7 @@ void block_all_to_host(const block *b)
 
 /* --- the request ----------------------------------------------------------------------------- */
 
-/* Do what the request asks for, with sim_lock held; return 0 or an errno. */
+/* Carry out the request, with sim_lock held; return 0 or an errno. */
 static int synchronise(const block *b, const struct dma_buf_sync *request)
 {
     uint64_t access = request->flags & DMA_BUF_SYNC_RW;

@@ -1,6 +1,6 @@
 /*
  * remote_session_control and remote_handle_control: requests by number, each with its struct.
- * Source: qualcomm/fastrpc inc/remote.h; what they answer without hardware was seen by running it
+ * Source: qualcomm/fastrpc inc/remote.h; the answers without hardware are those of a run
  * (version 1.0.5, upstream kernel interface).
  */
 #define _GNU_SOURCE

@@ -134,7 +134,7 @@ static int open_fault(void)
     return (int) code;
 }
 
-/* Say why a skel did not load: the code alone tells little.  *before* is what had been logged. */
+/* Print why a skel did not load, because the code says little.  *before*: the log before. */
 static void explain(const session *s, const char *uri, int result, bool missing, uint32_t before)
 {
     char said[300] = "";
@@ -157,26 +157,26 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
     if (result != AEE_SUCCESS) {
         return result;
     }
-    lane *l = lane_take(s);
+    channel *l = channel_take(s);
     if (!l) {
         return s->death_in_flight;
     }
     uint32_t logged = load(&s->link->logged);
     int fd = uri_open(uri);
-    result = lane_reserve(s, l, bytes + 1);
+    result = channel_reserve(s, l, bytes + 1);
     if (result == AEE_SUCCESS) {
         memcpy(l->area, uri, bytes + 1);
-        lane_link(s, l)->value[0] = l->address;
-        lane_link(s, l)->value[1] = (uint32_t) bytes;
-        /* Without a file the DSP gets one that is no skel: it is the DSP that judges the URI. */
-        result = lane_call_with(s, l, LINK_OPEN, fd >= 0 ? fd : s->memory);
-        *remote = lane_link(s, l)->handle;
+        channel_link(s, l)->value[0] = l->address;
+        channel_link(s, l)->value[1] = (uint32_t) bytes;
+        /* Without a file the DSP gets one that is not a skel, because the DSP checks the URI. */
+        result = channel_call_with(s, l, LINK_OPEN, fd >= 0 ? fd : s->memory);
+        *remote = channel_link(s, l)->handle;
     }
     if (fd >= 0) {
         close(fd);
     }
     explain(s, uri, result, fd < 0, logged);
-    lane_leave(s, l);
+    channel_leave(s, l);
     return result;
 }
 
@@ -277,7 +277,7 @@ static uint64_t widened(uint32_t handle)
     return id;
 }
 
-/* The real library says nothing of handles of 32 bits that it does not know. */
+/* The real library does not report unknown handles of 32 bits. */
 int remote_handle_invoke(uint32_t handle, uint32_t scalars, remote_arg *arguments)
 {
     uint64_t id = widened(handle);
@@ -306,13 +306,13 @@ uint64_t npurt_sim_packets(uint64_t handle)
 
 static int close_remote(session *s, uint32_t remote)
 {
-    lane *l = lane_take(s);
+    channel *l = channel_take(s);
     if (!l) {
         return s->death_in_flight;
     }
-    lane_link(s, l)->handle = remote;
-    int result = lane_call(s, l, LINK_CLOSE);
-    lane_leave(s, l);
+    channel_link(s, l)->handle = remote;
+    int result = channel_call(s, l, LINK_CLOSE);
+    channel_leave(s, l);
     return result;
 }
 

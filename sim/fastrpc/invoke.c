@@ -1,9 +1,9 @@
 /*
  * One call: arguments in, the skel's method, results out.
  *
- * Memory that the library knows is passed as it is; everything else is copied through the lane's
- * area, by the kernel, as FastRPC's driver does it: so an address that is none is an error of the
- * call and not a crash of the program.
+ * Known memory is passed without a copy.  The kernel copies all other arguments through the channel's
+ * area, as in FastRPC's driver, so a bad address is an error of the call and not a crash of the
+ * program.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -24,7 +24,7 @@ typedef struct {
 
 typedef struct {
     session *s;
-    lane *l;
+    channel *l;
     counts n;
     int buffers;                         /* in and out */
     remote_arg argument[LINK_ARGUMENTS]; /* as the caller gave them */
@@ -45,12 +45,12 @@ static uint32_t aligned(uint32_t at)
 /* --- copying, by the kernel ------------------------------------------------------------------ */
 
 /* Copy from the caller's memory into the area; false when it cannot be read. */
-static bool copy_in(const lane *l, uint32_t place, const void *from, size_t bytes)
+static bool copy_in(const channel *l, uint32_t place, const void *from, size_t bytes)
 {
     return bytes == 0 || pwrite(l->fd, from, bytes, l->offset + place) == (ssize_t) bytes;
 }
 
-static bool copy_out(const lane *l, uint32_t place, void *to, size_t bytes)
+static bool copy_out(const channel *l, uint32_t place, void *to, size_t bytes)
 {
     return bytes == 0 || pread(l->fd, to, bytes, l->offset + place) == (ssize_t) bytes;
 }
@@ -68,7 +68,7 @@ static int read_arguments(call *c, const remote_arg *given)
 
 /* --- placing --------------------------------------------------------------------------------- */
 
-/* Map the block that argument *i* starts in, if it does in one. */
+/* Map the block in which argument *i* starts, if any. */
 static int map_known(call *c, int i, link_argument *out)
 {
     const void *at = c->argument[i].buffer.at;
@@ -108,7 +108,7 @@ static int place_arguments(call *c, link_argument out[])
             room = aligned((uint32_t) room + (uint32_t) c->argument[i].buffer.bytes);
         }
     }
-    int result = lane_reserve(c->s, c->l, room);
+    int result = channel_reserve(c->s, c->l, room);
     for (int i = 0; result == AEE_SUCCESS && i < c->buffers; i++) {
         uint32_t bytes = (uint32_t) c->argument[i].buffer.bytes;
         if (!c->mapped[i]) {
@@ -121,7 +121,7 @@ static int place_arguments(call *c, link_argument out[])
     return result;
 }
 
-/* Synchronise argument *i*, which is in known memory: FastRPC does that for arguments. */
+/* Synchronise argument *i* in known memory, as FastRPC does for arguments. */
 static void synchronise(const call *c, int i,
                         void (*copy)(const block *b, size_t offset, size_t bytes))
 {
@@ -194,7 +194,7 @@ static bool is_mapped(const session *s, const block *b)
     return false;
 }
 
-/* Copy the memory that the call may write to; return how many pieces there are. */
+/* Copy the memory that the call may write; return the number of copies. */
 static int take_snapshots(const session *s, snapshot pieces[SNAPSHOTS])
 {
     int n = 0;
@@ -234,7 +234,7 @@ static bool spoil(const snapshot *p)
     return false;
 }
 
-/* Spoil mapped memory that the call wrote, or else what it returns. */
+/* Change mapped memory that the call wrote, or else its results. */
 static void spoil_result(call *c, snapshot pieces[], int n)
 {
     bool done = false;
@@ -291,13 +291,13 @@ static void be_late(session *s, uint32_t milliseconds)
 
 static int run(call *c, uint32_t handle, uint32_t scalars, const trouble *t, uint64_t *packets)
 {
-    link_lane *link = lane_link(c->s, c->l);
+    link_channel *link = channel_link(c->s, c->l);
     snapshot pieces[SNAPSHOTS];
     int n = t->spoil ? take_snapshots(c->s, pieces) : 0;
     link->handle = handle;
     link->scalars = scalars;
     link->crash = t->crash;
-    int result = lane_call(c->s, c->l, LINK_INVOKE);
+    int result = channel_call(c->s, c->l, LINK_INVOKE);
     *packets = link->packets;
     if (t->spoil) {
         spoil_result(c, pieces, n);
@@ -315,19 +315,19 @@ int invoke(session *s, uint32_t handle, uint32_t scalars, remote_arg *arguments,
     if (t.code) {
         return t.code;
     }
-    call c = {.s = s, .l = lane_take(s), .n = read_counts(scalars)};
+    call c = {.s = s, .l = channel_take(s), .n = read_counts(scalars)};
     if (!c.l) {
         return s->death_in_flight;
     }
     c.buffers = c.n.in + c.n.out;
     int result = read_arguments(&c, arguments);
-    result = result == AEE_SUCCESS ? place_arguments(&c, lane_link(s, c.l)->argument) : result;
+    result = result == AEE_SUCCESS ? place_arguments(&c, channel_link(s, c.l)->argument) : result;
     result = result == AEE_SUCCESS ? bring_in(&c) : result;
     if (result == AEE_SUCCESS) {
         result = run(&c, handle, scalars, &t, packets);
         result = result == AEE_SUCCESS ? bring_out(&c) : result;
     }
     let_go(&c);
-    lane_leave(s, c.l);
+    channel_leave(s, c.l);
     return result;
 }

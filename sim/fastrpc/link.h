@@ -1,12 +1,12 @@
 /*
- * What the library and the shell share: the memory between the two processes.
+ * The memory that the library and the shell share between their processes.
  *
  * The library (host, 64-bit) makes it as a memfd and starts qemu-hexagon on the shell (guest,
- * 32-bit); both map it.  Every field has one writer, named in its comment.  The library believes
- * nothing that it reads here beyond what it can check: the guest runs other people's code.
+ * 32-bit); both map it.  Every field has one writer, named in its comment.  The library checks
+ * all that it reads here, because the guest runs code of others.
  *
- * A lane carries one call at a time: the library fills it, adds one to `asked` and wakes the lane's
- * thread in the shell, which does what is asked and stores the same number in `answered`.
+ * A channel carries one call at a time: the library fills it, adds one to `asked` and wakes the channel's
+ * thread in the shell, which serves the request and stores the same number in `answered`.
  */
 #ifndef LINK_H
 #define LINK_H
@@ -14,15 +14,15 @@
 #include <stdint.h>
 
 #define LINK_VERSION 1u
-#define LINK_ENDED 0u /* in `answered`: the process is gone, nobody will answer; never a request */
+#define LINK_ENDED 0u /* in `answered`: the process has ended; never a request */
 
 enum {
     LINK_MEMORY_FD = 3, /* this memory, in the guest */
     LINK_SOCKET_FD = 4, /* where the library sends descriptors */
-    LINK_LANES = 32,    /* calls at a time */
+    LINK_CHANNELS = 32, /* calls at a time */
     LINK_THREADS = 128, /* of the guest */
     LINK_ARGUMENTS = 255 + 255 + 15 + 15,
-    LINK_AREA = 1 << 16, /* bytes of a lane for what is passed by value */
+    LINK_AREA = 1 << 16, /* bytes of a channel for what is passed by value */
     LINK_VALUES = 4,
     LINK_LOG = 1 << 16, /* bytes of messages that are kept */
     LINK_NO_FD = -1,    /* of a block that code on the DSP cannot name */
@@ -42,7 +42,7 @@ typedef struct {
     uint32_t verbose;     /* 1: messages go to descriptor 2 as well */
 } link_machine;
 
-/* An argument as code on the DSP sees it: remote_arg of a 32-bit machine. */
+/* An argument for code on the DSP: remote_arg of a 32-bit machine. */
 typedef struct {
     uint32_t address; /* or the descriptor of a handle */
     uint32_t size;    /* or the offset of a handle */
@@ -70,18 +70,18 @@ typedef struct {
     uint32_t value[LINK_VALUES];    /* library, then shell */
     uint64_t packets;               /* shell: executed by the PD's threads during LINK_INVOKE */
     link_argument argument[LINK_ARGUMENTS]; /* library, then the skel */
-} link_lane;
+} link_channel;
 
 typedef struct {
     link_machine machine;
     uint32_t base;                  /* shell: its address of this memory */
     uint32_t ready;                 /* shell: 1 when it serves */
-    uint32_t wanted;                /* library: lanes that shall be served */
+    uint32_t wanted;                /* library: channels that shall be served */
     uint32_t logged;                /* shell: bytes written to the log so far */
     uint64_t packets[LINK_THREADS]; /* shell: executed by each thread slot so far */
-    link_lane lane[LINK_LANES];
-    _Alignas(4096) uint8_t area[LINK_LANES][LINK_AREA]; /* library, then the skel */
-    uint8_t log[LINK_LOG];                              /* shell: a ring of text */
+    link_channel channel[LINK_CHANNELS];
+    _Alignas(4096) uint8_t area[LINK_CHANNELS][LINK_AREA]; /* library, then the skel */
+    uint8_t log[LINK_LOG];                                 /* shell: a ring of text */
 } link_memory;
 
 /*
@@ -115,6 +115,6 @@ typedef struct {
 
 _Static_assert(sizeof(link_argument) == 8, "as remote_arg of a 32-bit machine");
 _Static_assert(sizeof(link_buffer) == 24, "as struct dspqueue_buffer");
-_Static_assert(sizeof(link_lane) % 64 == 0, "lanes do not share cache lines");
+_Static_assert(sizeof(link_channel) % 64 == 0, "channels do not share cache lines");
 
 #endif

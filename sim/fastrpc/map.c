@@ -1,4 +1,4 @@
-/* Memory that the DSP knows: by fastrpc_mmap, or because a call passes it. */
+/* Memory mapped to the DSP by fastrpc_mmap or for a call. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <string.h>
@@ -40,14 +40,14 @@ static uint64_t attached_bytes(const session *s)
 
 /* --- asking the shell ------------------------------------------------------------------------ */
 
-static int detach(session *s, lane *l, uint32_t id)
+static int detach(session *s, channel *l, uint32_t id)
 {
-    lane_link(s, l)->value[0] = id;
-    return lane_call(s, l, LINK_DETACH);
+    channel_link(s, l)->value[0] = id;
+    return channel_call(s, l, LINK_DETACH);
 }
 
-/* Detach what only calls passed and none passes now; true when that was something. */
-static bool evict(session *s, lane *l)
+/* Detach blocks that calls passed and no call uses now; true if there was one. */
+static bool evict(session *s, channel *l)
 {
     bool some = false;
     for (int i = 0; i < MAPPINGS; i++) {
@@ -64,19 +64,19 @@ static bool evict(session *s, lane *l)
     return some;
 }
 
-static int try_attach(session *s, lane *l, mapping *m, int fd, bool map)
+static int try_attach(session *s, channel *l, mapping *m, int fd, bool map)
 {
-    uint32_t *value = lane_link(s, l)->value;
+    uint32_t *value = channel_link(s, l)->value;
     value[0] = m->id;
     value[1] = (uint32_t) (m->argument ? LINK_NO_FD : m->fd);
     value[2] = (uint32_t) m->bytes;
     value[3] = map;
-    int result = lane_call_with(s, l, LINK_ATTACH, fd);
+    int result = channel_call_with(s, l, LINK_ATTACH, fd);
     m->address = result == AEE_SUCCESS ? value[0] : 0;
     return result;
 }
 
-static int attach(session *s, lane *l, mapping *m, int fd, bool map)
+static int attach(session *s, channel *l, mapping *m, int fd, bool map)
 {
     int result = try_attach(s, l, m, fd, map);
     if (result != AEE_SUCCESS && !load(&s->ended) && evict(s, l)) {
@@ -133,11 +133,11 @@ static int check_map(session *s, int fd, size_t bytes, uint32_t flags)
     return AEE_SUCCESS;
 }
 
-/* Ends what session_enter() and lane_take() began; the latter may have failed. */
-static void leave(session *s, lane *l)
+/* Ends what session_enter() and channel_take() began; the latter may have failed. */
+static void leave(session *s, channel *l)
 {
     if (l) {
-        lane_leave(s, l);
+        channel_leave(s, l);
     }
     pthread_mutex_lock(&sim_lock);
     session_leave(s);
@@ -158,7 +158,7 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
     int memory_fd = fd;
     if (m) {
         const block *b = block_of_fd(fd);
-        *m = (mapping){.id = lane_block_id(s), .fd = fd, .bytes = bytes};
+        *m = (mapping){.id = channel_block_id(s), .fd = fd, .bytes = bytes};
         if (b) {
             m->serial = b->serial;
             memory_fd = b->memory_fd;
@@ -170,7 +170,7 @@ int fastrpc_mmap(int domain, int fd, void *address, int offset, size_t bytes, ui
     if (!m) {
         return result == AEE_SUCCESS ? AEE_EFAILED : result;
     }
-    lane *l = lane_take(s);
+    channel *l = channel_take(s);
     result = l ? attach(s, l, m, memory_fd, flags == MAP_FD || flags == MAP_STATIC) : AEE_EFAILED;
     settle(m, result);
     leave(s, l);
@@ -198,7 +198,7 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
     if (result != AEE_SUCCESS) {
         return result;
     }
-    lane *l = lane_take(s);
+    channel *l = channel_take(s);
     result = l ? detach(s, l, id) : AEE_EFAILED;
     leave(s, l);
     pthread_mutex_lock(&sim_lock);
@@ -212,7 +212,7 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
 
 /* --- maps by address ------------------------------------------------------------------------- */
 
-/* The descriptor of what remote_mmap64 mapped at *address* of the DSP, or -1. */
+/* The descriptor that remote_mmap64 mapped at *address* of the DSP, or -1. */
 static int fd_at(const session *s, uint64_t address)
 {
     for (int i = 0; i < MAPPINGS; i++) {
@@ -320,7 +320,7 @@ static mapping *find_or_reserve(session *s, const block *b, bool *reserved)
     if (!m) {
         m = free_mapping(s);
         if (m) {
-            *m = (mapping){.id = lane_block_id(s), .serial = b->serial, .fd = b->fd};
+            *m = (mapping){.id = channel_block_id(s), .serial = b->serial, .fd = b->fd};
             m->bytes = b->bytes;
             m->argument = true;
         }
@@ -331,7 +331,7 @@ static mapping *find_or_reserve(session *s, const block *b, bool *reserved)
     return m;
 }
 
-int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping **used)
+int map_argument(session *s, channel *l, const block *b, uint32_t *address, mapping **used)
 {
     bool reserved;
     *used = NULL;
@@ -360,7 +360,7 @@ int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping
 /* Detach one session's mapping of a block that goes away. */
 static void forget_in(session *s, uint32_t id)
 {
-    lane *l = lane_take(s);
+    channel *l = channel_take(s);
     if (l) {
         detach(s, l, id);
     }

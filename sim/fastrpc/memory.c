@@ -1,4 +1,4 @@
-/* rpcmem: shared memory with a descriptor, and memory of the program's own that it registers. */
+/* rpcmem: shared memory with a descriptor, and registered memory of the program. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <signal.h>
@@ -67,8 +67,8 @@ static bool enter(block b)
 
 static bool deinitialised;
 
-/* The library has called it itself: called again, it begins a new list, and of what was in the old
- * one rpcmem knows nothing any more. */
+/* The library has called it itself.  Another call begins a new list, and rpcmem forgets the blocks of
+ * the old one. */
 void rpcmem_init(void)
 {
     pthread_mutex_lock(&sim_lock);

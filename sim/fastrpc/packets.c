@@ -21,7 +21,7 @@ static int code_of(ring_result result)
     }
 }
 
-/* Wait until *word is not *seen*; return 0, or why that is over. */
+/* Wait until *word is not *seen*; return 0, or why the wait ended. */
 static int wait_on(dspqueue_t q, uint32_t *word, uint32_t seen, uint32_t timeout, uint64_t start)
 {
     int ended = __atomic_load_n(&q->ended, __ATOMIC_SEQ_CST);
@@ -107,7 +107,7 @@ static int put(dspqueue_t q, uint32_t flags, uint32_t buffers, const dspqueue_bu
     }
 }
 
-/* What writing to a queue of a dead session returns: the real library notices nothing. */
+/* The result of writing to a queue of a dead session; the real library notices nothing. */
 static int write_ended(int why)
 {
     pthread_mutex_lock(&sim_lock);

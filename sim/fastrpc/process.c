@@ -1,4 +1,4 @@
-/* The process of a DSP session: finding qemu-hexagon, starting it, and saying why that failed. */
+/* The process of a DSP session: finds and starts qemu-hexagon, and explains failures. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <dlfcn.h>
@@ -53,7 +53,7 @@ static bool find_qemu(char path[PATH_MAX])
     return true;
 }
 
-/* The shell lies beside this library, whatever links led to it. */
+/* The shell is beside this library, with links resolved. */
 static bool find_shell(char path[PATH_MAX])
 {
     Dl_info here;
@@ -95,8 +95,8 @@ static bool arrange(const int descriptors[3])
     return good;
 }
 
-/* In the new process, which still shares the memory of this one: system calls and nothing else.  It
- * leaves the terminal, so that Ctrl-C is the program's, and dies with the thread that made it. */
+/* In the new process, which still shares memory with this one: system calls only.  It leaves the
+ * terminal, so that Ctrl-C goes to the program, and dies with the thread that made it. */
 static void become(const start *how)
 {
     const struct rlimit none = {0, 0};
@@ -135,7 +135,7 @@ pid_t process_start(const link_machine *machine, int log, int memory, int socket
     if (!find_qemu(qemu) || !find_shell(shell)) {
         return -1;
     }
-    /* Of the program's environment qemu gets what it may need to be loaded, and no QEMU_*. */
+    /* qemu gets the variables that the loader may need from the environment, and no QEMU_*. */
     const char *libraries = getenv("LD_LIBRARY_PATH");
     snprintf(search + strlen(search), PATH_MAX, "%s", libraries ? libraries : "");
     char cpu[8];

@@ -1,8 +1,8 @@
 /*
  * dspqueue on the host: rings of packets in memory that the shell maps too.
  *
- * A queue outlives its session, as a thing that can only be closed.  With a packet callback it has a
- * thread that calls it, as the real library does.
+ * After the end of its session a queue can only be closed.  A queue with a packet callback has a
+ * thread that calls it, as in the real library.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -49,7 +49,7 @@ int queue_leave(dspqueue_t q, int result)
     return result;
 }
 
-/* Wake everybody who waits on this side; the words change, so that nobody misses it. */
+/* Wake all waiting threads of this side; the words change, so no thread misses it. */
 static void wake(dspqueue_t q)
 {
     uint32_t *words[] = {&q->to_host.state->packets_written, &q->to_dsp.state->packets_read};
@@ -201,15 +201,15 @@ static bool make_memory(dspqueue_t q, uint32_t request_bytes, uint32_t response_
 
 static int tell_shell(dspqueue_t q, uint32_t command)
 {
-    lane *l = lane_take(q->s);
+    channel *l = channel_take(q->s);
     if (!l) {
         return q->s->death_in_flight;
     }
-    lane_link(q->s, l)->value[0] = q->id;
-    lane_link(q->s, l)->value[1] = (uint32_t) q->bytes;
-    int result = command == LINK_QUEUE ? lane_call_with(q->s, l, command, q->fd)
-                                       : lane_call(q->s, l, command);
-    lane_leave(q->s, l);
+    channel_link(q->s, l)->value[0] = q->id;
+    channel_link(q->s, l)->value[1] = (uint32_t) q->bytes;
+    int result = command == LINK_QUEUE ? channel_call_with(q->s, l, command, q->fd)
+                                       : channel_call(q->s, l, command);
+    channel_leave(q->s, l);
     return result;
 }
 
@@ -281,7 +281,7 @@ static int start_session(int domain, session **s)
     return result == AEE_SUCCESS || result == AEE_ECONNRESET ? result : AEE_EUNSUPPORTED;
 }
 
-/* Whether the real library would take what a dead session left for the queues' own; sim_lock held. */
+/* Whether the real library would use the remains of a dead session; sim_lock held. */
 static bool crosses_sessions(int domain)
 {
     const session *s = session_of(domain);

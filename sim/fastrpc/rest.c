@@ -1,4 +1,4 @@
-/* What libcdsprpc exports and a runtime for unsigned PDs does not need: refused, or nothing to do. */
+/* Exports of libcdsprpc that a runtime for unsigned PDs does not need: they refuse or do nothing. */
 #include "sim.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * Packets in and out of a ring of link.h: what the two sides of a queue do alike.  One writer and
- * one reader at a time; the other side may write anything to the ring, so nothing is believed.
+ * Reads and writes packets of a ring of link.h, for both sides of a queue.  There is one writer and
+ * one reader at a time.  The other side may write anything to the ring, so everything is checked.
  */
 #ifndef RING_H
 #define RING_H
@@ -27,7 +27,7 @@ typedef enum {
     RING_DAMAGED
 } ring_result;
 
-/* A ring as one side holds it: what the other side cannot change stands here. */
+/* The private data of one side about a ring, which the other side cannot change. */
 typedef struct {
     link_ring *state;
     uint8_t *data;

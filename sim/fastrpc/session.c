@@ -1,9 +1,9 @@
 /*
- * Sessions: a DSP process each, with the thread that keeps it.
+ * Sessions: a DSP process each, with a keeper thread.
  *
- * The keeper starts the process and waits for its end, so that nobody else ever waits for a process
- * that is gone: it wakes them.  The kernel kills the process when the keeper ends, and so with this
- * process, however that happens.  A child made by fork has no keeper, and starts with no sessions.
+ * The keeper starts the process and waits for its end.  Then it wakes all waiting threads, so no
+ * thread waits for a dead process.  The kernel kills the process when the keeper ends, and so
+ * whenever this process ends.  A child made by fork has no keeper, and starts with no sessions.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -55,7 +55,7 @@ void session_leave(session *s)
 
 /* --- its end --------------------------------------------------------------------------------- */
 
-/* A socket that the process closed: its pid may be somebody else's by now. */
+/* A socket, which the process closed; its pid may belong to another process by now. */
 static bool is_gone(const session *s)
 {
     struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
@@ -95,7 +95,7 @@ size_t session_log(const session *s, char *text, size_t bytes)
     return length;
 }
 
-/* What qemu itself said, as of an instruction that it does not know. */
+/* qemu's own messages, for example about an unknown instruction. */
 static void read_qemu(const session *s, char *text, size_t bytes)
 {
     off_t end = lseek(s->log, 0, SEEK_END);
@@ -129,7 +129,7 @@ static void end(session *s, int status)
     s->state = s->state == STOPPING ? STOPPING : DEAD;
     store(&s->ended, 1);
     futex_wake(&s->ended, INT_MAX);
-    lanes_end(s);
+    channels_end(s);
     queues_end(s, s->death == AEE_ECONNRESET ? AEE_ECONNRESET : AEE_EINTERRUPTED);
     pthread_cond_broadcast(&sim_changed);
 }
@@ -151,7 +151,7 @@ static int await(pid_t process, int socket)
         int closed = poll(&p, 1, LOOK_MS);
         pid_t got = waitpid(process, &status, closed > 0 ? 0 : WNOHANG);
         if (got == process || (got < 0 && errno != EINTR)) {
-            return status; /* or somebody else has waited for it: it is gone all the same */
+            return status; /* or another thread has waited for it; it has ended anyway */
         }
     }
 }
@@ -201,13 +201,13 @@ static void release(session *s)
     if (s->link && s->link != MAP_FAILED) {
         munmap(s->link, sizeof(link_memory));
     }
-    for (int i = 0; i < LINK_LANES; i++) {
-        lane *l = &s->lane[i];
+    for (int i = 0; i < LINK_CHANNELS; i++) {
+        channel *l = &s->channel[i];
         if (l->block) {
             munmap(l->area, l->bytes);
             close(l->fd);
         }
-        *l = (lane){0};
+        *l = (channel){0};
     }
     int *descriptors[] = {&s->memory, &s->socket, &s->log};
     for (int i = 0; i < 3; i++) {
@@ -237,9 +237,9 @@ static bool prepare(session *s, const link_machine *machine, int *peer)
         return false;
     }
     s->link->machine = *machine;
-    for (int i = 0; i < LINK_LANES; i++) {
-        s->link->lane[i].asked = s->link->lane[i].answered = LINK_ENDED + 1;
-        s->lane[i].asked = LINK_ENDED + 1;
+    for (int i = 0; i < LINK_CHANNELS; i++) {
+        s->link->channel[i].asked = s->link->channel[i].answered = LINK_ENDED + 1;
+        s->channel[i].asked = LINK_ENDED + 1;
     }
     return true;
 }
@@ -402,7 +402,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(before_fork, after_fork, in_child);
 }
 
-/* Calls that other threads are in at exit return, or do not: nobody waits for them here. */
+/* Calls of other threads at exit may return or not; nothing waits for them. */
 __attribute__((destructor)) static void finish(void)
 {
     struct timespec end;

@@ -1,6 +1,6 @@
 /*
- * What is simulated, and what shall go wrong: NPURT_SIM_FASTRPC, read once, and npurt_sim_control,
- * both a list of words with commas or blanks between: `arch=v73,vtcm=4M,crash=3+`.
+ * Settings and faults: NPURT_SIM_FASTRPC, which is read once, and npurt_sim_control.  Both are lists
+ * of words, separated by commas or blanks: `arch=v73,vtcm=4M,crash=3+`.
  */
 #include "sim.h"
 #include <ctype.h>
@@ -25,7 +25,7 @@ static const struct {
 };
 
 typedef struct {
-    uint64_t left; /* times that it could happen before it does; 0: it is not asked for */
+    uint64_t left; /* opportunities until it happens; 0: not set */
     bool stays;    /* from then on every time */
     uint32_t argument;
 } fault;
@@ -226,7 +226,7 @@ static bool set_one(char *word)
     return current.faithful || strcmp(word, "strict") == 0;
 }
 
-/* Take in a list of words; all of them, or none, and then *word* is the first that is no good. */
+/* Apply a list of words: all, or none; then *word* is the first bad one. */
 static bool set_all(const char *text, char word[WORD])
 {
     sim_settings old = current;

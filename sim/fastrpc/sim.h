@@ -1,8 +1,8 @@
 /*
- * The library's parts and what they offer each other.
+ * The interfaces of the library's parts.
  *
- * One lock guards all tables.  It is never held while a DSP process is waited for: a session that is
- * in use has `users`, and what it consists of stays until they are gone.
+ * One lock guards all tables.  No thread holds it while it waits for a DSP process: a session in use
+ * has `users`, and its parts stay until there are none.
  */
 #ifndef SIM_H
 #define SIM_H
@@ -17,12 +17,12 @@
 enum { CDSP = 3, DOMAINS = 8, SESSIONS = 4 }; /* effective domain = domain + 8 * session */
 
 extern pthread_mutex_t sim_lock;
-extern pthread_cond_t sim_changed; /* a session, a lane or a queue is not what it was */
+extern pthread_cond_t sim_changed; /* a session, a channel or a queue is not what it was */
 
 /* --- settings.c ------------------------------------------------------------------------------ */
 
 typedef struct {
-    bool faithful; /* mistakes are answered as the real library does, not as they deserve */
+    bool faithful; /* mistakes get the answers of the real library, not errors */
     bool present;  /* there is a DSP */
     bool log;      /* messages of the DSP go to stderr */
     bool signed_pd;
@@ -32,7 +32,7 @@ typedef struct {
     link_machine machine; /* of sessions that start from now on */
 } sim_settings;
 
-/* Everything that can be made to go wrong, at the nth time that it could. */
+/* All faults, each at its nth opportunity. */
 typedef enum {
     FAULT_START, /* a session does not start; argument: code */
     FAULT_OPEN,  /* argument: code */
@@ -106,13 +106,13 @@ typedef enum { IDLE, STARTING, LIVE, DEAD, STOPPING } session_state;
 typedef struct {
     bool busy;
     uint32_t asked;
-    uint32_t block; /* the area's, as the shell knows it; 0: the lane's part of the link */
+    uint32_t block; /* the area's, as the shell knows it; 0: the channel's part of the link */
     int fd;         /* of the memory that the area is in */
     off_t offset;   /* of the area in it */
     uint8_t *area;
     uint32_t bytes;
     uint32_t address; /* of the area in the guest */
-} lane;
+} channel;
 
 /* A block that the shell has. */
 typedef struct {
@@ -139,12 +139,12 @@ typedef struct session {
     uint32_t generation;
     int death;           /* code for calls from now on; 0: alive */
     int death_in_flight; /* code for those that were waiting when it died */
-    uint32_t ended;      /* 1 when nobody will answer any more; read without the lock */
+    uint32_t ended;      /* 1: no more answers will come; read without the lock */
     pid_t process;
     pthread_t keeper;
     int memory, socket, log;
     link_memory *link;
-    lane lane[LINK_LANES];
+    channel channel[LINK_CHANNELS];
     pthread_mutex_t passing; /* who sends a descriptor, until it is received */
     mapping map[MAPPINGS];
     uint32_t next_id;
@@ -167,25 +167,25 @@ void session_kill(session *s, int code, int code_in_flight);
 void dsp_restart(uint32_t milliseconds); /* all sessions die; the nodes come back later */
 bool dsp_present(void);
 
-/* --- lane.c: calls into the shell; inside a session, without sim_lock --------------------------- */
+/* --- channel.c: calls into the shell; inside a session, without sim_lock --------------------------- */
 
-lane *lane_take(session *s); /* NULL: the session died */
-void lane_leave(session *s, lane *l);
-link_lane *lane_link(session *s, const lane *l);
-/* Have the shell do *command*, whose arguments are in place; return what it answered, or a code of
- * the session's death. */
-int lane_call(session *s, lane *l, uint32_t command);
+channel *channel_take(session *s); /* NULL: the session died */
+void channel_leave(session *s, channel *l);
+link_channel *channel_link(session *s, const channel *l);
+/* Let the shell run *command*, whose arguments are in place; return its answer, or the code of a
+ * dead session. */
+int channel_call(session *s, channel *l, uint32_t command);
 /* The same with a descriptor for the shell. */
-int lane_call_with(session *s, lane *l, uint32_t command, int fd);
-/* Make room for *bytes* in the lane's area. */
-int lane_reserve(session *s, lane *l, size_t bytes);
-uint32_t lane_block_id(session *s); /* a new number for a block of the shell's */
-void lanes_end(session *s);         /* wake all that wait for an answer; sim_lock held */
+int channel_call_with(session *s, channel *l, uint32_t command, int fd);
+/* Make room for *bytes* in the channel's area. */
+int channel_reserve(session *s, channel *l, size_t bytes);
+uint32_t channel_block_id(session *s); /* a new number for a block of the shell's */
+void channels_end(session *s);         /* wake all that wait for an answer; sim_lock held */
 
 /* --- map.c ----------------------------------------------------------------------------------- */
 
 /* Make the shell map the block that holds an argument; add its user, or return a code. */
-int map_argument(session *s, lane *l, const block *b, uint32_t *address, mapping **used);
+int map_argument(session *s, channel *l, const block *b, uint32_t *address, mapping **used);
 void map_forget(uint32_t serial); /* a block is going away: detach it where only calls passed it */
 mapping *map_find(session *s, int fd); /* by fastrpc_mmap; sim_lock held */
 

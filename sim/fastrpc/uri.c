@@ -1,4 +1,4 @@
-/* URIs of skels, and where the files they name are looked for.  Source: qualcomm/fastrpc 1.0.5. */
+/* URIs of skels, and the search for their files.  Source: qualcomm/fastrpc 1.0.5. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <fcntl.h>
@@ -28,7 +28,7 @@ const char *uri_domain_name(int number)
     return domains[i].name;
 }
 
-/* The real library takes the beginning of a name for a name, and does not look at its length. */
+/* The real library compares only the beginning of a name, not its length. */
 int uri_domain_number(const char *name, size_t most)
 {
     bool faithful = settings()->faithful;

@@ -1,4 +1,4 @@
-/* Counts what passes the driver: calls, their arguments, maps, and DMA_BUF_IOCTL_SYNC. */
+/* Counts the requests to the driver: calls, arguments, maps, and DMA_BUF_IOCTL_SYNC. */
 #include "kernel.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * What a program asks of FastRPC's driver and of the dma-heap, and what a library and a DSP process say
- * to each other through it.  Sources: Linux include/uapi/misc/fastrpc.h and linux/dma-heap.h;
+ * The requests of FastRPC's driver and of the dma-heap, and the messages between the library and a DSP
+ * process through it.  Sources: Linux include/uapi/misc/fastrpc.h and linux/dma-heap.h;
  * qualcomm/fastrpc inc/remotectl.h, adsp_listener.h, adsp_current_process.h, dspqueue_shared.h.
  */
 #ifndef DRIVER_H

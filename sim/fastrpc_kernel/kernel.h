@@ -1,4 +1,4 @@
-/* The parts of the kernel and what they offer each other. */
+/* The interfaces of the parts of the kernel. */
 #ifndef KERNEL_H
 #define KERNEL_H
 

@@ -1,6 +1,6 @@
 /*
- * Calls of the DSP to the CPU.  A thread of the library waits in listener_next() for what the process
- * asks, and brings with its next call the answer to what it was asked last.  All arguments are one
+ * Calls of the DSP to the CPU.  A thread of the library waits in listener_next() for a request of the
+ * process, and passes the answer with its next call.  All arguments are one
  * text: in, each its size and then its bytes at the next multiple of 8; out, the sizes, and in the
  * answer the same.  Source: qualcomm/fastrpc src/listener_android.c, inc/sbuf_parser.h.
  */

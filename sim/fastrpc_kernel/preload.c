@@ -2,11 +2,11 @@
  * FastRPC's driver and the dma-heap for one program: preload this, and the real libcdsprpc finds
  * /dev/fastrpc-cdsp and /dev/dma_heap/system.
  *
- * Above it runs the library that boards have, unchanged.  Below it, npurt's simulator is the DSP: each
- * file of the device on which a process was created is one of its sessions, in which the skel that
- * goes to a board runs under qemu-hexagon.  What is here is what the driver and a process's own modules
- * do in between; dma-bufs are memfds.  NPURT_KERNEL_LOG=1 says on stderr what happens,
- * NPURT_KERNEL_COUNTS names a file for what passed the driver; NPURT_SIM_FASTRPC works as ever.
+ * Above it runs the unchanged library of boards.  Below it, npurt's simulator is the DSP: each file of
+ * the device on which a process was created is one of its sessions, in which the skel of a board runs
+ * under qemu-hexagon.  This code does the work of the driver and of a process's own modules; dma-bufs
+ * are memfds.  NPURT_KERNEL_LOG=1 logs the requests to stderr, NPURT_KERNEL_COUNTS names a file for
+ * their counts, and NPURT_SIM_FASTRPC works as usual.
  */
 #define _GNU_SOURCE
 #include "kernel.h"

@@ -1,5 +1,5 @@
 /*
- * What a client of the two drivers sees: ioctl numbers and structs.  Declarations only.
+ * The interface of the two drivers: ioctl numbers and structs.  Declarations only.
  *
  * The simulator's own reading of include/uapi/drm/rocket_accel.h (Linux 6.18) and of the rknpu
  * driver 0.9.8 (rknpu_ioctl.h); it shares nothing with npurt/rknpu, which it checks.
@@ -116,7 +116,7 @@ enum {
     MEM_IOVA_ALIGNMENT = 0x400, /* from 0.9.7 */
     MEM_FLAGS = 0x7FF,
 };
-/* Interrupt bits: a task has written all, by the DPU or by the PPU. */
+/* Interrupt bits: the DPU or the PPU has finished writing. */
 enum { INT_DPU_0 = 0x100, INT_DPU = 0x300, INT_PPU = 0xC00 };
 enum { SYNC_TO_DEVICE = 1, SYNC_FROM_DEVICE = 2 };
 enum { JOB_PC = 1, JOB_NONBLOCK = 2, JOB_PINGPONG = 4, JOB_FENCE_IN = 8, JOB_FENCE_OUT = 0x10 };

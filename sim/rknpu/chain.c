@@ -1,8 +1,8 @@
 /*
- * The tasks of a segment, one after the other, as each driver has the hardware run them.
+ * Runs the tasks of a segment in order, as the hardware does under each driver.
  *
- * rocket: the interrupt handler programs the PC unit for each task, of which it is told to run one.
- * So a list need not be chained; Mesa's are, each to the job's next.
+ * rocket: the interrupt handler programs the PC unit for each task, to run one task.  So a list need
+ * not be chained.  Mesa's lists are, each to the job's next.
  * rknpu: the driver starts the first of up to 4095 tasks, and the tail of each list leads to the
  * next; of the other tasks' entries the kernel uses only the last one's int_mask.
  */
@@ -23,7 +23,7 @@ static uint32_t commands_of(uint32_t amount)
     return 2 * (amount + 1);
 }
 
-/* Where the PC unit is: a task's list, and what leads on from it. */
+/* The position of the PC unit: a task's list, and its link to the next. */
 struct step {
     const struct rknpu_task *entry; /* NULL on rocket */
     uint64_t address, following;    /* on rocket: the address of the job's next task, or 0 */
@@ -37,7 +37,7 @@ struct walk {
     bool has_last;
 };
 
-/* What strict=1 wants of an entry: the kernel reads few of its fields, and believes them. */
+/* The checks of strict=1 on an entry.  The kernel reads few of its fields, and trusts them. */
 static bool check_entry(struct why *why, const struct step *step, const struct program *program)
 {
     const struct rknpu_task *task = step->entry;
@@ -78,7 +78,7 @@ static bool check_step(struct why *why, const struct step *step, const struct pr
            refuse(why, "the chain goes on, but task_number ends it");
 }
 
-/* A job of rocket that is at work for too long ends like one that hangs. */
+/* A job of rocket that runs for too long ends like one that hangs. */
 static bool in_time(const struct run *run, const struct segment *segment)
 {
     return run->job->driver != ROCKET || segment->ns + run->cost.ns <= JOB_TIMEOUT_MS * 1e6 ||
@@ -108,7 +108,7 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
     if (program->enable == ENABLE_FULL || program->enable == ENABLE_SHORT) {
         return product_run(run, walk, program);
     }
-    walk->has_last = false; /* what they leave of CBUF is in no public source */
+    walk->has_last = false; /* no public source says what they leave in CBUF */
     const bool done = program->enable == ENABLE_POOLING ? pool_run(run) : flying_run(run);
     return done && in_time(run, walk->segment);
 }

@@ -1,8 +1,8 @@
 /*
- * Whether the registers of CNA and CORE describe a product that is known to work, and which one.
+ * Checks whether the registers of CNA and CORE describe a product that is known to work, and reads it.
  *
  * A product is a convolution; C[M, N] = A[M, K] . B[N, K]^T is one of M pixels of K channels with N
- * kernels of 1x1.  What is refused here hangs the hardware, gives wrong numbers on it, or was never
+ * kernels of 1x1.  A refused product hangs the hardware, gives wrong numbers on it, or was never
  * seen to work.  Facts: mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and Mesa,
  * as run on silicon; the CBUF rule agrees with 173 published points.
  */
@@ -99,7 +99,7 @@ static bool check_cubes(struct run *run, struct matmul *mm)
     return mm->plain || check_windows(run, mm);
 }
 
-/* K as it lies in memory, and how much of it is of use. */
+/* K in memory, and the used part of it. */
 static bool check_channels(struct run *run, struct matmul *mm)
 {
     const uint32_t real = (VALUE(CNA_DATA_SIZE1) >> 16) + 1;
@@ -116,7 +116,7 @@ static bool check_channels(struct run *run, struct matmul *mm)
     return true;
 }
 
-/* One filter for all channels; the memory has them in whole groups or as many as there are. */
+/* One filter for all channels; memory has them in whole groups, or exactly their number. */
 static bool check_filters(struct run *run, struct matmul *mm, uint32_t taps)
 {
     const uint64_t whole = round_up(mm->k, mm->group) * taps * mm->format->bits / 8;
@@ -170,7 +170,7 @@ static bool check_modes(struct run *run, struct matmul *mm)
 
 /* --- CBUF -------------------------------------------------------------------------------------- */
 
-/* 64-byte entries that a line of pixels takes: the last atoms of its pixels share entries. */
+/* 64-byte entries of a line of pixels; the last atoms of its pixels share entries. */
 static uint32_t line_entries(const struct matmul *mm)
 {
     const uint32_t atoms = (uint32_t) div_up((uint64_t) mm->k * mm->format->bits / 8, ATOM);
@@ -227,7 +227,7 @@ bool matmul_check(struct run *run, uint32_t enable, struct matmul *mm)
            stages_check(run, mm, full) && program_constants(run, PRODUCT, full);
 }
 
-/* Reuse is safe only after a task of the same chain that left the very same bytes in CBUF. */
+/* Reuse is safe only after a task of the same chain that left the same bytes in CBUF. */
 bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul *last)
 {
     const bool same = last && last->in == mm->in && last->k == mm->k && last->banks == mm->banks;

@@ -1,9 +1,9 @@
 /*
- * Three cores a driver, each a thread: what waits for it, what it runs, what happens when it hangs.
+ * Three cores for each driver, each a thread, with their queues, jobs and hangs.
  *
- * rocket: a hung job ends by itself after JOB_TIMEOUT_MS, when the kernel resets the core; its
- * fence is signalled, and only the stale output tells.  rknpu: it ends when somebody resets the
- * device: the submitter when its time is up, or ACTION RESET.
+ * rocket: a hung job ends by itself after JOB_TIMEOUT_MS, when the kernel resets the core.  Its
+ * fence is signalled, so only the stale output shows it.  rknpu: a hung job ends when the device is
+ * reset, by the submitter after its time limit or by ACTION RESET.
  */
 #include "npu.h"
 
@@ -104,7 +104,7 @@ static void finish(struct segment *segment)
     sim_changed();
 }
 
-/* Waits as the hardware does that will not go on, until a reset. */
+/* Waits for a reset, like hung hardware. */
 static void hang(struct core *core, const struct segment *segment)
 {
     const enum driver driver = core->worker.driver;
@@ -172,7 +172,8 @@ static bool start(struct core *core)
     sigfillset(&all);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the program's signals are not for this thread */
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &old); /* this thread does not handle the program's signals */
     const int error = pthread_create(&thread, &attributes, main_of_core, core);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attributes);

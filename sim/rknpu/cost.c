@@ -1,9 +1,9 @@
 /*
- * An estimate of what a task would take: a model fitted to published figures, not a measurement.
+ * Estimates the time of a task with a model fitted to published figures; it is not a measurement.
  *
- * Written apart from npurt/rknpu/plan/cost.py, from the same figures: the middle of what others measured
- * (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU), from which single points
- * are off by a quarter, those with dependent tasks by a half.  Not modelled: IOMMU misses, other
+ * It shares no code with npurt/rknpu/plan/cost.py, but the figures: the middle of measurements of others
+ * (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU).  Single points are off by a
+ * quarter, those with dependent tasks by a half.  Not modelled: IOMMU misses, other
  * users of the memory.
  */
 #include "npu.h"
@@ -32,14 +32,14 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Bytes a ns that one core gets when `cores` of them work. */
+/* Bytes a ns for one core when `cores` of them work. */
 static double bandwidth(enum driver driver, int cores)
 {
     const double bus = BYTES_PER_CYCLE * settings.mhz[driver] / 1e3;
     return smaller(smaller(settings.core_gbs, bus), settings.total_gbs / cores);
 }
 
-/* Whether the weight banks hold a group of kernels while the next one comes. */
+/* Whether the weight banks have room for the next group of kernels beside one. */
 static bool holds_two_groups(const struct matmul *mm)
 {
     const uint32_t group = mm->format->group * mm->kernel_bytes;
@@ -63,7 +63,7 @@ void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool ch
     const double features = (double) cost->features / bytes;
     const double weights = (double) cost->weights / bytes;
     const double outputs = (double) cost->outputs / bytes;
-    /* Weights and results stream while it multiplies, unless each group waits for the last. */
+    /* Weights and results stream during products, unless each group waits for the one before. */
     const double work = larger(holds_two_groups(mm) ? mac : mac + weights, weights + outputs);
     cost->ns = chained ? larger(work, features + weights + outputs) : features + work;
     cost->ns += first ? 0 : NEXT_NS[driver];

@@ -1,8 +1,8 @@
 /*
- * Open files, what every DRM driver answers, and mappings.
+ * Open files, the ioctls of every DRM driver, and mappings.
  *
- * A descriptor is a real one, of an empty memory file: dup, fork, select and close work as on any
- * file.  Which of our files it is tells its inode.
+ * A descriptor is a real one, of an empty memory file, so dup, fork, select and close work as on any
+ * file.  The inode identifies our file.
  */
 #include "driver.h"
 
@@ -29,7 +29,7 @@ static const char *const NAMES[DRIVERS] = {"rocket", "rknpu"};
 static const char *const DATES[DRIVERS] = {"0", "20240828"};
 static const char *const DESCRIPTIONS[DRIVERS] = {"rocket DRM", "RKNPU driver"};
 
-/* fstat is also a function of this library: this is the kernel's. */
+/* The kernel's fstat, because this library exports another. */
 static bool identity(int fd, struct stat *st)
 {
     return !syscall(SYS_fstat, fd, st);
@@ -111,7 +111,7 @@ static int open_locked(enum driver driver, const char *path, int flags)
         return -ENOMEM;
     }
     if (driver == ROCKET) {
-        cores_wedge(ROCKET, false); /* opening again is what users do about a wedged core */
+        cores_wedge(ROCKET, false); /* users open the node again to free a hung core */
     }
     return fd;
 }
@@ -128,7 +128,7 @@ int device_open(const char *path, int flags)
     return fd;
 }
 
-/* Whether any descriptor of this process is still of the file. */
+/* Whether this process still has a descriptor of the file. */
 static bool still_open(const struct file *file)
 {
     char entries[4096];
@@ -154,7 +154,7 @@ static void release(struct file *file)
     cores_drop(file->driver, file, NULL);
     while (file->jobs || file->busy) {
         if (file->driver == RKNPU) {
-            cores_reset(RKNPU); /* a hung job would wait for somebody who is gone */
+            cores_reset(RKNPU); /* a hung job would wait for ever */
         }
         sim_wait(0);
     }
@@ -295,7 +295,7 @@ void file_drop_bo(struct file *file, struct bo *bo)
 
 /* --- ioctl ---------------------------------------------------------------------------------- */
 
-/* Copies a string as drm_copy_field does: what fits, and the whole length. */
+/* Copies a string as drm_copy_field does: the part that fits, and the whole length. */
 static int copy_field(uint64_t to, uint64_t *size, const char *value)
 {
     const uint64_t length = strlen(value);
@@ -342,7 +342,7 @@ static const struct driver_ioctl *find_ioctl(const struct driver_ioctl *table, u
     return table->request ? table : NULL;
 }
 
-/* Calls the driver with a copy of the caller's struct, cut or filled up with zeros as DRM does. */
+/* Calls the driver with a copy of the caller's struct, truncated or padded with zeros as in DRM. */
 static int call(struct file *file, const struct driver_ioctl *entry, uint32_t request,
                 uint64_t argument)
 {
@@ -459,7 +459,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* The files and buffers are there, but not the threads: what was under way is not under way here. */
+/* A child has the files and buffers, but not the threads and their jobs. */
 static void in_child(void)
 {
     for (struct file *file = files; file; file = file->next) {

@@ -1,5 +1,5 @@
 /*
- * How a task reaches memory where the simulator is the driver, too: its buffers are at hand.
+ * Memory access of a task when the simulator is also the driver and has the buffers.
  */
 #include "npu.h"
 

@@ -22,7 +22,7 @@ struct bo {
     uint64_t iova, offset, cookie;
     int file;        /* its pages are of, or -1 */
     uint8_t *cpu;    /* what the program maps */
-    uint8_t *device; /* what the NPU sees: the same, or a copy that maintenance updates */
+    uint8_t *device; /* the NPU's view: the same bytes, or a copy that maintenance updates */
 };
 static const uint64_t IOVA_END = 0x100000000 - PAGE; /* the registers hold 32 bits of an address */
 struct space {
@@ -62,7 +62,7 @@ struct file {
     struct fault fault; /* that strikes this call */
     int busy;           /* calls under way */
     enum driver driver;
-    struct space own; /* of rocket; rknpu has one for each IOMMU domain, whoever opens it */
+    struct space own; /* of rocket; rknpu has one for each IOMMU domain, shared by all files */
     struct bo **bos;  /* by handle - 1; NULL where it was closed */
     uint32_t bo_count, bo_capacity;
     uint64_t first_offset, next_offset; /* of buffers, for mmap */
@@ -76,12 +76,12 @@ int device_open(const char *path, int flags); /* a descriptor or -errno */
 int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
 /* As mmap; 0, or -errno, or NOT_OURS. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made);
-const char *device_path(int fd);     /* that opened it; NULL: not ours */
-uint64_t device_id(int fd);          /* of the open file behind a descriptor; 0: not ours */
-void device_closed(uint64_t id);     /* one of its descriptors is gone */
-void device_reload(void);            /* as rmmod and insmod: all forgotten but files and buffers */
-int device_at_work(void);            /* rocket files that have run a job */
-int device_quietest_core(void);      /* with the fewest of them */
+const char *device_path(int fd); /* that opened it; NULL: not ours */
+uint64_t device_id(int fd);      /* of the open file behind a descriptor; 0: not ours */
+void device_closed(uint64_t id); /* one of its descriptors is gone */
+void device_reload(void);        /* as rmmod and insmod: resets everything but files and buffers */
+int device_at_work(void);        /* rocket files that have run a job */
+int device_quietest_core(void);  /* with the fewest of them */
 int device_jobs(enum driver driver); /* not finished */
 
 struct bo *file_bo(const struct file *file, uint32_t handle);
@@ -132,17 +132,18 @@ struct segment { /* a job's work for one core */
 enum { JOB_TIMEOUT_MS = 500 }; /* rocket_job.c: a job of rocket, all its tasks together */
 bool cores_start(enum driver driver);
 void core_submit(struct segment *segment);
-/* What waits for a core, of a file or one job, will not run. */
+/* Cancels waiting jobs of a file, or one job. */
 void cores_drop(enum driver driver, const struct file *file, const struct job *job);
 int core_least_busy(enum driver driver);
 bool cores_hang(enum driver driver, uint32_t mask); /* any of them */
 void cores_wedge(enum driver driver, bool wedged);  /* every job hangs */
 void cores_reset(enum driver driver);
-void cores_forked(void); /* in a child: the threads are not there, nor are their jobs */
+void cores_forked(void); /* in a child, which has neither threads nor jobs */
 void job_put(struct job *job);
-void sim_changed(void);           /* wakes all who wait */
-bool sim_wait(uint64_t deadline); /* for a change; false: the time came first.  0: no deadline */
-void sim_sleep(double ms);        /* the others go on meanwhile */
-uint64_t now_ns(void);            /* CLOCK_MONOTONIC */
+void sim_changed(void); /* wakes all who wait */
+bool sim_wait(
+    uint64_t deadline);    /* waits for a change; false: the deadline came first.  0: no deadline */
+void sim_sleep(double ms); /* the others go on meanwhile */
+uint64_t now_ns(void);     /* CLOCK_MONOTONIC */
 
 #endif

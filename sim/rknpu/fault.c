@@ -1,5 +1,5 @@
 /*
- * Faults on request: "effect@call:n", the n-th such call from now, or with "+" every one from it.
+ * Injects faults: "effect@call:n" for the n-th such call from now on, with "+" also for later ones.
  *
  *     timeout@submit:3     the third job hangs          stale@submit     its output is not written
  *     flip@submit:2        one bit of its output flips  wedge@submit     every job hangs until reset
@@ -42,7 +42,7 @@ enum { ARMED = 16 };
 static struct {
     struct fault fault;
     enum call call;
-    unsigned long left; /* calls up to and with the one it strikes; 0: a free place */
+    unsigned long left; /* calls until the fault happens; 0: a free place */
     bool repeat;
 } armed[ARMED];
 

@@ -1,8 +1,8 @@
 /*
- * What CNA fetches: the feature cube, as one row of numbers for each pixel of the result.
+ * Reads the feature cube as CNA does, as one row of numbers for each pixel of the result.
  *
- * A row of a matmul is K.  A row of a convolution is a window, in the order in which kernels lie in
- * memory: [tile of channels][y][x][channel]; beside the cube a window sees the pad value.
+ * A row of a matmul is K.  A row of a convolution is a window, in the order of kernels in memory:
+ * [tile of channels][y][x][channel].  Outside the cube a window has the pad value.
  */
 #include "npu.h"
 
@@ -60,9 +60,9 @@ static bool gather_pixels(struct run *run, const struct matmul *mm, uint8_t *row
 }
 
 /*
- * Beside the cube, int8.  PAD_CON1 holds a value for even and one for odd channels; of a depthwise
- * convolution the second 32 channels of a group of 64 take the first for both: so it is in the one
- * capture where the two differ (rocket-userspace, tests/data/teflon-dw-capture).
+ * Padding of int8.  PAD_CON1 has a value for even and one for odd channels.  In a depthwise
+ * convolution all of the second 32 channels of a group of 64 use the first, as in the one capture
+ * where the two differ (rocket-userspace, tests/data/teflon-dw-capture).
  */
 static void pad_atom(uint8_t *to, const struct matmul *mm, uint32_t surface)
 {
@@ -72,7 +72,7 @@ static void pad_atom(uint8_t *to, const struct matmul *mm, uint32_t surface)
     }
 }
 
-/* Puts what one line of the cube gives to a window's column into the rows of a line of results. */
+/* Copies one line of the cube, for one column of the window, into the rows of a line of results. */
 static void place(const struct matmul *mm, const uint8_t *line, uint32_t column, uint32_t surface,
                   uint8_t *to, size_t row)
 {

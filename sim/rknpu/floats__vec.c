@@ -1,8 +1,8 @@
 /*
- * Float operands: to double, and their products.
+ * Converts float operands to double, and multiplies them.
  *
- * Sums run in eight lanes, k modulo 8, that are added as a tree; and products of 11-bit mantissas
- * are exact in double, fused or not.  So every level gives the same bits.
+ * Sums are in eight lanes, k modulo 8, which are added as a tree.  Products of 11-bit mantissas are
+ * exact in double, fused or not.  So every level gives the same bits.
  */
 #include "kernels.h"
 

@@ -2,12 +2,11 @@
  * The operations of the DPU alone, "flying" past the MAC array (enable 0x18).
  *
  * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be A.
- * The sum saturates here; what hardware does when it overflows is in no public source.  Facts:
- * happyme531's register list, shipped behind RK_NPU_I8_NPU_REDUCE; other projects doubt it, so try
+ * The sum saturates here; no public source says what hardware does on overflow.  Facts:
+ * happyme531's register list, shipped behind RK_NPU_I8_NPU_REDUCE.  Other projects doubt it, so try
  * it on a board first.
  *
- * C = f(A) in float16, by the LUT (lut.c), one surface.  Its lists leave registers out that do
- * nothing then.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.
+ * C = f(A) in float16, by the LUT (lut.c), one surface.  Its lists omit registers without effect.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.
  */
 #include "npu.h"
 
@@ -91,7 +90,7 @@ static bool addition_run(struct run *run)
 
 /* --- C = f(A) ---------------------------------------------------------------------------------- */
 
-enum { MAX_COLUMNS = 4096 }; /* seen right; of 8,191 the last 54 numbers came out wrong */
+enum { MAX_COLUMNS = 4096 }; /* seen right; of 8,191 numbers the last 54 were wrong */
 
 static bool check_flat(struct run *run)
 {

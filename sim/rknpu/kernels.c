@@ -1,5 +1,5 @@
 /*
- * Which variant of each inner loop this machine runs.  All give the same bits.
+ * Selects the variant of each inner loop for this machine.  All give the same bits.
  *
  * Feature bits: Intel SDM vol. 2A, CPUID; Linux Documentation/arch/arm64/elf_hwcaps.rst.
  */
@@ -66,7 +66,7 @@ static const struct floats *find_floats(void)
 dot_fn *dot_best;
 const struct floats *floats_best;
 
-/* Once, for in a virtual machine cpuid takes longer than a small task. */
+/* Once, because cpuid in a virtual machine takes longer than a small task. */
 __attribute__((constructor)) static void choose(void)
 {
     dot_best = find_dot();

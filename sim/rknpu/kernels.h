@@ -1,4 +1,4 @@
-/* The variants of the two inner loops, and how the best is found. */
+/* The variants of the two inner loops, and the selection of the best. */
 #ifndef RKNPU_SIM_KERNELS_H
 #define RKNPU_SIM_KERNELS_H
 

@@ -3,17 +3,17 @@
  *
  *     index = round(x * BN_MUL + BN_ALU), both in float32
  *     entry = of the table of negative indices from LE_START, or of the others up to LO_END: linear
- *             between two entries 32 apart, cut; below, by the slope of LE, at least 0; above, the
+ *             between two entries 32 apart, truncated; below, by the slope of LE, at least 0; above, the
  *             last entry
  *     y     = (entry + OUT_CVT_OFFSET) * 2^-MINUS_EXP as a float16; when the sum in brackets is 0,
  *             not 0 but 2^(17 - MINUS_EXP)
  *
  * Sources: rocket-userspace's generator, and its notes on silicon (gregordinary/rockchip-npu-notes,
- * dpu-lut-activation.md).  The notes give figures, not these rules; the rules are the ones that give
+ * dpu-lut-activation.md).  The notes give figures, not these rules; these rules give
  * all of the figures: errors of 12 functions (0.00146 for sigmoid, 5.5e-4 for exp, 0.85 % for sqrt,
  * 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for leaky ReLU, and
- * wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  What no figure tells:
- * indices half-way between two (here: to even), and entries above 0x7FFF (refused).
+ * wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure tells the
+ * rule for indices half-way between two (here: to even) and for entries above 0x7FFF (refused).
  */
 #include "npu.h"
 

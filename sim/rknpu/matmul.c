@@ -1,10 +1,9 @@
 /*
- * One product: features and weights in, the exact sums, what the DPU makes of them, the cube out.
+ * Computes one product: features and weights, exact sums, the stages of the DPU, the output cube.
  *
  * Integers: the sums are exact and saturate to the output type.  Floats: products and sums are made
- * in double and rounded once at the end; what hardware keeps inside is of single precision, so its
- * results differ from these by about 1e-7 of the sum of the products' magnitudes.  A stage behind
- * the sum gets it as float32.  Subnormals and NaN are not certified on hardware; here they are kept.
+ * in double and rounded once at the end.  Hardware sums in single precision, so its results differ by
+ * about 1e-7 of the sum of the products' magnitudes.  A stage after the sum gets it as float32.  Subnormals and NaN are not certified on hardware; here they are kept.
  */
 #include "npu.h"
 
@@ -67,7 +66,7 @@ static void store_group(struct product *p, uint32_t group)
     }
 }
 
-/* What the weights' offset adds to each sum of a pixel. */
+/* The contribution of the weights' offset to each sum of a pixel. */
 static void add_up_rows(struct product *p)
 {
     const int32_t offset = p->mm->stages.requantisation.weight_offset;
@@ -162,14 +161,14 @@ static void multiply_floats(struct product *p)
 
 /* --- depthwise: a filter a channel, [group of channels][y][x][channel] ------------------------- */
 
-/* Where a channel's number of a window is in a row, for tap 0; the next tap's is a tile on. */
+/* The place of a channel's value in a row, for tap 0; that of the next tap is one tile further. */
 static size_t window_at(const struct product *p, uint32_t channel)
 {
     return (size_t) (channel / TILE) * p->mm->kernel_height * p->mm->kernel_width * TILE +
            channel % TILE;
 }
 
-/* Channels of a group that there are, and the first of its filters. */
+/* The number of channels of a group, and the first of its filters. */
 static uint32_t filters(const struct product *p, uint32_t group, size_t *first)
 {
     const struct matmul *mm = p->mm;
@@ -241,7 +240,7 @@ static void filter_channels(struct product *p)
 
 /* --- the task ---------------------------------------------------------------------------------- */
 
-/* Room for the operands of a task, in one piece that the core keeps. */
+/* Memory for the operands of a task, one block that the core keeps. */
 static bool allocate(struct product *p)
 {
     const struct matmul *mm = p->mm;

@@ -1,12 +1,12 @@
 /*
- * Buffers, the IOVA spaces they lie in, and what cache maintenance does to them.
+ * Buffers, their IOVA spaces, and their cache maintenance.
  *
- * The bytes of a buffer are shared pages: the caller's mapping is another of the very same pages, and
- * keeps them when the buffer is gone.  With coherent=0 the NPU works on a second copy, and only the
+ * The bytes of a buffer are shared pages.  The caller's mapping has the same pages, and keeps them
+ * after the buffer is destroyed.  With coherent=0 the NPU works on a second copy, and only the
  * driver's maintenance calls move bytes between the two.
  *
- * New buffers of rknpu, and with guard=1 of rocket, hold a pattern, so that bytes nobody wrote show;
- * between two lies an unmapped page.
+ * New buffers of rknpu, and with guard=1 of rocket, hold a pattern, which shows reads of unwritten
+ * bytes.  Between two buffers is an unmapped page.
  */
 #include "driver.h"
 
@@ -19,7 +19,7 @@
 
 enum { CPU_PATTERN = 0xA5, DEVICE_PATTERN = 0x5A };
 
-/* mmap is also a function of this library: this is the kernel's. */
+/* The kernel's mmap, because this library exports another. */
 static void *map(void *at, uint64_t size, int access, int flags, int file)
 {
     return (void *) syscall(SYS_mmap, at, size, access, flags, file, 0L);
@@ -80,7 +80,7 @@ void space_destroy(struct space *space)
 
 static uint64_t all_bytes; /* of all buffers, in whole pages */
 
-/* What a board has: RAM for all of them, and addresses of one space. */
+/* The limits of a board: RAM for all buffers, and addresses of one space. */
 static int refuse_more(const struct space *space, uint64_t size)
 {
     if (settings.memory && all_bytes + size > settings.memory) {

@@ -1,12 +1,12 @@
 /*
- * The nodes as files: what stat and access say of them, and listings of their folders; besides them
- * what /sys and /proc say of the chip, and of the cores and nodes that each driver has.
+ * The nodes as files: stat, access and listings of their folders; also the files in /sys and /proc
+ * about the chip, and about the cores and nodes of each driver.
  *
- * Enough for a program that looks before it opens.  A listing that the C library makes by itself
+ * This is enough for a program that looks before it opens.  A listing that the C library makes by itself
  * (glob, scandir, nftw) does not come here.
  *
- * The functions have names of their own in C, for the headers' inline forms of stat are not to be
- * redefined; the symbols are the C library's.
+ * In C the functions have other names, because the headers' inline forms of stat cannot be redefined;
+ * the symbols are the C library's.
  */
 #include "driver.h"
 
@@ -65,7 +65,7 @@ static int fill(names found, const char *const *with, int count)
     return count;
 }
 
-/* Fills in what a simulated folder holds; returns how many names, 0: not simulated. */
+/* Fills in the names in a simulated folder; returns how many, 0: not simulated. */
 static int folder_names(const char *path, names found)
 {
     if (is(path, "/dev/accel")) {
@@ -132,7 +132,7 @@ static bool is_uevent(const char *path)
     return false;
 }
 
-/* Fills in what a simulated file holds; returns how many bytes, 0: not simulated. */
+/* Fills in the content of a simulated file; returns its bytes, 0: not simulated. */
 static int file_text(const char *path, char text[FILE_SIZE])
 {
     const char *chip = settings.cores == 2 ? "rk3583" : "rk3588";

@@ -45,7 +45,7 @@ struct program {
 };
 enum { ENABLE_SHORT = 0x0D, ENABLE_FULL = 0x1D, ENABLE_FLYING = 0x18, ENABLE_POOLING = 0x60 };
 
-/* What one task did, and the model's estimate of what it costs. */
+/* The work of one task, and the model's estimate of its time. */
 struct cost {
     uint64_t macs, mac_cycles;           /* useful products; cycles of the MAC array */
     uint64_t features, weights, outputs; /* bytes moved */
@@ -70,10 +70,10 @@ struct run { /* one task on one core */
 bool program_read(struct run *run, uint32_t address, uint32_t words, struct program *program);
 /* Whether every register of an operation was written. */
 bool program_complete(const struct run *run, enum operation operation, bool rdma);
-/* Whether all that nobody else judges have the only value that works. */
+/* Whether all registers without another check have the only value that works. */
 bool program_constants(const struct run *run, enum operation operation, bool rdma);
 bool refuse_register(struct why *why, enum reg reg, uint32_t value, const char *reason);
-/* What `run` has in a register; checks of it run in order, the first that fails is the reason. */
+/* The value of a register in `run`.  Checks run in order; the first failed one is the reason. */
 #define VALUE(reg) (run->worker->registers.value[reg])
 #define CHECK(reg, good, reason)                                                                   \
     do {                                                                                           \
@@ -124,7 +124,7 @@ struct activation {
     int32_t offset;
     int minus_exponent;
 };
-/* What turns an int32 sum into a narrower type, see convert.c. */
+/* The conversion of an int32 sum to a narrower type (convert.c). */
 struct requantisation {
     uint32_t biases;               /* address of an int32 a channel */
     int32_t weight_offset, offset; /* added to each weight; to each result */
@@ -165,7 +165,7 @@ struct matmul { /* a convolution; most are of 1x1 kernels, which is a matmul */
 bool matmul_check(struct run *run, uint32_t enable, struct matmul *mm);
 /* `last` is the matmul before in the same chain, or NULL. */
 bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul *last);
-/* What the DPU does besides writing; judges the registers of the stages that are on. */
+/* Reads the stages of the DPU, and checks the registers of those that are on. */
 bool stages_check(struct run *run, struct matmul *mm, bool rdma);
 
 /* --- matmul.c, flying.c, pool.c ------------------------------------------------------------ */
@@ -174,7 +174,7 @@ bool flying_run(struct run *run);
 bool pool_run(struct run *run);
 
 /* --- writer.c ------------------------------------------------------------------------------ */
-/* Where a block writes: the 16 bytes of (row, column, surface). */
+/* The destination of a block: the 16 bytes of (row, column, surface). */
 struct writer {
     uint8_t *bytes;                       /* the first of the cube */
     uint64_t size;                        /* to its last */
@@ -184,7 +184,7 @@ struct writer {
 bool writer_open(struct run *run, uint32_t address, struct writer *writer);
 /* Stores the surfaces of one group of one pixel. */
 void writer_store(const struct writer *writer, uint32_t pixel, uint32_t group, const uint8_t *from);
-/* Whether what a task reads is not what it writes. */
+/* Whether the inputs and outputs of a task are disjoint. */
 bool apart(struct run *run, const uint8_t *bytes, uint64_t size, const char *what);
 
 /* --- features.c, weights.c ----------------------------------------------------------------- */

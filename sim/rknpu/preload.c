@@ -1,8 +1,8 @@
 /*
  * The functions of the C library that a client of a driver calls.
  *
- * Each asks whether the simulator is meant, and else calls the next library's.  The declarations
- * are written here, not included: the headers' inline forms would stand in the way.
+ * Each calls the simulator for simulated paths and descriptors, and else the next library.  The
+ * declarations are written here, because the headers have conflicting inline forms.
  */
 #include "driver.h"
 
@@ -72,7 +72,7 @@ OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
 
-/* What a program calls that was compiled with _FORTIFY_SOURCE. */
+/* The functions that programs compiled with _FORTIFY_SOURCE call. */
 #define OPEN_2(name)                                                                               \
     SIM_API int name(const char *path, int flags);                                                 \
     static void *next_##name;                                                                      \

@@ -1,12 +1,12 @@
 /*
- * A list of 64-bit commands into registers: target << 48 | value << 16 | offset.
+ * Reads a list of 64-bit commands into registers: target << 48 | value << 16 | offset.
  *
  *     body      one write each, or a filler
  *     tail      next address, 0 if none, or a filler; next amount; a marker; the enable of the blocks
  *     the rest  fillers
  *
- * The register file keeps what earlier tasks wrote, so a list that leaves a register out works by
- * luck.  strict=1 refuses it; strict=0 lets it have what the file holds.
+ * The register file keeps values of earlier tasks, so a list that omits a register works only by
+ * luck.  strict=1 refuses such a list; with strict=0 it gets the old value.
  */
 #include "npu.h"
 

@@ -1,9 +1,9 @@
 /*
- * The ioctls of the vendor's driver, rknpu 0.9.8 (DRM flavour): what they refuse, what they let pass
- * and what they wait for follows rknpu_gem.c, rknpu_job.c and rknpu_drv.c.
+ * The ioctls of the vendor's driver, rknpu 0.9.8 (DRM flavour).  Refusals, accepted arguments and
+ * waits follow rknpu_gem.c, rknpu_job.c and rknpu_drv.c.
  *
- * obj_addr is a pointer of the kernel's, which believes whatever it is given; here it is a number
- * that is looked up, and a wrong one is -EFAULT where the kernel would crash.
+ * obj_addr is a kernel pointer, which the driver trusts.  Here it is a number that is looked up; a
+ * wrong one gives -EFAULT where the kernel would crash.
  */
 #include "driver.h"
 
@@ -52,14 +52,14 @@ void domains_forked(void)
     }
 }
 
-/* How long the driver waits for a hung job, in ms. */
+/* The driver's time limit for a hung job, in ms. */
 static double patience(uint32_t timeout_ms)
 {
     const double limit = settings.hang_ms > 0 ? settings.hang_ms : MAX_PATIENCE_MS;
     return timeout_ms < limit ? timeout_ms : limit;
 }
 
-/* As rknpu_iommu_domain_get_and_switch: the whole device changes over, when no job is under way. */
+/* As rknpu_iommu_domain_get_and_switch: the whole device switches, when no job runs. */
 static int enter_domain(uint32_t id)
 {
     uint64_t deadline = 0;
@@ -183,7 +183,7 @@ static int action(struct file *file, void *argument)
     struct rknpu_action *args = argument;
     (void) file;
     switch (args->flags) {
-    case 0: /* hardware version: what an RK3588 reads is in no public source */
+    case 0: /* hardware version: no public source has the value of an RK3588 */
         args->value = 0;
         return 0;
     case 1:
@@ -197,7 +197,7 @@ static int action(struct file *file, void *argument)
     case 23:
         args->value = 0;
         return 0;
-    case 6: /* what a user asks for also mends what the driver's own reset does not */
+    case 6: /* a user's reset also clears faults that the driver's own reset does not */
         cores_wedge(RKNPU, false);
         cores_reset(RKNPU);
         return 0;
@@ -320,8 +320,8 @@ static void note_status(const struct rknpu_submit *args, const struct job *job)
     }
 }
 
-/* Waits for a job.  Only a hang uses up the caller's time: that the simulator computes slower than
- * an NPU does not.  False: the time is up. */
+/* Waits for a job.  Only a hang counts against the caller's time limit, not the slower computation of
+ * the simulator.  False: the time is up. */
 static bool wait_for(const struct job *job, uint32_t mask, double ms)
 {
     uint64_t deadline = 0;
@@ -334,7 +334,7 @@ static bool wait_for(const struct job *job, uint32_t mask, double ms)
     return !job->pending;
 }
 
-/* As rknpu_job_wait and rknpu_job_abort: what is not done in time ends, and the device is reset. */
+/* As rknpu_job_wait and rknpu_job_abort: a job that is late ends, and the device is reset. */
 static void give_up(const struct rknpu_submit *args, struct job *job)
 {
     sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0", job->tasks_done,

@@ -1,10 +1,10 @@
 /*
  * The simulator's own functions, for a program that loads it as a library.
  *
- * Besides these the library exports open, openat, ioctl, mmap, close, stat, opendir and their
- * variants, with the C library's declarations.  Preloaded, they replace the C library's; found with
- * dlsym on the library's handle, they are called directly and nothing else in the process changes.
- * What they do not simulate goes to the C library.
+ * The library also exports open, openat, ioctl, mmap, close, stat, opendir and their variants, with
+ * the C library's declarations.  When preloaded, they replace the C library's.  When found with dlsym
+ * on the library's handle, they change nothing else in the process.  They pass calls that are not
+ * simulated to the C library.
  */
 #ifndef RKNPU_SIM_PUBLIC_H
 #define RKNPU_SIM_PUBLIC_H

@@ -1,6 +1,6 @@
 /*
- * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18): what they refuse, what they
- * let pass and what they wait for follows rocket_gem.c and rocket_job.c.
+ * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18).  Refusals, accepted arguments
+ * and waits follow rocket_gem.c and rocket_job.c.
  */
 #include "driver.h"
 
@@ -27,8 +27,8 @@ static int create_bo(struct file *file, void *argument)
     return 0;
 }
 
-/* Waits for jobs that write a buffer.  Only a hang uses up the caller's time: that the simulator
- * computes slower than an NPU does not. */
+/* Waits for jobs that write a buffer.  Only a hang counts against the caller's time limit, not the
+ * slower computation of the simulator. */
 static int wait_for_writers(const struct file *file, const struct bo *bo, int64_t until)
 {
     const uint64_t deadline = until > 0 ? (uint64_t) until : 1;
@@ -187,7 +187,7 @@ static int submit_job(struct file *file, const struct rocket_job *args, struct f
     return 0;
 }
 
-/* The kernel drops what a job of the array is refused for: SUBMIT is a success. */
+/* The kernel ignores why a job of the array is refused: SUBMIT succeeds. */
 static void submit_jobs(struct file *file, const struct rocket_job *jobs, uint32_t count)
 {
     report_submit(ROCKET, (int) count);

@@ -1,8 +1,7 @@
 /*
- * What a user may set: NPURT_SIM_RKNPU in the environment, or rknpu_sim_set() in the process.
+ * Settings of users: NPURT_SIM_RKNPU in the environment, or rknpu_sim_set() in the process.
  *
- * A word that is not understood is refused, never skipped: a test that believes it asked for a
- * fault must not run without one.
+ * An unknown word is refused, never skipped: a test that asks for a fault must not run without it.
  */
 #include "driver.h"
 

@@ -1,21 +1,21 @@
 /*
- * What every part knows: the drivers' names, the lock, settings, faults, messages and counters.
+ * Declarations for all parts: the drivers' names, the lock, settings, faults, messages, counters.
  *
  *     preload.c, nodes.c      the functions a program calls: open, ioctl, mmap, close, stat, ...
  *     device.c                open files, the ioctls of every DRM driver, mappings
  *     rocket.c, rknpu.c       the ioctls of the two drivers
  *     memory.c, user.c        buffers, IOVA spaces, cache maintenance; a caller's memory
- *     core.c                  three cores a driver: queues, fences, hangs, resets
- *     chain.c, program.c      what a core is given: tasks; a list of commands -> registers
- *     dma.c                   how a task reaches memory
- *     check.c, stages.c       registers -> a product and what the DPU makes of it
+ *     core.c                  three cores for each driver: queues, fences, hangs, resets
+ *     chain.c, program.c      tasks of a core; a list of commands -> registers
+ *     dma.c                   memory access of a task
+ *     check.c, stages.c       registers -> a product and the stages of the DPU
  *     features.c, weights.c, matmul.c, convert.c, dot*.c, floats*.c    -> arithmetic -> bytes
  *     flying.c, lut.c, pool.c operations without a product
- *     writer.c                where all of them write
+ *     writer.c                the destination of all results
  *     cost.c, report.c        the time model; counters and messages
- *     settings.c, fault.c     what a user may ask of the simulator
+ *     settings.c, fault.c     settings and faults
  *
- * driver.h declares what lies above a core, npu.h the core.
+ * driver.h declares the parts above a core, npu.h the core.
  */
 #ifndef RKNPU_SIM_H
 #define RKNPU_SIM_H
@@ -50,17 +50,17 @@ static inline uint64_t div_up(uint64_t value, uint64_t divisor)
 
 /* --- settings.c ---------------------------------------------------------------------------- */
 struct settings {
-    bool strict;                /* a register nobody wrote, a byte past a buffer: refused */
-    bool coherent;              /* device and CPU see the same bytes without maintenance */
-    bool guard;                 /* rocket: new buffers hold a pattern, and do not touch */
-    int cores;                  /* 1..3 */
-    int log;                    /* 0 nothing, 1 what the kernel would log and why, 2 every task */
-    double hang_ms;             /* how long a hung job takes; 0: as long as the driver waits */
-    uint32_t iova_base;         /* lowest address that rocket hands out */
-    uint32_t version;           /* of the rknpu driver: 908 is 0.9.8 */
-    uint64_t memory;            /* bytes of all buffers together; 0: no limit */
-    uint64_t space;             /* bytes of buffers in one address space; 0: what addresses allow */
-    double mhz[DRIVERS];        /* of the NPU's clock */
+    bool strict;         /* a register nobody wrote, a byte past a buffer: refused */
+    bool coherent;       /* device and CPU see the same bytes without maintenance */
+    bool guard;          /* rocket: new buffers hold a pattern, and do not touch */
+    int cores;           /* 1..3 */
+    int log;             /* 0: nothing, 1: the kernel's messages with reasons, 2: every task */
+    double hang_ms;      /* how long a hung job takes; 0: as long as the driver waits */
+    uint32_t iova_base;  /* lowest address that rocket hands out */
+    uint32_t version;    /* of the rknpu driver: 908 is 0.9.8 */
+    uint64_t memory;     /* bytes of all buffers together; 0: no limit */
+    uint64_t space;      /* bytes of buffers in one address space; 0: what addresses allow */
+    double mhz[DRIVERS]; /* of the NPU's clock */
     double core_gbs, total_gbs; /* GB/s of memory: one core, all of them */
     char nodes[256];            /* names below /dev/accel and /dev/dri, separated by commas */
     char report[256];           /* file that gets the counters when the process ends; - is stderr */

@@ -1,10 +1,10 @@
 /*
- * What the DPU does to a sum and where it puts it, by its registers and those of DPU_RDMA.
+ * The stages of the DPU after a sum and its destination, by the registers of DPU and DPU_RDMA.
  *
  * The stages follow each other: BS (bias), BN (scale), EW (an operand, or the LUT), OUT_CVT.  Five
  * forms ran on silicon: none of them; a scale for integers; an operand for each float16; a LUT on
- * float16; bias and requantisation to int8.  A stage that is on judges its own registers; all others
- * must have the table's constants.  Facts: rocket-userspace and its notes, Mesa.
+ * float16; bias and requantisation to int8.  A stage that is on checks its own registers; all others
+ * must have the constants of the table.  Facts: rocket-userspace and its notes, Mesa.
  */
 #include "npu.h"
 
@@ -171,7 +171,7 @@ static bool check_depthwise(struct run *run, const struct matmul *mm)
     return true;
 }
 
-/* The block that reads operands is on, and may have nothing to read. */
+/* The block that reads operands is on, perhaps without anything to read. */
 static bool check_rdma(struct run *run, const struct matmul *mm)
 {
     const uint32_t mode = VALUE(RDMA_FEATURE_MODE_CFG);

@@ -1,8 +1,8 @@
 /*
- * A caller's memory, read and written as the kernel does: a bad pointer is -EFAULT, not a crash.
+ * Reads and writes a caller's memory as the kernel does: a bad pointer gives -EFAULT, not a crash.
  *
- * process_vm_readv on one's own process needs no privilege.  Where it is missing (some emulators,
- * old seccomp filters) a pipe does it: write(2) and read(2) check the address, too.
+ * process_vm_readv on the own process needs no privilege.  Without it (some emulators, old seccomp
+ * filters) a pipe replaces it, because write(2) and read(2) check addresses too.
  */
 #include "driver.h"
 

@@ -1,11 +1,10 @@
 /*
- * Kernels as they lie in memory, made ready for the inner loops.
+ * Converts kernels from their layout in memory for the inner loops.
  *
  *     [group of kernels][tile of channels][y][x][kernel][channel]
  *
  * int8: 32 kernels, 32 channels; int4: 64, 32; 16-bit floats: 16, 32; TF32: 16, 16.  The last
- * group has fewer kernels when there are no more, the last tile half as many channels when those
- * suffice.  Layout: Mesa rkt_coefs.c, rocket-userspace.
+ * group may have fewer kernels, and the last tile half as many channels.  Layout: Mesa rkt_coefs.c, rocket-userspace.
  */
 #include "npu.h"
 
@@ -31,7 +30,7 @@ static void expand_int4(int8_t *to, const uint8_t *from, size_t tiles)
     }
 }
 
-/* [tiles][kernels][32 or 16] -> [tiles][32][32], with zeros for what is not there. */
+/* [tiles][kernels][32 or 16] -> [tiles][32][32], padded with zeros. */
 static void expand_int8(const struct matmul *mm, const uint8_t *from, uint32_t kernels, int8_t *to)
 {
     const uint32_t taps = mm->kernel_height * mm->kernel_width;

@@ -1,5 +1,5 @@
 /*
- * Where a task writes: the address generator of the DPU and of the PPU.
+ * The address generator of the DPU and the PPU, for the output of a task.
  */
 #include "npu.h"
 
@@ -10,7 +10,7 @@ struct dimension {
     uint32_t count;
 };
 
-/* Whether each stride steps over all that the smaller ones reach: then no unit is written twice. */
+/* Whether each stride is beyond the reach of the smaller ones, so that no unit is written twice. */
 static bool nests(struct dimension *d, int count)
 {
     uint64_t extent = ATOM;

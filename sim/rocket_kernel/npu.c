@@ -2,13 +2,13 @@
  * The three cores of an NPU whose registers are in a kernel: the simulator's model of a core
  * (sim/rknpu), as a process that takes tasks from /dev/npuhw and reaches memory through it.
  *
- * Nothing here knows of files, buffers and jobs: what the driver started is all there is.  So
- * strict=1 judges the commands and their registers, but not whose buffer a task writes.
+ * It has no files, buffers and jobs, only the tasks that the driver starts.  So strict=1 checks the
+ * commands and their registers, but not whose buffer a task writes.
  *
  *     NPURT_SIM_RKNPU="fault=timeout@submit:2" npu        settings as in docs/simulators.md
  *
- * A fault of "submit" strikes at the N-th task.  A task that the model refuses hangs: it is not
- * written off, and the driver ends it when its time is up.
+ * A fault of "submit" happens at the N-th task.  A task that the model refuses hangs: it is never
+ * finished, and the driver ends it after its time limit.
  */
 #include "npu.h"
 
@@ -28,7 +28,7 @@ pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct core {
     struct worker worker;
     struct space space;
-    uint8_t *seen; /* 4 GiB, of which is there what this task has touched */
+    uint8_t *seen; /* 4 GiB, of which only the pages of this task are allocated */
 } cores[CORES];
 static int hardware;
 
@@ -57,7 +57,7 @@ static bool transferred(struct run *run, ssize_t done, uint64_t size, uint32_t a
                                             what, address, (unsigned long long) size);
 }
 
-/* A copy, at the same place of the core's own 4 GiB: overlaps stay overlaps. */
+/* A copy at the same place of the core's own 4 GiB, so that overlaps stay overlaps. */
 uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
 {
     uint8_t *at = cores[run->worker->index].seen + address;

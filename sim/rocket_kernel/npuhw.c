@@ -2,9 +2,9 @@
 /*
  * The registers of an RK3588's NPU, for a kernel that runs as a process (User-Mode Linux).
  *
- * Linked into the kernel beside drivers/accel/rocket and drivers/iommu/rockchip-iommu.c, which are
- * as their authors wrote them and find here what they look for: registers, interrupts, resets.
- * What the cores compute is the business of the process behind /dev/npuhw (npuhw.h).
+ * It is linked into the kernel beside drivers/accel/rocket and drivers/iommu/rockchip-iommu.c.  It
+ * gives these unchanged drivers registers, interrupts and resets.  The process behind /dev/npuhw
+ * (npuhw.h) does the computation of the cores.
  *
  * Licence: the functions this calls are exported to GPL-compatible code alone, so this file, unlike
  * the rest of npurt, is offered under the GPL 2.0 as well as under the MIT licence.
@@ -168,7 +168,7 @@ static void write_pc(struct core *core, unsigned int offset, u32 value)
     core->pc[offset / 4] = value;
     if (offset == PC_ENABLE) {
         core->started = value & 1;
-        core->starts++; /* what ran before, if it still does, is nobody's any more */
+        core->starts++; /* a task that still runs is abandoned */
         wake_up(&starting);
     }
 }

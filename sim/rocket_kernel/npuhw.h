@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * /dev/npuhw: how the process that stands for the NPU's three cores (npu.c) speaks to the kernel
- * that believes it has them (npuhw.c).
+ * /dev/npuhw: the interface between the process that simulates the NPU's three cores (npu.c) and the
+ * kernel with their registers (npuhw.c).
  *
  *     read     waits until the driver starts a task, and returns a struct npuhw_task
  *     write    a struct npuhw_done: the task is finished, the core raises its interrupt
@@ -10,7 +10,7 @@
  *              not mapped so: the IOMMU raises its interrupt, and the call ends short, or with
  *              EFAULT
  *
- * A task that is never written off is a task that hangs.
+ * A task that is never finished hangs.
  */
 #ifndef NPUHW_H
 #define NPUHW_H

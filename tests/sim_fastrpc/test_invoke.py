@@ -112,7 +112,7 @@ def test_a_block_freed_and_made_again_is_another(rpc, probe):
 
 
 def test_calls_of_many_threads_run_at_once(rpc, probe):
-    """More threads than the simulator has lanes; each gets its own answers."""
+    """More threads than the simulator has channels; each gets its own answers."""
     wrong = []
 
     def work(number):
@@ -145,7 +145,7 @@ def test_packets_of_a_call_are_those_the_skel_executed(rpc, probe):
 
 
 def test_packets_do_not_depend_on_the_neighbours(rpc, probe):
-    """Counted while other threads keep both CPUs busy, and other lanes carry other calls."""
+    """Counted while other threads keep both CPUs busy, and other channels carry other calls."""
     rpc.call_words(probe, WORK, 5000)
     alone = rpc.packets(probe)
     stop = threading.Event()

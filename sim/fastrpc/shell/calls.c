@@ -1,5 +1,5 @@
-/* Handles: what a skel's methods are called through.  Methods 0 and 1 are the skel's own open and
- * close, which the DSP calls; the rest the host calls.  Source: qualcomm/QAIC; remote.h. */
+/* Handles, through which a skel's methods are called.  Methods 0 and 1 are the skel's own open and
+ * close, which the DSP calls; the host calls the others.  Source: qualcomm/QAIC; remote.h. */
 #include "shell.h"
 
 enum { HANDLES = 256, FIRST_HANDLE = 0x1000 }; /* below are the handles of services */
@@ -65,13 +65,13 @@ static uint32_t enter(const handle *opened)
 }
 
 /* Run one of the skel's methods and count what it costs. */
-static int run(link_lane *lane, const handle *h, uint32_t scalars, link_argument *arguments)
+static int run(link_channel *channel, const handle *h, uint32_t scalars, link_argument *arguments)
 {
     uint64_t before = account_total();
     account_start();
     int result = h->invoke(h->context, scalars, arguments);
     account_settle();
-    lane->packets = account_total() - before;
+    channel->packets = account_total() - before;
     return result;
 }
 
@@ -100,23 +100,23 @@ static bool split(const char *uri, uint32_t bytes, uri_parts *parts)
 }
 
 /* Call the skel's open: (in string uri, rout handle h). */
-static int open_skel(link_lane *lane, handle *h, const char *uri, uint32_t bytes)
+static int open_skel(link_channel *channel, handle *h, const char *uri, uint32_t bytes)
 {
     uint32_t count = bytes + 1;
     link_argument arguments[3] = {
         {(uint32_t) &count, sizeof(count)}, {(uint32_t) uri, count}, {0, 0}};
-    int result = run(lane, h, METHOD_OPEN, arguments);
+    int result = run(channel, h, METHOD_OPEN, arguments);
     h->context = arguments[2].address | (uint64_t) arguments[2].size << 32;
     return result;
 }
 
-static int close_skel(link_lane *lane, const handle *h)
+static int close_skel(link_channel *channel, const handle *h)
 {
     link_argument argument = {(uint32_t) h->context, (uint32_t) (h->context >> 32)};
-    return run(lane, h, METHOD_CLOSE, &argument);
+    return run(channel, h, METHOD_CLOSE, &argument);
 }
 
-static int open_module(link_lane *lane, handle *h, const uri_parts *parts, const char *uri,
+static int open_module(link_channel *channel, handle *h, const uri_parts *parts, const char *uri,
                        uint32_t bytes)
 {
     h->invoke = (skel_invoke) module_symbol(h->code, parts->symbol, parts->symbol_bytes);
@@ -125,19 +125,19 @@ static int open_module(link_lane *lane, handle *h, const uri_parts *parts, const
             parts->symbol);
         return DSP_NO_SYMBOL;
     }
-    int result = open_skel(lane, h, uri, bytes);
+    int result = open_skel(channel, h, uri, bytes);
     if (result != DSP_OK) {
         return result;
     }
-    lane->handle = enter(h);
-    if (lane->handle) {
+    channel->handle = enter(h);
+    if (channel->handle) {
         return DSP_OK;
     }
-    close_skel(lane, h);
+    close_skel(channel, h);
     return DSP_NO_MEMORY;
 }
 
-int call_open(link_lane *lane, const char *uri, uint32_t bytes)
+int call_open(link_channel *channel, const char *uri, uint32_t bytes)
 {
     int fd = receive_descriptor();
     uri_parts parts;
@@ -148,7 +148,7 @@ int call_open(link_lane *lane, const char *uri, uint32_t bytes)
     }
     sys_close(fd);
     if (result == DSP_OK) {
-        result = open_module(lane, &h, &parts, uri, bytes);
+        result = open_module(channel, &h, &parts, uri, bytes);
         if (result != DSP_OK) {
             module_drop(h.code);
         }
@@ -158,16 +158,16 @@ int call_open(link_lane *lane, const char *uri, uint32_t bytes)
 
 /* --- close, invoke --------------------------------------------------------------------------- */
 
-int call_close(link_lane *lane)
+int call_close(link_channel *channel)
 {
-    handle h = handle_of(lane->handle);
+    handle h = handle_of(channel->handle);
     if (!h.code) {
         return DSP_INVALID_HANDLE;
     }
-    int result = close_skel(lane, &h);
+    int result = close_skel(channel, &h);
     lock_take(&table);
-    handle *entry = &handles[(lane->handle - FIRST_HANDLE) % HANDLES];
-    bool there = entry->code && lane->handle == id_of(entry);
+    handle *entry = &handles[(channel->handle - FIRST_HANDLE) % HANDLES];
+    bool there = entry->code && channel->handle == id_of(entry);
     if (there) {
         entry->code = NULL;
     }
@@ -179,13 +179,13 @@ int call_close(link_lane *lane)
     return result;
 }
 
-int call_invoke(link_lane *lane)
+int call_invoke(link_channel *channel)
 {
-    handle h = handle_of(lane->handle);
+    handle h = handle_of(channel->handle);
     if (!h.code) {
         return DSP_INVALID_HANDLE;
     }
-    int result = run(lane, &h, lane->scalars, lane->argument);
+    int result = run(channel, &h, channel->scalars, channel->argument);
     module_drop(h.code);
     return result;
 }

@@ -1,4 +1,4 @@
-/* Messages, power votes, time and the vector units: services that need nothing but an answer. */
+/* Messages, power votes, time and the vector units: services that only return an answer. */
 #include "hap.h"
 
 enum { QTIMER_HZ = 19200000, REFUSED = (int) 0x80000414, MODE_128 = 1 };
@@ -66,7 +66,7 @@ uint64_t HAP_perf_get_time_us(void)
     return sys_time();
 }
 
-/* There are no cycles here: packets that all threads have executed stand for them. */
+/* There are no cycles here; the packets of all threads replace them. */
 uint64_t HAP_perf_get_pcycles(void)
 {
     account_settle();

@@ -1,7 +1,7 @@
 /*
  * malloc for skels: blocks of powers of two, each with a header; large ones straight from the kernel.
- * New memory is filled with a pattern, so that code which relies on zeros fails here too, and what
- * is freed twice or was overrun ends the PD.
+ * New memory holds a pattern, so that code which relies on zeros fails.  A double free or an overrun
+ * ends the PD.
  */
 #include "libc.h"
 
@@ -69,7 +69,7 @@ static void *allocate(size_t alignment, size_t bytes)
     return power ? memset((void *) at, PATTERN, bytes) : (void *) at;
 }
 
-/* Packets spent here do not count: they say nothing about the heap of a real PD. */
+/* Packets of the heap do not count, because a real PD has another heap. */
 void *memalign(size_t alignment, size_t bytes)
 {
     account_pause();

@@ -1,6 +1,6 @@
 /*
- * What a skel may import: a list, not a search, so that one which needs more than the unprotected
- * domain of a real DSP is known to have fails to load here too.
+ * The list of names that a skel may import.  A skel that needs other names than those known in the
+ * protection domain of a real DSP fails to load here too.
  *
  * Source: the undefined symbols of skels that ship (qualcomm/fastrpc test/v68 and v75, tinygrad,
  * ggml-hexagon).

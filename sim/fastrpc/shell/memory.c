@@ -1,14 +1,14 @@
 /*
  * Blocks of memory that the host shares with this PD, and HAP_mem.h, by which skels map them.
  *
- * A block is known by the library's number for it, and to skels by the number that its descriptor
- * has on the host.  The library maps it (`held`: FASTRPC_MAP_FD, and buffers that are arguments) or
- * leaves that to the skel (FASTRPC_MAP_FD_DELAYED).  What all of them take together is limited, as
- * the address space of a PD is.
+ * The library identifies a block by its own number, skels by the number of its descriptor on the
+ * host.  The library maps it (`held`: FASTRPC_MAP_FD, and buffers that are arguments), or
+ * the skel does (FASTRPC_MAP_FD_DELAYED).  The sum of all mapped blocks is limited, like
+ * the address space of a PD.
  *
  * With `shadow`, a skel sees a copy, as if through a cache that never writes back or drops a line by
- * itself: what the host wrote shows after an invalidate, what the skel wrote reaches the host by a
- * flush.  Only lines that the skel changed are written.  Arguments need no maintenance on a real DSP
+ * itself: an invalidate shows the host's writes to the skel, a flush shows the skel's writes to the
+ * host.  Only lines that the skel changed are written.  Arguments need no maintenance on a real DSP
  * either, and have no copy.
  */
 #include "memory.h"
@@ -63,7 +63,7 @@ int receive_descriptor(void)
 
 /* --- mapping --------------------------------------------------------------------------------- */
 
-/* What a block takes of the PD's space; arguments are there for a call only and take none. */
+/* The part of the PD's space for a block; arguments exist during a call only and take none. */
 static uint32_t charge_of(const block *b)
 {
     return b->argument ? 0 : b->bytes;
@@ -168,8 +168,8 @@ int block_attach(uint32_t id, int fd, uint32_t bytes, bool map, uint32_t *addres
     return result;
 }
 
-/* What a skel still has mapped is taken away from under it, as the host's MMU does: the next access
- * ends the PD. */
+/* Unmap memory that a skel may still have mapped, as the host's MMU does: the next access ends the
+ * PD. */
 static void revoke(block *b)
 {
     say("the host unmapped fd %d, which the skel still uses %u times", b->fd, (unsigned) b->uses);

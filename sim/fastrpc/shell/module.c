@@ -1,7 +1,7 @@
 /*
- * Shared objects: loading, relocating, finding symbols.  As the loader of a PD, it takes an ELF file
- * for this machine that needs nothing but what imports.c has, and finds symbols by the System V hash
- * table.  Anything else is a file that it is unable to load; the message says why.
+ * Loads and relocates shared objects, and finds symbols.  Like the loader of a PD, it takes an ELF
+ * file for this machine that needs only the names in imports.c, and finds symbols by the System V
+ * hash table.  It cannot load other files; the message says why.
  *
  * Source: System V ABI; relocations from the Hexagon ABI as in LLVM's ELFRelocs/Hexagon.def.
  */
@@ -200,7 +200,7 @@ static const char *symbol_name(const module *m, const elf_symbol *s)
     return (const char *) m->base + m->dynamic[DT_STRTAB] + s->name;
 }
 
-/* Check what everything else relies on: tables inside the image, names inside their table. */
+/* Check that tables are inside the image, and names inside their table. */
 static const char *check_tables(module *m)
 {
     read_dynamic(m);

@@ -97,7 +97,7 @@ static void watch(void *given)
 int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, void *context,
                     queue **imported)
 {
-    (void) error; /* a queue ends with its process: there is nobody left to tell */
+    (void) error; /* a queue ends with its process, so nothing is sent */
     lock_take(&table);
     queue *q = id && id >> 32 == 0 ? queue_of((uint32_t) id) : NULL;
     int result = !q ? DSP_BAD_PARAMETER : load(&q->memory->imported) ? DSP_ALREADY : DSP_OK;
@@ -116,7 +116,7 @@ int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, vo
     return result;
 }
 
-/* Wait on the word of the ring that the other side changes; return 0, or why that is over. */
+/* Wait until the other side changes its word of the ring; return 0, or why the wait ended. */
 static int wait_on(queue *q, uint32_t *word, uint32_t seen, uint32_t microseconds, uint64_t start)
 {
     if (load(&q->memory->ended)) {
@@ -152,7 +152,7 @@ int dspqueue_close(queue *q)
     store(&q->memory->imported, 0);
     futex_wake(SHARED, &state->packets_written, QUEUES);
     while (load(&q->watched)) {
-        /* A wake-up that came before the wait is made up for by the next one. */
+        /* The next wake-up makes up for one that came before the wait. */
         futex_wake(SHARED, &state->packets_written, QUEUES);
         futex_wait_until(OURS, &q->watched, 1, sys_time() + 1000);
     }

@@ -33,7 +33,7 @@ typedef struct {
 
 _Static_assert(sizeof(qurt_thread_attributes) == 36, "as in qurt_thread.h");
 
-/* The objects of 16 bytes that a skel has room for; what is in them is QuRT's own. */
+/* Objects of 16 bytes in the memory of a skel; their content belongs to QuRT. */
 typedef struct {
     uint32_t state; /* QURT_MUTEX_FREE, or 1 and 2 as in a lock */
     uint32_t rest[3];

@@ -1,6 +1,6 @@
 /*
- * The shell: the process on the simulated DSP that skels run in.  A freestanding program for
- * qemu-hexagon; what its parts offer each other.  What skels may import is in imports.c.
+ * The shell: the process on the simulated DSP in which skels run, a freestanding program for
+ * qemu-hexagon.  This file has the interfaces of its parts; imports.c has the names for skels.
  */
 #ifndef SHELL_H
 #define SHELL_H
@@ -79,9 +79,9 @@ void lock_take(lock *);
 void lock_leave(lock *);
 
 /* --- calls.c: what the library asks for ------------------------------------------------------- */
-int call_open(link_lane *, const char *uri, uint32_t bytes);
-int call_close(link_lane *);
-int call_invoke(link_lane *);
+int call_open(link_channel *, const char *uri, uint32_t bytes);
+int call_close(link_channel *);
+int call_invoke(link_channel *);
 
 /* --- queue.c ---------------------------------------------------------------------------------- */
 int queue_attach(uint32_t queue, uint32_t bytes);
@@ -97,7 +97,7 @@ static inline void store(uint32_t *word, uint32_t value)
     __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
 }
 
-/* Memory of a skel that it did not set up: the PD of a real DSP would hang or die here. */
+/* A skel did not initialise this object: the PD of a real DSP would hang or die here. */
 #define SHAPE(condition, what)                                                                     \
     do {                                                                                           \
         if (!(condition)) {                                                                        \

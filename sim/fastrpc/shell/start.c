@@ -1,20 +1,20 @@
-/* Start of the shell, and the threads that serve the library's lanes. */
+/* Start of the shell, and the threads that serve the library's channels. */
 #include "shell.h"
 
-enum { SPINS = 300 }; /* looks at a lane before its thread sleeps */
+enum { SPINS = 300 }; /* looks at a channel before its thread sleeps */
 
 link_memory *shared;
 
-static int serve(link_lane *lane)
+static int serve(link_channel *channel)
 {
-    uint32_t *value = lane->value;
-    switch (lane->command) {
+    uint32_t *value = channel->value;
+    switch (channel->command) {
     case LINK_OPEN:
-        return call_open(lane, (const char *) value[0], value[1]);
+        return call_open(channel, (const char *) value[0], value[1]);
     case LINK_CLOSE:
-        return call_close(lane);
+        return call_close(channel);
     case LINK_INVOKE:
-        return call_invoke(lane);
+        return call_invoke(channel);
     case LINK_ATTACH:
         return block_attach(value[0], (int) value[1], value[2], value[3], &value[0]);
     case LINK_DETACH:
@@ -28,28 +28,28 @@ static int serve(link_lane *lane)
     }
 }
 
-/* The life of a thread that serves one lane: wait for a request, do it, answer. */
-static void serve_lane(void *number)
+/* The life of a thread that serves one channel: wait for a request, do it, answer. */
+static void serve_channel(void *number)
 {
-    link_lane *lane = &shared->lane[(uint32_t) number];
+    link_channel *channel = &shared->channel[(uint32_t) number];
     uint32_t done = LINK_ENDED;
     for (;;) {
-        for (int i = 0; i < SPINS && load(&lane->asked) == done; i++) {
+        for (int i = 0; i < SPINS && load(&channel->asked) == done; i++) {
         }
-        while (load(&lane->asked) == done) {
-            futex_wait(SHARED, &lane->asked, done);
+        while (load(&channel->asked) == done) {
+            futex_wait(SHARED, &channel->asked, done);
         }
-        done = load(&lane->asked);
-        lane->result = serve(lane);
-        if (lane->crash) {
+        done = load(&channel->asked);
+        channel->result = serve(channel);
+        if (channel->crash) {
             *(volatile uint32_t *) 0 = 0;
         }
-        store(&lane->answered, done);
-        futex_wake(SHARED, &lane->answered, 1);
+        store(&channel->answered, done);
+        futex_wake(SHARED, &channel->answered, 1);
     }
 }
 
-/* Use what an old qemu lacks, so that it fails now and not in the middle of a kernel. */
+/* Use an instruction that an old qemu lacks, so that it fails now and not in a kernel. */
 static void try_machine(void)
 {
     __asm__ volatile("v0 = vsplat(%0)" ::"r"(0) : "v0");
@@ -70,11 +70,11 @@ UNREACHABLE static void shell_main(void)
     shared->base = (uint32_t) shared;
     store(&shared->ready, 1);
     futex_wake(SHARED, &shared->ready, 1);
-    for (uint32_t lanes = 0;;) {
+    for (uint32_t channels = 0;;) {
         uint32_t wanted = load(&shared->wanted);
-        for (; lanes < wanted && lanes < LINK_LANES; lanes++) {
-            if (thread_start(serve_lane, (void *) lanes, NULL, shared->machine.stack) < 0) {
-                die("no thread for lane %u", (unsigned) lanes);
+        for (; channels < wanted && channels < LINK_CHANNELS; channels++) {
+            if (thread_start(serve_channel, (void *) channels, NULL, shared->machine.stack) < 0) {
+                die("no thread for channel %u", (unsigned) channels);
             }
         }
         futex_wait(SHARED, &shared->wanted, wanted);

@@ -1,7 +1,7 @@
 /*
  * QuRT's mutexes, semaphores, barriers, signals, conditions and futexes, on the kernel's futexes.
  *
- * Packets spent here do not count: a call that waits longer is not a call that does more.
+ * Packets of waiting do not count, because a longer wait is not more work.
  */
 #include "qurt.h"
 

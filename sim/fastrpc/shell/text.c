@@ -1,12 +1,12 @@
 /*
- * printf, for the shell itself and for skels, and what is said with it: messages go to a ring in the
- * shared memory that the library reads.
+ * printf, for the shell itself and for skels.  Messages go to a ring in shared memory, which the
+ * library reads.
  */
 #include "shell.h"
 
 enum { MESSAGE = 512 };
 
-/* Where formatted text goes; what does not fit is only counted. */
+/* The destination of formatted text; text that does not fit is only counted. */
 typedef struct {
     char *at, *end;
     int length;

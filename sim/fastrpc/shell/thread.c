@@ -186,7 +186,7 @@ __attribute__((naked)) static long clone_thread(uint32_t flags, void *stack, uin
 }
 
 /* Stack of our own, with a page below it that nobody may touch.  It is never given back: only the
- * threads that serve lanes have one. */
+ * threads that serve channels have one. */
 static void *guarded_stack(size_t bytes)
 {
     size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;

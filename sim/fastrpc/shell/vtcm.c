@@ -1,6 +1,6 @@
 /*
- * VTCM through the compute resource manager.  Granted memory holds a pattern, and memory that was
- * given back may no longer be touched: code that uses VTCM without owning it ends the PD.
+ * VTCM through the compute resource manager.  Granted memory holds a pattern, and released memory is
+ * unmapped: code that uses VTCM without owning it ends the PD.
  */
 #include "hap.h"
 
@@ -92,7 +92,7 @@ int compute_resource_attr_set_app_type(resource_request *request, uint32_t type)
     return 0;
 }
 
-/* Nobody else wants the resources here: nothing is ever asked back. */
+/* There is no other user of the resources, so they are never requested back. */
 int compute_resource_attr_set_release_callback(resource_request *request,
                                                int (*callback)(uint32_t, void *), void *context)
 {

@@ -1,4 +1,4 @@
-/* Calls into the shell: a lane each, and threads that wait for their answers. */
+/* Calls into the shell: a channel each, and threads that wait for their answers. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <errno.h>
@@ -10,32 +10,32 @@
 enum { SPINS = 2000, LOOK_US = 1000000, SMALLEST_AREA = 1 << 20 };
 #define LARGEST_AREA ((size_t) 1 << 30)
 
-link_lane *lane_link(session *s, const lane *l)
+link_channel *channel_link(session *s, const channel *l)
 {
-    return &s->link->lane[l - s->lane];
+    return &s->link->channel[l - s->channel];
 }
 
-static lane *free_lane(session *s)
+static channel *free_channel(session *s)
 {
-    for (int i = 0; i < LINK_LANES; i++) {
-        if (!s->lane[i].busy) {
-            return &s->lane[i];
+    for (int i = 0; i < LINK_CHANNELS; i++) {
+        if (!s->channel[i].busy) {
+            return &s->channel[i];
         }
     }
     return NULL;
 }
 
-/* The first free lane: its thread in the shell is the one that slept least. */
-lane *lane_take(session *s)
+/* The first free channel: its thread in the shell is the one that slept least. */
+channel *channel_take(session *s)
 {
     pthread_mutex_lock(&sim_lock);
-    lane *l = free_lane(s);
+    channel *l = free_channel(s);
     while (!l && !load(&s->ended)) {
         pthread_cond_wait(&sim_changed, &sim_lock);
-        l = free_lane(s);
+        l = free_channel(s);
     }
     if (l) {
-        uint32_t index = (uint32_t) (l - s->lane);
+        uint32_t index = (uint32_t) (l - s->channel);
         l->busy = true;
         if (l->bytes == 0) {
             l->fd = s->memory;
@@ -53,7 +53,7 @@ lane *lane_take(session *s)
     return l;
 }
 
-void lane_leave(session *s, lane *l)
+void channel_leave(session *s, channel *l)
 {
     (void) s;
     pthread_mutex_lock(&sim_lock);
@@ -62,11 +62,11 @@ void lane_leave(session *s, lane *l)
     pthread_mutex_unlock(&sim_lock);
 }
 
-void lanes_end(session *s)
+void channels_end(session *s)
 {
-    for (int i = 0; i < LINK_LANES; i++) {
-        store(&s->link->lane[i].answered, LINK_ENDED);
-        futex_wake(&s->link->lane[i].answered, 1);
+    for (int i = 0; i < LINK_CHANNELS; i++) {
+        store(&s->link->channel[i].answered, LINK_ENDED);
+        futex_wake(&s->link->channel[i].answered, 1);
     }
 }
 
@@ -80,7 +80,7 @@ static void pause_cpu(void)
 }
 
 /* Wait for the answer; false: there will be none. */
-static bool await(session *s, link_lane *link, uint32_t asked)
+static bool await(session *s, link_channel *link, uint32_t asked)
 {
     for (int i = 0; i < SPINS && load(&link->answered) != asked; i++) {
         pause_cpu();
@@ -97,9 +97,9 @@ static bool await(session *s, link_lane *link, uint32_t asked)
     }
 }
 
-int lane_call(session *s, lane *l, uint32_t command)
+int channel_call(session *s, channel *l, uint32_t command)
 {
-    link_lane *link = lane_link(s, l);
+    link_channel *link = channel_link(s, l);
     do {
         l->asked++;
     } while (l->asked == LINK_ENDED);
@@ -127,13 +127,13 @@ static bool send_descriptor(int socket, int fd)
     return sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
 }
 
-int lane_call_with(session *s, lane *l, uint32_t command, int fd)
+int channel_call_with(session *s, channel *l, uint32_t command, int fd)
 {
     int result = AEE_EBADPARM;
     pthread_mutex_lock(&s->passing);
     bool sent = send_descriptor(s->socket, fd);
     if (sent) {
-        result = lane_call(s, l, command);
+        result = channel_call(s, l, command);
     } else if (errno != EBADF) {
         result = s->death_in_flight ? s->death_in_flight : AEE_ERPC;
     }
@@ -142,25 +142,25 @@ int lane_call_with(session *s, lane *l, uint32_t command, int fd)
 }
 
 /* A number for a block of the shell's, never used twice in a session. */
-uint32_t lane_block_id(session *s)
+uint32_t channel_block_id(session *s)
 {
     return __atomic_add_fetch(&s->next_id, 1, __ATOMIC_SEQ_CST);
 }
 
-static void give_back_area(session *s, lane *l)
+static void give_back_area(session *s, channel *l)
 {
     if (l->block) {
-        lane_link(s, l)->value[0] = l->block;
-        lane_call(s, l, LINK_DETACH);
+        channel_link(s, l)->value[0] = l->block;
+        channel_call(s, l, LINK_DETACH);
         munmap(l->area, l->bytes);
         close(l->fd);
     }
     uint32_t asked = l->asked;
-    *l = (lane){.busy = true, .asked = asked};
+    *l = (channel){.busy = true, .asked = asked};
 }
 
 /* Make the area memory of its own. */
-static int new_area(session *s, lane *l, size_t bytes)
+static int new_area(session *s, channel *l, size_t bytes)
 {
     int fd = memfd_create("dsp arguments", MFD_CLOEXEC);
     void *at = MAP_FAILED;
@@ -168,14 +168,14 @@ static int new_area(session *s, lane *l, size_t bytes)
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     int result = AEE_ENOMEMORY;
-    uint32_t id = lane_block_id(s);
+    uint32_t id = channel_block_id(s);
     if (at != MAP_FAILED) {
-        uint32_t *value = lane_link(s, l)->value;
+        uint32_t *value = channel_link(s, l)->value;
         value[0] = id;
         value[1] = (uint32_t) LINK_NO_FD;
         value[2] = (uint32_t) bytes;
         value[3] = 1;
-        result = lane_call_with(s, l, LINK_ATTACH, fd);
+        result = channel_call_with(s, l, LINK_ATTACH, fd);
     }
     if (result == AEE_SUCCESS) {
         l->block = id;
@@ -183,7 +183,7 @@ static int new_area(session *s, lane *l, size_t bytes)
         l->offset = 0;
         l->area = at;
         l->bytes = (uint32_t) bytes;
-        l->address = lane_link(s, l)->value[0];
+        l->address = channel_link(s, l)->value[0];
         return result;
     }
     if (at != MAP_FAILED) {
@@ -195,7 +195,7 @@ static int new_area(session *s, lane *l, size_t bytes)
     return result;
 }
 
-int lane_reserve(session *s, lane *l, size_t bytes)
+int channel_reserve(session *s, channel *l, size_t bytes)
 {
     if (bytes <= l->bytes) {
         return AEE_SUCCESS;
