@@ -1,24 +1,24 @@
 /*
- * The pass over a state without gates, two blocks at a time, with every packet written out.  What
- * it computes is in delta_passes.h, of which the compiler makes nearly twice as many.
+ * The pass over a state without gates, two blocks at a time, with every packet written out.
+ * delta_passes.h has the same in C; the compiler makes nearly twice as many packets of it.
  *
  * A pair of rows of a block takes three packets: v68 has room for one multiplication in each, of
- * which there are three.  A store or maximum is left over, so four pairs of rows take 13: two of
- * both blocks, called a, b, c and d.  A load that is used in its own packet takes no room in it.
- * The packets of a pair, each of which does that for another one:
+ * which there are three.  A store or maximum does not fit, so four pairs of rows (two of each block,
+ * called a, b, c and d) take 13.  A load that is used in its own packet takes no room in it.
+ * The packets of a pair; each of them works on another pair:
  *
  *   1   load and shift a row; add d k to both rows; store a row
  *   2   load and shift the other row; products with k; store the other row
  *   3   round both rows; products with q; a maximum or minimum; load a word of k, or of k and q
  *
- * Pairs are loaded three ahead: the last loads are of what follows the integers in a state, and
- * what becomes of them is not stored.
+ * Pairs are loaded three ahead.  The last loads read the words after the integers of a state; their
+ * results are not stored.
  *
  * tests/hexagon/delta_loops.py says what the pass computes, and runs its packets on symbols.  Whoever
  * changes a packet runs tests/hexagon/test_delta_loops.py, which names what is wrong.
  *
  * Registers: r9:8 and r13:12 words of k and q, of a and b and of c and d; r10 word of the k before;
- * v12, v13 sums of k and v14, v15 of q; v16..v23 rows, v24..v27 h, of a to d; v28 what is loaded.
+ * v12, v13 sums of k and v14, v15 of q; v16..v23 rows, v24..v27 h, of a to d; v28 the loaded row.
  */
 #ifndef NPURT_DELTA_LOOPS_H
 #define NPURT_DELTA_LOOPS_H

@@ -1,5 +1,5 @@
 /*
- * Quantise activations: each row by itself (quantise_row.h), then panels are put together.
+ * Quantises activations: each row by itself (quantise_row.h), then panels of rows are assembled.
  */
 #include "quantise_row.h"
 
@@ -18,7 +18,7 @@ size_t npurt_quantise_scratch(uint32_t k)
     return NPURT_PANEL * (chunks_of(k) * ROW_VECTORS + MORE_VECTORS) * (size_t) NPURT_VECTOR;
 }
 
-/* to[i][r] = from[r][i]: things of 8 or 16 bytes, `vectors` of them from each of four rows. */
+/* to[i][r] = from[r][i]: items of 8 or 16 bytes, `vectors` of them from each of four rows. */
 static void interleave(const vec *restrict a, const vec *restrict b, const vec *restrict c,
                        const vec *restrict d, vec *restrict to, uint32_t vectors, int bytes)
 {
@@ -35,8 +35,8 @@ static void interleave(const vec *restrict a, const vec *restrict b, const vec *
     }
 }
 
-/* Put four rows together.  The parts of a panel are written in the order in which they lie: one may
- * be written beyond its end, into the next. */
+/* Assemble a panel of four rows.  Its parts are written in order, because a write may run beyond the
+ * end of a part into the next. */
 static void make_panel(const row rows[NPURT_PANEL], const panel *to)
 {
     const row *a = rows, *b = rows + 1, *c = rows + 2, *d = rows + 3;
@@ -62,7 +62,7 @@ INLINE void spread(const uint32_t *restrict a, const uint32_t *restrict b,
     }
 }
 
-/* The arrays of a row, in scratch memory; returns what is left of that. */
+/* Place the arrays of a row in scratch memory; returns the rest of it. */
 static vec *lay_out(row *row, vec *scratch)
 {
     row->greatest = scratch;
@@ -76,7 +76,7 @@ static vec *lay_out(row *row, vec *scratch)
     return row->tail + UNIT_VECTORS;
 }
 
-/* The rows of one panel, `count` of them; returns 1 when one is not finite. */
+/* Quantise the `count` rows of one panel; returns 1 if one is not finite. */
 INLINE int quantise_panel(const npurt_quantisation *q, uint32_t first, uint32_t count, vec *scratch)
 {
     panel to = panel_at(q->activations, first, count, q->k);

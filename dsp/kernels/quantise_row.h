@@ -1,7 +1,8 @@
 /*
- * A float32 row to int8 codes, a scale per 32 or 128 columns or per row; layout in activations.h.
+ * Quantises a float32 row to int8 codes, with a scale per 32 or 128 columns or per row; layout in
+ * activations.h.
  *
- * By integers on the bits.  For a row whose greatest magnitude has (biased) exponent E, rounded up
+ * It works on the bits as integers.  For a row whose greatest magnitude has (biased) exponent E, rounded up
  * where its mantissa is within 1/32 of the next power of two:
  *
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down: at most 24 bits
@@ -9,9 +10,9 @@
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
  *         scale, halves away from 0; |code| <= 127, the greatest magnitude's is 127 and almost exact.
  *
- * A row whose greatest magnitude is below 2^-87 is multiplied by 2^64 before, and divided by it in
+ * A row whose greatest magnitude is below 2^-87 is multiplied by 2^64 first, and divided by it in
  * its exponent.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
- * exponent 0.  NaN and infinity are the greatest of magnitudes, and are reported.
+ * exponent 0.  NaN and infinity are the greatest magnitudes, and are reported.
  *
  * Work    passes over the row: greatest magnitudes; scales and reciprocals, 32 groups at a time;
  *         codes and sums of four; records, 32 groups at a time.
@@ -25,7 +26,7 @@
 #define NOT_FINITE 0x7f800000u
 
 enum {
-    UNIT_COLUMNS = 256,   /* eight vectors of x: a row's last unit may be part of one */
+    UNIT_COLUMNS = 256,   /* eight vectors of x; the last unit of a row may be incomplete */
     CODE_COLUMNS = 128,   /* a vector of codes */
     CHUNK_COLUMNS = 1024, /* 32 groups: a vector of their scales */
     UNIT_VECTORS = UNIT_COLUMNS / NPURT_TILE,
@@ -39,10 +40,10 @@ enum {
     LIFT = 64,          /* log2 of what small rows are multiplied by */
 };
 
-/* One row at work; arrays are padded to whole chunks, but for codes: to whole units. */
+/* The working memory of one row.  Arrays are padded to whole chunks, codes to whole units. */
 typedef struct {
     const vec *x;
-    vec *tail; /* the last unit, padded with zeros, when x has only a part of it */
+    vec *tail; /* the last unit, padded with zeros, if x has only a part of it */
     uint32_t k, group, chunks;
     vec *greatest;  /* [chunks + 1] magnitudes of 32 groups */
     vec *factor;    /* [chunks + 1] of 16 pairs of groups: pair of reciprocals, pair of shifts */
@@ -82,8 +83,8 @@ INLINE vec magnitude(vec bits)
 }
 
 /*
- * Greatest of each of eight groups of 32, four times over; with groups of 128, of each four of
- * them.  Where the row is one group, of each lane: what is left to compare, find_greatest does.
+ * The greatest of each of eight groups of 32, repeated four times; with groups of 128, of each four
+ * of them.  If the row is one group, the greatest of each lane; find_greatest compares the lanes.
  */
 INLINE vec greatest_of_unit(const vec *x, uint32_t group)
 {
@@ -113,8 +114,8 @@ static void copy_tail(const row *row)
 }
 
 /*
- * Of `units`, a word for each group, and zeros to the end of a chunk.  They are written as whole
- * vectors, of which the next overwrites all but eight words.
+ * For `units`: a word for each group, and zeros to the end of a chunk.  They are written as whole
+ * vectors; each overwrites all but eight words of the one before.
  */
 INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units,
                              uint32_t group, vec of_row)
@@ -174,8 +175,8 @@ static uint32_t find_greatest(const row *row)
 
 /* --- small rows --------------------------------------------------------------------------------- */
 
-/* Bits of a number below 2^-62, times 2^LIFT.  Of a subnormal number, the highest bit becomes the
- * one that normal numbers imply: so it adds 1 to the exponent. */
+/* Bits of a number below 2^-62, times 2^LIFT.  The highest bit of a subnormal number becomes the
+ * implied one of normal numbers, so it adds 1 to the exponent. */
 INLINE vec lifted(vec bits)
 {
     vec m = magnitude(bits);
@@ -199,7 +200,7 @@ INLINE vec lower_halves(vec a, vec b)
 
 /*
  * 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less.
- * A line that is nowhere wrong by more than 1/17, then Newton's y += y (1 - d y) twice; y is in Q29.
+ * A line whose error is at most 1/17, then Newton's y += y (1 - d y) twice; y is in Q29.
  */
 INLINE vec reciprocal(vec d)
 {
@@ -212,7 +213,7 @@ INLINE vec reciprocal(vec d)
     return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7)), 15);
 }
 
-/* Of 32 groups.  The shift is what an element's exponent is to be taken off. */
+/* For 32 groups.  An element's exponent is subtracted from the shift. */
 INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
 {
     vec below = Q6_Vw_vsub_VwVw(splat(exponent), Q6_Vuw_vlsr_VuwR(greatest, EXPONENT_BIT));
@@ -228,7 +229,7 @@ INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
     *factor = Q6_V_lo_W(Q6_W_vshuff_VVR(Q6_V_vror_VR(both, 64), both, -4));
 }
 
-/* Two chunks at a time: there is much to wait for in each.  Of an odd number, one is garbage. */
+/* Two chunks at a time, because each has long latencies.  With an odd number, the last is unused. */
 static void make_scales(const row *row, uint32_t exponent)
 {
     for (uint32_t chunk = 0; chunk < row->chunks; chunk += 2) {
@@ -308,8 +309,8 @@ INLINE vec pair_sums(vec a, vec b)
 }
 
 /*
- * For every chunk: two vectors of records, the 16 pairs of its zero points (and 16 words that the
- * next overwrites).  Returns sums of codes, in lanes.
+ * For every chunk: two vectors of records, and the 16 pairs of its zero points (with 16 words that
+ * the next chunk overwrites).  Returns sums of codes, in lanes.
  */
 static vec make_records_of(const vec *restrict quads, const vec *restrict scale,
                            vec *restrict record, char *restrict zero, uint32_t chunks)
@@ -340,7 +341,7 @@ static vec make_records_of(const vec *restrict quads, const vec *restrict scale,
     return total;
 }
 
-/* Returns -128 times the sum of all codes where that is asked for: for one scale a row. */
+/* Returns -128 times the sum of all codes if there is one scale a row, else 0. */
 static int32_t make_records(const row *row)
 {
     vec total =

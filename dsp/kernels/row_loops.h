@@ -1,27 +1,27 @@
 /*
- * The inner loops of one row times four tiles, for the weights that most models have: every packet
- * written out.  They compute what gemv_tiles in gemv.h has in C, which runs where less than four
- * tiles are left.  Of that the compiler makes 52 to 62 packets for q4 and q4_offset, 69 to 76 for q8
- * and q8_offset, more or less by luck; these take what the instructions need:
+ * The inner loops of one row times four tiles, for the weights of most models, with every packet
+ * written out.  gemv_tiles in gemv.h has the same in C; it runs when fewer than four tiles remain.
+ * From that the compiler makes 52 to 62 packets for q4 and q4_offset, 69 to 76 for q8 and q8_offset,
+ * depending on luck.  These loops take the least packets that the instructions allow:
  *
- *              instructions  packets   what limits a step of 64 columns of four tiles
+ *              instructions  packets   limit of a step of 64 columns of four tiles
  *   q4         194           49        4 instructions a packet
  *   q4_offset  202           52        51.3: multiplications of two vectors leave room for two others
  *   q8         172           68        a vector load a packet: 68
  *   q8_offset  180           72        a vector load a packet: 72
  *
- * The order was found by a constraint solver from the instructions, what they wait for and what a
- * packet holds (hvx_base.h, as v68 has it).  Nothing is loaded for the next step; what is left of
- * the fourth tile is done in the first packets of the next step, and after the last step once more.
- * So the first step finishes tiles that never were: their scales and offsets start at zero, and so
- * they add zero, whatever is in the other registers.
+ * A constraint solver found the order from the instructions, their dependencies and the limits of a
+ * packet (hvx_base.h, for v68).  A step loads nothing for the next step.  The rest of the fourth
+ * tile is computed in the first packets of the next step, and after the last step once more.  So
+ * the first step also finishes a tile that does not exist.  Its scales and offsets start at zero, so
+ * it adds zero, whatever the other registers hold.
  *
- * tests/hexagon/row_loops.py says what a loop computes, and runs its packets on symbols.  Whoever
- * changes a packet runs tests/hexagon/test_row_loops.py, which names an accumulator that is wrong.
+ * tests/hexagon/row_loops.py defines the result of a loop, and runs its packets on symbols.  After a
+ * change of a packet run tests/hexagon/test_row_loops.py, which names wrong accumulators.
  *
  * Registers: r23:8 the 64 codes of x, r24 the scale (at first the steps) and r25 the sums of x, r6 a
- * shift, which must be one of r0 to r7, r7 a zero point; v5 and up as below; what has a name is where
- * the compiler put it.
+ * shift, which must be one of r0 to r7, r7 a zero point; v5 and up as below; the compiler chooses
+ * the registers of named operands.
  */
 #ifndef NPURT_ROW_LOOPS_H
 #define NPURT_ROW_LOOPS_H

@@ -9,7 +9,7 @@
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the scale's reciprocal,
  *         halves away from 0
  *
- * A row whose greatest magnitude is below 2^-87 (E < 40) is multiplied by 2^64 before, and divided
+ * A row whose greatest magnitude is below 2^-87 (E < 40) is multiplied by 2^64 first, and divided
  * by it in its exponent.  A row of zeros has E = 40 and exponent 0.  Columns beyond k are zeros.
  */
 #include "reference.h"
@@ -21,7 +21,7 @@ enum {
     LIFT = 64,          /* log2 of what smaller rows are multiplied by */
 };
 
-/* Of a row: E, and the power of two that it is multiplied by before. */
+/* E of a row, and the power of two by which it is multiplied first. */
 typedef struct {
     uint32_t e, lift;
 } range;
@@ -49,7 +49,7 @@ static uint32_t magnitude_of(float x, uint32_t lift)
     return magnitude + (lift << 23);
 }
 
-/* The greatest magnitude of columns first..last-1 that there are, as bits. */
+/* The greatest magnitude of columns first..last-1 below k, as bits. */
 static uint32_t greatest_of(const npurt_quantisation *q, const float *x, uint32_t first,
                             uint32_t last, uint32_t lift)
 {
@@ -68,8 +68,8 @@ static int32_t scale_from(uint32_t greatest, uint32_t e)
     return (int32_t) ((v + (v >> 7) + (v >> 14)) >> 9) + 1;
 }
 
-/* 2^29 / d for d = 2^14..2^15 - 1, rounded down or one less: a line that is nowhere wrong by more
- * than 1/17, then twice y += y (1 - d y) in Q29, each error in 16 bits. */
+/* 2^29 / d for d = 2^14..2^15 - 1, rounded down or one less: a line whose error is at most 1/17,
+ * then twice y += y (1 - d y) in Q29, each error in 16 bits. */
 static uint32_t reciprocal(int32_t d)
 {
     const int32_t one = 1 << 29;
