@@ -346,6 +346,32 @@ def test_what_another_thread_downloads_is_waited_for(hub):
     assert paths[0] == paths[1]
 
 
+def test_what_huggingface_hub_downloads_is_waited_for(hub):
+    gate = threading.Event()
+    hub.faults = [Fault("/store/", gate=gate)]
+    paths = []
+
+    def other():
+        path = huggingface_hub.hf_hub_download(
+            REPO, "Tiny-Q4_K_M.gguf", cache_dir=constants.HF_HUB_CACHE, endpoint=hub.url
+        )
+        paths.append(Path(path))
+
+    threads = [threading.Thread(target=other)]
+    threads[0].start()
+    while not hub.downloads():
+        threads[0].join(0.01)
+    threads.append(threading.Thread(target=lambda: paths.append(fetch(REPO))))
+    threads[1].start()
+    threads[1].join(0.3)  # leaves it time to come in, if it could
+    gate.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(hub.downloads()) == 1
+    assert paths[0] == paths[1]
+
+
 def test_all_parts_of_a_split_model_arrive(hub):
     names = [f"big/m-Q4_K_M-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
     hub.repos["Org/Big"] = {name: name.encode() + CONTENT for name in reversed(names)}
@@ -455,6 +481,8 @@ def test_the_hash_in_a_url_is_checked(hub):
     with pytest.raises(DownloadError, match="hash"):
         locate(url + "0" * 64)
     assert locate(url + hub_server.sha256(CONTENT)).read_bytes() == CONTENT
+    with pytest.raises(DownloadError, match="hash"):
+        locate(url + "0" * 64)  # of a file that is here by now
     with pytest.raises(SettingError, match="64"):
         locate(url + "12")
 
@@ -492,6 +520,27 @@ def test_all_parts_of_a_split_url_arrive(hub):
 def test_what_is_not_https_is_refused(hub, url):
     with pytest.raises(SettingError, match="https"):
         locate(url)
+
+
+@pytest.mark.parametrize("url", ["https://[::1/a.gguf", "https://a\u2100b/a.gguf", "http://[x]/a"])
+def test_a_url_that_is_none_is_refused(hub, url):
+    with pytest.raises(SettingError, match="URL"):
+        locate(url)
+
+
+@pytest.mark.parametrize("location", ["http://[::1/a.gguf", "http://127.0.0.1:x/"])
+def test_a_redirect_to_nowhere_is_refused(hub, location):
+    hub.pages["/pages/a.gguf"] = CONTENT
+    hub.faults = [Fault("/pages/", location=location)]
+
+    with pytest.raises(NpurtError):
+        locate(f"{hub.url}/pages/a.gguf")
+
+
+@given(st.text())
+def test_no_url_does_more_than_raise(text):
+    with pytest.raises(SettingError):
+        locate(f"ftp://{text}")
 
 
 def test_a_redirect_to_another_connection_than_https_is_refused(hub, tmp_path):

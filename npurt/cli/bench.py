@@ -86,7 +86,7 @@ def _format(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Measure every model and print a table, JSON, or the ratio to an earlier run."""
     from npurt.llm.measure.bench import bench
-    from npurt.models.locate import locate
+    from npurt.models.location import locate
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
@@ -122,7 +122,7 @@ def run_spec(args: argparse.Namespace) -> int:
     """Measure one model with one draft, prompt by prompt."""
     from npurt.cli import spec_table
     from npurt.llm.measure.speculation import bench_spec
-    from npurt.models.locate import locate
+    from npurt.models.location import locate
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")

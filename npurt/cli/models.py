@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("only `fetch` takes names")
     from npurt.models.catalogue import ABOUT
     from npurt.models.hub import Hub
-    from npurt.models.locate import folders
+    from npurt.models.location import folders
     from npurt.models.stored import stored
 
     where = [args.folder] if args.folder else folders()
@@ -82,7 +82,7 @@ def row(model: "Stored") -> dict[str, Any]:
 def fetch(args: argparse.Namespace) -> int:
     """Fetch models and print their paths; all of the catalogue only when the user agrees."""
     from npurt.models import catalogue
-    from npurt.models.locate import default_folder, locate
+    from npurt.models.location import default_folder, locate
 
     folder = args.folder or default_folder()
     if not args.names and not args.yes:

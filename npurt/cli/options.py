@@ -46,14 +46,14 @@ def of_hub(text: str) -> str:
 
 def model_path(args: argparse.Namespace) -> Path:
     """Return the file of the model that *args* name; one that is not here is downloaded."""
-    from npurt.models.locate import locate
+    from npurt.models.location import locate
 
     return locate(args.model)
 
 
 def draft_path(draft: str) -> str | Path:
     """Return the file of a draft model, or *draft* where it names none."""
-    from npurt.models.locate import locate
+    from npurt.models.location import locate
 
     return draft if draft == "lookup" else locate(draft)
 

@@ -1,6 +1,7 @@
 """The parser of the command line: an option is what was written, whole."""
 
 import argparse
+import re
 from typing import Any
 
 
@@ -20,5 +21,5 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_number(text: str | None) -> bool:
-    """Return whether *text* is what may follow a letter, such as 5 or 128,512."""
-    return text is not None and text.replace(",", "").replace(".", "").isdecimal()
+    """Return whether *text* is what may follow a letter, such as 5, -1 or 128,512."""
+    return text is not None and re.fullmatch(r"-?\d[\d.,]*", text) is not None

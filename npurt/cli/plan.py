@@ -30,7 +30,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
-    from npurt.models.locate import locate
+    from npurt.models.location import locate
 
     path = locate(args.file or args.option)
     if args.graph or args.dot:

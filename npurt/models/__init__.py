@@ -2,7 +2,7 @@
 
 from npurt.models.catalogue import CATALOGUE, Model, fetch, find, pip_download
 from npurt.models.download import verify
-from npurt.models.locate import default_folder, folders, locate
+from npurt.models.location import default_folder, folders, locate
 
 __all__ = [
     "CATALOGUE",

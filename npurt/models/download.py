@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from npurt.errors import DownloadError, SettingError
 
@@ -61,13 +61,27 @@ class Busy(Exception):
         self.wait = wait
 
 
+def parts_of(url: str) -> SplitResult:
+    """Return the parts of a URL.
+
+    Raises:
+        SettingError: It is none.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # is read only here, and may be no number
+    except ValueError as error:
+        raise SettingError(f"the URL is malformed: {error}", remedy="check it") from error
+    return parts
+
+
 def require_secure(url: str) -> None:
     """Refuse a URL that is neither https nor on this machine.
 
     Raises:
-        SettingError: That is so.
+        SettingError: That is so, or it is no URL.
     """
-    parts = urlsplit(url)
+    parts = parts_of(url)
     if parts.scheme == "https" and parts.hostname:
         return
     if parts.scheme == "http" and is_loopback(parts.hostname or ""):
@@ -312,7 +326,7 @@ def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any
                     _require_content(remote, response)
                     yield response
                     return
-                following = urljoin(url, response.headers["location"])
+                location = response.headers["location"]
         except OfflineModeIsEnabled as error:
             raise DownloadError(
                 f"{remote.name} is not here, and HF_HUB_OFFLINE forbids to download it",
@@ -324,6 +338,8 @@ def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any
             ) from error
         except httpx2.HTTPError as error:
             raise Busy(f"no answer from {urlsplit(url).hostname}: {error}") from error
+        parts_of(location)  # refuses what urljoin cannot take
+        following = urljoin(url, location)
         if urlsplit(following)[:2] != urlsplit(url)[:2]:  # scheme and host with its port
             headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
         url = following

@@ -32,3 +32,4 @@ def test_an_option_that_is_unknown_is_not_taken_for_another(npurt, arguments, sa
 @pytest.mark.parametrize("written", [("-n5",), ("-n", "5"), ("--n-predict=5",)])
 def test_a_number_may_follow_a_letter_at_once(written):
     assert parser().parse_args(["run", "-m", "x", "-p", "x", *written]).n_predict == 5
+    assert parser().parse_args(["run", "-m", "x", "-p", "x", "-n-1"]).n_predict is None

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlunsplit
 
 from npurt.errors import DownloadError, ModelFormatError, SettingError
 from npurt.gguf_parts import part_names
@@ -75,6 +75,7 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
 
 
 def _of_url(url: str, progress: bool) -> Path:
+    download.parts_of(url)
     hub = Hub.usual()
     wanted = Reference.of_url(url, hub.endpoint)
     return hub.fetch(wanted, progress=progress) if wanted else _download(url, progress)
@@ -86,7 +87,7 @@ def _download(url: str, progress: bool) -> Path:
     A fragment ``#sha256=HEX`` states the hash.  Each URL has a folder of its own.
     """
     download.require_secure(url)
-    parts = urlsplit(url)
+    parts = download.parts_of(url)
     before, _, last = parts.path.rpartition("/")
     names = part_names(unquote(last))
     if not all(re.fullmatch(r"\w[\w.+ -]*", name) for name in names):
@@ -100,13 +101,13 @@ def _download(url: str, progress: bool) -> Path:
             f"#{parts.fragment:.80} is no hash of one file",
             remedy="write #sha256= and 64 hexadecimal digits, or nothing",
         )
-    first = urlunsplit(parts._replace(fragment=""))
-    folder = default_folder() / "urls" / hashlib.sha256(first.encode()).hexdigest()[:16]
+    folder = (
+        default_folder() / "urls" / hashlib.sha256(url.encode(errors="replace")).hexdigest()[:16]
+    )
+    paths = [f"{before}/{quote(name)}" for name in names] if len(names) > 1 else [parts.path]
     remotes = [
-        Remote(urlunsplit(parts._replace(path=f"{before}/{name}", fragment="")), name, None, digest)
-        if len(names) > 1
-        else Remote(first, name, None, digest)
-        for name in names
+        Remote(urlunsplit(parts._replace(path=path, fragment="")), name, None, digest)
+        for path, name in zip(paths, names, strict=True)
     ]
     if all((folder / remote.name).exists() for remote in remotes):
         return folder / remotes[0].name
