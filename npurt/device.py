@@ -384,7 +384,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release the device.  A second call does nothing."""
+        """Release the device, which refuses to work from then on.  A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import Device, MatMul
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, NpurtError
 from npurt.graph.builder import Builder
 from npurt.graph.graph import Graph
 from npurt.graph.interpreter import Interpreter
@@ -158,6 +158,24 @@ class DeviceSuite(abc.ABC):
         device = self.open()
         device.close()
         device.close()
+
+    def test_a_closed_device_refuses_to_work(self) -> None:
+        """NpurtError is raised, and nothing is written."""
+        tensor = QTensor.quantize(np.ones((32, 64), np.float32), "q8_0")
+        graph = decoder()
+        with self.open() as device:
+            packed = device.pack(tensor)
+        out = np.zeros((2, 32), np.float32)
+        with refusal("a product after close()", NpurtError):
+            device.matmul(np.ones((2, 64), np.float32), packed, out)
+        assert not out.any()
+        with refusal("a weight after close()", NpurtError):
+            device.pack(tensor)
+        if isinstance(device, Compiler):
+            ops = [op for op in graph.ops if device.why_not_op(op, LIMITS) is None]
+            _, part = next(each for each in split(graph, lambda op: op in ops) if each[0])
+            with refusal("a segment after close()", NpurtError):
+                device.compile(part, RandomWeights(graph), LIMITS)
 
     # --- Graphs ---------------------------------------------------------------------------------
 
@@ -344,9 +362,9 @@ def reference(graph: Graph, weights: RandomWeights, ids: Array) -> Array:
 
 
 @contextlib.contextmanager
-def refusal(what: str) -> Iterator[None]:
-    """Fail unless the statements of this context raise LayoutError."""
-    with contextlib.suppress(LayoutError):
+def refusal(what: str, error: type[NpurtError] = LayoutError) -> Iterator[None]:
+    """Fail unless the statements of this context raise *error*."""
+    with contextlib.suppress(error):
         yield
         raise AssertionError(f"{what} was not refused")
 

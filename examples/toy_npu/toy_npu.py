@@ -17,7 +17,7 @@ import functools
 import numpy as np
 
 from npurt.device import Caps, Device, Packed, check_product
-from npurt.errors import DeviceFull, DeviceLost, SettingError
+from npurt.errors import DeviceFull, DeviceLost, NpurtError, SettingError
 from npurt.graph import ops
 from npurt.reference.segment import ReferenceSegment
 
@@ -96,6 +96,11 @@ class ToyDevice(Device):
     def __init__(self, name="toy", memory=1 << 32, dies=0):
         self.caps = Caps(name, f"toy NPU, int8, {memory >> 20} MiB", simulated=True)
         self.memory, self.used, self.dies, self.runs = memory, 0, dies, 0
+        self.closed = False
+
+    def require_open(self):
+        if self.closed:
+            raise NpurtError(f"{self.caps.name} is closed", remedy="open it again")
 
     def allocate(self, nbytes, what):
         if self.used + nbytes > self.memory:
@@ -121,9 +126,11 @@ class ToyDevice(Device):
         return None
 
     def pack(self, tensor, *, int16=False):
+        self.require_open()
         return ToyPacked(self, tensor)
 
     def matmul(self, x, w, out):
+        self.require_open()
         check_product(self, x, [w], [out])
         out[:] = multiply(x, w.codes, w.scales)
 
@@ -137,10 +144,11 @@ class ToyDevice(Device):
         return None
 
     def compile(self, part, weights, limits):
+        self.require_open()
         return ToySegment(self, part, weights, limits)
 
     def close(self):
-        self.used = 0
+        self.used, self.closed = 0, True
 
 
 def open_device(name):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
+from npurt.errors import NpurtError
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.quant.tensor import QTensor
@@ -52,6 +53,11 @@ class ReferenceDevice(Device):
 
     def __init__(self) -> None:
         self.caps = Caps("numpy", f"numpy {np.__version__}, float32, no compiled code", False)
+        self._closed = False
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NpurtError("numpy is closed", remedy="open it again")
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None: it multiplies by every format that can be decoded."""
@@ -61,10 +67,12 @@ class ReferenceDevice(Device):
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ReferencePacked:
         """Convert *tensor* to float32; activations are not rounded."""
         del int16
+        self._require_open()
         return ReferencePacked(self, tensor)
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
         """Write ``x @ w.T`` to *out*."""
+        self._require_open()
         check_product(self, x, [w], [out])
         assert isinstance(w, ReferencePacked)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -82,7 +90,9 @@ class ReferenceDevice(Device):
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
         """Make a segment of *part*."""
+        self._require_open()
         return ReferenceSegment(part, weights, limits)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Refuse to work from now on; there is nothing to release."""
+        self._closed = True
