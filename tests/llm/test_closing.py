@@ -124,8 +124,8 @@ CALLS = {
     "weight_bytes": lambda llm: llm.weight_bytes,
 }
 HARMLESS = {"account", "can_shift", "chat", "close", "config", "detokenize", "device", "file",
-            "history", "n_tokens", "report", "state", "template", "tensors", "threads",
-            "tokenize", "trace"}  # fmt: skip
+            "from_pretrained", "history", "n_tokens", "report", "state", "template", "tensors",
+            "threads", "tokenize", "trace"}  # fmt: skip
 RENAMED = {"taps", "turn"}  # the new names are tested
 
 
