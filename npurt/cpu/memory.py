@@ -38,7 +38,7 @@ def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
 
 
 class Arena:
-    """One allocation handed out in aligned pieces: fewer, larger mappings get huge pages."""
+    """An allocator of aligned parts of one mapping, because large mappings get huge pages."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = allocate(nbytes, huge=True)

@@ -91,7 +91,7 @@ def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
     assert held["report"]["line"].startswith("offload: 100.0 % of MACs on cpu")
 
 
-def test_run_says_in_json_how_guessing_went(npurt):
+def test_run_says_in_json_how_drafting_went(npurt):
     command = ("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
     plain, drafted = npurt(*command), npurt(*command, "-md", "lookup")
 

@@ -67,7 +67,7 @@ def test_more_padding_than_that_is_another_vocabulary(target, tmp_path):
     assert "same family" in caught.value.remedy
 
 
-def test_nothing_is_guessed_after_a_token_that_the_draft_does_not_know(target, tmp_path):
+def test_nothing_is_drafted_after_a_token_that_the_draft_does_not_know(target, tmp_path):
     with npurt.Llama(padded(tmp_path, 602), **OPTIONS) as small:
         drafter = Assistant(small, target)
 
@@ -76,7 +76,7 @@ def test_nothing_is_guessed_after_a_token_that_the_draft_does_not_know(target, t
         assert len(drafted(drafter, [1, 2, 3, 4], 3)) == 3
 
 
-def test_guesses_end_with_the_drafts_context(target):
+def test_draft_tokens_end_with_the_drafts_context(target):
     with npurt.Llama(target.path, **OPTIONS) as small:
         drafter = Assistant(small, target)
 
@@ -85,7 +85,7 @@ def test_guesses_end_with_the_drafts_context(target):
     assert lengths == [10, 3, 1, 0, 0]
 
 
-def test_a_guess_says_how_likely_it_is(target):
+def test_a_draft_token_has_its_probability(target):
     """By the draft model itself, among the tokens that it may propose."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
         drafter = Assistant(small, target)

@@ -101,7 +101,7 @@ def test_the_logits_of_a_block_are_torchs(pair):
     cuts=st.lists(st.integers(1, 53), max_size=4),
     wrong=st.lists(st.tuples(st.integers(0, 599), st.integers(1, 5)), max_size=4),
 )
-def test_they_are_the_same_whatever_was_guessed_and_taken_back_before(pair, cuts, wrong):
+def test_they_are_the_same_whatever_was_drafted_and_taken_back_before(pair, cuts, wrong):
     pair.reset()
     for end in sorted({*cuts, 54}):
         pair.eval(PROMPT[pair.n_tokens : end])
@@ -130,7 +130,7 @@ def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
     assert text(pair, most=7, prompt=prompt) == text(pair, prompt=prompt)
 
 
-def test_a_draft_that_was_trained_for_the_target_guesses_right(pair):
+def test_a_draft_that_was_trained_for_the_target_drafts_right(pair):
     """The prompt is of its training text: llama.cpp accepts 62 of 65 draft tokens after it."""
     text(pair, most=7, count=41)
 
@@ -186,7 +186,7 @@ def test_a_draft_costs_its_layers_and_what_is_left_of_the_output_matrix(device, 
         assert llm.speculator.drafter.share == pytest.approx((layers + output) / llm.weight_bytes)
 
 
-def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
+def test_nothing_is_drafted_after_a_state_that_it_has_not_seen(pair):
     pair.reset()
     pair.eval(PROMPT[:-1])
     snapshot = pair.snapshot()
@@ -204,7 +204,7 @@ def test_nothing_is_guessed_after_a_state_that_it_has_not_seen(pair):
     assert drafted(drafter, PROMPT, 7) == before
 
 
-def test_nothing_is_guessed_after_a_state_of_other_tokens(pair):
+def test_nothing_is_drafted_after_a_state_of_other_tokens(pair):
     pair.reset()
     pair.eval(PROMPT[:-1])
     snapshot = pair.snapshot()
@@ -355,7 +355,7 @@ def test_a_draft_with_a_changed_byte_is_refused_or_changes_nothing(tmp_path_fact
         assert text(llm, 6, most=4) == text(llm, 6)
 
 
-def test_features_that_are_not_finite_give_no_guess(tmp_path):
+def test_features_that_are_not_finite_give_no_draft(tmp_path):
     file = tensor("enc.output_norm.weight", 128, fill=1e38)(tiny.read(DRAFT))
 
     with open_pair(draft=tiny.write(file, tmp_path)) as llm:

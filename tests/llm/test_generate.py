@@ -182,7 +182,7 @@ def test_split_at_stop_shows_what_no_stop_text_can_reach_and_nothing_after_one(p
 
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
-def test_guesses_beyond_a_stop_text_leave_no_trace(model):
+def test_draft_tokens_beyond_a_stop_text_leave_no_trace(model):
     """Wherever in a draft it ends: what is in the context is what plain decoding leaves."""
     path = tiny.path(model, "q8_0")
     ids = tiny.ids(model, 12)

@@ -54,9 +54,7 @@ def tokens(llm, prompt=PROMPT, *, speculator=None, count=40, temperature=0.0, se
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @settings(max_examples=15)
 @given(most=st.integers(1, 8), wrong=st.sets(st.integers(12, 60)), count=st.integers(1, 40))
-def test_the_text_is_that_of_plain_decoding_whatever_is_guessed(
-    llm, temperature, most, wrong, count
-):
+def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, most, wrong, count):
     plain = tokens(llm, temperature=temperature, count=count)
     text = tokens(llm, temperature=temperature, count=48)
     speculator = Speculator(Oracle(text, wrong.__contains__), most, fixed=True)
@@ -78,7 +76,7 @@ def test_the_text_is_that_of_plain_decoding_whatever_is_guessed(
         ([], 8, 0, 0),
     ],
 )
-def test_guesses_end_where_they_are_not_worth_their_time(chances, most, made, asked):
+def test_draft_tokens_end_where_they_are_not_worth_their_time(chances, most, made, asked):
     """Another is drawn from 0.85 on, one that was drawn is checked from 0.25 on."""
     seen = []
 
@@ -95,7 +93,7 @@ def test_guesses_end_where_they_are_not_worth_their_time(chances, most, made, as
     assert len(seen) == asked
 
 
-def test_a_guess_that_was_drawn_in_vain_is_accounted_for(llm):
+def test_a_draft_token_that_was_drawn_in_vain_is_accounted_for(llm):
     """The controller hears of it, although nothing of it was checked."""
     heard = []
 
@@ -116,7 +114,7 @@ def test_a_guess_that_was_drawn_in_vain_is_accounted_for(llm):
     assert heard == [(0, 1)] * 2 + [(0, 0)]  # no room for a draft token before the last token
 
 
-def test_right_guesses_are_all_taken_and_save_passes(llm):
+def test_right_draft_tokens_are_all_taken_and_save_passes(llm):
     text = tokens(llm, count=42)
     speculator = Speculator(Oracle(text), 4, fixed=True)
 
@@ -139,7 +137,7 @@ def test_what_is_left_in_the_cache_is_what_plain_decoding_leaves(llm):
     np.testing.assert_array_equal(llm.eval([5, 6]), plain)
 
 
-def test_guesses_stop_at_the_end_of_the_context(llm):
+def test_draft_tokens_stop_at_the_end_of_the_context(llm):
     prompt = PROMPT + tiny.ids(count=100)
     plain = tokens(llm, prompt, count=None)
     assert len(plain) == 128
@@ -149,7 +147,7 @@ def test_guesses_stop_at_the_end_of_the_context(llm):
     assert llm.timing.finish == "context"
 
 
-def test_nothing_follows_a_guessed_end(llm):
+def test_nothing_follows_a_drafted_end(llm):
     text = tokens(llm, count=20)
     end = next(iter(llm.tokenizer.eog))
     speculator = Speculator(Oracle([*text[:15], end, 1, 2, 3, 4, 5]), 8, fixed=True)
@@ -291,7 +289,7 @@ def read_by_draft(report):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_draft_model_that_never_guesses_reads_nothing(llm, temperature):
+def test_a_draft_model_that_never_drafts_reads_nothing(llm, temperature):
     """As in a text of four tokens, which is over before anything is tried."""
     prompt = tiny.ids(count=60)
     plain = tokens(llm, prompt, count=4, temperature=temperature)
@@ -319,7 +317,7 @@ def test_a_draft_model_reads_a_prompt_once(llm):
         assert drafter.behind(tiny.ids(count=100) + history) == 0  # it cannot draft
 
 
-def test_each_generation_says_how_guessing_went(llm):
+def test_each_generation_says_how_drafting_went(llm):
     text = tokens(llm, count=42)
     speculator = Speculator(Oracle(text), 4, fixed=True)
     tokens(llm, count=41, speculator=speculator)
@@ -352,7 +350,7 @@ def test_what_is_said_of_a_draft_without_one_is_refused(said):
         npurt.Llama(tiny.path(), **said)
 
 
-def test_a_draft_model_guesses_what_it_would_write(llm):
+def test_a_draft_model_drafts_what_it_would_write(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
         own = tokens(small, count=12)
         drafter = Assistant(small, llm)
@@ -378,14 +376,14 @@ def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
 
 
 @pytest.mark.parametrize("most", [0, -1, 64, 512])
-def test_numbers_of_guesses_that_make_no_sense_are_refused(most):
+def test_numbers_of_draft_tokens_that_make_no_sense_are_refused(most):
     with pytest.raises(SettingError, match="drafted at once") as caught:
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=most)
     assert "1 to 63" in caught.value.remedy
 
 
 @pytest.mark.parametrize("room", [{"n_batch": 2}, {"n_ctx": 2}])
-def test_guesses_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
+def test_draft_tokens_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
     options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
     with npurt.Llama(tiny.path(), **options) as llm:
         assert llm.speculator is not None

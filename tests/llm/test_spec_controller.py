@@ -136,7 +136,7 @@ def test_a_block_costs_the_same_however_long():
 @pytest.mark.parametrize("draft", [0.0, 0.3])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("accepts", [0.0, 0.05, 0.3])
-def test_nothing_is_lost_where_guessing_does_not_pay(row, draft, noise, accepts):
+def test_nothing_is_lost_where_drafting_does_not_pay(row, draft, noise, accepts):
     if row + draft < accepts:
         return  # it pays: the next test
 
@@ -209,7 +209,7 @@ def test_what_did_not_pay_is_believed_after_a_few_good_passes():
     assert controller.choose() > 1
 
 
-def test_a_guess_is_worth_what_it_saves():
+def test_a_draft_token_is_worth_what_it_saves():
     """A plain step, if it is right; 0.7 of those are that follow right ones."""
     controller = Controller(4)
     for _ in range(3):
@@ -336,7 +336,7 @@ def test_a_prompt_is_read_where_what_can_be_won_pays_for_it(prompt, tokens):
 
 
 @pytest.mark.parametrize(("part", "drafted"), [(0.9, 1), (1.1, 0)])
-def test_what_can_be_won_is_what_the_best_number_of_guesses_wins(part, drafted):
+def test_what_can_be_won_is_what_the_best_number_of_draft_tokens_wins(part, drafted):
     """Of 1, where 0.95 are right, a fifth of the time, and of 8 three tenths."""
     tokens = [sum(0.95**i for i in range(n + 1)) for n in range(1, 9)]
     steps = [1 + n * (SHARE + PRIOR_ROW) for n in range(1, 9)]
@@ -378,7 +378,7 @@ def test_losses_are_those_of_one_text():
     assert controller.choose() == 1
 
 
-def test_how_sure_the_model_is_is_asked_until_a_guess_was_judged():
+def test_how_sure_the_model_is_is_asked_until_a_draft_token_was_judged():
     controller = Controller(8)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 1.0)

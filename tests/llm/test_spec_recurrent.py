@@ -55,14 +55,14 @@ def test_lookup_changes_neither_text_nor_states(llm, plain, most):
     assert drafted[2].drafted > 0
 
 
-def test_right_guesses_are_all_taken(llm, plain):
+def test_right_draft_tokens_are_all_taken(llm, plain):
     drafted = write(llm, Oracle(plain[0]), count=101)
 
     assert_same(drafted, write(llm, count=101))
     assert drafted[2].accepted == drafted[2].drafted == 80  # 20 passes, 5 tokens each
 
 
-def test_wrong_guesses_are_all_taken_back(llm, plain):
+def test_wrong_draft_tokens_are_all_taken_back(llm, plain):
     drafted = write(llm, Oracle([*plain[0], *[1] * 9], lambda position: True))
 
     assert_same(drafted, plain)
@@ -76,7 +76,7 @@ def test_wrong_guesses_are_all_taken_back(llm, plain):
     count=st.integers(1, LONG),
     temperature=st.sampled_from([0.0, 0.9]),
 )
-def test_whatever_is_guessed_text_and_states_stay(llm, most, wrong, count, temperature):
+def test_whatever_is_drafted_text_and_states_stay(llm, most, wrong, count, temperature):
     options = {"temperature": temperature, "seed": 1}
     whole = write(llm, **options)
     expected = write(llm, count=count, **options)
@@ -90,7 +90,7 @@ def rows_evaluated(llm):
     return sum(row.rows for row in llm.report().rows if row.tensor == "blk.0.ffn_down")
 
 
-def test_the_most_guesses_are_taken_back_without_another_pass():
+def test_the_most_draft_tokens_are_taken_back_without_another_pass():
     """And no more than that can be asked for: what came before would be evaluated again."""
     options = {"n_ctx": 256, "verify": "off", "progress": False, "draft": "lookup"}
     with pytest.raises(SettingError, match="drafted at once") as caught:
@@ -115,7 +115,7 @@ def test_what_follows_is_the_same(llm, plain):
     np.testing.assert_array_equal(llm.eval([5, 6, 7]), expected)
 
 
-def test_guesses_that_are_taken_back_leave_no_bit_on_a_hexagon():
+def test_draft_tokens_that_are_taken_back_leave_no_bit_on_a_hexagon():
     """A state there is more than the float32 that the host has of it."""
     ids = tiny.ids("qwen35", 40)
     with npurt.Llama(

@@ -89,7 +89,7 @@ def test_markup_is_no_part_of_a_text(llm):
     assert TruncatedHead(llm, llm.head).columns([5, markup, 7, markup]) == QUARTER
 
 
-def test_what_lies_behind_the_cut_is_never_guessed(llm):
+def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
     """And the report says how much of the matrix was read."""
     with npurt.Llama(llm.path, **SHORT) as small:
         drafter = Assistant(small, llm)

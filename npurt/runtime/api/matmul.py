@@ -1,8 +1,8 @@
-"""`matmul`: numpy's product, on a device, with quantised operands.
+"""`matmul`: numpy's product on a device, with quantised operands.
 
-Dtypes: int8 @ int8 gives int32, exact.  Otherwise both operands are float32 (float16, bfloat16 and
-int8 are widened, float64 is rounded) and so is the result.  A quantised operand multiplies by its
-own rules: integer formats round the other operand to int8, one scale per 32 along K.
+Dtypes: int8 @ int8 gives exact int32.  Otherwise both operands and the result are float32: float16,
+bfloat16 and int8 are widened, float64 is rounded.  A quantised operand of an integer format rounds
+the other operand to int8, with one scale for each 32 columns of K.
 
 An NPU multiplies packed operands.  Two arrays multiply on the CPU, int8 ones on the RK3588 as well.
 """
@@ -67,8 +67,8 @@ def matmul(
     """Return ``a @ b`` as numpy defines it: ``[..., M, K] @ [..., K, N] -> [..., M, N]``.
 
     One-dimensional operands and batch dimensions behave as in `numpy.matmul`.  Products with
-    quantised weights, and exact ones of int8, are verified: one that is wrong is computed again by
-    plain kernels of the CPU, with a RuntimeWarning, and `report` says so.
+    quantised weights, and exact int8 products, are verified.  Plain kernels of the CPU compute a
+    wrong product again, with a RuntimeWarning and a note in `report`.
 
     With a weight, ``a @ w`` and ``w.T @ b`` are the same as this function.
 
@@ -221,14 +221,14 @@ def _arrays(a: Array, b: Array, device: str, how: Mode) -> Array:
 
 
 def _float(a: F32, b: F32, device: str) -> Array:
-    """Multiply float arrays: by numpy's BLAS on the CPU, the best there is for them."""
+    """Multiply float arrays with numpy's BLAS, which is the fastest for them on the CPU."""
     target = packed_weight.shared(device).device
     if not isinstance(target, CpuDevice):
         raise UnsupportedOp(
             f"{target.caps.name} multiplies packed weights only",
             remedy="pack b first: npurt.pack(b, 'q8_0', device=...)",
         )
-    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+    with np.errstate(all="ignore"):  # infinities and NaN are valid results
         return np.asarray(np.matmul(a, b))
 
 

@@ -1,4 +1,4 @@
-"""`pack`: weights that are quantised and laid out for a device once, and multiply many times."""
+"""`pack`: quantise a weight and lay it out for a device, for many products."""
 
 import atexit
 from typing import Any
@@ -19,15 +19,15 @@ from npurt.runtime.report.ledger import Report
 
 
 class PackedWeight(QuantisedArray):
-    """The right operand of products, on a device: shape ``(K, N)``.
+    """The right operand of products, on a device; `pack` makes it.  Its shape is ``(K, N)``.
 
-    Made by `pack`.  ``a @ w`` is ``npurt.matmul(a, w)``, and so are the products of numpy's dot,
+    ``a @ w`` is ``npurt.matmul(a, w)``, and so are the products of numpy's dot,
     inner, tensordot, einsum and linalg.  ``w.T`` of shape ``(N, K)`` is the left operand: ``w.T @
-    b``.  ``w[:, rows]`` packs some columns again.  numpy's other functions are refused, for they
-    would decode the weight: `dequantize` does that.
+    b``.  ``w[:, rows]`` packs some columns again.  numpy's other functions are refused, because
+    they would decode the weight; `dequantize` does that.
 
     A weight does not change, so a copy of it is the weight itself.  Its pickle holds the codes and
-    the name of the device, which packs them again where it is loaded.
+    the name of the device, and packs them again when it is loaded.
     """
 
     def __init__(self, packed: Packed, products: Products | None = None) -> None:
@@ -37,12 +37,12 @@ class PackedWeight(QuantisedArray):
 
     @property
     def packed(self) -> Packed:
-        """What its device multiplies by; the CPU, once the device has got a product wrong."""
+        """The weight on its device, or on the CPU after a wrong product of the device."""
         return self.weight.packed
 
     @property
     def tensor(self) -> QTensor:
-        """The weight as it lies in a file, ``[N, K]``."""
+        """The weight in the layout of a file, ``[N, K]``."""
         return self.packed.tensor
 
     @property
@@ -61,7 +61,7 @@ class PackedWeight(QuantisedArray):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(K, N)``: what ``a @ w`` sees."""
+        """``(K, N)``, as in ``a @ w``."""
         k, n = self.packed.k, self.packed.n
         return (n, k) if self.transposed else (k, n)
 
@@ -92,7 +92,7 @@ class PackedWeight(QuantisedArray):
 
     @property
     def device(self) -> str:
-        """Name of the device it is on."""
+        """Name of its device."""
         return self.packed.device.caps.name
 
     def dequantize(self) -> F32:
@@ -175,7 +175,7 @@ def report(device: str = "auto") -> Report:
 def pack(
     b: npt.ArrayLike | QTensor | PackedWeight, dtype: str = "auto", *, device: str = "auto"
 ) -> PackedWeight:
-    """Quantise *b* and lay it out for *device* once, to multiply by it many times.
+    """Quantise *b* and lay it out for *device*, for many products.
 
     Args:
         b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, or a packed

@@ -1,4 +1,4 @@
-"""Arrays that users pass: numpy's, lists, and those of other libraries."""
+"""Convert arguments to arrays: numpy's, lists, and arrays of other libraries."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def as_array(x: Any, name: str) -> Array:
     """Return *x* as an array in native byte order, of a dtype that can be multiplied.
 
     bfloat16 becomes float32, which holds its values.  Lists of integers have no dtype of their
-    own; they become floats.
+    own, and become floats.
 
     Raises:
-        LayoutError: *x*, the argument *name*, is no such array.
+        LayoutError: *x*, the argument *name*, is not such an array.
     """
     try:
         array = _read(x)
-    except (ValueError, TypeError, BufferError, RuntimeError) as error:  # a torch tensor's last
+    except (ValueError, TypeError, BufferError, RuntimeError) as error:  # torch raises the last
         raise LayoutError(
             f"{name} cannot be read as an array: {error}",
             remedy="pass a rectangular numpy array in memory of the host; of a torch tensor, "
@@ -64,7 +64,7 @@ def _read(x: Any) -> Array:
 
 
 def as_float(array: Array, name: str) -> F32:
-    """Return float32; a float64 that would overflow is refused.
+    """Return *array* in float32; refuse a float64 that would overflow.
 
     Raises:
         NumericsError: *array*, the argument *name*, holds a value beyond float32.
