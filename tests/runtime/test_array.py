@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME
 from npurt.testing import EIGHT_BITS
 from tests.limits import HANG_SECONDS
 
@@ -443,6 +444,17 @@ def test_another_process_multiplies_by_a_pickled_weight(weight, tmp_path):
 
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip() == str((a @ weight).tolist())
+
+
+@pytest.mark.parametrize("fmt", BY_NAME)
+def test_a_pickle_of_a_qtensor_of_every_format_has_the_same_bytes(fmt):
+    form = BY_NAME[fmt]
+    raw = np.random.default_rng(0).bytes(3 * form.row_bytes(512))
+    w = QTensor.from_bytes(raw, fmt, (3, 512))  # read-only, as a mapped file is
+
+    again = pickle.loads(pickle.dumps(w))
+
+    assert (again.blocks.tobytes(), again.format) == (raw, form)
 
 
 @pytest.mark.parametrize(
