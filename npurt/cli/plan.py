@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         }))  # fmt: skip
         return 0
     width = max(len(row.tensor) for row in rows)
-    print(f"{'tensor':{width}}  {'N x K':>14}  {'file':6}  {'form':10}  {'error':>8}  {'MB':>8}")
+    print(f"{'tensor':{width}}  {'N x K':>14}  {'file':6}  {'scheme':10}  {'error':>8}  {'MB':>8}")
     for row in rows:
         shape = " x ".join(map(str, row.shape))
         print(f"{row.tensor:{width}}  {shape:>14}  {row.dtype:6}  {row.form:10}  "
               f"{row.error:8.1e}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
-    forms = ", ".join(f"{n} {form}" for form, n in Counter(row.form for row in rows).items())
-    print(f"{len(rows)} weights ({forms}), {nbytes / 1e6:.0f} MB on the NPU")
+    schemes = ", ".join(f"{n} {scheme}" for scheme, n in Counter(row.form for row in rows).items())
+    print(f"{len(rows)} weights ({schemes}), {nbytes / 1e6:.0f} MB on the NPU")
     print("tokens/s to expect, host included, by a model fitted to others' measurements; npurt was "
           "never timed on an NPU")  # fmt: skip
     for each in rates:

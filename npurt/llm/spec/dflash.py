@@ -185,9 +185,9 @@ class Network:
         q *= np.float32(config.attention_scale)
         scores: F32 = q @ self._keys[layer, :, seen].swapaxes(1, 2)
         scores -= scores.max(-1, keepdims=True)
-        shares: F32 = np.exp(scores)
-        shares /= shares.sum(-1, keepdims=True)
-        read: F32 = shares @ self._values[layer, :, seen]
+        weights: F32 = np.exp(scores)
+        weights /= weights.sum(-1, keepdims=True)
+        read: F32 = weights @ self._values[layer, :, seen]
         heads = read.reshape(groups, rows, -1).swapaxes(0, 1).reshape(rows, -1)
         out: F32 = heads @ self._numbers[f"{block}.attn_output"].T
         return out
