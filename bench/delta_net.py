@@ -28,12 +28,12 @@ import numpy.typing as npt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
+from npurt.cpu.recurrent import SPACING
 from npurt.cpu.slots import Slots
 from npurt.device import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import REPLY
-from npurt.llm.state.recurrent import SPACING
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Mode, Sampler

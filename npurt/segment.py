@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from npurt.device import Caps, state_values
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
@@ -132,9 +133,13 @@ class Segment(abc.ABC):
 
     Attributes:
         part: Its ops.  It is given the tensors ``part.given``, and returns ``part.wanted``.
+        rewinds: `rewind` takes recurrent states back, too.
+        shifts: `shift` can forget positions.
     """
 
     part: Graph
+    rewinds: bool = False
+    shifts: bool = False
 
     @abc.abstractmethod
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -165,6 +170,43 @@ class Segment(abc.ABC):
         Raises:
             LayoutError: As of `read`, or *values* have another shape; nothing has changed.
         """
+
+    def read_exact(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state that says all of it.
+
+        It is what `read` returns; or, where a device has the state of a delta net in integers,
+        those integers: see `npurt.device.STATE_INTEGERS`.  Raises `read`'s errors.
+        """
+        return self.read(state, sequence)
+
+    def write_exact(self, state: Tensor, sequence: int, values: Array) -> bool:
+        """Set a state to what `read_exact` returned; return False if it was rounded."""
+        integers = values.dtype == np.int32
+        self.write(state, sequence, state_values(values) if integers else values)
+        return not integers
+
+    def run_into(
+        self, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Do as `run` does; results called as arrays in *out* may be written there."""
+        del out
+        return self.run(values, rows)
+
+    # --- Going back -----------------------------------------------------------------------------
+
+    def reach(self, sequence: int, length: int) -> int:
+        """Return the largest number of positions, at most *length*, that `rewind` can keep."""
+        return length if self.rewinds or not recurrent(self.part) else 0
+
+    def rewind(self, sequence: int, length: int) -> None:  # noqa: B027
+        """Keep the first *length* positions, which `reach` returned.
+
+        Here it does nothing: keys and values of later positions are overwritten.
+        """
+
+    def shift(self, sequence: int, keep: int, drop: int) -> None:
+        """Forget *drop* positions after the first *keep*; move the later ones down."""
+        raise NotImplementedError(f"{type(self).__name__} does not shift")
 
     def checkpoint(self, sequence: int) -> Any:
         """Return a copy of the recurrent states, which cannot be truncated as keys and values can.
@@ -274,19 +316,26 @@ class Guard:
             LayoutError: They do not fit.
         """
         self.begin_read(state, sequence)
-        most = self._limits.positions
+        most, given = self._limits.positions, values.shape
+        integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
+        if integers:  # see `npurt.device.STATE_INTEGERS`
+            given = (*given[:-1], given[-1] - 2)
         shape = [
             min(size, most) if dim == POSITIONS else dim.size
-            for dim, size in zip(state.shape, values.shape, strict=False)
+            for dim, size in zip(state.shape, given, strict=False)
         ]
-        wrong_shape = len(state.shape) != values.ndim or tuple(shape) != values.shape
-        if wrong_shape or values.dtype.kind != "f":
+        wrong_shape = len(state.shape) != values.ndim or tuple(shape) != given
+        if wrong_shape or (values.dtype.kind != "f" and not integers):
             raise LayoutError(
                 f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
                 remedy="write what was read, or compile with more positions",
             )
         if POSITIONS in state.shape:
             self._lengths[sequence] = len(values)
+
+    def rewind(self, sequence: int, length: int) -> None:
+        """Record that a sequence keeps its first *length* positions."""
+        self._lengths[sequence] = min(length, self._lengths.get(sequence, 0))
 
     def forget(self, sequence: int) -> None:
         """Record that the states of a sequence are dropped."""
@@ -337,6 +386,10 @@ class Guard:
 @runtime_checkable
 class Compiler(Protocol):
     """A device that runs parts of graphs."""
+
+    @property
+    def caps(self) -> Caps:
+        """What it is."""
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None when the device can run *op*, else a sentence saying what rules it out."""

@@ -15,13 +15,27 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary tables of an attention by position.
+
+    Attributes:
+        halves: Pairs of elements are (i, i + rotated / 2), not (2i, 2i + 1).
+        known: How keys rotate is known: it is an op of the same part, or they do not.
+    """
+
+    cos: F32  # [P, rotated / 2]; rotated is 0 where nothing rotates
+    sin: F32
+    halves: bool = False
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class KV:
     """The KV cache of one layer, and the rotary tables of its positions."""
 
     keys: Array  # [G, P / 16, W, 16]
     values: Array  # [G, P, W]
-    cos: F32  # [P, rotated / 2]; rotated is 0 where nothing rotates
-    sin: F32
+    rotation: Rotation
     temperature: F32 | None = None  # [P]: factors of queries
 
 

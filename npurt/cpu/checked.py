@@ -163,8 +163,11 @@ class CheckedProgram:
         """Return what it is and where it runs."""
         return ", ".join(dict.fromkeys(self._labels)), "cpu"
 
-    def prepare(self) -> None:
-        """Make the probes of all products now, so that no check has to."""
+    def verify(self, sampler: Sampler) -> None:
+        """Have products checked that *sampler* chooses; make all probes now, so no check has to."""
+        self.sampler = sampler
+        if sampler.mode is Mode.OFF:
+            return
         for product in self.products.values():
             self._arm(product)
             self.program.ops[product.op].u.matmul.verify = 0

@@ -1,5 +1,6 @@
 """The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,8 @@ from npurt.cpu.engine import Engine
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Image, Program
-from npurt.cpu.segment import CpuSegment
+from npurt.cpu.segment import CpuSegment, pack_each
+from npurt.cpu.steps import Steps
 from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
@@ -202,7 +204,8 @@ class CpuDevice(Device):
                 f"the CPU cannot run {part.name}: {reason}",
                 remedy="compile for fewer rows, and run long inputs in several runs",
             )
-        return CpuSegment(self.engine, self.pack_all, part, weights, limits)
+        place = functools.partial(pack_each, self.pack_all)
+        return CpuSegment(place, functools.partial(Steps, self.engine), part, weights, limits)
 
     def close(self) -> None:
         """Stop the threads; packed weights go with their last reference."""

@@ -33,14 +33,12 @@ class Lowering:
         graph: As an architecture built it.
         bound: Its weights and states.
         inputs: Buffers ``[rows, columns]`` of the graph's inputs and of the embedding, by name.
-        captures: What to call with the first rows of each output that is copied inside the graph.
         otherwise: Called with each op that no kernel runs, to add a step that does; by default such
             an op is an error.
 
     Attributes:
         values: Where the tensors lie.
         output: What the last op makes when the last product writes it: see `Steps.redirect`.
-        last_sum: (x, y, scale): before the last norm.
     """
 
     def __init__(
@@ -49,12 +47,10 @@ class Lowering:
         graph: Graph,
         bound: Bound,
         inputs: Mapping[str, F32],
-        captures: Mapping[str, Callable[[F32, int], None]] | None = None,
         otherwise: Callable[[Op], None] | None = None,
     ) -> None:
         self._steps = steps
         self._bound = bound
-        self._captures = captures or {}
         self._otherwise = otherwise
         self._graph = passes.apply(graph, passes.HOST)
         self.values = Buffers(self._graph, bound.weights, bound.rows, inputs)
@@ -68,7 +64,6 @@ class Lowering:
             for t in (*op.reads, *op.writes)
         )
         self.output: Tensor | None = None
-        self.last_sum: tuple[F32, F32, float] | None = None
 
     def add(self) -> None:
         """Add all ops.
@@ -122,7 +117,6 @@ class Lowering:
             self._require_last(op, add)
             added, scale = self.values.beside(op, [add.b]), add.scale
             self.values.put(add.out, self.values.columns(x))
-            self.last_sum = buffer, added, scale
         self._steps.host().add(
             "norm", Program.norm, buffer, self._vector(norm.weight), norm.eps,
             self.values.make_input(norm.out), add=added, scale=scale, from_skipped=selects,
@@ -201,11 +195,12 @@ class Lowering:
             raise unsupported(op, "its gates do not lie beside the queries")
         qkv = self.values.beside(op, attention_inputs(op))
         kv = self._bound.kv[attention.name]
-        rotated = kv.cos.shape[1] if rope else 0
+        table = kv.rotation
+        rotated = table.cos.shape[1] if rope else 0
         heads = Heads(
             qkv=qkv,
-            cos=kv.cos[:, :rotated],
-            sin=kv.sin[:, :rotated],
+            cos=table.cos[:, :rotated],
+            sin=table.sin[:, :rotated],
             k_cache=kv.keys,
             v_cache=kv.values,
             heads=attention.heads,
@@ -246,13 +241,6 @@ class Lowering:
         for out in op.outs:
             self.values.put(out, Columns(whole.buffer, start, out.columns))
             start += out.columns
-
-    def _copy(self, op: ops.Copy) -> None:
-        capture = self._captures.get(op.out.name)
-        if capture is None:
-            raise unsupported(op, "nobody takes what it copies")
-        x = self.values.columns(op.x).view
-        self._steps.call(lambda rows, position, skip_rows: capture(x, rows))
 
     # --- Experts --------------------------------------------------------------------------------
 
@@ -397,7 +385,6 @@ _LOWER: dict[str, Callable[[Lowering, Any], None]] = {
     "Add": Lowering._add,
     "Scale": Lowering._scale,
     "Softcap": Lowering._softcap,
-    "Copy": Lowering._copy,
     "Route": Lowering._route,
     "GatedDeltaNet": Lowering._delta,
     "GatedNorm": Lowering._gated_norm,

@@ -8,17 +8,17 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.bound import Rotation
 from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph
+from npurt.graph.ops import Pairing
 
 F64 = npt.NDArray[np.float64]
 
 
-def rotations_of(
-    graph: Graph, table: Callable[[str], F64], positions: int
-) -> dict[str, tuple[F32, F32]]:
-    """Return cos and sin ``[positions, rotated / 2]`` of each attention of a graph, by its name.
+def rotations_of(graph: Graph, table: Callable[[str], F64], positions: int) -> dict[str, Rotation]:
+    """Return the rotary tables of each attention of a graph, by its name.
 
     Where nothing rotates, rotated is 0.
 
@@ -33,12 +33,12 @@ def rotations_of(
         if not isinstance(op, ops.Attention):
             continue
         rope = makers.get(op.k.name)
-        found[op.name] = nothing, nothing
+        found[op.name] = Rotation(nothing, nothing, known=op.k.name not in graph.given)
         if isinstance(rope, ops.Rope):
             key = rope.frequencies.name, rope.magnitude
             if key not in made:
                 made[key] = rotations(table(key[0]), rope.magnitude, positions)
-            found[op.name] = made[key]
+            found[op.name] = Rotation(*made[key], halves=rope.pairing is Pairing.HALVES)
     return found
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from npurt.cpu.bound import Bound
 from npurt.cpu.buffers import row_multiplier_of, unsupported
-from npurt.cpu.checked import CheckedProgram
-from npurt.cpu.engine import Engine, empty
+from npurt.cpu.checked import Weight
+from npurt.cpu.engine import empty
 from npurt.cpu.lower import Lowering
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.rotation import rotations_of, temperatures
@@ -30,7 +30,8 @@ from npurt.quant.tensor import QTensor
 from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
 from npurt.verify import Mode, Sampler
 
-Pack = Callable[[Sequence[QTensor]], list[CpuPacked]]
+Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
+MakeSteps = Callable[[Sampler, list[str]], Steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,38 @@ class PackedWeight:
     name: str
     packed: CpuPacked
     bias: F32 | None
+
+
+def pack_each(
+    pack: Callable[[Sequence[QTensor]], list[CpuPacked]],
+    part: Graph,
+    weights: Weights,
+    vectors: Mapping[str, F32],
+) -> dict[str, Weight]:
+    """Lay all matrices of *part* out with *pack*; return them by name of the tensor."""
+    found = products(part)
+    packed = pack([weights.quantised(name) for name in found])
+    return {
+        name: PackedWeight(
+            name.removesuffix(".weight"), image, vectors[op.bias.name] if op.bias else None
+        )
+        for (name, op), image in zip(found.items(), packed, strict=True)
+    }
+
+
+def products(part: Graph) -> dict[str, ops.MatMul | ops.ExpertMatMul]:
+    """Return the first product with each matrix, by name of the matrix.
+
+    Raises:
+        UnsupportedOp: Two products with one matrix have different biases.
+    """
+    found: dict[str, ops.MatMul | ops.ExpertMatMul] = {}
+    for op in part.ops:
+        if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
+            continue
+        if found.setdefault(op.weight.name, op).bias != op.bias:
+            raise unsupported(op, f"{op.weight.name} has another bias in another product")
+    return found
 
 
 class Shared:
@@ -56,7 +89,7 @@ class Shared:
     """
 
     def __init__(
-        self, engine: Engine, pack: Pack, part: Graph, weights: Weights, limits: Limits
+        self, place: Place, make_steps: MakeSteps, part: Graph, weights: Weights, limits: Limits
     ) -> None:
         given = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
         wanted = part.wanted | {tensor.name for tensor in part.tensors(Kind.OUTPUT)}
@@ -65,11 +98,10 @@ class Shared:
         self.tensors = tensors = {t.name: t for op in part.ops for t in (*op.reads, *op.writes)}
         self.selected = {t.name for t in tensors.values() if t.shape and t.shape[0] == SELECTED}
         self.selects = bool(self.selected)
-        self.engine, self.limits = engine, limits
+        self.limits, self.make_steps = limits, make_steps
         self.source = weights
         self.sampler, self.events = Sampler(Mode.OFF), list[str]()
-        products = [op for op in part.ops if isinstance(op, ops.MatMul | ops.ExpertMatMul)]
-        matrices = {op.weight.name: weights.quantised(op.weight.name) for op in products}
+        matrices = products(part)
         self.tables: dict[str, QTensor] = {
             op.weight.name: weights.quantised(op.weight.name)
             for op in part.ops
@@ -80,16 +112,7 @@ class Shared:
             for tensor in part.tensors(Kind.WEIGHT)
             if tensor.name not in matrices and tensor.name not in self.tables
         }
-        biases = {op.weight.name: op.bias for op in products}
-        for op in products:
-            if biases[op.weight.name] != op.bias:
-                raise unsupported(op, f"{op.weight.name} has another bias in another product")
-        packed = pack(list(matrices.values()))
-        self.weights: dict[str, PackedWeight] = {}
-        for name, image in zip(matrices, packed, strict=True):
-            bias = biases[name]
-            added = None if bias is None else self.vectors[bias.name]
-            self.weights[name] = PackedWeight(name.removesuffix(".weight"), image, added)
+        self.weights = dict(place(part, weights, self.vectors))
         self.rotations = rotations_of(part, weights.values, limits.positions)
         self.temperatures = {
             op.name: temperatures(op.temperature, limits.positions)
@@ -154,8 +177,8 @@ class NumpyStep:
         """Return what it is and where it runs."""
         return ", ".join(counter.op for counter in self._counters), "cpu"
 
-    def prepare(self) -> None:
-        """There is nothing to verify."""
+    def verify(self, sampler: Sampler) -> None:
+        """Nothing is verified: numpy multiplies by nothing that was packed."""
 
     def redirect_last(self, array: F32) -> None:
         """It has no product."""
@@ -166,47 +189,6 @@ class NumpyStep:
 
     def _load_rows(self, name: str, index: Array) -> Array:
         return self._shared.source.quantised(name)[index].dequantize()
-
-
-class Programs(Steps):
-    """The steps of one sequence."""
-
-    def __init__(self, shared: Shared) -> None:
-        super().__init__()
-        self._shared = shared
-
-    def new_program(self) -> CheckedProgram:
-        """Return an empty program."""
-        shared = self._shared
-        return CheckedProgram(shared.engine, shared.sampler, shared.events)
-
-    def __iter__(self) -> "Iterator[CheckedProgram | NumpyStep]":
-        return (s for s in self._steps if isinstance(s, CheckedProgram | NumpyStep))
-
-    def append(self, step: NumpyStep) -> None:
-        """Add an op without a kernel."""
-        self._steps.append(step)
-
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Run all ops."""
-        for step in self._steps:
-            step.run(rows, position, skip_rows)
-
-    def counters(self) -> dict[tuple[int, int], Counter]:
-        """Return what ops did so far, by step and op; nothing of programs that never ran."""
-        return {
-            (i, j): counter
-            for i, step in enumerate(self)
-            for j, counter in enumerate(step.counters())
-        }
-
-    def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses."""
-        for step in self:
-            if isinstance(step, CheckedProgram):
-                step.sampler = sampler
-                if sampler.mode is not Mode.OFF:
-                    step.prepare()
 
 
 class SequenceProgram:
@@ -225,7 +207,7 @@ class SequenceProgram:
             shared.weights, shared.vectors, self.states.kv, self.states.recurrent, limits.rows,
             self.states.convolved,
         )  # fmt: skip
-        self.steps = Programs(shared)
+        self.steps = shared.make_steps(shared.sampler, shared.events)
         inputs = {op.out.name: buffer for op, buffer in self._embedded.values()}
         lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._in_numpy)
         self._values = lowering.values
@@ -261,13 +243,15 @@ class SequenceProgram:
         self.states.leave(op.states)
         self.steps.append(step)
 
-    def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
-        """Run all ops on the rows of this sequence."""
+    def run(
+        self, values: Mapping[str, Array], rows: Rows, outs: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Run all ops on the rows of this sequence; see `Segment.run_into`."""
         count, flags = len(rows), rows.wanted
         position = int(rows.positions[0])
         skip_rows = int(np.argmax(flags)) if flags.any() else count
         skip_rows = skip_rows if self._shared.selects else 0
-        self.states.begin(position)
+        self.states.begin(position, count)
         current = self._current
         current.values, current.rows = dict(values), rows
         for op, buffer in self._embedded.values():
@@ -277,10 +261,13 @@ class SequenceProgram:
             put(tensor, view, values[tensor.name], flags, skip_rows)
         out = None
         if self._output is not None:
-            out = np.empty((count - skip_rows, self._output.columns), np.float32)
+            out = outs.get(self._output.name)
+            shape = count - skip_rows, self._output.columns
+            if out is None or out.shape != shape or not out.flags.c_contiguous:
+                out = np.empty(shape, np.float32)
             self.steps.redirect(out)
         self.steps.run(count, position, skip_rows)
-        self.states.length = position + count
+        self.states.end(position + count)
         made = {}
         for tensor, left in self._made:
             if out is not None and tensor == self._output:
@@ -298,41 +285,52 @@ class CpuSegment(Segment):
     """A part of a graph on the CPU.
 
     Args:
-        pack: Lays weights out for the kernels.
+        place: Lays weights out for kernels.
+        make_steps: Makes empty steps; whoever wants other steps for some ops passes his own.
 
     Raises:
         UnsupportedOp: Neither kernels nor numpy can run an op as it stands there.
     """
 
     def __init__(
-        self, engine: Engine, pack: Pack, part: Graph, weights: Weights, limits: Limits
+        self, place: Place, make_steps: MakeSteps, part: Graph, weights: Weights, limits: Limits
     ) -> None:
         self.part = part.check()
         self._guard = Guard(part, limits)
-        self._shared = Shared(engine, pack, part, weights, limits)
+        self._shared = Shared(place, make_steps, part, weights, limits)
         self._sequences: dict[int, SequenceProgram] = {}
         self._free = [SequenceProgram(self._shared)]  # the next sequences get these
         self._counted: list[Counter] | None = None  # until it was closed
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops; see `Segment.run`."""
+        return self.run_into(values, rows, {})
+
+    def run_into(
+        self, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Run all ops; logits of one sequence are written to *out*."""
         parts = self._guard.begin_run(values, rows)
-        made = self._run(parts, values, rows)
+        made = self._run(parts, values, rows, out)
         self._guard.end_run(rows)
         return made
 
     def _run(
-        self, parts: Sequence[tuple[int, Array]], values: Mapping[str, Array], rows: Rows
+        self,
+        parts: Sequence[tuple[int, Array]],
+        values: Mapping[str, Array],
+        rows: Rows,
+        out: Mapping[str, Array],
     ) -> dict[str, Array]:
         if len(parts) == 1:
-            return self._of(parts[0][0]).run(values, rows)
+            return self._of(parts[0][0]).run(values, rows, out)
         selected = np.cumsum(rows.wanted) - 1  # row of each wanted one among those
         made: dict[str, Array] = {}
         for sequence, index in parts:
             own = Rows(rows.sequences[index], rows.positions[index], rows.wanted[index])
             chosen = {True: selected[index[own.wanted]], False: index}
             given = {n: values[n][chosen[n in self._shared.selected]] for n in self._shared.given}
-            for name, part in self._of(sequence).run(given, own).items():
+            for name, part in self._of(sequence).run(given, own, {}).items():
                 is_selected = name in self._shared.selected
                 if name not in made:
                     length = int(rows.wanted.sum()) if is_selected else len(rows)
@@ -358,6 +356,42 @@ class CpuSegment(Segment):
         """Set a state to *values*."""
         self._guard.begin_write(state, sequence, values)
         self._of(sequence).states.write(state, sequence, values)
+
+    def read_exact(self, state: Tensor, sequence: int) -> Array:
+        """Return a copy of a state: integers where another device has it so."""
+        self._guard.begin_read(state, sequence)
+        return self._of(sequence).states.read(state, sequence, exact=True)
+
+    def write_exact(self, state: Tensor, sequence: int, values: Array) -> bool:
+        """Set a state to what `read_exact` returned; return False if it was rounded."""
+        self._guard.begin_write(state, sequence, values)
+        return self._of(sequence).states.write(state, sequence, values)
+
+    @property
+    def rewinds(self) -> bool:  # type: ignore[override]
+        """Whether all recurrent states are those of kernels."""
+        return self._programs()[0].states.rewinds
+
+    @property
+    def shifts(self) -> bool:  # type: ignore[override]
+        """Whether all states are keys and values of kernels."""
+        return self._programs()[0].states.shifts
+
+    def reach(self, sequence: int, length: int) -> int:
+        """Return how many positions `rewind` can keep."""
+        return self._of(sequence).states.reach(length) if self.rewinds else 0
+
+    def rewind(self, sequence: int, length: int) -> None:
+        """Keep the first *length* positions: run the delta nets again over inputs that are kept."""
+        self._guard.rewind(sequence, length)
+        program = self._of(sequence)
+        program.states.rewind(length, program.steps.replay, self._shared.limits.rows)
+
+    def shift(self, sequence: int, keep: int, drop: int) -> None:
+        """Forget *drop* positions after the first *keep*, and rotate the later keys back."""
+        states = self._of(sequence).states
+        states.shift(keep, drop)
+        self._guard.rewind(sequence, states.length)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its program, whose counters stay."""

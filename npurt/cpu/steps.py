@@ -1,22 +1,22 @@
-"""What a graph becomes: programs for the thread pool, and functions between them.
+"""What a graph becomes: programs for the thread pool, and other steps between them.
 
 Consecutive ops are one program, whose threads pass from op to op without Python.
 """
 
-import abc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import CheckedProgram, Weight
-from npurt.cpu.engine import Input
+from npurt.cpu.engine import Engine, Input
 from npurt.cpu.program import Convolution, Program, Routing
 from npurt.device import F32, DeltaNet
+from npurt.segment import Counter
+from npurt.verify import Sampler
 
 
 class Step(Protocol):
-    """Consecutive ops, or a function between ops."""
+    """Consecutive ops, or what runs between them."""
 
     def run(self, rows: int, position: int, skip_rows: int) -> None:
         """Run it on *rows* rows from *position* on; ops of logits skip the first *skip_rows*."""
@@ -24,44 +24,36 @@ class Step(Protocol):
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
 
-    def prepare(self) -> None:
-        """Get ready to verify."""
+    def verify(self, sampler: Sampler) -> None:
+        """Have results checked that *sampler* chooses."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what the ops did so far."""
 
     def redirect_last(self, array: F32) -> None:
         """Let the last product, and what follows it, write to *array* from now on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function between two ops, called with the number of rows, the position and rows to skip."""
+class Steps:
+    """Steps in the order they run; `npurt.cpu.lower` adds them, and whoever owns them runs them.
 
-    function: Callable[[int, int, int], None]
+    Attributes:
+        sampler: Chooses the products to verify.
+    """
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Call it."""
-        self.function(rows, position, skip_rows)
-
-    def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
-        return "call", "cpu"
-
-    def prepare(self) -> None:
-        """There is nothing to verify."""
-
-    def redirect_last(self, array: F32) -> None:
-        """It has no product."""
-
-
-class Steps(abc.ABC):
-    """Steps in the order they run; `npurt.cpu.lower` adds them, and whoever owns them runs them."""
-
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine, sampler: Sampler, events: list[str]) -> None:
+        self.sampler = sampler
+        self._engine, self._events = engine, events
         self._steps: list[Step] = []
+        self._replays: list[Step] = []  # of delta nets alone
         self._output = -1  # the step with the product that makes the output
 
-    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Step]:
+        return iter((*self._steps, *self._replays))
+
     def new_program(self) -> CheckedProgram:
         """Return an empty program."""
+        return CheckedProgram(self._engine, self.sampler, self._events)
 
     def host(self) -> CheckedProgram:
         """Return the program that is the last step; a new one when that is something else."""
@@ -74,9 +66,42 @@ class Steps(abc.ABC):
         steps.append(self.new_program())
         return self._last_program(steps)
 
-    def call(self, function: Callable[[int, int, int], None]) -> None:
-        """Call *function* with rows, position and rows to skip once the ops so far are done."""
-        self._steps.append(Call(function))
+    # --- Running --------------------------------------------------------------------------------
+
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
+        """Run all steps on *rows* rows from *position* on; ops of logits skip some."""
+        for step in self._steps:
+            step.run(rows, position, skip_rows)
+
+    def replay(self, rows: int, position: int) -> None:
+        """Run the delta nets alone over *rows* kept inputs, from *position* on."""
+        for step in self._replays:
+            step.run(rows, position, 0)
+
+    def redirect(self, out: F32) -> None:
+        """Let the product that makes the output, and what follows it, work in *out*."""
+        for step in self._steps[self._output :]:
+            step.redirect_last(out)
+
+    def verify(self, sampler: Sampler) -> None:
+        """Have results checked that *sampler* chooses."""
+        self.sampler = sampler
+        for step in self:
+            step.verify(sampler)
+
+    def counters(self) -> dict[tuple[int, int], Counter]:
+        """Return what ops did so far, by step and op; nothing of programs that never ran."""
+        return {
+            (i, j): counter
+            for i, step in enumerate(self)
+            for j, counter in enumerate(step.counters())
+        }
+
+    # --- Adding ---------------------------------------------------------------------------------
+
+    def append(self, step: Step) -> None:
+        """Add *step*."""
+        self._steps.append(step)
 
     def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
         """``y = cap * tanh(factor * y / cap)``, of what the last product wrote; cap 0 is none."""
@@ -112,11 +137,13 @@ class Steps(abc.ABC):
 
     def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
         """Convolve and run *net*; see `Program.delta`."""
-        host = self.host()
-        host.add("convolution", Program.conv, conv)
-        host.add("delta net", Program.delta, net, slots=held.slots.array, control=held.control)
+        for steps, again in ((self._steps, False), (self._replays, True)):
+            host = self._last_program(steps)
+            host.add("replay" if again else "convolution", Program.conv, conv, replay=again)
+            self._net(steps, net, held, "replay" if again else "delta net")
 
-    def redirect(self, out: F32) -> None:
-        """Let the product that makes the output, and what follows it, work in *out*."""
-        for step in self._steps[self._output :]:
-            step.redirect_last(out)
+    def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
+        """Add *net* to *steps*."""
+        self._last_program(steps).add(
+            label, Program.delta, net, slots=held.slots.array, control=held.control
+        )

@@ -67,7 +67,7 @@ def test_the_cpu_goes_on_from_the_states_of_a_dsp_that_is_lost_for_good(undistur
                 kill_dsp_of(llm.device)
 
         y = in_parts(llm, die)
-        assert llm.state.recurrent.reach(32) == 32
+        assert llm.state.reach(32) == 32
         llm.rewind(32)
         again = llm.eval(tiny.ids("qwen35", 40)[32:])
         report = llm.report()

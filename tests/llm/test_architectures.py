@@ -4,8 +4,6 @@ tests/data/make/tiny_models.py made the files; what each exercises stands there.
 transformers' logits, or the interpreter of the model's graph in float64 (tests/graph).
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,17 +11,19 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu import abi
-from npurt.cpu.rotation import rotations_of
+from npurt.cpu.convolved import KEPT
 from npurt.graph import ops
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
-from npurt.llm.arch.decoder import Decoder
-from npurt.llm.state.convolved import KEPT
+from npurt.llm.arch.decoder import Decoder, residual
+from npurt.llm.arch.weights import FileWeights
 from npurt.llm.state.hidden_states import HiddenStates
+from npurt.llm.state.state import State
+from npurt.runtime.execute.executor import Executor
 from npurt.runtime.execute.placement import Stacked
-from npurt.runtime.execute.plan import Plan
+from npurt.segment import Limits
 from tests.graph.models import logits, read
 from tests.llm import tiny, variants
 from tests.llm.conftest import GREEDY
@@ -172,11 +172,14 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
         llm.eval(ids[:32])
         llm.eval(ids[32:])
         new.eval(llm.history)
-        layer = next(iter(new.state.cache.keys))
-        keys, values = llm.state.cache.read(layer)
-        new_keys, new_values = new.state.cache.read(layer)
+        first = next(op for op in llm._graph.graph.ops if isinstance(op, ops.Attention))
+        keys, values, new_keys, new_values = (
+            model.state._executor.read()[state.name]
+            for model in (llm, new)
+            for state in (first.keys, first.values)
+        )
 
-    assert keys.shape[1] < 32
+    assert len(keys) < 32
     assert abs(keys).max() < 40
     np.testing.assert_allclose(keys, new_keys, rtol=0, atol=40 * 6 * 2**-24)
     np.testing.assert_array_equal(values, new_values)
@@ -193,11 +196,12 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
         )
         hidden_states, made = HiddenStates(layers, 10, llm.config.width), []
         hidden_states.reader = lambda values, position: made.append(values.copy())
-        plan = Plan(llm._cpu, llm._ledger, llm._checks)
-        parts = replace(
-            llm._model, graph=graph, rotations=rotations_of(graph.graph, graph.tables.get, 64)
-        )
-        decoder = Decoder(parts, plan, llm.embed, hidden_states)
+        executor = Executor(
+            graph.graph, llm._host, llm._other, FileWeights(llm.file, graph), Limits(10, 64),
+            llm._ledger, [residual(graph)],
+        )  # fmt: skip
+        state = State(llm.config, graph.graph, executor, 64, "f16")
+        decoder = Decoder(graph, executor, state, 10, hidden_states)
         hidden_states.begin(0, 10)
         decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
         hidden_states.end(ids)
@@ -226,7 +230,7 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
 
 def as_rounded(llm, path, ids, monkeypatch):
     """Return the interpreter's logits with every product of what the device multiplies."""
-    weights = llm._model.weights
+    weights = llm._host.weights
 
     def multiply(x, packed):
         x = packed.device.multiplied(x.astype(np.float32), packed)

@@ -110,4 +110,4 @@ def test_a_draft_costs_what_it_reads(llm):
 
     head = llm.output_matrix(ALL).nbytes
     assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / llm.weight_bytes)
-    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm._model.weights.values())
+    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm._host.weights.values())

@@ -6,13 +6,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.errors import LayoutError
-from npurt.llm.file.config import DeltaHeads
-from npurt.llm.state import recurrent
-from npurt.llm.state.recurrent import KEPT, SPACING, Recurrent
+from npurt.cpu.recurrent import KEPT, SPACING, Recurrent
+from npurt.errors import ContextFull, LayoutError, SettingError
+from npurt.graph import ops
+from npurt.graph.tensor import Dim, Kind, Tensor
+from npurt.runtime.execute.plan import Plan
 from tests.llm import tiny, variants
 from tests.llm.conftest import OPTIONS
-from tests.llm.test_rope import CONFIG
 
 
 def macs(llm):
@@ -118,13 +118,13 @@ def test_a_run_that_was_broken_off_leaves_no_trace(hybrid, monkeypatch):
     ids = tiny.ids("qwen35", 100)
     wanted = hybrid.eval(ids)
     hybrid.rewind(60)
-    run = hybrid._decoder._plan.run
+    run = Plan.run
 
-    def breaks(rows, position, head, out):
-        run(rows, position, head, out)
+    def breaks(plan, rows, position, skip_rows):
+        run(plan, rows, position, skip_rows)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hybrid._decoder._plan, "run", breaks)
+    monkeypatch.setattr(Plan, "run", breaks)
     with pytest.raises(KeyboardInterrupt):
         hybrid.eval(ids[60:80])
     monkeypatch.undo()
@@ -153,9 +153,9 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
     with npurt.Llama(tiny.path("qwen35", "f32"), **options) as llm:
         llm.eval(ids[:21])
         expected = llm.eval_last(ids[21:22]).copy()
-        runs, replay = [], llm._decoder._plan.replay
+        runs, replay = [], Plan.replay
         monkeypatch.setattr(
-            llm._decoder._plan, "replay", lambda *run: runs.append(run) or replay(*run)
+            Plan, "replay", lambda plan, *run: runs.append(run) or replay(plan, *run)
         )
 
         llm.rollback(1)
@@ -179,8 +179,8 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
     Each token has a number of its own, also where another was taken back; a state is the number of
     the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
     """
-    states = Recurrent(hybrid_config(), DeltaHeads(heads=1, k_heads=1, width=16, kernel_size=4))
-    slots, kept = states.states[0].array.reshape(3, -1), states.kept[0]
+    states = Recurrent([delta_net(width=16, kernel_size=4)])
+    slots, kept = states.states["net"].array.reshape(3, -1), states.kept["net"]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):
@@ -215,13 +215,45 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
         del history[target + 1 :]
 
 
-def hybrid_config():
-    return recurrent.Config(**{n: getattr(CONFIG, n) for n in CONFIG.__slots__} | {
-        "recurrent": (True,), "delta": DeltaHeads(1, 1, 16, 4)})  # fmt: skip
+def delta_net(width, kernel_size):
+    """Return a net of one head and its convolution."""
+    t, c, w = Dim("T"), Dim("C", 3 * width), Dim("W", width)
+    q, k, v, out = (Tensor(name, (t, w)) for name in ("q", "k", "v", "out"))
+    x, mixed = Tensor("x", (t, c)), Tensor("mixed", (t, c))
+    gates = [Tensor(name, (t, Dim("H", 1))) for name in ("beta", "decay")]
+    kernel = Tensor("kernel", (c, Dim("k", kernel_size)), kind=Kind.WEIGHT)
+    inputs = Tensor("inputs", (Dim("k - 1", kernel_size - 1), c), kind=Kind.STATE)
+    state = Tensor("state", (Dim("H", 1), w, w), kind=Kind.STATE)
+    conv = ops.ShortConv("conv", x, kernel, None, inputs, mixed)
+    net = ops.GatedDeltaNet("net", q, k, v, *gates, state, out, 1, 1, 1.0, grouped=False)
+    return net, conv
 
 
 def test_inputs_are_kept_for_as_long_as_copies_need_them():
     assert KEPT == 2 * SPACING
+
+
+@pytest.mark.parametrize("n_ctx", [0, -5, (1 << 22) + 1])
+def test_a_context_that_cannot_be_had_is_refused(n_ctx):
+    with pytest.raises(SettingError, match=f"{n_ctx} tokens"):
+        npurt.Llama(tiny.path("llama3", "f32"), n_ctx=n_ctx)
+
+
+def test_an_element_type_that_does_not_exist_is_refused():
+    with pytest.raises(SettingError, match="q8_0"):
+        npurt.Llama(tiny.path("llama3", "f32"), kv_type="q8_0")
+
+
+@given(st.integers(0, 150), st.integers(0, 200))
+def test_there_is_room_until_there_is_none(pair, length, count):
+    llm, _, ids = pair
+    llm.reset()
+    llm.eval(ids[:length])
+    if length + count <= llm.n_ctx:
+        llm.state.require(count)
+    else:
+        with pytest.raises(ContextFull, match=f"{length} of {llm.n_ctx}"):
+            llm.state.require(count)
 
 
 # --- Copied ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import Stacked, Wanted, place
 from tests.llm import tiny
+from tests.runtime import plans
 from tests.runtime.fake import FakeDevice
 
 
@@ -164,7 +165,7 @@ def test_a_wrong_kernel_is_quarantined_for_experts_too():
     path = tiny.path("qwen3moe", "q8_0")
     with npurt.Llama(path, n_ctx=20, verify="always") as llm:
         wanted = llm.eval([1, 2, 3]).copy()
-        step = llm._decoder._plan._steps[0]
+        step = next(iter(plans.of(llm)))
         product = next(p for p in step.products.values() if "_down_exps" in p.names)
         matmul = step.program.ops[product.op].u.matmul
         probe = product.probes[0]

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.recurrent import SPACING
 from npurt.device import Device
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.decode.generate import Generation, Generator, Timing, stop_texts
@@ -21,7 +22,6 @@ from npurt.llm.spec.diffusion import Diffusion, open_network
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
-from npurt.llm.state.recurrent import SPACING
 from npurt.llm.text.chat import ChatTemplate
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
@@ -31,6 +31,7 @@ from npurt.runtime.open.arguments import integer, optional_integer
 from npurt.runtime.open.devices import open_device, open_host
 from npurt.runtime.report.ledger import Ledger, Report
 from npurt.runtime.report.trace import written_to
+from npurt.segment import Compiler
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
@@ -132,7 +133,7 @@ class Llama(Generator):
             self._network = open_network(draft, self) if draft and draft != "lookup" else None
             self._open_devices(device, n_threads)
             self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
-            self._load(strict)
+            self._load()
             if draft is not None:
                 self._speculate(draft, draft_max, draft_device or "cpu")
         except BaseException:
@@ -182,15 +183,16 @@ class Llama(Generator):
             self._cpu = self._device
         elif not runs_graphs(self._device):
             self._cpu = self._opened.enter_context(CpuDevice(threads))
-        elif type(self._device) is ReferenceDevice:  # it refuses nothing
-            self._other = self._device
-        else:
-            self._other = self._opened.enter_context(open_host(threads))
+        self._other = ReferenceDevice()  # it refuses nothing
+        if runs_graphs(self._device) and type(self._device) is not ReferenceDevice:
+            host = self._opened.enter_context(open_host(threads))
+            assert isinstance(host, Compiler), "a host that runs no graphs"
+            self._other = host
 
-    def _load(self, strict: bool) -> None:
+    def _load(self) -> None:
         with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
             tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
-            self._build(strict, self._network.shape.layers if self._network else ())
+            self._build(self._network.shape.layers if self._network else ())
         self.tokenizer = tokenizer.result()
 
     def _check_vocabulary(self) -> None:
@@ -214,7 +216,7 @@ class Llama(Generator):
     def _most_drafted(self, wanted: int | None) -> int:
         """Return the most draft tokens of a pass; a rollback of all of them needs no pass."""
         room = self._decoder.rows - 1
-        if self._state.sequential:
+        if not self._state.shifts:
             room = min(room, SPACING)
         if room < 1:
             raise SettingError(

@@ -13,10 +13,11 @@ from statistics import fmean
 
 import numpy as np
 
+from npurt.cpu.segment import products
 from npurt.device import F32, F64, Caps, Device, MatMul, Packed
 from npurt.graph.ops import Precision
 from npurt.llm.arch.reading import describe
-from npurt.llm.arch.weights import Matrix, matrices
+from npurt.llm.arch.weights import FileWeights
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.quant.tensor import QTensor
@@ -69,13 +70,16 @@ def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
     """
     with GGUF(path) as file:
         described = describe(file)
-        for matrix in matrices(described.graph(described.config.n_context)):
-            if matrix.precision is Precision.EXACT:
+        model = described.graph(described.config.n_context)
+        weights = FileWeights(file, model)
+        for name, op in products(model.graph).items():
+            if op.precision is Precision.EXACT:
                 continue
-            tensor, int16 = matrix.read(file), matrix.precision is not Precision.ROW8
+            tensor, int16 = weights.quantised(name), op.precision is not Precision.ROW8
             parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
-            yield _estimate(matrix, tensor, [_round(part, int16) for part in parts])
-            file.release(matrix.source.tensor)
+            rounded = [_round(part, int16) for part in parts]
+            yield _estimate(weights.source(name).tensor, f"{op.x.name}.{op.role}", tensor, rounded)
+            weights.release(name)
 
 
 def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
@@ -86,14 +90,11 @@ def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
 
 
 def _estimate(
-    matrix: Matrix, tensor: QTensor, rounded: list[tuple[str, float, int]]
+    name: str, call: str, tensor: QTensor, rounded: list[tuple[str, float, int]]
 ) -> WeightEstimate:
     forms, errors, sizes = zip(*rounded, strict=True)
     ((form, _),) = Counter(forms).most_common(1)
-    name, nbytes = matrix.source.tensor, sum(sizes)
-    return WeightEstimate(
-        name, matrix.call, tensor.shape, tensor.dtype, form, fmean(errors), nbytes
-    )
+    return WeightEstimate(name, call, tensor.shape, tensor.dtype, form, fmean(errors), sum(sizes))
 
 
 def divergence(

@@ -13,30 +13,29 @@ import numpy as np
 
 from npurt import moved
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.rotation import rotations_of
 from npurt.device import F32, Device, Packed
 from npurt.errors import LayoutError, SettingError
-from npurt.llm.arch import decoder, weights
-from npurt.llm.arch.architecture import EMBEDDING, Rope
-from npurt.llm.arch.graph_decoder import GraphDecoder, residual
-from npurt.llm.arch.model_builder import ModelGraph
+from npurt.llm.arch.architecture import EMBEDDING
+from npurt.llm.arch.decoder import Decoder, output, residual
+from npurt.llm.arch.head import Head
 from npurt.llm.arch.reading import describe
+from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.config import require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import Metadata
 from npurt.llm.session.lock import Lock, locked
 from npurt.llm.session.progress import Progress
 from npurt.llm.state import state_file
-from npurt.llm.state.graph_state import GraphState
 from npurt.llm.state.hidden_states import HiddenStates
-from npurt.llm.state.state import Snapshot, State
+from npurt.llm.state.state import Snapshot, State, require_positions
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.executor import Executor, runs_graphs
-from npurt.runtime.execute.plan import Plan
+from npurt.runtime.execute.offload import Offload
+from npurt.runtime.execute.placement import Placed
 from npurt.runtime.open.arguments import integer
 from npurt.runtime.report.ledger import Ledger, Row
-from npurt.segment import Limits
+from npurt.segment import Compiler, Limits
 from npurt.verify import Sampler as Checks
 
 USUAL_CONTEXT = 4096  # the most positions by default
@@ -54,10 +53,11 @@ class Context:
     lock: Lock
     _file: GGUF
     _device: Device
-    _cpu: CpuDevice  # of a model that is not run in segments
-    _other: Device  # runs what a device that runs graphs cannot
-    _model: decoder.Model  # of the CPU and a device that does products
-    _decoder: decoder.Decoder | GraphDecoder
+    _cpu: CpuDevice  # of a device that multiplies for it, or is it
+    _other: Compiler  # runs what the device cannot
+    _host: Offload | None  # None of a device that runs graphs
+    _state: State
+    _decoder: Decoder
     _ledger: Ledger
     _checks: Checks
     _progress: bool
@@ -77,65 +77,39 @@ class Context:
         self._graph = self._description.graph(self.n_ctx)
         if not self._graph.windows:
             require_context(self.metadata, self.n_ctx)
+        require_positions(self.n_ctx, kv_type)
         self._kv_type = kv_type
-        self._state: State | GraphState = State(self.config, self.n_ctx, kv_type)
 
-    def _build(self, strict: bool, captured: Sequence[int] = ()) -> None:
-        config = self.config
+    def _build(self, captured: Sequence[int] = ()) -> None:
+        """Compile the graph: for the device, or for the host and a device that multiplies."""
+        config, device = self.config, self._device
         graph = self._description.graph(self.n_ctx, captured) if captured else self._graph
         rows = min(self.n_batch, self.n_ctx)
         self._hidden_states = HiddenStates(captured, rows, config.width) if captured else None
         self._logits = np.empty((1, config.n_vocab), np.float32)
         self._embedding = self._file[EMBEDDING]
-        if runs_graphs(self._device):
-            self._in_segments(graph, rows)
-        else:
-            self._on_host(graph, rows, strict)
-
-    def _in_segments(self, graph: ModelGraph, rows: int) -> None:
-        """Let the device run the graph in segments; another device runs the ops that it refuses."""
+        weights = FileWeights(self._file, graph)
         limits = Limits(rows, self.n_ctx, kv_dtype=self._kv_type)
-        kept = [residual(graph)]  # captured layers are outputs of the graph
-        executor = Executor(
-            graph.graph, self._device, self._other, weights.FileWeights(self._file, graph), limits,
-            self._ledger, kept, self._checks,
-        )  # fmt: skip
-        self._state = GraphState(self.config, graph.graph, executor, self.n_ctx, self._kv_type)
-        self._decoder = GraphDecoder(graph, executor, self._state, rows, self._hidden_states)
-
-    def _on_host(self, graph: ModelGraph, rows: int, strict: bool) -> None:
-        """Let the CPU run the graph, and the device its products."""
-        file, config, experts = self._file, self.config, self.config.experts
-        vectors = weights.vectors(file, graph)
-        total = sum(info.nbytes for info in file.tensors.values())
+        total = sum(info.nbytes for info in self._file.tensors.values())
         with Progress("load", total, "B", shown=self._progress) as bar:
-            placed = weights.load(
-                file,
-                graph,
-                vectors,
-                self._device,
-                self._cpu,
-                rows=rows,
-                used=experts.top_k / experts.count if experts else 1.0,
-                strict=strict,
-                progress=bar.add,
-                note=self._ledger.notes.append,
-            )
-        assert isinstance(self._state, State), "a state of segments on the host"
-        self._model = decoder.Model(
-            config=config,
-            graph=graph,
-            weights=placed,
-            vectors=vectors,
-            rotations=rotations_of(graph.graph, graph.tables.__getitem__, self.n_ctx),
-            state=self._state,
-            rows=rows,
-        )
-        plan = Plan(self._cpu, self._ledger, self._checks, self._device)
-        scale = config.conventions.embedding_scale
-        # Not self.embed: an object that keeps a method of its own is released by a collection only.
-        embed = functools.partial(embeddings, self._embedding, scale)
-        self._decoder = decoder.Decoder(self._model, plan, embed, self._hidden_states)
+
+            def packed(name: str, nbytes: int) -> None:
+                weights.release(name)
+                bar.add(nbytes)
+
+            if runs_graphs(device):
+                self._host, compiler = None, device
+            else:
+                used = config.experts.top_k / config.experts.count if config.experts else 1.0
+                self._host = Offload(device, self._cpu, self._ledger, used=used, packed=packed)
+                compiler = self._host
+            kept = [residual(graph)]  # captured layers are outputs of the graph
+            executor = Executor(
+                graph.graph, compiler, self._other, weights, limits, self._ledger, kept,
+                self._checks,
+            )  # fmt: skip
+        self._state = State(config, graph.graph, executor, self.n_ctx, self._kv_type)
+        self._decoder = Decoder(graph, executor, self._state, rows, self._hidden_states)
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -226,7 +200,7 @@ class Context:
             raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
         self._require_open()
         kept = self._state.tokens[:n_tokens]
-        ahead = kept[self._state.rewind(len(kept), self._decoder.replay, self._decoder.rows) :]
+        ahead = kept[self._state.rewind(len(kept)) :]
         for start in range(0, len(ahead), self._decoder.rows):
             part = ahead[start : start + self._decoder.rows]
             self._forward(part, len(part) - 1, self._logits)
@@ -252,7 +226,7 @@ class Context:
         self._mend()
         if self._hidden_states:
             self._hidden_states.begin(self.n_tokens, len(ids))
-        self._state.begin(len(ids))
+        self._state.begin()
         self._decoder.run(ids, self.n_tokens, head, out)
         if self._hidden_states:
             self._hidden_states.end(ids)
@@ -292,26 +266,42 @@ class Context:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all matrices, with the output matrix, without the embedding."""
-        self._require_open()
-        return sum(weight.packed.nbytes for weight in self._model.weights.values())
+        return sum(weight.packed.nbytes for weight in self._offload.weights.values())
 
     def output_matrix(self, columns: int) -> Packed:
         """Return the output matrix ``[V, D]``, of *columns* logits or more: see `Packed.first`."""
-        self._require_open()
-        return self._model.weights[self._model.output.weight.name].first(columns).packed
+        return self._output.first(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
-    ) -> decoder.Head:
-        """Return a head that computes *columns* logits or more: see `Head`."""
+    ) -> Head:
+        """Return a head that computes *columns* logits or more.
+
+        Args:
+            op: The name of the product, for reports.
+            norm: Weight of the norm before it, ``[D]``; by default the model's.
+            eps: Of that norm; by default the model's.
+        """
+        config = self.config
+        norm = self._offload.vectors["output_norm.weight"] if norm is None else norm
+        eps = config.eps if eps is None else eps
+        plan, weight = self._offload.plan(self._checks), self._output.first(columns)
+        return Head(plan, op, weight, norm, eps, config.conventions, self._decoder.rows)
+
+    @property
+    def _output(self) -> Placed:
+        return self._offload.weights[output(self._graph).weight.name]
+
+    @property
+    def _offload(self) -> Offload:
         self._require_open()
-        plan = Plan(self._cpu, self._ledger, self._checks)
-        return decoder.Head(self._model, plan, op, columns, norm, eps)
+        assert self._host is not None, "a draft for a device that runs graphs"
+        return self._host
 
     # --- State ----------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State | GraphState:
+    def state(self) -> State:
         """The state of the context."""
         return self._state
 
@@ -407,25 +397,21 @@ class Context:
         return self.context_shift and self.n_ctx > 1
 
     def _make_room(self, count: int) -> None:
-        cache = self._state.cache
-        full = cache.length + count > self.n_ctx
+        state = self._state
+        full = state.length + count > self.n_ctx
         if self.can_shift and full and count <= self.n_ctx // 2:
             keep = 1 if self.tokenizer.add_bos else 0
-            self._shift(keep, max(count, (cache.length - keep) // 2))
-        cache.require(count)
+            self._shift(keep, max(count, (state.length - keep) // 2))
+        state.require(count)
 
     def _shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
-        state, tokens = self._state, self._state.tokens
-        rest = tokens[:keep] + tokens[keep + drop :]
-        if isinstance(state, GraphState) or state.sequential:  # they cannot forget a part
-            self.rewind(keep)
-            self.eval_last(rest[keep:])
+        if self._state.shifts:
+            self._state.shift(keep, drop)
             return
-        halves = self._description.architecture.rope is Rope.HALVES
-        state.cache.shift(keep, drop, tuple(self._model.rotations.values()), halves=halves)
-        state.own = min(state.own, keep)
-        tokens[:] = rest
+        rest = self._state.tokens[keep + drop :]  # evaluated again
+        self.rewind(keep)
+        self.eval_last(rest)
 
     # --- Closing --------------------------------------------------------------------------------
 
@@ -437,8 +423,7 @@ class Context:
         """Release all large objects."""
         self._ledger.freeze()
         self._state.release()
-        del self._decoder, self._hidden_states, self._embedding, self._logits
-        vars(self).pop("_model", None)  # a device that runs graphs has none
+        del self._decoder, self._host, self._hidden_states, self._embedding, self._logits
 
 
 def embeddings(table: QTensor, scale: float, ids: Sequence[int]) -> F32:

@@ -9,7 +9,7 @@ text with many other tokens gets more rows of the matrix.
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from npurt.llm.arch.decoder import Head
+from npurt.llm.arch.head import Head
 from npurt.llm.session.context import Context
 
 PARTS = (1 / 4, 1 / 2, 1)  # shares of the vocabulary that a head may have

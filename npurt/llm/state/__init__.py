@@ -1,7 +1,6 @@
 """What a model remembers of a sequence: KV cache, recurrent states, snapshots, saved states.
 
-May import the room `file`.
-Begin with `state`, of models on the host, and `graph_state`, of devices that run graphs.
+May import the room `file`.  Begin with `state`.
 """
 
 from npurt import moved

@@ -6,6 +6,7 @@ layers.  Callers can copy and restore it, take tokens back, save and load it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,16 @@ import numpy.typing as npt
 
 from npurt import moved
 from npurt.device import state_values
-from npurt.errors import LayoutError
+from npurt.errors import ContextFull, LayoutError, SettingError
+from npurt.graph import ops
+from npurt.graph.graph import Graph
+from npurt.graph.tensor import Tensor
 from npurt.llm.file.config import Config
-from npurt.llm.state.cache import Cache
-from npurt.llm.state.convolved import Convolved
-from npurt.llm.state.recurrent import Recurrent, Replay
+from npurt.runtime.execute.executor import Executor
+from npurt.segment import KV_DTYPES
 
 Array = npt.NDArray[Any]
+LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their types
 Layout = tuple[tuple[int, ...], npt.DTypeLike]  # shape and dtype of an array
 
 
@@ -66,122 +70,125 @@ class Snapshot:
 
 
 class State:
-    """The state of one model; raises the errors of `Cache`.
+    """The tokens seen, and the states of a graph's segments.
 
     Attributes:
         tokens: The tokens seen, oldest first.
-        cache: Of layers with attention.
-        recurrent: Of layers with delta nets, or None.
-        convolved: Of layers with short convolutions, or None.
+        n_ctx: Positions that there are.
         changes: The number of changes so far.
         own: The number of first tokens whose keys and values equal those of a fresh evaluation.
             Those of later tokens depend on forgotten tokens.
     """
 
-    def __init__(self, config: Config, n_ctx: int, kv_type: str = "f16") -> None:
+    def __init__(
+        self, config: Config, graph: Graph, executor: Executor, n_ctx: int, kv_type: str
+    ) -> None:
         self.tokens: list[int] = []
-        self.cache = Cache(config, n_ctx, kv_type)
-        self.recurrent = Recurrent(config, config.delta) if config.delta else None
-        self.convolved = Convolved(config) if config.convolved else None
+        self.n_ctx = self.own = n_ctx
         self.changes = 0
-        self.own = n_ctx
-        self._config = config
+        self._config, self._executor = config, executor
+        self._kv = np.dtype(KV_DTYPES[kv_type])
+        self._layers = list(_layers(config, graph))
+        self._at: int | None = 0
 
     @property
     def length(self) -> int:
         """Number of tokens seen."""
-        return self.cache.length
+        return len(self.tokens)
 
     @property
     def whole(self) -> bool:
         """False after an interrupted run; `rewind` repairs that."""
-        return self._sequential is None or self._sequential.at == self.length
+        return self._at == self.length
 
-    @property
-    def sequential(self) -> bool:
-        """Whether it has states that cannot forget tokens in the middle."""
-        return self._sequential is not None
+    def require(self, count: int) -> None:
+        """Refuse *count* more tokens if they do not fit.
 
-    @property
-    def _sequential(self) -> Recurrent | Convolved | None:
-        return self.recurrent or self.convolved
+        Raises:
+            ContextFull: They do not fit.
+        """
+        if self.length + count > self.n_ctx:
+            raise ContextFull(
+                f"{count} more tokens do not fit: {self.length} of {self.n_ctx} positions are used",
+                remedy="raise n_ctx (-c), shorten the prompt, call reset(), or allow "
+                "context_shift=True to forget the oldest tokens",
+            )
 
     # --- Going forward --------------------------------------------------------------------------
 
-    def begin(self, rows: int) -> None:
-        """Prepare for a run of *rows* tokens; `end` completes it."""
-        if self._sequential:
-            self._sequential.begin(self.length, rows)
+    def begin(self) -> None:
+        """Prepare for a run; `end` completes it."""
+        self._executor.begin(self.length)
+        self._at = None
 
     def end(self, tokens: Sequence[int]) -> None:
         """Record a run over *tokens*."""
         self.changes += 1
         self.tokens += tokens
-        self.cache.length += len(tokens)
-        if self._sequential:
-            self._sequential.end(self.length)
+        self._at = self.length
+
+    def lost(self) -> None:
+        """Record that a device lost the states: all tokens have to be evaluated again."""
+        self._executor.forget()
 
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
         length = min(length, self.length)
-        return self._sequential.reach(length) if self._sequential else length
+        return length if length == self._at else self._executor.reach(length)
 
-    def rewind(self, length: int, replay: Replay, most: int) -> int:
-        """Keep the first *length* tokens, or as many as possible; return their number.
-
-        Args:
-            replay: Runs the delta nets alone over kept tokens.
-            most: The most tokens of one call of *replay*.
-        """
+    def rewind(self, length: int) -> int:
+        """Keep the first *length* tokens, or as many as possible; return their number."""
         length = self.reach(length)
-        if self.recurrent:
-            self.recurrent.rewind(length, replay, most)
-        if self.convolved:
-            self.convolved.rewind(length)
-        self.changes += length < len(self.tokens)
+        if length != self._at:
+            self._executor.rewind(length)
+        self.changes += length < self.length
         del self.tokens[length:]
-        self.cache.truncate(length)
+        self._at = length
         self._claim(self.own)
         return length
 
+    @property
+    def shifts(self) -> bool:
+        """Whether tokens in the middle can be forgotten."""
+        return self._executor.shifts
+
+    def shift(self, keep: int, drop: int) -> None:
+        """Forget *drop* tokens after the first *keep*."""
+        self._executor.shift(keep, drop)
+        self.own = min(self.own, keep)
+        del self.tokens[keep : keep + drop]
+        self._at = self.length
+
     def _claim(self, own: int) -> None:
         """Take note that so many tokens are their own: all that will come, if all of these are."""
-        self.own = own if own < self.length else self.cache.n_ctx
+        self.own = own if own < self.length else self.n_ctx
 
     def release(self) -> None:
         """Release everything but the tokens, for good."""
-        self.cache.release()
-        self.recurrent = self.convolved = None
+        self._executor.close()
 
     # --- Snapshots ------------------------------------------------------------------------------
 
     def layout(self, length: int, *, integers: bool = False) -> Iterator[Layout]:
         """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
-        for layer in range(self._config.n_layers):
-            if self.recurrent and self._config.is_recurrent(layer):
-                yield from self.recurrent.layout(layer, integers=integers)
-            elif self.convolved and self._config.is_convolved(layer):
-                yield from self.convolved.layout(layer)
-            else:
-                values = self.cache.values[layer]
-                for _ in "kv":
-                    yield (values.shape[0], length, values.shape[2]), values.dtype
+        return layout(self._config, self._kv, length, integers=integers)
 
     def snapshot(self) -> Snapshot:
-        """Return a copy; raises `DeltaState.exact`'s."""
-        arrays: list[Array] = []
-        for layer in range(self._config.n_layers):
-            if self.recurrent and self._config.is_recurrent(layer):
-                arrays += self.recurrent.read(layer)
-            elif self.convolved and self._config.is_convolved(layer):
-                arrays += self.convolved.read(layer)
-            else:
-                arrays += self.cache.read(layer)
-        integers = self.recurrent is not None and self.recurrent.integers
-        own = min(self.own, self.length)
-        return Snapshot(tuple(self.tokens), tuple(arrays), own, integers)
+        """Return a copy; raises `Segment.read`'s errors."""
+        states, arrays = self._executor.read(), list[Array]()
+        shapes = [shape for shape, _ in self.layout(self.length)]
+        for shape, second, tensors in zip(shapes[::2], shapes[1::2], self._layers, strict=True):
+            first, *rest = (states[tensor.name] for tensor in tensors)
+            if len(second) == 3:  # keys and values [P, G * W]
+                arrays += [_to_heads(each, shape) for each in (first, *rest)]
+                continue
+            arrays += [first, np.zeros(second, np.float32)]
+            for inputs in rest:  # what the convolution of a delta net saw
+                arrays[-1][:, : inputs.shape[1]] = inputs
+        integers = any(array.dtype == np.int32 for array in arrays)
+        return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length), integers)
 
     def restore(self, snapshot: Snapshot) -> bool:
         """Set the state to *snapshot*.
@@ -193,23 +200,67 @@ class State:
             LayoutError: The snapshot is of another model or a larger context; nothing has changed.
         """
         length = len(snapshot.tokens)
-        layout = self.layout(length, integers=snapshot.integers)
-        snapshot.require_fit(layout, self.cache.n_ctx)
-        exact = True
-        for layer in range(self._config.n_layers):
+        snapshot.require_fit(self.layout(length, integers=snapshot.integers), self.n_ctx)
+        states = {}
+        for layer, tensors in enumerate(self._layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
-            if self.recurrent and self._config.is_recurrent(layer):
-                exact &= self.recurrent.write(layer, first, second, length)
-            elif self.convolved and self._config.is_convolved(layer):
-                self.convolved.write(layer, first, length)
-            else:
-                self.cache.write(layer, first, second)
+            if second.ndim == 3:
+                first, second = (x.transpose(1, 0, 2).reshape(length, -1) for x in (first, second))
+            states[tensors[0].name] = first
+            if len(tensors) == 2:
+                states[tensors[1].name] = second[:, : tensors[1].columns]
+        exact = self._executor.write(states)
         self.changes += 1
         self.tokens[:] = snapshot.tokens
-        self.cache.length = length
-        if self.recurrent:
-            self.recurrent.restored(length)
-        if self.convolved:
-            self.convolved.restored(length)
+        self._at = length
         self._claim(snapshot.own)
         return exact
+
+
+def require_positions(n_ctx: int, kv_type: str) -> None:
+    """Refuse a KV cache that cannot be had.
+
+    Raises:
+        SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
+    """
+    if not 1 <= n_ctx <= LONGEST:
+        raise SettingError(
+            f"a context of {n_ctx} tokens cannot be had", remedy=f"use -c 1 to {LONGEST}"
+        )
+    if kv_type not in KV_DTYPES:
+        raise SettingError(
+            f"the KV cache cannot be {kv_type!r}", remedy=f"use one of {', '.join(KV_DTYPES)}"
+        )
+
+
+def layout(
+    config: Config, kv: np.dtype[Any], length: int, *, integers: bool = False
+) -> Iterator[Layout]:
+    """Yield shape and dtype of the arrays of a snapshot of *length* tokens, two of each layer."""
+    net, float32 = config.delta, np.dtype(np.float32)
+    for layer in range(config.n_layers):
+        if config.is_recurrent(layer) and net:
+            shape = (net.width, net.width + 2) if integers else (net.width, net.width)
+            yield (net.heads, *shape), np.dtype(np.int32) if integers else float32
+            yield (net.kernel_size - 1, net.channels + 2 * net.heads), float32
+        elif config.is_convolved(layer):
+            yield (config.kernel_size - 1, config.width), float32
+            yield (0, config.width), float32
+        else:
+            yield from [((config.n_kv_heads, length, config.head_width), kv)] * 2
+
+
+def _to_heads(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return keys or values ``[P, G * W]`` as ``[G, P, W]``."""
+    heads, length, width = shape
+    return np.ascontiguousarray(array[:length].reshape(length, heads, width).transpose(1, 0, 2))
+
+
+def _layers(config: Config, graph: Graph) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the states of each layer: keys and values; state and convolution; or convolution."""
+    mixers = [op for op in graph.ops if op.states]
+    for before, op in pairwise([None, *mixers]):
+        if isinstance(op, ops.GatedDeltaNet) and before is not None:
+            yield (*op.states, *before.states)
+        elif op is not None and (isinstance(op, ops.Attention) or not config.delta):
+            yield op.states

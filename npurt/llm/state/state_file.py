@@ -19,7 +19,6 @@ import numpy.typing as npt
 from npurt.device import is_state
 from npurt.errors import StateFormatError
 from npurt.files import replacing
-from npurt.llm.state.graph_state import GraphState
 from npurt.llm.state.state import Snapshot, State
 
 MAGIC = b"npurtsta"
@@ -29,7 +28,6 @@ FORMS = {0: False, 1: True}  # whether states are integers
 DIGEST = 32  # bytes of a SHA-256
 
 Array = npt.NDArray[Any]
-Remembered = State | GraphState
 
 
 def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
@@ -57,9 +55,7 @@ def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
         ) from error
 
 
-def load(
-    state: Remembered, identity: bytes, n_vocab: int, path: str | os.PathLike[str]
-) -> Snapshot:
+def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[str]) -> Snapshot:
     """Return the snapshot in the file *path*; it fits *state*.
 
     Raises:
@@ -77,7 +73,7 @@ def load(
         ) from error
 
 
-def _read(file: BinaryIO, state: Remembered, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
+def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         raise _wrong(path, "is not a saved state", "pass a file that save_state() made")
@@ -88,10 +84,10 @@ def _read(file: BinaryIO, state: Remembered, identity: bytes, n_vocab: int, path
         raise _wrong(
             path, "is of another model or kv_type", "open the model that it was saved with"
         )
-    if length > state.cache.n_ctx:
+    if length > state.n_ctx:
         raise _wrong(
             path,
-            f"holds {length} tokens, and the context {state.cache.n_ctx}",
+            f"holds {length} tokens, and the context {state.n_ctx}",
             f"open the model with n_ctx={length} or more",
         )
     if form not in FORMS:

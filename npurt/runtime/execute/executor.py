@@ -4,22 +4,25 @@ When a device fails, the other device takes over its segment, and the report has
 segment had states, the caller has to evaluate the tokens so far again.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import Device
-from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
+from npurt.errors import DeviceFull, DriverError, NotOffloaded
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Array, Compiler, Limits, Segment, Weights, split
+from npurt.segment import Array, Compiler, Limits, Segment, Weights, recurrent, split
 from npurt.verify import Sampler
+
+CHECKPOINTS = 4  # of recurrent states, each before a run
+SEQUENCE = 0  # the one that a model has
 
 
 @dataclass(slots=True)
@@ -38,6 +41,36 @@ class Part:
     reason: str
     segment: Segment
     before: list[Row]
+    checkpoints: OrderedDict[int, Any] = field(default_factory=OrderedDict)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether to copy recurrent states before runs: the segment cannot rewind them."""
+        return not self.segment.rewinds and bool(recurrent(self.graph))
+
+    def begin(self, position: int) -> None:
+        """Copy recurrent states that have seen *position* positions, if nobody else does."""
+        if position and position not in self.checkpoints and self.keeps_checkpoints:
+            self.checkpoints[position] = self.segment.checkpoint(SEQUENCE)
+            while len(self.checkpoints) > CHECKPOINTS:
+                self.checkpoints.popitem(last=False)
+
+    def reach(self, length: int) -> int:
+        """Return the largest number of positions, at most *length*, that `rewind` can keep."""
+        if self.keeps_checkpoints:
+            return max((at for at in self.checkpoints if at <= length), default=0)
+        return self.segment.reach(SEQUENCE, length)
+
+    def rewind(self, length: int) -> None:
+        """Keep the first *length* positions, which `reach` returned."""
+        if not length:
+            self.segment.forget(SEQUENCE)
+        elif self.keeps_checkpoints:
+            self.segment.restore(SEQUENCE, self.checkpoints[length])
+        else:
+            self.segment.rewind(SEQUENCE, length)
+        for at in [at for at in self.checkpoints if at > length]:
+            del self.checkpoints[at]
 
     def rows(self) -> Iterator[Row]:
         """Yield the ledger's rows of the graph."""
@@ -55,15 +88,14 @@ class Executor:
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Raises:
-        SettingError: A device runs no graphs.
         NotOffloaded: In strict mode: *device* refuses an op, or has no room.
     """
 
     def __init__(
         self,
         graph: Graph,
-        device: Device,
-        other: Device,
+        device: Compiler,
+        other: Compiler,
         weights: Weights,
         limits: Limits,
         ledger: Ledger,
@@ -71,7 +103,7 @@ class Executor:
         checks: Sampler | None = None,
     ) -> None:
         self._checks = checks
-        self._device, self._other = _compiler(device), _compiler(other)
+        self._device, self._other = device, other
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
         self._weights, self._limits, self._ledger = weights, limits, ledger
         reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.check().ops}
@@ -115,8 +147,13 @@ class Executor:
         """The parts in their order."""
         return tuple(self._parts)
 
-    def run(self, inputs: Mapping[str, Array], rows: Rows) -> dict[str, Array] | None:
+    def run(
+        self, inputs: Mapping[str, Array], rows: Rows, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array] | None:
         """Run all parts; return the outputs and the kept tensors, by name.
+
+        Args:
+            out: Arrays for results, by name: see `Segment.run_into`.
 
         Returns:
             None when a device failed and its states are lost: `forget` these sequences and
@@ -128,7 +165,7 @@ class Executor:
         values = dict(inputs)
         for part in self._parts:
             try:
-                made = part.segment.run(values, rows)
+                made = part.segment.run_into(values, rows, out or {})
             except DriverError as error:
                 if part.actual == self._names[id(self._other)]:
                     raise
@@ -155,37 +192,60 @@ class Executor:
 
     # --- States ---------------------------------------------------------------------------------
 
-    def read(self, sequence: int = 0) -> dict[str, Array]:
-        """Return copies of all states of a sequence by name, in the graph's form.
+    def begin(self, position: int) -> None:
+        """Prepare for a run from *position* on."""
+        for part in self._parts:
+            part.begin(position)
+
+    def reach(self, length: int) -> int:
+        """Return the largest number of positions, at most *length*, that `rewind` can keep."""
+        while (least := min(part.reach(length) for part in self._parts)) < length:
+            length = least
+        return length
+
+    def rewind(self, length: int) -> None:
+        """Keep the first *length* positions, which `reach` returned."""
+        for part in self._parts:
+            part.rewind(length)
+
+    @property
+    def shifts(self) -> bool:
+        """Whether positions in the middle can be forgotten."""
+        with_states = [part for part in self._parts if part.graph.tensors(Kind.STATE)]
+        return all(part.segment.shifts for part in with_states)
+
+    def shift(self, keep: int, drop: int) -> None:
+        """Forget *drop* positions after the first *keep*."""
+        for part in self._parts:
+            if part.graph.tensors(Kind.STATE):
+                part.segment.shift(SEQUENCE, keep, drop)
+
+    def read(self) -> dict[str, Array]:
+        """Return copies of all states by name, as `Segment.read_exact` has them.
 
         Raises:
             DriverError: A device failed.
         """
         return {
-            tensor.name: part.segment.read(tensor, sequence)
+            tensor.name: part.segment.read_exact(tensor, SEQUENCE)
             for part in self._parts
             for tensor in part.graph.tensors(Kind.STATE)
         }
 
-    def write(self, states: Mapping[str, Array], sequence: int = 0) -> None:
-        """Set the states of a sequence to what `read` returned."""
+    def write(self, states: Mapping[str, Array]) -> bool:
+        """Set all states to what `read` returned; return False if some were rounded."""
+        exact = True
         for part in self._parts:
+            part.checkpoints.clear()
             for tensor in part.graph.tensors(Kind.STATE):
-                part.segment.write(tensor, sequence, states[tensor.name])
+                exact &= part.segment.write_exact(tensor, SEQUENCE, states[tensor.name])
+        return exact
 
-    def checkpoint(self, sequence: int = 0) -> list[Any]:
-        """Return copies, for `restore`, of the states that cannot be cut at a position."""
-        return [part.segment.checkpoint(sequence) for part in self._parts]
-
-    def restore(self, checkpoint: list[Any], sequence: int = 0) -> None:
-        """Go back to a checkpoint.  Keys and values after its position are overwritten later."""
-        for part, kept in zip(self._parts, checkpoint, strict=True):
-            part.segment.restore(sequence, kept)
-
-    def forget(self, sequence: int = 0) -> None:
-        """Drop all states of a sequence."""
+    def forget(self) -> None:
+        """Drop all states."""
         for part in self._parts:
-            part.segment.forget(sequence)
+            part.checkpoints.clear()
+            part.segment.forget(SEQUENCE)
 
     def close(self) -> None:
         """Release all segments."""
@@ -193,18 +253,9 @@ class Executor:
             part.segment.close()
 
 
-def runs_graphs(device: Device) -> bool:
-    """Return whether *device* runs models in segments.
+def runs_graphs(device: object) -> TypeGuard[Compiler]:
+    """Return whether *device* runs models in segments of its own.
 
-    The CPU, and devices that multiply for it, run models by a plan (docs/decisions/019).
+    The others multiply for the CPU: see `npurt.runtime.execute.offload`.
     """
     return isinstance(device, Compiler) and not isinstance(device, CpuDevice | ProductDevice)
-
-
-def _compiler(device: Device) -> Compiler:
-    if not isinstance(device, Compiler):
-        raise SettingError(
-            f"{device.caps.name} does not run graphs",
-            remedy="use a device with compile(), such as numpy",
-        )
-    return device

@@ -1,6 +1,6 @@
 """Products of experts on an NPU: one call for each expert that has rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
@@ -9,6 +9,7 @@ from npurt.device import F32
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.remote import RemoteStep
 from npurt.runtime.report.ledger import Ledger
+from npurt.segment import Counter
 from npurt.verify import Sampler
 
 
@@ -42,8 +43,14 @@ class RemoteExperts:
         """Return the label of the step and its device."""
         return self._label, ", ".join(dict.fromkeys([step.about()[1] for step in self._each]))
 
-    def prepare(self) -> None:
-        """Do nothing: a probe vector is made when its product is first verified."""
+    def verify(self, sampler: Sampler) -> None:
+        """Have products checked that *sampler* chooses."""
+        for step in self._each:
+            step.verify(sampler)
+
+    def counters(self) -> Iterable[Counter]:
+        """Return nothing: the ledger has it."""
+        return ()
 
     def redirect_last(self, array: F32) -> None:
         """Replace the output by *array*."""

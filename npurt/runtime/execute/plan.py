@@ -20,12 +20,15 @@ from npurt.runtime.execute.host import HostStep
 from npurt.runtime.execute.placement import Placed, Stacked
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.execute.remote import RemoteStep
-from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Mode, Sampler
+from npurt.runtime.report.ledger import Ledger, row_of
+from npurt.segment import Counter
+from npurt.verify import Sampler
 
 
 class Plan(Steps):
     """The ops of a forward pass in order; buffers as in `npurt.cpu.program.Program`.
+
+    The ledger follows them, so `counters` has nothing.
 
     Args:
         device: Runs the delta nets that it accepts; by default the CPU runs them.
@@ -34,26 +37,28 @@ class Plan(Steps):
     def __init__(
         self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler, device: Device | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(cpu.engine, sampler, ledger.notes)
         self._cpu = cpu
         self._ledger = ledger
-        self._sampler = sampler
         self._device = device or cpu
-        self._replays: list[Step] = []  # of the delta nets alone
+        self._there: RemoteDelta | None = None  # the net that is being added
+        self._why = ""  # it is not there
 
     def new_program(self) -> HostStep:
         """Return an empty program, which the ledger follows."""
-        return HostStep(self._cpu, self._ledger, self._sampler)
+        return HostStep(self._cpu, self._ledger, self.sampler)
 
-    def prepare(self) -> None:
-        """Prepare verification, unless it is off."""
-        if self._sampler.mode is not Mode.OFF:
-            for step in self._steps:
-                step.prepare()
+    def append(self, step: Step) -> None:
+        """Add a step without a kernel, which the ledger follows."""
+        super().append(step)
+        self._ledger.follow(lambda: (row_of(c, "cpu", "cpu", "") for c in step.counters()))
 
-    def run(self, rows: int, position: int, skip_rows: int, out: F32) -> None:
-        """Run all ops; the last product writes to *out* ``[rows - skip_rows, columns]``."""
-        self.redirect(out)
+    def counters(self) -> dict[tuple[int, int], Counter]:
+        """Return nothing: the ledger has it."""
+        return {}
+
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
+        """Run all steps, and record them in the ledger's trace."""
         self._walk("run", self._steps, rows, position, skip_rows)
 
     def replay(self, rows: int, position: int) -> None:
@@ -87,7 +92,7 @@ class Plan(Steps):
         if all(isinstance(w.packed, CpuPacked) for w in weights):
             super().matmul(label, x, weights, y, skips_rows=skips_rows, column=column)
             return
-        step = RemoteStep(self._cpu, self._ledger, self._sampler)
+        step = RemoteStep(self._cpu, self._ledger, self.sampler)
         self._steps.append(step)
         step.matmul(
             label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], skips_rows
@@ -110,7 +115,7 @@ class Plan(Steps):
         for w in stacks:
             if isinstance(w.packed, Stacked):
                 step = RemoteExperts(
-                    self._cpu, self._ledger, self._sampler, label=label, x=x, each=w.packed.each,
+                    self._cpu, self._ledger, self.sampler, label=label, x=x, each=w.packed.each,
                     y=y, column=column, routing=routing,
                 )  # fmt: skip
                 self._steps.append(step)
@@ -131,17 +136,17 @@ class Plan(Steps):
                 f"{device.caps.name} cannot take delta nets: {reason}",
                 remedy="leave strict mode to let the CPU do them",
             )
-        there = None
+        self._there, self._why = None, reason or ""
         if not reason and device is not self._cpu:
-            accounts = self._cpu, self._ledger, self._sampler
-            there = RemoteDelta(device, *accounts, net, slots, control)
-        for steps, again in ((self._steps, False), (self._replays, True)):
-            host = self._last_program(steps)
-            assert isinstance(host, HostStep)
-            host.add("replay" if again else "convolution", Program.conv, conv, replay=again)
-            if there:
-                steps.append(there)
-            else:
-                name = "replay" if again else "delta net"
-                op = host.add(name, Program.delta, net, slots=slots.array, control=control)
-                host.planned[op] = device.caps.name, reason or ""
+            accounts = self._cpu, self._ledger, self.sampler
+            self._there = RemoteDelta(device, *accounts, net, slots, control)
+        super().delta(conv, net, held)
+
+    def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
+        if self._there:
+            steps.append(self._there)
+            return
+        host = self._last_program(steps)
+        assert isinstance(host, HostStep)
+        op = host.add(label, Program.delta, net, slots=held.slots.array, control=held.control)
+        host.planned[op] = self._device.caps.name, self._why

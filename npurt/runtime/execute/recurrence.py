@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from npurt.delta_check import is_right
 from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, Device
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
+from npurt.segment import Counter
 from npurt.verify import Mode, Sampler
 
 LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device was wrong
@@ -51,8 +53,13 @@ class RemoteDelta:
         """Return the label of the step and its device."""
         return "delta net", self._device.caps.name
 
-    def prepare(self) -> None:
-        """Do nothing: delta nets have no probe vector."""
+    def verify(self, sampler: Sampler) -> None:
+        """Have results checked that *sampler* chooses."""
+        self._sampler = sampler
+
+    def counters(self) -> Iterable[Counter]:
+        """Return nothing: the ledger has it."""
+        return ()
 
     def redirect_last(self, array: F32) -> None:
         """Refuse: a delta net is never the last op."""

@@ -5,16 +5,16 @@ checkpoint of the states.  A rollback runs the kept inputs again from a checkpoi
 same arithmetic on the same numbers, and a small part of a forward pass.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.bound import Recurrence
 from npurt.cpu.engine import empty
 from npurt.cpu.slots import Slots
 from npurt.device import F32
-from npurt.llm.file.config import Config, DeltaHeads
+from npurt.graph.ops import GatedDeltaNet, ShortConv
 
 COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
 SPACING = 32  # tokens between copies while tokens come one by one
@@ -24,30 +24,36 @@ Replay = Callable[[int, int], None]  # run the nets alone: (tokens, position of 
 
 
 class Recurrent:
-    """States and kept inputs of every layer without attention.
+    """States and kept inputs of every delta net of a part, for one sequence.
 
     Letters: H heads, W their width, C channels of the convolution.
 
+    Args:
+        nets: The nets, each with the convolution before it.
+
     Attributes:
-        states: By layer, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
-        kept: By layer, ``[KEPT + kernel_size - 1, C + 2 H]``; token t in row t % their number.
-        context: Number of earlier tokens that the convolution reads.
+        states: By name of the net, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
+        kept: By name of the net, ``[KEPT + kernel_size - 1, C + 2 H]``; token t in row t % their
+            number.
         at: Number of tokens that the states have seen; None after an interrupted run.
         control: The slots of the next run: see `npurt.cpu.program.Program.delta`.
     """
 
-    def __init__(self, config: Config, net: DeltaHeads) -> None:
-        layers = [i for i in range(config.n_layers) if config.is_recurrent(i)]
-        self._shape = net.heads, net.width, net.width
-        slots = (1 + COPIES, 1, *self._shape)
-        rows, columns = KEPT + net.kernel_size - 1, net.channels + 2 * net.heads
-        self.states = {
-            i: Slots(empty((1 + COPIES) * net.heads, net.width**2).reshape(slots)) for i in layers
-        }
-        self.kept: dict[int, F32] = {i: empty(rows, columns) for i in layers}
+    def __init__(self, nets: Iterable[tuple[GatedDeltaNet, ShortConv]]) -> None:
+        self.states: dict[str, Slots] = {}
+        self.kept: dict[str, F32] = {}
+        for net, conv in nets:
+            width = net.v.columns // net.heads
+            array = empty((1 + COPIES) * net.heads, width * width)
+            self.states[net.name] = Slots(array.reshape(1 + COPIES, 1, net.heads, width, width))
+            rows, columns = KEPT + conv.weight.columns - 1, conv.x.columns + 2 * net.heads
+            self.kept[net.name] = empty(rows, columns)
         self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
-        self.context = net.kernel_size - 1
         self.clear()
+
+    def recurrences(self) -> dict[str, Recurrence]:
+        """Return what programs work on, by name of the net."""
+        return {n: Recurrence(s, self.kept[n], self.control) for n, s in self.states.items()}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -129,44 +135,7 @@ class Recurrent:
         self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 
-    # --- Snapshots ------------------------------------------------------------------------------
-
-    @property
-    def integers(self) -> bool:
-        """Whether states are integers on a device, and read as such, or float32."""
-        return any(states.integers for states in self.states.values())
-
-    def layout(
-        self, layer: int, *, integers: bool
-    ) -> Iterator[tuple[tuple[int, ...], npt.DTypeLike]]:
-        """Yield shape and dtype of what `read` returns where states are integers, or float32."""
-        heads, width, _ = self._shape
-        kept = self.kept[layer]
-        if integers:
-            yield (heads, width, width + 2), np.dtype(np.int32)
-        else:
-            yield self._shape, np.dtype(np.float32)
-        yield (self.context, kept.shape[1]), kept.dtype
-
-    def read(self, layer: int) -> tuple[npt.NDArray[Any], F32]:
-        """Return copies of the state, all of it, and of what the convolution will see."""
-        assert self.at is not None, "a run was broken off"
-        rows = np.arange(self.at - self.context, self.at)
-        kept = self.kept[layer][rows % len(self.kept[layer])]
-        kept[rows < 0] = 0
-        return self.states[layer].exact()[0], kept
-
-    def write(self, layer: int, state: npt.NDArray[Any], kept: F32, position: int) -> bool:
-        """Put what `read` returned at *position* back; `restored` says that all layers have it.
-
-        Returns:
-            False when the state was rounded, because another kind of device computed it.
-        """
-        rows = np.arange(position - self.context, position)
-        self.kept[layer][rows % len(self.kept[layer])] = kept
-        return self.states[layer].restore(state[None])
-
     def restored(self, position: int) -> None:
-        """Begin anew with the written states."""
+        """Begin anew at *position*, with states and inputs that somebody wrote."""
         self.at = self._seen = position
         self._copies = [None] * COPIES

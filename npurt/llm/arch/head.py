@@ -1,0 +1,55 @@
+"""The output matrix of a model alone, for drafts."""
+
+from npurt.cpu.bound import Bound
+from npurt.cpu.checked import Weight
+from npurt.cpu.engine import empty
+from npurt.cpu.lower import Lowering
+from npurt.cpu.steps import Steps
+from npurt.device import F32
+from npurt.graph.tensor import Dim, Kind, Tensor
+from npurt.llm.arch import forward
+from npurt.llm.file.conventions import Conventions
+
+
+class Head:
+    """The output matrix of a model, or its first rows, for a stream that comes from elsewhere.
+
+    Args:
+        steps: Empty steps.
+        op: The name of the product.
+        weight: The matrix.
+        norm: Weight of the norm before it, ``[D]``.
+        eps: Of that norm.
+        conventions: How logits are scaled and capped.
+        rows: The most rows of a call.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        op: str,
+        weight: Weight,
+        norm: F32,
+        eps: float,
+        conventions: Conventions,
+        rows: int,
+    ) -> None:
+        v, d = Dim("V", weight.packed.n), Dim("D", weight.packed.k)
+        matrix = Tensor("output.weight", (v, d), weight.packed.tensor.dtype, Kind.WEIGHT)
+        vector = Tensor("norm.weight", (d,), kind=Kind.WEIGHT)
+        graph = forward.head(op, matrix, vector, None, eps, conventions)
+        self._x, self._logits = empty(rows, weight.packed.k), empty(1, weight.packed.n)
+        self._steps = steps
+        bound = Bound({matrix.name: weight}, {vector.name: norm}, {}, {}, rows)
+        Lowering(steps, graph, bound, {"x": self._x}).add()
+        steps.verify(steps.sampler)
+
+    def __call__(self, x: F32) -> F32:
+        """Return the logits ``[T, columns]`` of rows ``[T, D]``; the next call overwrites them."""
+        if len(x) > len(self._logits):
+            self._logits = empty(len(x), self._logits.shape[1])
+        self._x[: len(x)] = x
+        logits = self._logits[: len(x)]
+        self._steps.redirect(logits)
+        self._steps.run(len(x), 0, 0)
+        return logits

@@ -1,0 +1,8 @@
+"""The plan of a model on the host, for tests that look inside."""
+
+
+def of(llm):
+    """Return the steps of the model's only part."""
+    (part,) = llm.state._executor.parts
+    (program,) = part.segment._programs()
+    return program.steps
