@@ -27,7 +27,7 @@ from npurt.llm.state.state import Snapshot
         ("npurt.llm.sampler", "Sampling", "npurt.llm.decode.sampler"),
         ("npurt.llm.state", "Snapshot", "npurt.llm.state.state"),
         ("npurt.llm.tokenizer", "Tokenizer", "npurt.llm.text.tokenizer"),
-        ("npurt.llm.weights", "load", "npurt.llm.arch.weights"),
+        ("npurt.llm.weights", "FileWeights", "npurt.llm.arch.weights"),
         ("npurt.rknpu.detect", "open_driver", "npurt.rknpu.driver.detect"),
         ("npurt.rknpu.driver", "Work", "npurt.rknpu.driver.base:CoreTasks"),
         ("npurt.rknpu.driver.base", "Work", "npurt.rknpu.driver.base:CoreTasks"),

@@ -67,12 +67,13 @@ class Products:
         quantise(cpu, self.x, x)
         self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
         self.plan.matmul("product", self.x, self.placed, self.y, skips_rows=head)
-        self.plan.prepare()
+        self.plan.verify(self.plan.sampler)
 
     def run(self, rows=None):
         """Multiply the first *rows* rows; return a copy of the result."""
         rows = len(self.y) if rows is None else rows
-        self.plan.run(rows, 0, 0, self.y)
+        self.plan.redirect(self.y)
+        self.plan.run(rows, 0, 0)
         return self.y[:rows].copy()
 
     def counts(self):

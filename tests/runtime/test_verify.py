@@ -165,7 +165,8 @@ def test_a_device_that_always_lies_in_one_weight_keeps_the_others(cpu):
     plan.matmul("both", x, placed, y)
 
     for _ in range(3):
-        plan.run(2, 0, 0, y)
+        plan.redirect(y)
+        plan.run(2, 0, 0)
 
     assert {(r.tensor, r.actual): r.calls for r in ledger.report().rows} == {
         ("good", "fake"): 3,
@@ -279,7 +280,7 @@ def failing_host(cpu, when, fmt="q6_k", sampler=None):
     placed = place([Wanted("the weight", tensor)], cpu, cpu)
     y = np.empty((3, 40), np.float32)
     step.matmul("product", good.x, placed, y, False)
-    step.prepare()
+    step.verify(step.sampler)
     step.program.engine = Meddler(cpu.engine, placed[0].packed.image.data, when)
 
     def run():

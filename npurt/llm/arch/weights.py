@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
+from npurt.graph.ops import ExpertMatMul, MatMul
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.file.gguf import DAMAGED, GGUF
 from npurt.quant.tensor import QTensor
@@ -16,6 +17,8 @@ class FileWeights:
 
     def __init__(self, file: GGUF, model: ModelGraph) -> None:
         self._file, self._model = file, model
+        products = (op for op in model.graph.ops if isinstance(op, MatMul | ExpertMatMul))
+        self._matrices = {op.weight.name for op in products}
 
     def source(self, name: str) -> RowsOf:
         """Return which rows of which tensor a weight is."""
@@ -25,7 +28,7 @@ class FileWeights:
         """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
         source = self.source(name)
         tensor = self._file[source.tensor]
-        if tensor.ndim == 1:
+        if tensor.ndim == 1 and name in self._matrices:
             tensor = QTensor(tensor.blocks[None], tensor.format)
         return tensor if source.rows is None else tensor[source.rows]
 
@@ -33,7 +36,7 @@ class FileWeights:
         """Return a weight or table as floats; ModelFormatError when it holds NaN or infinity."""
         if name in self._model.tables:
             return self._model.tables[name]
-        values = self._file[name].dequantize()
+        values = self.quantised(name).dequantize()
         if not np.isfinite(values).all():
             raise ModelFormatError(f"{name} holds NaN or infinity", remedy=DAMAGED)
         return values
