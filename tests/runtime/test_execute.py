@@ -196,11 +196,12 @@ def test_a_checkpoint_takes_tokens_back(model):
     ids = tiny.ids(model, 12)
     made, _ = executor(model, ReferenceDevice())
     run(made, ids[:8])
-    kept = made.checkpoint()
+    made.begin(8)
     after = run(made, ids[8:], 8)
     run(made, [3, 2, 1], 12)
 
-    made.restore(kept)
+    assert made.reach(9) == (8 if model == "qwen35" else 9)
+    made.rewind(8)
 
     assert np.array_equal(run(made, ids[8:], 8), after)
 

@@ -4,6 +4,7 @@ When a device fails, the other device takes over its segment, and the report has
 segment had states, the caller has to evaluate the tokens so far again.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from npurt.cpu.device import CpuDevice
-from npurt.errors import DeviceFull, DriverError, NotOffloaded
+from npurt.device import Device
+from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
@@ -88,14 +90,15 @@ class Executor:
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Raises:
+        SettingError: A device runs no graphs.
         NotOffloaded: In strict mode: *device* refuses an op, or has no room.
     """
 
     def __init__(
         self,
         graph: Graph,
-        device: Compiler,
-        other: Compiler,
+        device: Device | Compiler,
+        other: Device | Compiler,
         weights: Weights,
         limits: Limits,
         ledger: Ledger,
@@ -103,7 +106,7 @@ class Executor:
         checks: Sampler | None = None,
     ) -> None:
         self._checks = checks
-        self._device, self._other = device, other
+        self._device, self._other = _require_compiler(device), _require_compiler(other)
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
         self._weights, self._limits, self._ledger = weights, limits, ledger
         reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.check().ops}
@@ -121,8 +124,13 @@ class Executor:
         for who, part in split(graph, owner, kept):
             why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
             self._parts.append(self._place(who, part, why))
-        parts = self._parts  # not this object, which keeps the ledger
-        ledger.follow(lambda: [row for part in parts for row in part.rows()])
+        kept_weakly = weakref.ref(self)  # segments keep the ledger
+
+        def rows() -> Iterator[Row]:
+            alive = kept_weakly()
+            return (row for part in (alive.parts if alive else ()) for row in part.rows())
+
+        ledger.follow(rows)
 
     def _place(self, who: Compiler, part: Graph, reason: str) -> Part:
         planned = self._names[id(self._device)]
@@ -259,3 +267,13 @@ def runs_graphs(device: object) -> TypeGuard[Compiler]:
     The others multiply for the CPU: see `npurt.runtime.execute.offload`.
     """
     return isinstance(device, Compiler) and not isinstance(device, CpuDevice | ProductDevice)
+
+
+def _require_compiler(device: Device | Compiler) -> Compiler:
+    """Return *device*; raise SettingError if it runs no graphs."""
+    if not isinstance(device, Compiler):
+        raise SettingError(
+            f"{device.caps.name} does not run graphs",
+            remedy="use a device with compile(), such as numpy",
+        )
+    return device

@@ -4,7 +4,8 @@ Consecutive ops on the host become one program for its thread pool, whose thread
 without Python.  A product on another device ends that program, and a new one begins after it.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 
 from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import Weight
@@ -20,7 +21,7 @@ from npurt.runtime.execute.host import HostStep
 from npurt.runtime.execute.placement import Placed, Stacked
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.execute.remote import RemoteStep
-from npurt.runtime.report.ledger import Ledger, row_of
+from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.segment import Counter
 from npurt.verify import Sampler
 
@@ -51,7 +52,13 @@ class Plan(Steps):
     def append(self, step: Step) -> None:
         """Add a step without a kernel, which the ledger follows."""
         super().append(step)
-        self._ledger.follow(lambda: (row_of(c, "cpu", "cpu", "") for c in step.counters()))
+        kept = weakref.ref(step)  # it keeps the ledger
+
+        def rows() -> Iterator[Row]:
+            alive = kept()
+            return (row_of(c, "cpu", "cpu", "") for c in (alive.counters() if alive else ()))
+
+        self._ledger.follow(rows)
 
     def counters(self) -> dict[tuple[int, int], Counter]:
         """Return nothing: the ledger has it."""
