@@ -132,7 +132,7 @@ class ProductSegment(Segment):
     def _delta(self, op: ops.GatedDeltaNet, values: Mapping[str, Array], rows: Rows) -> Array:
         out = np.empty((len(rows), op.out.columns), np.float32)
         counter = self._counters[op.name]
-        for sequence, index in rows.by_sequence():
+        for sequence, index, *_ in rows.by_sequence():
             net = _net(op, len(index), {t.name: values[t.name][index] for t in op.reads})
             state = self._state(op, sequence)
             checked = self._sampler.mode is not Mode.OFF and bool(self._sampler.choose(1))

@@ -6,7 +6,7 @@ returns what it counted, and raises `DriverError` when its device fails.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.roles import role
-from npurt.graph.rows import Rows
+from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import POSITIONS, SELECTED, Kind, Tensor
 from npurt.quant.tensor import QTensor
 from npurt.verify import Sampler
@@ -261,27 +261,24 @@ class Guard:
             elif isinstance(op, ops.ExpertMatMul):
                 self._indexed.setdefault(op.experts.name, []).append(op.weight)
 
-    def begin_run(self, values: Mapping[str, Array], rows: Rows) -> list[tuple[int, Array]]:
-        """Check the arguments of `Segment.run`.
-
-        Returns:
-            Each sequence and the indices of its rows.
+    def begin_run(self, values: Mapping[str, Array], rows: Rows) -> Sequence[Span]:
+        """Check the arguments of `Segment.run`; return the rows of each sequence.
 
         Raises:
             LayoutError: They do not fit.
         """
-        self._require_room(rows.sequences.tolist())
-        self._require_rows(rows)
-        parts = list(rows.by_sequence())
-        for sequence, index in parts:
-            length, first = self._lengths.get(sequence, 0), int(rows.positions[index[0]])
-            if self._has_positions and first > length:
+        spans = rows.by_sequence()
+        self._require_room([span.sequence for span in spans])
+        self._require_rows(rows, spans)
+        for span in spans:
+            length = self._lengths.get(span.sequence, 0)
+            if self._has_positions and span.first > length:
                 raise LayoutError(
-                    f"sequence {sequence} has {length} positions, not {first}",
+                    f"sequence {span.sequence} has {length} positions, not {span.first}",
                     remedy="run the rows of a sequence in order, without a gap",
                 )
-        missing = sorted(self._inputs.keys() - values.keys())
-        if missing:
+        if not self._inputs.keys() <= values.keys():
+            missing = sorted(self._inputs.keys() - values.keys())
             raise LayoutError(
                 f"the part {self._part.name} is not given {', '.join(missing)}",
                 remedy="pass an array for each of part.given",
@@ -289,12 +286,12 @@ class Guard:
         for name, tensor in self._inputs.items():
             count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
             self._require_input(tensor, values[name], count)
-        return parts
+        return spans
 
     def end_run(self, rows: Rows) -> None:
         """Record that a run succeeded."""
-        lengths = (rows.positions + 1).tolist()
-        self._lengths.update(zip(rows.sequences.tolist(), lengths, strict=True))
+        for span in rows.by_sequence():
+            self._lengths[span.sequence] = span.end
 
     def begin_read(self, state: Tensor, sequence: int) -> None:
         """Check the arguments of `Segment.read`; the sequence has states from here on.
@@ -351,9 +348,10 @@ class Guard:
                 remedy="forget a sequence first, or compile with larger limits",
             )
 
-    def _require_rows(self, rows: Rows) -> None:
-        limits, positions = self._limits, rows.positions
-        first, last = (int(positions.min()), int(positions.max())) if len(rows) else (0, -1)
+    def _require_rows(self, rows: Rows, spans: Sequence[Span]) -> None:
+        limits = self._limits
+        first = min((span.first for span in spans), default=0)
+        last = max((span.end for span in spans), default=0) - 1
         if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
             raise LayoutError(
                 f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "

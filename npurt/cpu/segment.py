@@ -23,7 +23,7 @@ from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
 from npurt.graph.meaning import MEANING
 from npurt.graph.ops import Fused, Op
-from npurt.graph.rows import Rows
+from npurt.graph.rows import Rows, Span
 from npurt.graph.state import Run, States
 from npurt.graph.tensor import SELECTED, Kind, Tensor
 from npurt.quant.tensor import QTensor
@@ -219,6 +219,8 @@ class SequenceProgram:
         self._output = lowering.output
         self._given = list(self._in_buffers(tensors[name] for name in part.given))
         self._made = [(tensors[n], self._values.view(n)) for n in sorted(part.wanted)]
+        if self._output is not None:
+            self._output = tensors[self._output.name]
 
     def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, F32]]:
         """Yield those that programs have, and where."""
@@ -249,8 +251,9 @@ class SequenceProgram:
         """Run all ops on the rows of this sequence; see `Segment.run_into`."""
         count, flags = len(rows), rows.wanted
         position = int(rows.positions[0])
-        skip_rows = int(np.argmax(flags)) if flags.any() else count
-        skip_rows = skip_rows if self._shared.selects else 0
+        skip_rows = 0
+        if self._shared.selects and not flags[0]:
+            skip_rows = int(np.argmax(flags)) or count  # 0 where none is wanted
         self.states.begin(position, count)
         current = self._current
         current.values, current.rows = dict(values), rows
@@ -270,7 +273,7 @@ class SequenceProgram:
         self.states.end(position + count)
         made = {}
         for tensor, left in self._made:
-            if out is not None and tensor == self._output:
+            if out is not None and tensor is self._output:
                 whole = tensor.shape[0] != SELECTED or flags[skip_rows:].all()
                 made[tensor.name] = out if whole else out[flags[skip_rows:]]
             elif left is not None:
@@ -317,16 +320,16 @@ class CpuSegment(Segment):
 
     def _run(
         self,
-        parts: Sequence[tuple[int, Array]],
+        parts: Sequence[Span],
         values: Mapping[str, Array],
         rows: Rows,
         out: Mapping[str, Array],
     ) -> dict[str, Array]:
         if len(parts) == 1:
-            return self._of(parts[0][0]).run(values, rows, out)
+            return self._of(parts[0].sequence).run(values, rows, out)
         selected = np.cumsum(rows.wanted) - 1  # row of each wanted one among those
         made: dict[str, Array] = {}
-        for sequence, index in parts:
+        for sequence, index, *_ in parts:
             own = Rows(rows.sequences[index], rows.positions[index], rows.wanted[index])
             chosen = {True: selected[index[own.wanted]], False: index}
             given = {n: values[n][chosen[n in self._shared.selected]] for n in self._shared.given}

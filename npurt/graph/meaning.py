@@ -196,7 +196,7 @@ def _attention(op: ops.Attention, run: Run) -> tuple[Array, ...]:
         factor = 1 + slope * np.log1p(run.rows.positions // length)
         q = q * factor.astype(run.dtype)[:, None, None]
     out = np.empty_like(q)
-    for sequence, index in run.rows.by_sequence():
+    for sequence, index, *_ in run.rows.by_sequence():
         start = int(run.rows.positions[index[0]])
         keys = run.states.append(sequence, op.keys, start, run[op.k][index])
         values = run.states.append(sequence, op.values, start, run[op.v][index])
@@ -276,7 +276,7 @@ def _short_conv(op: ops.ShortConv, run: Run) -> tuple[Array, ...]:
     x, weight = run[op.x], run[op.weight]
     kernel_size = op.weight.columns
     out = np.empty_like(x)
-    for sequence, index in run.rows.by_sequence():
+    for sequence, index, *_ in run.rows.by_sequence():
         held = run.states.of(sequence)
         seen = np.concatenate([held[op.state.name].astype(run.dtype), x[index]])
         out[index] = sum(seen[j : j + len(index)] * weight[:, j] for j in range(kernel_size))
@@ -299,7 +299,7 @@ def _gated_delta_net(op: ops.GatedDeltaNet, run: Run) -> tuple[Array, ...]:
     q, k = (_heads(run[tensor], op.k_heads)[:, of] for tensor in (op.q, op.k))
     v, beta, decay = _heads(run[op.v], op.heads), run[op.beta], np.exp(run[op.decay])
     out = np.empty_like(v)
-    for sequence, index in run.rows.by_sequence():
+    for sequence, index, *_ in run.rows.by_sequence():
         held = run.states.of(sequence)
         state = held[op.state.name].astype(run.dtype)
         for t in index:

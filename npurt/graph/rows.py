@@ -1,7 +1,8 @@
 """The row table: which sequence and position each row of a run belongs to."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ class Rows:
     sequences: npt.NDArray[np.intp]
     positions: npt.NDArray[np.intp]
     wanted: npt.NDArray[np.bool_]
+    _spans: list["Span"] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         for name, kinds in (("sequences", "iu"), ("positions", "iu"), ("wanted", "b")):
@@ -42,24 +44,46 @@ class Rows:
         Args:
             wanted: The number of last rows whose logits are wanted; None: all.
         """
-        flags = np.arange(count) >= (0 if wanted is None else count - wanted)
-        return cls(np.zeros(count, np.intp), np.arange(start, start + count), flags)
+        index = np.arange(count)
+        flags = index >= (0 if wanted is None else count - wanted)
+        spans = [Span(0, index, start, start + count)] if count else []
+        return cls(np.zeros(count, np.intp), index + start, flags, spans)
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def by_sequence(self) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Yield each sequence and the indices of its rows.
+    def by_sequence(self) -> list["Span"]:
+        """Return the rows of each sequence.
 
         Raises:
             LayoutError: Positions of a sequence are out of order or have a gap.
         """
+        if not self._spans and len(self):
+            self._spans.extend(self._find_spans())
+        return self._spans
+
+    def _find_spans(self) -> Iterator["Span"]:
         for sequence in dict.fromkeys(self.sequences.tolist()):
             index = np.flatnonzero(self.sequences == sequence)
-            if (np.diff(self.positions[index]) != 1).any():
+            positions = self.positions[index]
+            if (np.diff(positions) != 1).any():
                 raise LayoutError(
-                    f"rows of sequence {sequence} are at positions "
-                    f"{self.positions[index].tolist()[:8]}",
+                    f"rows of sequence {sequence} are at positions {positions.tolist()[:8]}",
                     remedy="pass the rows of a sequence in order, one for each position",
                 )
-            yield sequence, index
+            yield Span(sequence, index, int(positions[0]), int(positions[-1]) + 1)
+
+
+class Span(NamedTuple):
+    """Rows of one sequence.
+
+    Attributes:
+        rows: Which rows of the run they are.
+        first: Position of the first.
+        end: Position behind the last.
+    """
+
+    sequence: int
+    rows: npt.NDArray[np.intp]
+    first: int
+    end: int

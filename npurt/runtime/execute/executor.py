@@ -44,15 +44,14 @@ class Part:
     segment: Segment
     before: list[Row]
     checkpoints: OrderedDict[int, Any] = field(default_factory=OrderedDict)
+    keeps_checkpoints: bool = False  # of recurrent states, which the segment cannot rewind
 
-    @property
-    def keeps_checkpoints(self) -> bool:
-        """Whether to copy recurrent states before runs: the segment cannot rewind them."""
-        return not self.segment.rewinds and bool(recurrent(self.graph))
+    def __post_init__(self) -> None:
+        self.keeps_checkpoints = not self.segment.rewinds and bool(recurrent(self.graph))
 
     def begin(self, position: int) -> None:
         """Copy recurrent states that have seen *position* positions, if nobody else does."""
-        if position and position not in self.checkpoints and self.keeps_checkpoints:
+        if self.keeps_checkpoints and position and position not in self.checkpoints:
             self.checkpoints[position] = self.segment.checkpoint(SEQUENCE)
             while len(self.checkpoints) > CHECKPOINTS:
                 self.checkpoints.popitem(last=False)
@@ -197,6 +196,7 @@ class Executor:
         part.segment.close()
         part.segment = self._compile(self._other, part.graph)
         part.actual, part.reason = other, f"{part.planned} failed: {error.what}"
+        part.__post_init__()
 
     # --- States ---------------------------------------------------------------------------------
 
