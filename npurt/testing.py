@@ -342,9 +342,7 @@ def run(segments: list[Segment], inputs: Mapping[str, Array], rows: Rows) -> Arr
 
 def evaluate(segments: list[Segment], ids: Array, position: int = 0, sequence: int = 0) -> Array:
     """Return the logits of *ids* of a sequence from *position* on."""
-    rows = Rows.of(len(ids), position)
-    rows.sequences[:] = sequence
-    return run(segments, {"tokens": ids}, rows)
+    return run(segments, {"tokens": ids}, Rows.of(len(ids), position, sequence=sequence))
 
 
 def forget(segments: list[Segment]) -> None:

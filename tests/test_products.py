@@ -1,5 +1,7 @@
 """NPUs compile the products and delta nets of graphs; the CPU has the rest.  Simulated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -164,7 +166,7 @@ def test_delta_nets_have_states_of_their_own():
         segment.restore(0, kept)
         np.testing.assert_array_equal(segment.run(values, rows)[name], then[name])
         segment.write(state, 3, read)
-        rows.sequences[:] = 3
+        rows = replace(rows, sequences=np.full(len(rows), 3))
         np.testing.assert_array_equal(segment.run(values, rows)[name], then[name])
         segment.forget(3)
         np.testing.assert_array_equal(segment.run(values, rows)[name], first[name])

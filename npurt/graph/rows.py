@@ -26,7 +26,7 @@ class Rows:
     sequences: npt.NDArray[np.intp]
     positions: npt.NDArray[np.intp]
     wanted: npt.NDArray[np.bool_]
-    _spans: list["Span"] = field(default_factory=list, repr=False)
+    _spans: list["Span"] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, kinds in (("sequences", "iu"), ("positions", "iu"), ("wanted", "b")):
@@ -38,16 +38,22 @@ class Rows:
                 )
 
     @classmethod
-    def of(cls, count: int, start: int = 0, *, wanted: int | None = None) -> "Rows":
-        """Return *count* rows of sequence 0 from position *start* on.
+    def of(
+        cls, count: int, start: int = 0, *, wanted: int | None = None, sequence: int = 0
+    ) -> "Rows":
+        """Return *count* rows of a sequence from position *start* on; they cannot be changed.
 
         Args:
             wanted: The number of last rows whose logits are wanted; None: all.
         """
         index = np.arange(count)
         flags = index >= (0 if wanted is None else count - wanted)
-        spans = [Span(0, index, start, start + count)] if count else []
-        return cls(np.zeros(count, np.intp), index + start, flags, spans)
+        made = cls(np.full(count, sequence, np.intp), index + start, flags)
+        if count:
+            made._spans.append(Span(sequence, index, start, start + count))
+        for array in (made.sequences, made.positions, made.wanted):
+            array.flags.writeable = False
+        return made
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -217,7 +217,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
 
 def delta_net(width, kernel_size):
     """Return a net of one head and its convolution."""
-    t, c, w = Dim("T"), Dim("C", 3 * width), Dim("W", width)
+    t, c, w = Dim("T", None), Dim("C", 3 * width), Dim("W", width)
     q, k, v, out = (Tensor(name, (t, w)) for name in ("q", "k", "v", "out"))
     x, mixed = Tensor("x", (t, c)), Tensor("mixed", (t, c))
     gates = [Tensor(name, (t, Dim("H", 1))) for name in ("beta", "decay")]

@@ -206,7 +206,7 @@ class State:
         for layer, tensors in enumerate(self._layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
             if second.ndim == 3:
-                first, second = (x.transpose(1, 0, 2).reshape(length, -1) for x in (first, second))
+                first, second = _to_rows(first), _to_rows(second)
             states[tensors[0].name] = first
             if len(tensors) == 2:
                 states[tensors[1].name] = second[:, : tensors[1].columns]
@@ -255,6 +255,12 @@ def _to_heads(array: Array, shape: tuple[int, ...]) -> Array:
     """Return keys or values ``[P, G * W]`` as ``[G, P, W]``."""
     heads, length, width = shape
     return np.ascontiguousarray(array[:length].reshape(length, heads, width).transpose(1, 0, 2))
+
+
+def _to_rows(array: Array) -> Array:
+    """Return keys or values ``[G, P, W]`` as ``[P, G * W]``."""
+    heads, length, width = array.shape
+    return array.transpose(1, 0, 2).reshape(length, heads * width)
 
 
 def _layers(config: Config, graph: Graph) -> Iterator[tuple[Tensor, ...]]:
