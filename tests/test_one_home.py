@@ -14,7 +14,6 @@ from npurt.cpu import abi, layout, program
 from npurt.hexagon.fastrpc import rpcmem
 from npurt.hexagon.layout import images, quantise
 from npurt.hexagon.session import messages
-from npurt.llm.state import cache
 from npurt.quant import activations, canonical, types
 from npurt.segment import KV_DTYPES
 from npurt.verify import Mode
@@ -144,7 +143,3 @@ def test_the_command_line_offers_what_the_library_takes(verb):
         assert list(options["--kv-type"].choices) == list(KV_DTYPES)
     if verb == "run":
         assert f"at most {device.MAX_ROWS}" in options["--batch-size"].help
-
-
-def test_caches_of_plans_and_of_segments_have_the_same_element_types():
-    assert cache.DTYPES == KV_DTYPES
