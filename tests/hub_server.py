@@ -7,6 +7,7 @@ sizes and hashes, a redirect from a file's URL to a store, and ranges of the con
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
         elif fault and fault.location:
             self._answer(302, b"", {"Location": fault.location})
         elif path == "/api/models":
+            if fault and fault.gate:
+                fault.gate.wait(5)
             self._models(query)
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
             self._listing(*match.groups())
@@ -185,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{last}/{len(content)}")
         self.end_headers()
         if fault and fault.gate:
-            fault.gate.wait(30)
+            fault.gate.wait(5)
         if fault and fault.content is not None:
             part = fault.content[start:]
         if fault and fault.cut is not None:
@@ -219,3 +222,20 @@ def serving() -> Iterator[HubServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """Yield the URL of a server that gives each connection the next answer and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    while b"\r\n\r\n" not in connection.recv(65536):
+                        pass  # a request of these tests fits
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

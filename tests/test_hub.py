@@ -62,7 +62,7 @@ def test_references_are_read(text, reference):
 @pytest.mark.parametrize(
     "text",
     ["", "a", "a/", "/b", "a/b/c", "../b", "a/..", "a/b/../../c.gguf", "a/b:", "a b/c", "a/b@../x",
-     "a--b/c", "a/b\n", "-a/b", "a/b:x/y", "a/b@/etc"],
+     f"a/b{'c' * 300}", "a--b/c", "a/b\n", "-a/b", "a/b:x/y", "a/b@/etc"],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused(text):
     with pytest.raises(SettingError, match="USER/REPO"):
@@ -94,6 +94,7 @@ def files(*names):
         (("mmproj-Q4_K_M.gguf", "a-F16.gguf"), "", ["a-F16.gguf"]),
         (NAMES, ":q8_0", ["Tiny-Q8_0.gguf"]),
         (NAMES, "/tiny-q2_k.gguf", ["Tiny-Q2_K.gguf"]),
+        (("a-BF16.gguf", "a-F16.gguf"), ":f16", ["a-F16.gguf"]),
         (NAMES, "/*Q2*.gguf", ["Tiny-Q2_K.gguf"]),
         (("Q4_K_M/a-00001-of-00002.gguf", "Q4_K_M/a-00002-of-00002.gguf", "a-Q4_K_M.gguf"), "",
          ["a-Q4_K_M.gguf"]),
@@ -384,6 +385,90 @@ def test_all_parts_of_a_split_model_arrive(hub):
         assert content == hub.repos["Org/Big"][name]
 
 
+def test_tries_that_bring_little_come_to_an_end(hub):
+    hub.faults = [Fault("/store/", times=99, cut=1)]
+
+    assert "go on" in refused(REPO).remedy
+    assert len(hub.downloads()) == download.TRIES
+
+
+def test_the_tries_count_anew_after_progress(hub, monkeypatch):
+    monkeypatch.setattr(download, "PROGRESS", 100_000)
+    hub.faults = [Fault("/store/", times=8, cut=110_000)]
+
+    assert fetch(REPO).read_bytes() == hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
+
+
+def test_similar_names_are_not_waited_for_without_end(hub, monkeypatch):
+    monkeypatch.setattr("npurt.models.hub.QUESTION_S", 0.5)
+    gate = threading.Event()
+    hub.faults = [Fault("^/api/models$", times=9, gate=gate)]
+
+    error = refused("Org/Tiny-GUFF")
+    gate.set()
+
+    assert "Org/Tiny-GUFF" in error.what
+    assert REPO not in error.remedy  # which came too late
+
+
+@pytest.mark.parametrize("token", ["hf_SECRET\xe9", "hf_SECRET and more", "hf_SECRET\x01"])
+def test_a_token_that_cannot_be_is_refused_and_not_shown(hub, monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+
+    error = refused(REPO)
+
+    assert "token" in error.what
+    assert "SECRET" not in str(error)
+
+
+def test_an_answer_that_is_no_listing_does_not_show_its_reason(hub, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("Bearer hf_SECRET")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+
+    assert "SECRET" not in str(refused(REPO))
+
+
+@pytest.mark.parametrize(
+    ("proxy", "says"),
+    [("socks5://127.0.0.1:1", "socksio"), ("gopher://me:hidden@x:1", "http://HOST")],
+)
+def test_a_proxy_that_cannot_be_used_is_refused(hub, monkeypatch, proxy, says):
+    monkeypatch.setitem(sys.modules, "socksio", None)  # is not installed
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    huggingface_hub.close_session()
+    try:
+        error = refused(REPO)
+        with pytest.raises(DownloadError, match="ALL_PROXY"):
+            locate(f"{hub.url}/pages/a.gguf")
+    finally:
+        huggingface_hub.close_session()
+
+    assert "ALL_PROXY" in error.what
+    assert says in str(error)
+    assert "hidden" not in str(error)
+
+
+def test_a_busy_hub_is_asked_as_often_when_the_cache_has_the_model(hub, capsys):
+    fetch(f"{REPO}:Q2_K")
+    hub.faults = [Fault("/api/", status=503)]
+
+    assert fetch(REPO).name == "Tiny-Q4_K_M.gguf"
+    hub.faults = [Fault("/api/", times=99, status=503)]
+    assert fetch(f"{REPO}:Q2_K").name == "Tiny-Q2_K.gguf"
+    assert "Tiny-Q2_K.gguf of the cache is used" in capsys.readouterr().err
+
+
+def test_another_quantisation_of_the_cache_is_not_taken_for_the_usual_one(hub):
+    fetch(f"{REPO}:Q2_K")
+    hub.faults = [Fault("/api/", times=99, status=503)]
+
+    assert f"{REPO}/Tiny-Q2_K.gguf" in refused(REPO).remedy
+
+
 # --- What a hostile hub says ----------------------------------------------------------------------
 
 
@@ -403,6 +488,9 @@ def test_all_parts_of_a_split_model_arrive(hub):
         {"lfs": {}, "blobId": None},
         {"lfs": "x"},
         {"rfilename": 5},
+        {"rfilename": "a" * 300 + ".gguf"},
+        {"rfilename": "a/" * 3000 + "b.gguf"},
+        {"size": 10**400},
     ],
 )
 def test_a_listing_that_cannot_be_is_refused_and_writes_nothing(hub, tmp_path, change):
@@ -522,7 +610,16 @@ def test_what_is_not_https_is_refused(hub, url):
         locate(url)
 
 
-@pytest.mark.parametrize("url", ["https://[::1/a.gguf", "https://a\u2100b/a.gguf", "http://[x]/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://[::1/a.gguf",
+        "https://a\u2100b/a.gguf",
+        "http://[x]/a",
+        "https://a..b/a.gguf",
+        f"https://{'a' * 70}.b/a.gguf",
+    ],
+)
 def test_a_url_that_is_none_is_refused(hub, url):
     with pytest.raises(SettingError, match="URL"):
         locate(url)
@@ -563,6 +660,79 @@ def test_redirects_in_a_circle_end(hub):
 
     with pytest.raises(DownloadError, match="redirected"):
         locate(f"{hub.url}/pages/a.gguf")
+
+
+FULL = b"GGUF" + b"x" * 996
+HEAD = b'HTTP/1.1 200 OK\r\nETag: "v"\r\n'
+WHOLE = HEAD + b"Content-Length: 1000\r\n\r\n"
+PART = b'HTTP/1.1 206 Partial Content\r\nETag: "v"\r\n'
+
+
+def part(first, last, total=b"1000", etag=b"v"):
+    """Return an answer with the bytes *first* to *last* of FULL."""
+    body = FULL[first : last + 1]
+    return PART.replace(b"v", etag) + (
+        b"Content-Length: %d\r\nContent-Range: bytes %d-%d/%s\r\n\r\n"
+        % (len(body), first, last, total)
+        + body
+    )
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n" + FULL
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [WHOLE + FULL],
+        [CHUNKED + b"\r\n0\r\n\r\n"],
+        [CHUNKED[:-500], CHUNKED + b"\r\n0\r\n\r\n"],  # without its last chunk, then with it
+        [WHOLE + FULL[:300], part(300, 599), part(600, 999)],  # less than what was asked for
+        [part(0, 299), part(300, 999)],  # unasked
+        [WHOLE + FULL[:300], part(200, 999), WHOLE + FULL],  # another part than asked for
+        [WHOLE + FULL[:300], part(300, 999, etag=b"w"), WHOLE + FULL],  # of another file
+        [WHOLE + FULL[:300], PART + b"Content-Length: 3\r\n\r\nabc", WHOLE + FULL],
+        [WHOLE.replace(b'"v"', b'"\xe9"') + FULL[:300], WHOLE + FULL],
+    ],
+)
+def test_a_file_is_whole_however_its_parts_arrive(hub, answers):
+    with hub_server.answering(*answers) as url:
+        assert locate(f"{url}/a.gguf", progress=False).read_bytes() == FULL
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([b"HTTP/1.0 200 OK\r\n\r\n" + FULL[:500]], "size"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n" + FULL[:500]], "size"),
+        ([part(0, 499, total=b"*")], "size"),
+        ([HEAD + b"Content-Length: " + b"9" * 17 + b"\r\n\r\nGGUF"], "9" * 17),
+    ],
+)
+def test_an_answer_that_may_be_a_part_is_refused(hub, tmp_path, answers, says):
+    with (
+        hub_server.answering(*answers) as url,
+        pytest.raises(DownloadError, match=says),
+    ):
+        locate(f"{url}/a.gguf", progress=False)
+    assert not list(tmp_path.rglob("a.gguf"))
+
+
+def test_an_answer_without_a_size_is_checked_by_its_hash(hub):
+    digest = hub_server.sha256(FULL)
+    with hub_server.answering(b"HTTP/1.0 200 OK\r\n\r\n" + FULL) as url:
+        assert locate(f"{url}/a.gguf#sha256={digest}", progress=False).read_bytes() == FULL
+
+
+def test_the_name_of_a_url_that_is_too_long_is_refused(hub):
+    with pytest.raises(SettingError, match="name of a file"):
+        locate(f"{hub.url}/{'a' * 300}.gguf")
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Qwen/Qwen2.5-GGUF:Q8_0"])
+def test_a_repository_without_hf_is_told_to_use_it(hub, text):
+    with pytest.raises(NpurtError, match=f"-hf {text}"):
+        locate(text)
 
 
 # --- From Python ----------------------------------------------------------------------------------

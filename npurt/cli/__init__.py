@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrup
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -70,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:  # of a file, which is no stream
             raise
+        if not _is_of_output(error):
+            if debug:
+                raise
+            print(f"npurt: the system refuses: {error.strerror or error}", file=sys.stderr)
+            print("  remedy: set NPURT_DEBUG=1 to see where that happens", file=sys.stderr)
+            return 1
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # for output that is still buffered
@@ -77,6 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
         return 1
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return whether *error* is of writing standard output: then what is buffered fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return error.errno in (errno.EPIPE, errno.ENOSPC)
 
 
 def _open_streams() -> None:

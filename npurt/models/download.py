@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import ipaddress
 import os
+import re
 import shutil
 import sys
 import time
@@ -26,12 +27,17 @@ T = TypeVar("T")
 MAGIC = b"GGUF"
 CHUNK = 1 << 20  # bytes copied at a time
 TIMEOUT_S = 30.0  # of a connection, and between two pieces of an answer
-TRIES = 5  # requests in a row that bring nothing
+TRIES = 5  # requests in a row that together bring less than PROGRESS
+PROGRESS = 1 << 20  # bytes
+LARGEST = 1 << 50  # bytes that a file is believed to have
 WAIT_S = 1.0  # before the second try; doubles with each
 LONG_WAIT_S = 5.0  # that users want to know about
 MOST_WAIT_S = 120.0  # that a server may ask for
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses that another try may not get
 REDIRECTS = 10
+CONNECTION = (  # variables that state how to connect
+    "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"
+)  # fmt: skip
 KEPT = "what has arrived is kept: run the same command again to go on"
 
 
@@ -70,6 +76,7 @@ def parts_of(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port  # is read only here, and may be no number
+        (parts.hostname or "").encode("idna")  # refuses empty and overlong labels
     except ValueError as error:
         raise SettingError(f"the URL is malformed: {error}", remedy="check it") from error
     return parts
@@ -247,52 +254,57 @@ def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
 
 
 def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
-    """Make *partial* complete; tries that bring something do not count."""
+    """Make *partial* complete; the tries are counted anew after each `PROGRESS` bytes."""
     bar.set_description(remote.name[-40:])
     bar.update(_size(partial))
 
-    def until_nothing_comes() -> None:
-        while True:
-            before = _size(partial)
-            try:
-                return _request(remote, partial, tag, bar, secure)
-            except Busy:
-                if _size(partial) <= before:
-                    raise
+    def is_complete() -> bool:
+        try:
+            _request(remote, partial, tag, bar, secure)
+        except Busy:
+            if _size(partial) - before < PROGRESS:
+                raise
+            return False
+        return True
 
     remedy = f"check the connection; {KEPT}"
     what = f"cannot download {remote.name}"
-    patiently(until_nothing_comes, what, remedy, tell=bar.set_description)
+    before = _size(partial)
+    while not patiently(is_complete, what, remedy, tell=bar.set_description):
+        before = _size(partial)
 
 
 def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
-    """Ask for what *partial* lacks and append it; `Busy` when the connection breaks."""
+    """Ask for what *partial* lacks and append it; `Busy` when it is still not complete."""
     have = _size(partial)
-    if remote.nbytes is not None and have == remote.nbytes:
+    if have == remote.nbytes:
         return
     headers = {**remote.headers, "Accept-Encoding": "identity"}
     known = tag.read_text() if have and tag.exists() else ""
-    if have and (remote.digest or known):
-        headers |= {"Range": f"bytes={have}-"} | ({"If-Range": known} if known else {})
+    offset = have if remote.digest or known else 0
+    if offset:
+        headers |= {"Range": f"bytes={offset}-"} | ({"If-Range": known} if known else {})
     with _open(remote, headers, secure) as response:
-        if response.status_code == 416:  # there is no more, or the file is another one
-            partial.unlink()
+        start, total = _stated(remote, response)
+        changed = start and known and response.headers.get("etag", known) != known
+        if changed or start not in (0, offset):  # also 416: the file may be another one
+            partial.unlink(missing_ok=True)
             bar.update(-have)
-            raise Busy("the server has no such part of the file")
-        resumed = response.status_code == 206 and _starts_at(response, have)
-        if not resumed:
-            bar.update(-have)
-            have = 0
-        _keep_tag(remote, response, tag)
-        total = remote.nbytes or _total(response, have)
-        if total is not None:
-            bar.total = bar.total or total
-            require_space(partial.parent, total - have)
-        _append(response, partial, resumed, bar, total)
+            raise Busy("the server does not have that part of the file")
+        bar.update(start - have)
+        _keep_tag(remote, response, tag, start)
+        limit = total if remote.nbytes is None else remote.nbytes
+        if limit is not None:
+            bar.total = bar.total or limit
+            require_space(partial.parent, limit - start)
+        _append(response, partial, start > 0, bar, limit)
+    found = _size(partial)
+    if limit is not None and total is not None and found < min(limit, total):
+        raise Busy(f"the server sent only {found} of {total} bytes")
 
 
 def _append(
-    response: Any, partial: Path, resumed: bool, bar: "tqdm[NoReturn]", total: int | None
+    response: Any, partial: Path, resumed: bool, bar: "tqdm[NoReturn]", limit: int | None
 ) -> None:
     import httpx2
 
@@ -301,17 +313,36 @@ def _append(
             for chunk in response.iter_raw():
                 file.write(chunk)
                 bar.update(len(chunk))
-                if total is not None and file.tell() > total:
+                if limit is not None and file.tell() > limit:
                     break  # `_check` refuses it
         except httpx2.HTTPError as error:
-            raise Busy(f"the connection broke at {file.tell()} of {total} bytes") from error
+            raise Busy(f"the connection broke at {file.tell()} of {limit} bytes") from error
+
+
+def session() -> Any:
+    """Return the client of `huggingface_hub`.
+
+    Raises:
+        DownloadError: The environment states a proxy or certificates that cannot be used.
+    """
+    import httpx2
+    from huggingface_hub import get_session
+
+    try:
+        return get_session()
+    except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
+        stated = ", ".join(sorted(name for name in os.environ if name.upper() in CONNECTION))
+        raise DownloadError(
+            f"the proxy or the certificates that the environment states cannot be used: {stated}",
+            remedy="write a proxy as http://HOST:PORT and certificates as the path of a file; "
+            "for a socks proxy, `pip install socksio`",
+        ) from error
 
 
 @contextlib.contextmanager
 def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
     """Yield the answer that has the content; redirects are followed, with their targets checked."""
     import httpx2
-    from huggingface_hub import get_session
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     url = remote.url
@@ -319,7 +350,7 @@ def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any
         if secure:
             require_secure(url)
         try:
-            with get_session().stream(
+            with session().stream(
                 "GET", url, headers=headers, follow_redirects=False, timeout=TIMEOUT_S
             ) as response:
                 if not response.has_redirect_location:
@@ -332,7 +363,7 @@ def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any
                 f"{remote.name} is not here, and HF_HUB_OFFLINE forbids to download it",
                 remedy="unset HF_HUB_OFFLINE, or copy the file here and give its path",
             ) from error
-        except httpx2.InvalidURL as error:
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as error:
             raise DownloadError(
                 f"cannot download {remote.name}: {error}", remedy="check the URL"
             ) from error
@@ -372,21 +403,53 @@ def _require_content(remote: Remote, response: Any) -> None:
     )
 
 
-def _starts_at(response: Any, offset: int) -> bool:
-    return bool(response.headers.get("content-range", "").startswith(f"bytes {offset}-"))
+def _stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
+    """Return where the content begins and how long the whole file is, as the answer states them.
+
+    The beginning is None when the answer has no part of the file, the size None when the end of
+    the content shows that it is whole.
+
+    Raises:
+        DownloadError: Nobody states a size, so a part could not be told from the whole.
+    """
+    headers = response.headers
+    start: int | None = 0
+    chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    text = "" if chunked else headers.get("content-length", "")
+    if response.status_code != 200:  # RFC 9110, 14.4
+        match = re.fullmatch(
+            r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""), re.ASCII
+        )
+        if response.status_code == 416 or match is None:
+            return None, None
+        start, text, chunked = _number(remote, match[1]), match[2], False
+    if text.isascii() and text.isdigit():
+        return start, _number(remote, text)
+    if chunked or remote.digest:  # chunks have a last one: RFC 9112, 7.1
+        return start, None if chunked else remote.nbytes
+    raise DownloadError(
+        f"cannot download {remote.name}: the server does not state its size, so a part of it"
+        " could not be told from the whole",
+        remedy="add #sha256=HEX to the URL, or download it by other means and give its path",
+    )
 
 
-def _total(response: Any, have: int) -> int | None:
-    """Return the size of the whole file, or None when the server does not say it."""
-    text = response.headers.get("content-length", "")
-    return have + int(text) if text.isascii() and text.isdigit() else None
+def _number(remote: Remote, digits: str) -> int:
+    if len(digits) > 20 or int(digits) > LARGEST:
+        raise DownloadError(
+            f"cannot download {remote.name}: the server states that it has {digits:.30} bytes",
+            remedy="check the URL; the server is set up wrongly",
+        )
+    return int(digits)
 
 
-def _keep_tag(remote: Remote, response: Any, tag: Path) -> None:
+def _keep_tag(remote: Remote, response: Any, tag: Path, start: int) -> None:
     """Note the version of a file of which no hash is known, so that a resumed part is of it."""
     strong = response.headers.get("etag", "")
-    if not remote.digest and strong.startswith('"'):
+    if not remote.digest and strong.isascii() and strong.startswith('"'):
         tag.write_text(strong)
+    elif start == 0:
+        tag.unlink(missing_ok=True)  # it is of what was there before
 
 
 def _check(remote: Remote, partial: Path) -> None:

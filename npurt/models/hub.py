@@ -13,6 +13,7 @@ import fnmatch
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in 
 PUBLIC = ("huggingface.co", "www.huggingface.co", "hf.co")
 SUGGESTIONS = 3
 QUESTION_S = 10.0  # that the hub may take for an answer
+LONGEST_PATH = 1024  # characters; the folder of the cache comes before it, and 4096 are the limit
+LONGEST_REPO = 200  # characters; a folder of that name may have 255
 LISTED = 12  # files of a repository that an error names
 
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # no part of a path that leads elsewhere
@@ -62,7 +65,7 @@ class Reference:
             SettingError: The text has another form.
         """
         match = _REFERENCE.fullmatch(text)
-        if not match or ".." in text or "--" in match["repo"]:
+        if not match or ".." in text or "--" in match["repo"] or len(match["repo"]) > LONGEST_REPO:
             raise SettingError(
                 f"{text!r:.80} names no hub repository",
                 remedy="write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf, "
@@ -140,7 +143,7 @@ class Hub:
     def fetch(self, wanted: Reference, *, progress: bool = True) -> Path:
         """Return the (first) file of *wanted* in the cache; what is missing is downloaded.
 
-        Where the hub cannot be asked, files that are in the cache are taken as they are.
+        Where the hub does not answer, files that are in the cache are taken, with a warning.
 
         Raises:
             DownloadError: The hub refuses, or what arrives is damaged.
@@ -148,10 +151,10 @@ class Hub:
         """
         cached = self.find(wanted)
         try:
-            listing = self._ask(wanted, 1 if cached else download.TRIES, progress)
+            listing = self._ask(wanted, progress)
         except DownloadError as error:
             if cached and isinstance(error.__cause__, Busy | OSError):
-                return cached
+                return _instead(cached, wanted, error)
             raise
         files = choose(listing.files, wanted)
         pointers = [self._pointer(wanted.repo, listing.commit, file.name) for file in files]
@@ -238,10 +241,12 @@ class Hub:
 
     # --- Questions to the hub -------------------------------------------------------------------
 
-    def _ask(self, wanted: Reference, tries: int, progress: bool) -> Listing:
+    def _ask(self, wanted: Reference, progress: bool) -> Listing:
         """Return the GGUF files of the repository, as the hub states them."""
         from huggingface_hub import HfApi
 
+        _require_token()
+        download.session()  # refuses a proxy that cannot be
         api = HfApi(endpoint=self.endpoint)
 
         def request() -> Any:
@@ -260,7 +265,7 @@ class Hub:
             if progress and sys.stderr:
                 sys.stderr.write(f"npurt: {text}\n")
 
-        return _listing(download.patiently(request, what, remedy, tries=tries, tell=tell))
+        return _listing(download.patiently(request, what, remedy, tell=tell))
 
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:
@@ -293,8 +298,9 @@ class Hub:
         except httpx2.HTTPError as error:
             raise Busy(f"no answer from {urlsplit(self.endpoint).hostname}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
+            # The text of the error may have the token.
             raise DownloadError(
-                f"{self.endpoint} does not answer as a hub does: {error!r:.100}",
+                f"{self.endpoint} does not answer as a hub does ({type(error).__name__})",
                 remedy="check HF_ENDPOINT",
             ) from error
 
@@ -312,11 +318,37 @@ class Hub:
 
         user, _, name = repo.partition("/")
         api, found = HfApi(endpoint=self.endpoint), list[str]()
-        with contextlib.suppress(Exception):  # it is a courtesy; the error is known already
-            found += [str(model.id) for model in api.list_models(author=user, limit=200)]
-            found += [str(model.id) for model in api.list_models(search=name, limit=20)]
-        named = [name for name in dict.fromkeys(found) if re.fullmatch(f"{_NAME}/{_NAME}", name)]
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # it is a courtesy; the error is known already
+                found.extend(str(model.id) for model in api.list_models(author=user, limit=200))
+                found.extend(str(model.id) for model in api.list_models(search=name, limit=20))
+
+        asking = threading.Thread(target=ask, daemon=True)  # `list_models` has no timeout
+        asking.start()
+        asking.join(QUESTION_S)
+        named = [name for name in dict.fromkeys(found[:]) if re.fullmatch(f"{_NAME}/{_NAME}", name)]
         return difflib.get_close_matches(repo, named, SUGGESTIONS, cutoff=0.7)
+
+
+def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
+    """Return *cached*, of which the hub cannot say whether it is what it would choose.
+
+    Raises:
+        DownloadError: It may be another file than the one that the hub's listing would give.
+    """
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    offline = isinstance(error.__cause__, OfflineModeIsEnabled)  # the user wants what is here
+    sure = wanted.quant or wanted.file or any(_has(cached.name, q) for q in USUAL_QUANTS)
+    if not (offline or sure):
+        raise DownloadError(
+            error.what,
+            remedy=f"ask again later, or for the file that is here: {wanted.repo}/{cached.name}",
+        ) from error
+    if not (offline and sure) and sys.stderr:
+        sys.stderr.write(f"npurt: warning: {error.what}; {cached.name} of the cache is used\n")
+    return cached
 
 
 def choose(files: Sequence[HubFile], wanted: Reference) -> list[HubFile]:
@@ -361,11 +393,15 @@ def _chosen(names: list[str], wanted: Reference) -> str | None:
         and part_names(PurePosixPath(name).name)[0] == PurePosixPath(name).name
     ]
     for quant in (wanted.quant,) if wanted.quant else USUAL_QUANTS:
-        form = re.compile(rf"{re.escape(quant)}[.-]", re.IGNORECASE)
         for name in models:
-            if form.search(name):
+            if _has(name, quant):
                 return name
     return models[0] if models and not wanted.quant else None
+
+
+def _has(name: str, quant: str) -> bool:
+    """Return whether the name of a file has *quant* as a word: F16 is none in BF16."""
+    return bool(re.search(rf"(?<![a-z0-9]){re.escape(quant)}[.-]", name, re.IGNORECASE))
 
 
 def _listing(info: Any) -> Listing:
@@ -380,7 +416,7 @@ def _listing(info: Any) -> Listing:
             continue
         if not _is_inside(name):
             raise _nonsense("file name", name)
-        if type(nbytes) is not int or nbytes < 0:
+        if type(nbytes) is not int or not 0 <= nbytes <= download.LARGEST:
             raise _nonsense(f"size of {name}", nbytes)
         if not _DIGEST.fullmatch(str(digest)):
             raise _nonsense(f"hash of {name}", digest)
@@ -389,9 +425,13 @@ def _listing(info: Any) -> Listing:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether *name* is a relative path of plain parts."""
+    """Return whether *name* is a relative path of plain parts that file systems take."""
     parts = name.split("/")
-    return name.isprintable() and not any(p in ("", ".", "..") or "\\" in p for p in parts)
+    return (
+        len(name) <= LONGEST_PATH
+        and name.isprintable()
+        and not any(p in ("", ".", "..") or "\\" in p or len(p.encode()) > 255 for p in parts)
+    )
 
 
 def _nonsense(what: str, value: object) -> DownloadError:
@@ -412,6 +452,18 @@ def _refused(repo: str, error: Any) -> Exception:
     return DownloadError(
         f"the hub does not give {repo}: it answers {status}",
         remedy=remedies.get(status, "check the name, and HF_ENDPOINT"),
+    )
+
+
+def _require_token() -> None:
+    """Refuse a token that no header can have; the errors of the client would show it."""
+    from huggingface_hub import get_token
+
+    if re.fullmatch("[!-~]+", get_token() or "none"):
+        return
+    raise DownloadError(
+        "the token has characters that are not ASCII, or spaces",
+        remedy="set HF_TOKEN to the token alone, or run `hf auth login` again",
     )
 
 

@@ -15,7 +15,7 @@ from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
 HERE = Path("models")  # where earlier versions kept models
-_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?")
+_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96}(:[\w.-]+)?)?")
 
 
 def default_folder() -> Path:
@@ -65,11 +65,11 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
     if not exists and text in catalogue.CATALOGUE:
         found = [file for folder in folders() if (file := catalogue.find(text, folder))]
         return found[0] if found else catalogue.fetch(text, default_folder(), progress=progress)
-    if not exists and not path.suffix and _MAY_BE_NAME.fullmatch(text):
+    if not exists and path.suffix.lower() != ".gguf" and _MAY_BE_NAME.fullmatch(text):
         raise ModelFormatError(
             f"there is no file {text!r}, and no model of that name",
             remedy=f"give a path, one of {', '.join(catalogue.CATALOGUE)}, an https URL, "
-            "or a hub repository with -hf USER/REPO",
+            f"or a hub repository with -hf {text if '/' in text else 'USER/REPO'}",
         )
     return path
 
@@ -90,7 +90,10 @@ def _download(url: str, progress: bool) -> Path:
     parts = download.parts_of(url)
     before, _, last = parts.path.rpartition("/")
     names = part_names(unquote(last))
-    if not all(re.fullmatch(r"\w[\w.+ -]*", name) for name in names):
+    if not all(
+        re.fullmatch(r"\w[\w.+ -]*", name) and len(name.encode()) <= 200  # suffixes follow
+        for name in names
+    ):
         raise SettingError(
             f"{download.shown(url)} does not end in the name of a file",
             remedy="give the URL of the .gguf file itself, not of a page about it",

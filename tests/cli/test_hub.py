@@ -1,5 +1,6 @@
 """Verbs that take a model take one of a hub, or of a URL."""
 
+import errno
 import json
 
 import pytest
@@ -63,4 +64,18 @@ def test_a_repository_that_does_not_exist_is_one_error(real, npurt):
 
     assert result.code == 1
     assert "Org/None" in result.err
+    assert "remedy" in result.err
+
+
+def test_an_error_of_the_system_is_not_one_of_the_output(npurt, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("npurt.cli.devices.run", fail)
+
+    result = npurt("devices")
+
+    assert result.code == 1
+    assert "Too many open files" in result.err
+    assert "output" not in result.err
     assert "remedy" in result.err
