@@ -92,7 +92,7 @@ def _is_of_output(error: OSError) -> bool:
         sys.stdout.flush()
     except OSError:
         return True
-    return error.errno in (errno.EPIPE, errno.ENOSPC)
+    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG)  # unless it was dropped
 
 
 def _open_streams() -> None:
