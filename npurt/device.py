@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -277,29 +277,6 @@ class Device(abc.ABC):
             UnsupportedOp: `why_not` has a reason against its format.
         """
 
-    def pack_i8(self, codes: npt.NDArray[np.int8], scales: F32) -> Packed:
-        """Lay out int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, where a device can.
-
-        Products then round activations to int8 with one scale a row.
-
-        Raises:
-            UnsupportedOp: This device cannot.
-        """
-        raise UnsupportedOp(
-            f"{self.caps.name} has no products of int8 with a scale for each row",
-            remedy="use a block format such as q8_0",
-        )
-
-    def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-        """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`.
-
-        Raises:
-            UnsupportedOp: This device cannot.
-        """
-        raise UnsupportedOp(
-            f"{self.caps.name} has no exact product of int8 arrays", remedy="use device='cpu'"
-        )
-
     def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:  # noqa: B027
         """Reserve the working memory of the products with *uses* and of the delta nets *nets*.
 
@@ -308,10 +285,6 @@ class Device(abc.ABC):
         Raises:
             DeviceFull: The device has less memory.
         """
-
-    def saving(self, op: MatMul, *, int16: bool = False) -> Saving | None:
-        """Return what *op* is expected to save, the same at each call; None when it is unknown."""
-        return None
 
     @abc.abstractmethod
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
@@ -356,32 +329,6 @@ class Device(abc.ABC):
     news = moved.attribute("events")
     remark = moved.attribute("status_note")
 
-    def why_not_delta(self, net: DeltaNet) -> str | None:
-        """Return None when `delta_net` can run *net*, else a sentence saying what rules it out."""
-        return f"{self.caps.name} has no kernel for the gated delta net"
-
-    @property
-    def delta_error(self) -> DeltaError:
-        """The error of `delta_net`.  This implementation: of float32 sums of 128 terms."""
-        return DeltaError(16 * UNIT, FLUSHED)
-
-    def delta_net(self, net: DeltaNet) -> None:
-        """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.
-
-        Use `delta_state` to run a net token by token.
-
-        Raises:
-            UnsupportedOp: `why_not_delta` has a reason against it.
-        """
-        raise UnsupportedOp(
-            f"cannot run a gated delta net: {self.why_not_delta(net)}",
-            remedy="use CpuDevice.delta_net(), which takes heads of 16 to 128",
-        )
-
-    def delta_state(self, net: DeltaNet) -> "DeltaState":
-        """Return a state that starts as that of *net* and advances from call to call."""
-        return DeltaState(self, net)
-
     @abc.abstractmethod
     def close(self) -> None:
         """Release the device, which refuses to work from then on.  A second call does nothing."""
@@ -391,6 +338,85 @@ class Device(abc.ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+# --- What only some devices can do: ask with isinstance -------------------------------------------
+
+
+@runtime_checkable
+class ExactInt8(Protocol):
+    """A device with exact products of int8 arrays."""
+
+    def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+        """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`."""
+
+
+@runtime_checkable
+class RowScaledInt8(Protocol):
+    """A device that multiplies by int8 weights with one scale a row."""
+
+    def pack_i8(self, codes: npt.NDArray[np.int8], scales: F32) -> Packed:
+        """Lay out *codes* ``[N, K]`` with a scale for each row ``[N]``.
+
+        Products round activations to int8 with one scale a row.
+        """
+
+
+@runtime_checkable
+class Estimates(Protocol):
+    """A device that knows what it saves."""
+
+    def saving(self, op: MatMul, *, int16: bool = False) -> Saving | None:
+        """Return what *op* is expected to save, the same at each call; None when it is unknown."""
+
+
+@runtime_checkable
+class DeltaNets(Protocol):
+    """A device that runs gated delta nets.
+
+    A class that inherits from this one has the usual error and float32 states.
+    """
+
+    caps: Caps
+
+    @abc.abstractmethod
+    def why_not_delta(self, net: DeltaNet) -> str | None:
+        """Return None when `delta_net` can run *net*, else a sentence saying what rules it out."""
+
+    @property
+    def delta_error(self) -> DeltaError:
+        """The error of `delta_net`.  This implementation: of float32 sums of 128 terms."""
+        return DeltaError(16 * UNIT, FLUSHED)
+
+    @abc.abstractmethod
+    def delta_net(self, net: DeltaNet) -> None:
+        """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.
+
+        Use `delta_state` to run a net token by token.
+
+        Raises:
+            UnsupportedOp: `why_not_delta` has a reason against it.
+        """
+
+    def delta_state(self, net: DeltaNet) -> "DeltaState":
+        """Return a state that starts as that of *net* and advances from call to call."""
+        return DeltaState(self, net)
+
+
+def why_not_delta(device: Device, net: DeltaNet) -> str | None:
+    """Return None when *device* can run *net*, else a sentence saying what rules it out."""
+    if isinstance(device, DeltaNets):
+        return device.why_not_delta(net)
+    return f"{device.caps.name} has no kernel for the gated delta net"
+
+
+def require_delta(device: DeltaNets, net: DeltaNet) -> None:
+    """Raise UnsupportedOp if *device* refuses *net*."""
+    if reason := device.why_not_delta(net):
+        raise UnsupportedOp(
+            f"cannot run a gated delta net: {reason}",
+            remedy="use CpuDevice.delta_net(), which takes heads of 16 to 128",
+        )
 
 
 # The integers of a state as an array, [N, H, W (of v), W (of k) + 2]: what a device that computes
@@ -433,13 +459,13 @@ class DeltaState:
 
     integers = False  # whether `exact` returns integers, or float32
 
-    def __init__(self, device: Device, net: DeltaNet) -> None:
+    def __init__(self, device: DeltaNets, net: DeltaNet) -> None:
         self._device, self._values = device, net.state
 
     def advance(self, net: DeltaNet) -> None:
         """Run *net* from this state, not from `net.state`; a failure leaves the state unchanged.
 
-        Raises what `Device.delta_net` does.
+        Raises what `DeltaNets.delta_net` does.
         """
         self._device.delta_net(replace(net, state=self._values))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from npurt import delta_check
-from npurt.device import F32, DeltaNet, DeltaState, Device, MatMul, Packed
+from npurt.device import F32, DeltaNet, DeltaNets, DeltaState, Device, MatMul, Packed, why_not_delta
 from npurt.errors import DriverError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
@@ -38,7 +38,7 @@ class ProductDevice(Device):
                 return "it multiplies the rows of a run, not those of experts"
             return self.why_not(MatMul(1, op.x.columns, op.out.columns, op.weight.dtype))
         if isinstance(op, ops.GatedDeltaNet):
-            return self.why_not_delta(_net(op, 1))
+            return why_not_delta(self, _net(op, 1))
         return f"{self.caps.name} runs products and delta nets only"
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
@@ -153,14 +153,19 @@ class ProductSegment(Segment):
         counter = self._counters[op.name]
         counter.verified += 1
         then, now = state.to_float32(before, heads), state.read(heads)
-        if not delta_check.is_right(net, head, then, now, self._device.delta_error):
+        if not delta_check.is_right(net, head, then, now, self._delta_device.delta_error):
             counter.failed += 1
             raise self._wrong("delta net")
+
+    @property
+    def _delta_device(self) -> DeltaNets:
+        assert isinstance(self._device, DeltaNets), "a device without delta nets"
+        return self._device
 
     def _state(self, op: ops.GatedDeltaNet, sequence: int) -> DeltaState:
         key = sequence, op.state.name
         if key not in self._states:
-            self._states[key] = self._device.delta_state(_net(op, 1))
+            self._states[key] = self._delta_device.delta_state(_net(op, 1))
         return self._states[key]
 
     # --- States ---------------------------------------------------------------------------------

@@ -15,7 +15,17 @@ from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Image, Program
 from npurt.cpu.segment import CpuSegment, pack_each
 from npurt.cpu.steps import Steps
-from npurt.device import F32, Caps, DeltaNet, Device, MatMul, Packed, check_product
+from npurt.device import (
+    F32,
+    Caps,
+    DeltaNet,
+    DeltaNets,
+    Device,
+    MatMul,
+    Packed,
+    check_product,
+    require_delta,
+)  # fmt: skip
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -28,7 +38,7 @@ from npurt.segment import Limits, Segment, Weights
 F64 = npt.NDArray[np.float64]
 
 
-class CpuDevice(Device):
+class CpuDevice(Device, DeltaNets):
     """The host's own cores.
 
     Args:
@@ -157,8 +167,7 @@ class CpuDevice(Device):
 
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net* on the pool, as many tokens at a time as a run takes."""
-        if self.why_not_delta(net):
-            super().delta_net(net)
+        require_delta(self, net)
         most = abi.limits().rows
         for start in range(0, net.v.shape[1], most):
             part = net.after(start).first(most)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import UnsupportedOp
+from npurt.cpu.device import CpuDevice
+from npurt.device import DeltaNets, Estimates, ExactInt8, RowScaledInt8
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import Stacked, Wanted, place
 from tests.llm import tiny
@@ -12,7 +13,7 @@ from tests.runtime import plans
 from tests.runtime.fake import FakeDevice
 
 
-class DeltaDevice(FakeDevice):
+class DeltaDevice(FakeDevice, DeltaNets):
     """Runs delta nets too, and counts them."""
 
     nets = 0
@@ -78,12 +79,14 @@ def test_a_device_that_says_why_not_leaves_it_here_and_the_ledger_says_why():
     }
 
 
-def test_a_device_without_a_kernel_says_so_when_asked_to_run():
-    from tests.cpu import cases, delta_cases
+def test_what_a_device_can_do_beside_products_is_asked_of_its_class():
+    cpu = CpuDevice(1)
 
-    net = delta_cases.delta(cases.rng_of(0), heads=1, width=16, tokens=1)
-    with FakeDevice() as device, pytest.raises(UnsupportedOp, match="fake has no kernel"):
-        device.delta_net(net)
+    assert isinstance(cpu, DeltaNets)
+    assert isinstance(cpu, ExactInt8)
+    assert isinstance(DeltaDevice(cpu), DeltaNets)
+    for capability in (DeltaNets, ExactInt8, RowScaledInt8, Estimates):
+        assert not isinstance(FakeDevice(cpu), capability)
 
 
 # --- Experts --------------------------------------------------------------------------------------

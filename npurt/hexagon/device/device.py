@@ -23,9 +23,11 @@ from npurt.device import (
     Caps,
     DeltaError,
     DeltaNet,
+    DeltaNets,
     MatMul,
     Packed,
     check_product,
+    require_delta,
 )
 from npurt.errors import (
     DeviceFull,
@@ -139,7 +141,7 @@ class HexagonInt8(HexagonPacked):
         images.pack_i8(self._codes, self._scales, image)
 
 
-class HexagonDevice(ProductDevice):
+class HexagonDevice(ProductDevice, DeltaNets):
     """An opened DSP.
 
     Args:
@@ -348,8 +350,7 @@ class HexagonDevice(ProductDevice):
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against it.
         """
-        if self.why_not_delta(net):
-            super().delta_net(net)
+        require_delta(self, net)
         state = HexagonState(self._on_session, self._lock, net)
         with self._lock:
             self._states.add(state)

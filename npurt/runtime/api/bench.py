@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, F64, MAX_EXACT_K, Device
+from npurt.device import F32, F64, MAX_EXACT_K, Device, RowScaledInt8
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import Format
@@ -102,6 +102,11 @@ def _floats(
     x = rng.standard_normal((rows, k)).astype(np.float32)
     values = rng.standard_normal((n, k)).astype(np.float32)
     if fmt is None:
+        if not isinstance(device, RowScaledInt8):
+            raise UnsupportedOp(
+                f"{device.caps.name} has no products of int8 with a scale for each row",
+                remedy="use a block format such as q8_0",
+            )
         scales = abs(values).max(axis=1) / np.float32(127)
         packed = device.pack_i8(np.rint(values / scales[:, None]).astype(np.int8), scales)
     else:

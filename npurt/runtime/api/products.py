@@ -13,8 +13,8 @@ import numpy.typing as npt
 from npurt.cpu.checked import ORACLE, WRONG_TWICE, probe_of_image
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.packed import CpuPacked
-from npurt.device import F32, Device, Packed
-from npurt.errors import VerificationFailed
+from npurt.device import F32, Device, ExactInt8, Packed
+from npurt.errors import UnsupportedOp, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Report, Row
 from npurt.verify import Mode, Probe, Sampler, is_right, probe_of
 
@@ -77,8 +77,17 @@ class Products:
         return y
 
     def matmul_i8(self, a: I8, b: I8, mode: Mode) -> I32:
-        """Return ``a @ b``, exact.  Errors as `Device.matmul_i8`, and VerificationFailed."""
+        """Return ``a @ b``, exact.
+
+        Raises:
+            UnsupportedOp: The device has no such product.
+            VerificationFailed: It is wrong, and so is the CPU's.
+        """
         name, (k, n) = self.device.caps.name, b.shape
+        if not isinstance(self.device, ExactInt8):
+            raise UnsupportedOp(
+                f"{name} has no exact product of int8 arrays", remedy="use device='cpu'"
+            )
         start = time.perf_counter()
         y = self.device.matmul_i8(a, b)
         seconds = time.perf_counter() - start

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, Device, MatMul, Packed, Use
+from npurt.device import F32, Device, Estimates, MatMul, Packed, Use
 from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
 from npurt.quant.tensor import QTensor
 
@@ -56,6 +56,8 @@ class Wanted:
 
     def worth(self, device: Device) -> tuple[float, int]:
         """Return the seconds that *device* is expected to save, and the bytes that it takes."""
+        if not isinstance(device, Estimates):
+            return 0.0, self.tensor.nbytes
         prompt = device.saving(self.op(max(1, round(PROMPT * self.prompt))), int16=self.int16)
         reply = device.saving(self.op(1), int16=self.int16)
         if prompt is None or reply is None:

@@ -14,7 +14,7 @@ from npurt.cpu.engine import Input
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Convolution, Program, Routing
 from npurt.cpu.steps import Step, Steps
-from npurt.device import F32, DeltaNet, Device
+from npurt.device import F32, DeltaNet, Device, why_not_delta
 from npurt.errors import NotOffloaded
 from npurt.runtime.execute.experts import RemoteExperts
 from npurt.runtime.execute.host import HostStep
@@ -137,7 +137,7 @@ class Plan(Steps):
             NotOffloaded: In strict mode: the device refuses the net.
         """
         device, slots, control = self._device, held.slots, held.control
-        reason = device.why_not_delta(net)
+        reason = why_not_delta(device, net)
         if reason and self._ledger.strict:
             raise NotOffloaded(
                 f"{device.caps.name} cannot take delta nets: {reason}",

@@ -12,7 +12,7 @@ from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.slots import Slots
 from npurt.delta_check import is_right
-from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, Device
+from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, DeltaNets, Device
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
 from npurt.segment import Counter
@@ -37,8 +37,10 @@ class RemoteDelta:
         slots: Slots,
         control: npt.NDArray[np.int32],
     ) -> None:
+        assert isinstance(device, DeltaNets), "a device without delta nets"
         self._planned = device.caps.name
-        self._device = device
+        self._nets: DeltaNets = device  # the same object
+        self._device: Device = device
         self._cpu = cpu
         self._ledger = ledger
         self._sampler = sampler
@@ -123,14 +125,14 @@ class RemoteDelta:
             return
         self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
         self._slots.move(self._cpu.delta_state(self._net))
-        self._device = self._cpu
+        self._device = self._nets = self._cpu
         self._row = self._row_of(reason)
 
     def _verify(self, net: DeltaNet, before: Any, row: Row) -> None:
         row.verified += 1
         state, head = self._slots.state, self._chance.randrange(net.v.shape[2])
         values = state.to_float32(before, slice(head, head + 1))
-        if self._is_right(net, head, values, self._device.delta_error):
+        if self._is_right(net, head, values, self._nets.delta_error):
             return
         row.failed += 1
         state.restore_checkpoint(before)
