@@ -3,8 +3,8 @@
  * delta_passes.h has the same in C; the compiler makes nearly twice as many packets of it.
  *
  * A pair of rows of a block takes three packets: v68 has room for one multiplication in each, of
- * which there are three.  A store or maximum does not fit, so four pairs of rows (two of each block,
- * called a, b, c and d) take 13.  A load that is used in its own packet takes no room in it.
+ * which there are three.  A store or maximum does not fit, so four pairs of rows take 13: two of
+ * each block, called a, b, c and d.  A load that is used in its own packet takes no room in it.
  * The packets of a pair; each of them works on another pair:
  *
  *   1   load and shift a row; add d k to both rows; store a row
