@@ -302,7 +302,9 @@ class CpuSegment(Segment):
         self._guard = Guard(part, limits)
         self._shared = Shared(place, make_steps, part, weights, limits)
         self._sequences: dict[int, SequenceProgram] = {}
-        self._free = [SequenceProgram(self._shared)]  # the next sequences get these
+        first = SequenceProgram(self._shared)
+        self.rewinds, self.shifts = first.states.rewinds, first.states.shifts
+        self._free = [first]  # the next sequences get these
         self._counted: list[Counter] | None = None  # until it was closed
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -370,25 +372,15 @@ class CpuSegment(Segment):
         self._guard.begin_write(state, sequence, values)
         return self._of(sequence).states.write(state, sequence, values)
 
-    @property
-    def rewinds(self) -> bool:  # type: ignore[override]
-        """Whether all recurrent states are those of kernels."""
-        return self._programs()[0].states.rewinds
-
-    @property
-    def shifts(self) -> bool:  # type: ignore[override]
-        """Whether all states are keys and values of kernels."""
-        return self._programs()[0].states.shifts
-
     def reach(self, sequence: int, length: int) -> int:
         """Return how many positions `rewind` can keep."""
         return self._of(sequence).states.reach(length) if self.rewinds else 0
 
     def rewind(self, sequence: int, length: int) -> None:
         """Keep the first *length* positions: run the delta nets again over inputs that are kept."""
-        self._guard.rewind(sequence, length)
         program = self._of(sequence)
         program.states.rewind(length, program.steps.replay, self._shared.limits.rows)
+        self._guard.rewind(sequence, length)
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forget *drop* positions after the first *keep*, and rotate the later keys back."""
@@ -399,9 +391,10 @@ class CpuSegment(Segment):
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its program, whose counters stay."""
         self._guard.forget(sequence)
-        program = self._sequences.pop(sequence, None)
+        program = self._sequences.get(sequence)
         if program is not None:
             program.states.clear(sequence)
+            del self._sequences[sequence]
             self._free.append(program)
 
     def verify(self, sampler: Sampler) -> None:

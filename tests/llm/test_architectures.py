@@ -20,7 +20,6 @@ from npurt.graph.state import States
 from npurt.llm.arch.decoder import Decoder, residual
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.state.hidden_states import HiddenStates
-from npurt.llm.state.state import State
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.execute.placement import Stacked
 from npurt.segment import Limits
@@ -200,8 +199,7 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
             graph.graph, llm._host, llm._other, FileWeights(llm.file, graph), Limits(10, 64),
             llm._ledger, [residual(graph)],
         )  # fmt: skip
-        state = State(llm.config, graph.graph, executor, 64, "f16")
-        decoder = Decoder(graph, executor, state, 10, hidden_states)
+        decoder = Decoder(graph, executor, 10, hidden_states)
         hidden_states.begin(0, 10)
         decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
         hidden_states.end(ids)

@@ -133,6 +133,11 @@ class Llama(Generator):
             self._network = open_network(draft, self) if draft and draft != "lookup" else None
             self._open_devices(device, n_threads)
             self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
+            if draft is not None and runs_graphs(self._device):
+                raise SettingError(
+                    f"{self._device.caps.name} does not verify drafts",
+                    remedy="leave draft (-md) out",
+                )
             self._load()
             if draft is not None:
                 self._speculate(draft, draft_max, draft_device or "cpu")
@@ -205,10 +210,6 @@ class Llama(Generator):
             )
 
     def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
-        if runs_graphs(self._device):
-            raise SettingError(
-                f"{self._device.caps.name} does not verify drafts", remedy="leave draft (-md) out"
-            )
         most = self._most_drafted(most)
         self.speculator = Speculator(self._drafter(draft, device), most)
         self._ledger.add_status_note(self.speculator.controller.speculation.line)
@@ -248,6 +249,10 @@ class Llama(Generator):
                       verify=self._checks.mode.value, strict=self._ledger.strict,
                       progress=self._progress)  # fmt: skip
         self._opened.enter_context(small)
+        if runs_graphs(small.device):
+            raise SettingError(
+                f"{device} cannot draft", remedy="leave draft_device (-devd) out, or use an NPU"
+            )
         assistant = Assistant(small, self)
         self._ledger.include("draft_", small._ledger)
         return assistant
@@ -435,9 +440,11 @@ class Llama(Generator):
         if self._closed:
             return
         self._closed = True
+        self._ledger.freeze()
         try:
             self._opened.close()
         finally:
+            self._state.release()
             self._forget()
             self.speculator = self._network = None
 

@@ -108,8 +108,9 @@ class Context:
                 graph.graph, compiler, self._other, weights, limits, self._ledger, kept,
                 self._checks,
             )  # fmt: skip
+        self._opened.callback(executor.close)  # before its devices
         self._state = State(config, graph.graph, executor, self.n_ctx, self._kv_type)
-        self._decoder = Decoder(graph, executor, self._state, rows, self._hidden_states)
+        self._decoder = Decoder(graph, executor, rows, self._hidden_states)
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -199,11 +200,8 @@ class Context:
         if n_tokens < 0:
             raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
         self._require_open()
-        kept = self._state.tokens[:n_tokens]
-        ahead = kept[self._state.rewind(len(kept)) :]
-        for start in range(0, len(ahead), self._decoder.rows):
-            part = ahead[start : start + self._decoder.rows]
-            self._forward(part, len(part) - 1, self._logits)
+        self._state.rewind(n_tokens)
+        self._mend()
 
     @locked
     def rollback(self, n_tokens: int) -> None:
@@ -224,18 +222,30 @@ class Context:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._require_open()
         self._mend()
-        if self._hidden_states:
-            self._hidden_states.begin(self.n_tokens, len(ids))
-        self._state.begin()
-        self._decoder.run(ids, self.n_tokens, head, out)
-        if self._hidden_states:
-            self._hidden_states.end(ids)
+        while not self._run(ids, self.n_tokens, head, out):
+            self._mend()
         self._state.end(ids)
 
     def _mend(self) -> None:
-        """Evaluate tokens again after an interrupted run."""
-        if not self._state.whole:
-            self.rewind(self.n_tokens)
+        """Evaluate tokens again whose states were lost, or beyond which states went back."""
+        state, rows = self._state, self._decoder.rows
+        if state.behind is not None:
+            state.rewind(state.length)  # to where states can be after an interruption
+        while (position := state.behind) is not None:
+            part = state.tokens[position : position + rows]
+            if self._run(part, position, len(part), self._logits):
+                state.catch_up(position + len(part))
+
+    def _run(self, ids: list[int], position: int, head: int, out: F32) -> bool:
+        """Run one batch; return False when a device failed: `_mend` has to come first."""
+        if self._hidden_states:
+            self._hidden_states.begin(position, len(ids))
+        if not self._state.begin() or not self._decoder.run(ids, position, head, out):
+            self._state.lose()
+            return False
+        if self._hidden_states:
+            self._hidden_states.end(ids)
+        return True
 
     # --- For networks that draft for this one ---------------------------------------------------
 
@@ -421,8 +431,6 @@ class Context:
 
     def _forget(self) -> None:
         """Release all large objects."""
-        self._ledger.freeze()
-        self._state.release()
         del self._decoder, self._host, self._hidden_states, self._embedding, self._logits
 
 

@@ -89,7 +89,8 @@ class State:
         self._config, self._executor = config, executor
         self._kv = np.dtype(KV_DTYPES[kv_type])
         self._layers = list(_layers(config, graph))
-        self._at: int | None = 0
+        self._at: int | None = 0  # tokens that all states have seen; None while that is unknown
+        self._sure = 0  # first tokens whose keys and values are surely in place
 
     @property
     def length(self) -> int:
@@ -97,9 +98,9 @@ class State:
         return len(self.tokens)
 
     @property
-    def whole(self) -> bool:
-        """False after an interrupted run; `rewind` repairs that."""
-        return self._at == self.length
+    def behind(self) -> int | None:
+        """The first token that states have not seen, after something was interrupted; or None."""
+        return None if self._at == self.length else self._at or 0
 
     def require(self, count: int) -> None:
         """Refuse *count* more tokens if they do not fit.
@@ -116,38 +117,47 @@ class State:
 
     # --- Going forward --------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Prepare for a run; `end` completes it."""
-        self._executor.begin(self.length)
-        self._at = None
+    def begin(self) -> bool:
+        """Prepare for a run; `end` or `catch_up` completes it.  False: a device lost its states."""
+        position, self._at = self._at, None
+        assert position is not None, "a run from an unknown position"
+        return self._executor.begin(position)
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Record a run over *tokens*."""
+        """Record a run over *tokens*, which come after the others."""
         self.changes += 1
         self.tokens += tokens
-        self._at = self.length
+        self._at = self._sure = self.length
 
-    def lost(self) -> None:
-        """Record that a device lost the states: all tokens have to be evaluated again."""
+    def catch_up(self, position: int) -> None:
+        """Record that states have seen *position* of the tokens."""
+        self._at = self._sure = position
+
+    def lose(self) -> None:
+        """Drop all states, but no token: a device failed."""
+        self._at, self._sure = None, 0
         self._executor.forget()
+        self._at = 0
 
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
+        """Return the largest number of tokens, at most *length*, that states can go back to."""
         length = min(length, self.length)
-        return length if length == self._at else self._executor.reach(length)
+        return length if length == self._at else self._executor.reach(min(length, self._sure))
 
-    def rewind(self, length: int) -> int:
-        """Keep the first *length* tokens, or as many as possible; return their number."""
-        length = self.reach(length)
-        if length != self._at:
-            self._executor.rewind(length)
+    def rewind(self, length: int) -> None:
+        """Keep the first *length* tokens, and the states of as many of them as possible.
+
+        `behind` says which are to be evaluated again.
+        """
         self.changes += length < self.length
         del self.tokens[length:]
-        self._at = length
+        length = self.length
+        if self._at != length:
+            kept, self._at = self.reach(length), None
+            self._at = self._sure = self._executor.rewind(kept)
         self._claim(self.own)
-        return length
 
     @property
     def shifts(self) -> bool:
@@ -156,10 +166,11 @@ class State:
 
     def shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
+        self._at, self._sure = None, 0
         self._executor.shift(keep, drop)
         self.own = min(self.own, keep)
         del self.tokens[keep : keep + drop]
-        self._at = self.length
+        self._at = self._sure = self.length
 
     def _claim(self, own: int) -> None:
         """Take note that so many tokens are their own: all that will come, if all of these are."""
@@ -188,7 +199,11 @@ class State:
             arrays += [first, np.zeros(second, np.float32)]
             for inputs in rest:  # what the convolution of a delta net saw
                 arrays[-1][:, : inputs.shape[1]] = inputs
-        integers = any(array.dtype == np.int32 for array in arrays)
+        forms = {layer[0].dtype for layer in zip(arrays[::2], arrays[1::2], strict=True)
+                 if layer[0].ndim == 3 and layer[1].ndim == 2}  # fmt: skip
+        integers = forms == {np.dtype(np.int32)}
+        if not integers:  # or one device of several has them so
+            arrays = [state_values(a) if a.dtype == np.int32 else a for a in arrays]
         return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length), integers)
 
     def restore(self, snapshot: Snapshot) -> bool:
@@ -210,10 +225,11 @@ class State:
             states[tensors[0].name] = first
             if len(tensors) == 2:
                 states[tensors[1].name] = second[:, : tensors[1].columns]
+        self._at, self._sure = None, 0
         exact = self._executor.write(states)
         self.changes += 1
         self.tokens[:] = snapshot.tokens
-        self._at = length
+        self._at = self._sure = length
         self._claim(snapshot.own)
         return exact
 

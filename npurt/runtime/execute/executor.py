@@ -44,10 +44,11 @@ class Part:
     segment: Segment
     before: list[Row]
     checkpoints: OrderedDict[int, Any] = field(default_factory=OrderedDict)
-    keeps_checkpoints: bool = False  # of recurrent states, which the segment cannot rewind
 
-    def __post_init__(self) -> None:
-        self.keeps_checkpoints = not self.segment.rewinds and bool(recurrent(self.graph))
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether to copy recurrent states before runs: the segment cannot rewind them."""
+        return not self.segment.rewinds and bool(recurrent(self.graph))
 
     def begin(self, position: int) -> None:
         """Copy recurrent states that have seen *position* positions, if nobody else does."""
@@ -72,6 +73,13 @@ class Part:
             self.segment.rewind(SEQUENCE, length)
         for at in [at for at in self.checkpoints if at > length]:
             del self.checkpoints[at]
+
+    def write(self, states: Mapping[str, Array]) -> bool:
+        """Set the states; return False if some were rounded."""
+        exact = True
+        for tensor in self.graph.tensors(Kind.STATE):
+            exact &= self.segment.write_exact(tensor, SEQUENCE, states[tensor.name])
+        return exact
 
     def rows(self) -> Iterator[Row]:
         """Yield the ledger's rows of the graph."""
@@ -120,9 +128,13 @@ class Executor:
             return self._other if reasons[op.name] else self._device
 
         self._parts: list[Part] = []
-        for who, part in split(graph, owner, kept):
-            why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
-            self._parts.append(self._place(who, part, why))
+        try:
+            for who, part in split(graph, owner, kept):
+                why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
+                self._parts.append(self._place(who, part, why))
+        except BaseException:
+            self.close()
+            raise
         kept_weakly = weakref.ref(self)  # segments keep the ledger
 
         def rows() -> Iterator[Row]:
@@ -174,9 +186,7 @@ class Executor:
             try:
                 made = part.segment.run_into(values, rows, out or {})
             except DriverError as error:
-                if part.actual == self._names[id(self._other)]:
-                    raise
-                self._move(part, copy(error))  # without its traceback, which keeps much alive
+                self._move(part, error)
                 if part.graph.tensors(Kind.STATE):
                     return None
                 made = part.segment.run(values, rows)
@@ -185,25 +195,33 @@ class Executor:
         return values
 
     def _move(self, part: Part, error: DriverError) -> None:
-        """Move a part to the other device for good."""
+        """Move a part to the other device for good; raise *error* if it is there already."""
         other = self._names[id(self._other)]
+        if part.actual == other:
+            raise error
+        error = copy(error)  # without its traceback, which keeps much alive
         self._ledger.fallback(f"{other} goes on for {part.actual}: {error.what}")
         part.before += [
             row_of(c, part.planned, part.actual, part.reason)
             for c in part.segment.counters()
             if c.calls
         ]
-        part.segment.close()
-        part.segment = self._compile(self._other, part.graph)
+        failed, part.segment = part.segment, self._compile(self._other, part.graph)
         part.actual, part.reason = other, f"{part.planned} failed: {error.what}"
-        part.__post_init__()
+        part.checkpoints.clear()
+        failed.close()
 
     # --- States ---------------------------------------------------------------------------------
 
-    def begin(self, position: int) -> None:
-        """Prepare for a run from *position* on."""
-        for part in self._parts:
-            part.begin(position)
+    def begin(self, position: int) -> bool:
+        """Prepare for a run from *position* on; return False when a device lost its states."""
+        try:
+            for part in self._parts:
+                part.begin(position)
+        except DriverError as error:
+            self._move(part, error)
+            return False
+        return True
 
     def reach(self, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
@@ -211,10 +229,22 @@ class Executor:
             length = least
         return length
 
-    def rewind(self, length: int) -> None:
-        """Keep the first *length* positions, which `reach` returned."""
+    def rewind(self, length: int) -> int:
+        """Keep the first *length* positions, which `reach` returned; or none, if a device failed.
+
+        Returns:
+            How many were kept.
+        """
+        failed = False
         for part in self._parts:
-            part.rewind(length)
+            try:
+                part.rewind(length)
+            except DriverError as error:
+                self._move(part, error)
+                failed = True
+        if failed:
+            self.forget()
+        return 0 if failed else length
 
     @property
     def shifts(self) -> bool:
@@ -245,8 +275,11 @@ class Executor:
         exact = True
         for part in self._parts:
             part.checkpoints.clear()
-            for tensor in part.graph.tensors(Kind.STATE):
-                exact &= part.segment.write_exact(tensor, SEQUENCE, states[tensor.name])
+            try:
+                exact &= part.write(states)
+            except DriverError as error:
+                self._move(part, error)
+                exact &= part.write(states)
         return exact
 
     def forget(self) -> None:
