@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import ModelFormatError, UnsupportedOp
+from npurt.errors import ModelFormatError, NotOffloaded
 from npurt.llm.arch import ARCHITECTURES
 from tests.llm import gguf_files as raw
 from tests.llm import reference, tiny, variants
@@ -262,9 +262,19 @@ def test_a_part_that_an_architecture_has_not_is_refused(qwen3, qwen35, tmp_path)
         logits(half, tmp_path)
 
 
-def test_experts_of_an_odd_width_are_refused(qwen3, tmp_path):
-    with pytest.raises(UnsupportedOp, match="N % 16"):
-        logits(variants.with_experts(qwen3, "qwen3moe", 4, 2, n_ff=40), tmp_path)
+def test_numpy_runs_experts_of_an_odd_width(qwen3, tmp_path):
+    """Kernels take stacks of 16 rows; what numpy does in their place is in the report."""
+    path = tiny.write(variants.with_experts(qwen3, "qwen3moe", 4, 2, n_ff=40), tmp_path)
+    with npurt.Llama(path, n_ctx=32, kv_type="f32") as llm:
+        y = llm.eval(tiny.ids("qwen3", 12))
+        (reason,) = {row.reason for row in llm.report().rows if row.actual == "numpy"}
+    with npurt.Llama(path, "numpy", n_ctx=32, kv_type="f32") as llm:
+        wanted = llm.eval(tiny.ids("qwen3", 12))
+    with pytest.raises(NotOffloaded, match="N % 16"):
+        npurt.Llama(path, n_ctx=32, strict=True)
+
+    assert "N % 16" in reason
+    assert nmse(y, wanted) < 1e-9
 
 
 def test_each_architecture_is_named_as_files_name_it():

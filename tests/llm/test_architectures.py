@@ -196,8 +196,8 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
         hidden_states, made = HiddenStates(layers, 10, llm.config.width), []
         hidden_states.reader = lambda values, position: made.append(values.copy())
         executor = Executor(
-            graph.graph, llm._host, llm._other, FileWeights(llm.file, graph), Limits(10, 64, kv_dtype="f32"),
-            llm._ledger, [residual(graph)],
+            graph.graph, llm._host, llm._other, FileWeights(llm.file, graph),
+            Limits(10, 64, kv_dtype="f32"), llm._ledger, [residual(graph)],
         )  # fmt: skip
         decoder = Decoder(graph, executor, 10, hidden_states)
         hidden_states.begin(0, 10)

@@ -14,8 +14,8 @@ from npurt.runtime.execute.plan import Plan
 from tests.llm import tiny
 
 MODELS = ("llama3", "qwen35", "qwen3moe")
-# numpy's sums depend on the number of rows; logits are below 16, and those of other tokens differ by
-# whole units.
+# numpy's sums depend on the number of rows.  Logits are below 16, and those of other tokens differ
+# by whole units.
 ROUNDING = 2.0**-10
 OPTIONS = {"n_ctx": 128, "n_batch": 16, "verify": "off", "progress": False}
 

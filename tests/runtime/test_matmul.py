@@ -454,6 +454,17 @@ def test_bfloat16_of_ml_dtypes_is_widened(seed, shapes):
     assert_float_product(npurt.matmul(a, b), a.astype(np.float32), b.astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int4"])
+def test_narrow_numbers_of_ml_dtypes_are_refused_with_a_conversion_that_works(name):
+    a = np.ones((2, 4), getattr(ml_dtypes, name))
+
+    with pytest.raises(LayoutError, match=f"a is {name}; npurt multiplies") as caught:
+        npurt.matmul(a, np.ones((4, 3), np.float32))
+
+    assert "np.asarray(a, np.float32)" in caught.value.remedy
+    assert npurt.matmul(np.asarray(a, np.float32), np.ones((4, 3), np.float32))[0, 0] == 4
+
+
 def test_tensors_of_torch_are_operands_and_bfloat16_too():
     torch = pytest.importorskip("torch", reason="torch is large; CI does not install it")
     a, w = torch.randn(3, 64), npurt.pack(numbers(0, (64, 5)), "q8_0")

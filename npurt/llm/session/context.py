@@ -313,6 +313,7 @@ class Context:
     @property
     def state(self) -> State:
         """The state of the context."""
+        self._require_open()
         return self._state
 
     @locked
