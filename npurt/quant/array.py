@@ -5,8 +5,10 @@ the weight, so they are refused with the way to do it.
 """
 
 import functools
+import operator
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,15 @@ class QuantisedArray(NDArrayOperatorsMixin):
     def sum_axis(self) -> int:
         """The axis K, along which products sum and blocks lie."""
         raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        raise NotImplementedError
+
+    def with_sum_axis(self, axis: int) -> Self:
+        """Return the same values with K along *axis*, or the weight itself if that rounds them."""
+        return self
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -113,6 +124,7 @@ def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
     w, axis, x, other = (a, axis_a, b, axis_b) if first else (b, axis_b, a, axis_a)
     if isinstance(x, QuantisedArray):
         raise refused(name, x)
+    w = w.with_sum_axis(axis % w.ndim)
     if axis not in (w.sum_axis, w.sum_axis - w.ndim):
         raise _across(f"{name} along axis {axis}", w)
     y = hooks.product(_last(x, other), w.T if w.sum_axis else w)
@@ -145,8 +157,15 @@ def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """`numpy.tensordot` over one pair of axes."""
-    of_a, of_b = (range(-axes, 0), range(axes)) if np.ndim(axes) == 0 else axes
-    pairs = list(zip(np.atleast_1d(of_a).tolist(), np.atleast_1d(of_b).tolist(), strict=True))
+    try:
+        of_a, of_b = (range(-axes, 0), range(axes)) if np.ndim(axes) == 0 else axes
+        first, second = ([operator.index(i) for i in np.atleast_1d(each)] for each in (of_a, of_b))
+        pairs = list(zip(first, second, strict=True))
+    except (TypeError, ValueError) as error:
+        raise LayoutError(
+            f"numpy.tensordot takes no axes {axes!r}",
+            remedy="pass 1, or an axis of each operand, for example (1, 0)",
+        ) from error
     if len(pairs) != 1:
         w = a if isinstance(a, QuantisedArray) else b
         raise refused(f"numpy.tensordot over {len(pairs)} pairs of axes", w)
@@ -182,6 +201,7 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
     if (
         len(of_w) != w.ndim
         or "." in of_w
+        or not all(map(TERM.fullmatch, terms))
         or (np.ndim(x) < given if "..." in of_x else np.ndim(x) != given)
     ):
         raise LayoutError(
@@ -189,6 +209,17 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
             f"{np.shape(operands[1])}",
             remedy="write a letter for each axis",
         )
+    names = output.replace("...", "")
+    if not TERM.fullmatch(output) or len(set(names)) < len(names) or set(names) - set(of_w + of_x):
+        raise LayoutError(
+            f"the result of {subscripts!r} is not made of letters of the operands",
+            remedy="name after -> letters of the operands, each once at most",
+        )
+    if len(set(of_w)) < len(of_w):
+        raise refused(f"numpy.einsum({subscripts!r})", w)
+    summed = [axis for axis, c in enumerate(of_w) if c in of_x and c not in output]
+    if len(summed) == 1:
+        w = w.with_sum_axis(summed[0])
     k = of_w[w.sum_axis]
     kept = of_w.replace(k, "")  # the letter of N; none if w is a vector
     if of_x.count(k) != 1 or k in output or (kept and kept in of_x):
@@ -196,7 +227,13 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
     left, _, right = of_x.partition(k)
     axis = len(left) if "..." in right else -len(right) - 1
     y = hooks.product(_last(x, axis), w.T if w.sum_axis else w)
-    return np.einsum(f"{left}{right}{kept}->{output}", y, out=out)
+    try:
+        return np.einsum(f"{left}{right}{kept}->{output}", y, out=out)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(
+            f"{subscripts!r} cannot be computed: {error}",
+            remedy="correct the subscripts, the shape of the array, or out=",
+        ) from error
 
 
 def _subscripts(text: str) -> tuple[list[str], str]:
@@ -223,15 +260,37 @@ def _vecmat(x: Any, w: Any, *, out: Array | None = None) -> Any:
 
 
 def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
-    if axes is not None and tuple(axes) != (1, 0):
+    """`numpy.transpose`: the weight or its transposed view."""
+    usual = list(range(a.ndim))
+    if axes is None:
+        return a.T
+    try:
+        order = [usual[i] for i in (axes if np.ndim(axes) else [axes])]
+    except (TypeError, ValueError, IndexError):
+        order = []
+    if sorted(order) != usual:
+        raise LayoutError(
+            f"{axes!r} is no order of the axes of {a!r}", remedy=f"order the axes {usual}"
+        )
+    if order == usual:
+        return a
+    if order != usual[::-1]:
         raise refused(f"numpy.transpose with axes {axes}", a)
     return a.T
+
+
+def _result_type(*operands: Any) -> np.dtype[Any]:
+    """`numpy.result_type`, to which a weight is float32, as its values are."""
+    return np.result_type(
+        *(np.dtype(np.float32) if isinstance(x, QuantisedArray) else x for x in operands)
+    )
 
 
 def _matmul(a: Any, b: Any, *, out: Array | None = None) -> Any:
     return hooks.product(a, b, out=out)
 
 
+TERM = re.compile(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*")  # subscripts of an operand in einsum
 USUAL_AXES = ([(-2, -1)] * 3, [(-1,), (-2, -1), (-1,)])  # as ``a @= w`` writes them out
 UFUNCS: dict[str, Callable[..., Any]] = {
     "numpy.matmul": _matmul,
@@ -246,7 +305,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.linalg.multi_dot: _multi_dot,
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
+    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
     np.transpose: _transpose,
+    np.result_type: _result_type,
+    np.iscomplexobj: lambda x: False,
+    np.isrealobj: lambda x: True,
 }
 if hasattr(np.linalg, "matmul"):  # numpy 2
     FUNCTIONS |= {

@@ -43,7 +43,9 @@ class QTensor(QuantisedArray):
     def __init__(self, blocks: Blocks, fmt: Format | str) -> None:
         self.format = find(fmt)
         require_blocks(blocks, self.format)
-        if blocks.ndim > 3 or (blocks.shape[-1] > 1 and blocks.strides[-1] != blocks.itemsize):
+        if blocks.ndim > 3 or (
+            blocks.size and blocks.shape[-1] > 1 and blocks.strides[-1] != blocks.itemsize
+        ):
             raise LayoutError(
                 f"blocks of shape {blocks.shape} and strides {blocks.strides} are not rows",
                 remedy="pass an array of at most 3 axes from np.ascontiguousarray()",
@@ -135,6 +137,20 @@ class QTensor(QuantisedArray):
         view.transposed, view._base = True, self
         return view
 
+    def with_sum_axis(self, axis: int) -> "QTensor":
+        """Return the same values with K along *axis*: of a matrix of floats, copied in that order.
+
+        Blocks of other formats lie along K, so the tensor is returned as it is.
+        """
+        if axis == self.sum_axis or self.ndim != 2 or self.format.block > 1:
+            return self
+        other = QTensor(np.ascontiguousarray(self.blocks.T), self.format)
+        return other if self.transposed else other.T
+
+    def copy(self) -> "QTensor":
+        """Return a tensor with blocks of its own."""
+        return _restored(self.blocks.copy(), self.format.name, self.transposed)
+
     def dequantize(self) -> F32:
         """Return the values, float32 of `shape`."""
         values = dequantize(self.blocks, self.format)
@@ -187,25 +203,26 @@ class QTensor(QuantisedArray):
         return _restored, (self.blocks, self.format.name, self.transposed)
 
     def __getitem__(self, rows: Any) -> "QTensor":
-        """Return whole rows: an int, a slice or an array of ints for each axis before K.
+        """Return whole rows: an int, a slice, ints or a mask for each axis before K.
 
-        Of the view ``w.T`` these are columns: ``w.T[:, rows]``.  Slices are views.  An index out of
-        range raises IndexError, which also ends iteration.
+        Of the view ``w.T`` these are columns: ``w.T[:, rows]``.  Slices are views.
 
         Raises:
             LayoutError: The index would cut rows.
+            IndexError: There is no such row, which also ends iteration; or a mask is of another
+                length than its axis.
         """
-        index = rows if isinstance(rows, tuple) else (rows,)
-        if len(index) == self.ndim and _is_whole(index[self.sum_axis], self.shape[self.sum_axis]):
-            if self.transposed:
-                return self.T[index[1]].T
-            index = index[:-1]
-        if self.transposed or len(index) >= self.ndim or not all(map(_selects_rows, index)):
+        index = _of_every_axis(rows if isinstance(rows, tuple) else (rows,), self.ndim)
+        axis = self.sum_axis
+        whole = len(index) == self.ndim and _is_whole(index[axis], self.shape[axis])
+        keys = index[:axis] + index[axis + 1 :]
+        if not whole or not all(map(_selects_rows, keys)):
             raise LayoutError(
                 f"{self!r} cannot be indexed with {rows!r}: its blocks lie along K",
                 remedy="choose along N, w[2:4] or w.T[:, 2:4], or index the array w.dequantize()",
             )
-        return QTensor(self.blocks[index], self.format)
+        chosen = QTensor(self.blocks[tuple(map(_as_numpys, keys))], self.format)
+        return chosen.T if self.transposed else chosen
 
     def __repr__(self) -> str:
         flag = ", transposed" if self.transposed else ""
@@ -238,19 +255,33 @@ def _restored(blocks: Blocks, fmt: str, transposed: bool) -> QTensor:
     return tensor.T if transposed else tensor
 
 
+def _of_every_axis(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """Return *index* with a key for each axis: an Ellipsis and missing keys are whole axes."""
+    places = [i for i, key in enumerate(index) if key is Ellipsis] or [len(index)]
+    before, after = index[: places[0]], index[places[0] + 1 :]
+    return (*before, *[slice(None)] * (ndim - len(before) - len(after)), *after)
+
+
 def _is_whole(key: Any, length: int) -> bool:
     """Say whether a key of an index selects all of an axis, in order."""
     return isinstance(key, slice) and key.indices(length) == (0, length, 1)
 
 
 def _selects_rows(key: Any) -> bool:
-    """True for a slice, an int and a sequence of ints; False for masks, None and Ellipsis."""
+    """True for a slice, an int, a sequence of ints and a mask; False for None and Ellipsis."""
     if isinstance(key, slice):
         return True
     if key is None or key is Ellipsis:
         return False
     array = np.asarray(key)
+    if array.dtype.kind == "b" or not array.size:
+        return array.ndim == 1
     return array.dtype.kind in "iu" and array.ndim <= 1
+
+
+def _as_numpys(key: Any) -> Any:
+    """Return a key that numpy takes; the empty list has no dtype, and is no ints."""
+    return np.zeros(0, np.intp) if isinstance(key, list) and not key else key
 
 
 def _bytes(count: int) -> str:

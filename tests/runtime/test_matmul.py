@@ -560,7 +560,7 @@ def test_what_cannot_be_packed_is_refused():
         (LayoutError, (np.ones((2, 32, 4)), "q8_0"), "two"),
         (LayoutError, (np.ones(32), "q8_0"), "two"),
         (LayoutError, (square, "q8_0"), "w.T"),
-        (LayoutError, (experts, "q8_0"), "w.T"),
+        (LayoutError, (experts, "q8_0"), "w[i].T"),
         (NumericsError, (np.full((32, 2), np.nan), "q8_0"), "NaN"),
         (NumericsError, (np.full((32, 2), np.nan), "f16"), "NaN"),
         (NumericsError, (np.full((32, 2), np.inf), "f32"), "NaN"),

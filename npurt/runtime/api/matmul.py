@@ -75,7 +75,8 @@ def matmul(
     Args:
         a: Array; or a quantised weight ``[N, K]``: ``w.T`` of a `PackedWeight`, or a QTensor.
         b: Array; or a quantised weight ``[K, N]``: a `PackedWeight`, or ``w.T`` of a QTensor, which
-            is packed for this call.  A QTensor of F32, F16 or BF16 is an array of its values.
+            is packed for this call.  A QTensor of F32, F16 or BF16 may be summed along each axis;
+            next to another weight, and as a stack, it is an array of its values.
         out: Array of the result's shape and dtype, written and returned.
         device: Where to multiply; a packed weight is multiplied by where it is.
         verify: ``off``, ``sample`` (the first product of a weight, and one in a hundred after that)
@@ -94,6 +95,10 @@ def matmul(
     """
     how = mode(verify)
     left, right = _operand(a, "a"), _operand(b, "b")
+    if isinstance(right, QuantisedArray):
+        left = _values_of_floats(left)
+    if isinstance(left, QuantisedArray):
+        right = _values_of_floats(right)
     if isinstance(left, QuantisedArray):
         result = _weight_first(left, right, device, how)
     elif isinstance(right, QuantisedArray):
@@ -105,20 +110,27 @@ def matmul(
 
 def _operand(x: Operand, name: str) -> Array | QuantisedArray:
     """Return a weight as it is, and anything else as an array."""
-    if isinstance(x, QTensor) and x.format.block == 1:
-        return x.dequantize()
-    return x if isinstance(x, QuantisedArray) else as_array(x, name)
+    if isinstance(x, QuantisedArray):
+        return _values_of_floats(x) if x.ndim == 3 else x
+    return as_array(x, name)
+
+
+def _values_of_floats(x: Array | QuantisedArray) -> Array | QuantisedArray:
+    """Return the values of a QTensor of floats, and anything else as it is."""
+    return x.dequantize() if isinstance(x, QTensor) and x.format.block == 1 else x
 
 
 def _weight_last(a: Array, w: QuantisedArray, device: str, how: Mode) -> Array:
     """Return ``a @ w``."""
+    w = w.with_sum_axis(0)
     if w.ndim == 3 or w.sum_axis != 0:
+        turned = "a @ w, without the .T" if _is_view(w) else "a @ w.T"
         raise LayoutError(
             f"{w!r} is no right operand: its blocks lie along axis {w.sum_axis}",
-            remedy="multiply a @ w.T, for each matrix of a stack, or by the array w.dequantize()",
+            remedy=_how_to_multiply(w, a.shape[-1], turned),
         )
     if a.shape[-1] != w.shape[0]:
-        raise _mismatch(a.shape, w.shape)
+        raise _mismatch(a.shape, w.shape, w)
     return _times(a, "a", w, device, how)
 
 
@@ -129,11 +141,13 @@ def _weight_first(w: QuantisedArray, b: Array | QuantisedArray, device: str, how
             f"{w!r} and {b!r} are both quantised",
             remedy="multiply by the values of one, for example a.dequantize() @ b",
         )
+    w = w.with_sum_axis(w.ndim - 1)
     if w.ndim == 3 or w.sum_axis != w.ndim - 1:
+        turned = "w @ b, without the .T" if _is_view(w) else "w.T @ b"
         raise LayoutError(
             f"{w!r} is no left operand, only a right operand: its blocks lie along axis "
             f"{w.sum_axis}",
-            remedy="multiply a @ w or w.T @ b, or each matrix of a stack",
+            remedy=_how_to_multiply(w, b.shape[-2:][0], turned),
         )
     if b.shape[-2:][0] != w.shape[-1]:
         raise _mismatch(w.shape, b.shape)
@@ -164,9 +178,36 @@ def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Ar
     return y if w.ndim == 2 else y[..., 0]
 
 
-def _mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> LayoutError:
+def _is_view(w: QuantisedArray) -> bool:
+    """Say whether w is the ``.T`` of another weight."""
+    return isinstance(w, QTensor | PackedWeight) and w.transposed
+
+
+def _how_to_multiply(w: QuantisedArray, k: int, turned: str) -> str:
+    """Return the remedy of a weight on the wrong side.
+
+    Args:
+        k: The length of the other operand along the axis that is summed.
+        turned: The product by the transpose.
+    """
+    if w.ndim == 3:
+        return "multiply by each matrix of a stack: a @ w[i].T, or w[i] @ b"
+    if k == w.shape[w.sum_axis]:
+        return f"multiply {turned}"
+    return "multiply by its values, the array that its dequantize() returns"
+
+
+def _mismatch(
+    a: tuple[int, ...], b: tuple[int, ...], weight: QuantisedArray | None = None
+) -> LayoutError:
     k, other = a[-1], b[-2:][0]
     transposed = len(b) > 1 and b[-1] == k
+    if transposed and weight is not None:
+        return LayoutError(
+            f"shapes {a} and {b} do not multiply: a has K = {k}, the weight K = {other}",
+            remedy="a sum along the other axis of the weight takes the transpose of its values, "
+            "dequantize().T",
+        )
     return LayoutError(
         f"shapes {a} and {b} do not multiply: a has K = {k}, b has {other}",
         remedy="transpose b: a weight w of shape (N, K) multiplies as a @ w.T"

@@ -99,11 +99,18 @@ class PackedWeight(QuantisedArray):
         """Return the values, float32 of `shape`."""
         return (self.tensor if self.transposed else self.tensor.T).dequantize()
 
+    def copy(self) -> "PackedWeight":
+        """Return the weight itself, which does not change."""
+        return self
+
     def __getitem__(self, index: Any) -> "PackedWeight":
-        """Return ``w[:, rows]`` or ``w.T[rows]``, packed again: a slice or ints along N.
+        """Return ``w[:, rows]`` or ``w.T[rows]``, packed again: a slice, ints or a mask along N.
+
+        ``w[:]`` and ``w[...]`` are the weight itself.
 
         Raises:
             LayoutError: The index would cut K, or leave one axis.
+            IndexError: There is no such row, or a mask is of another length than N.
         """
         rows = (self.tensor if self.transposed else self.tensor.T)[index]
         if rows.ndim != 2:
@@ -111,6 +118,11 @@ class PackedWeight(QuantisedArray):
                 f"{self!r}[{index!r}] is a vector, which is not packed",
                 remedy="choose with a slice, for example 3:4",
             )
+        every, some = self.tensor.blocks, rows.blocks
+        if (every.shape, every.strides) == (some.shape, some.strides) and np.may_share_memory(
+            every, some
+        ):  # all rows, in order
+            return self
         matrix = rows if self.transposed else rows.T
         chosen = PackedWeight(self.products.device.pack(matrix, int16=None), self.products)
         return chosen.T if self.transposed else chosen
@@ -212,13 +224,22 @@ def finite(tensor: QTensor) -> QTensor:
     return tensor
 
 
+def _how_to_pack(w: QuantisedArray) -> str:
+    """Return what to pass in place of a weight that is no right operand."""
+    if isinstance(w, PackedWeight):  # a transposed view
+        return "pass w itself, without the .T"
+    return {
+        1: "pass a matrix of one row: w[i : i + 1].T of the tensor it is a row of",
+        2: "pass w.T, of shape (K, N)",
+        3: "pack each matrix of the stack: w[i].T",
+    }[w.ndim]
+
+
 def _quantised(b: npt.ArrayLike | QTensor | PackedWeight, dtype: str) -> QTensor:
     """Return b as a QTensor ``[N, K]``."""
     if isinstance(b, QuantisedArray):
         if b.ndim != 2 or b.sum_axis != 0:
-            raise LayoutError(
-                f"{b!r} is not a right operand", remedy="pass w.T, of shape (K, N), for w [N, K]"
-            )
+            raise LayoutError(f"{b!r} is not a right operand", remedy=_how_to_pack(b))
         tensor: QTensor = b.tensor if isinstance(b, PackedWeight) else b.T
         if isinstance(dtype, str) and dtype.lower() in ("auto", tensor.dtype):
             return tensor

@@ -35,7 +35,8 @@ def as_array(x: Any, name: str) -> Array:
         array = array.astype(np.float32 if array.dtype.kind == "V" else np.float64)
     if array.dtype != np.int8 and array.dtype.newbyteorder("=") not in FLOATS:
         what = array.dtype if isinstance(x, np.ndarray | np.generic) else type(x).__name__
-        if array.dtype.kind in "biufc":
+        narrow = array.dtype.kind == "V" and not issubclass(array.dtype.type, np.void)  # ml_dtypes
+        if narrow or array.dtype.kind in "biufc":
             raise LayoutError(
                 f"{name} is {array.dtype}; npurt multiplies int8, bfloat16 and float16, 32, 64",
                 remedy=f"convert it, for example np.asarray({name}, np.float32)",
