@@ -226,7 +226,7 @@ def test_a_packed_weight_gives_the_same_row_whatever_rows_come_with_it():
 
 
 @pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
-def test_a_qtensor_of_floats_is_an_array_of_its_values(fmt):
+def test_a_qtensor_of_floats_multiplies_as_its_values(fmt):
     w = QTensor.quantize(numbers(0, (6, 32)), fmt)
     a, b = numbers(1, (3, 6)), numbers(2, (32, 4))
 
