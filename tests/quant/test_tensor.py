@@ -185,7 +185,9 @@ def test_a_slice_shares_the_blocks_and_iteration_ends():
         w[6]
 
 
-@pytest.mark.parametrize("index", [(0, 0), None, ..., True, 0.5, [True] * 6, np.zeros((2, 2), int)])
+@pytest.mark.parametrize(
+    "index", [(0, 0), None, True, 0.5, np.ones((6, 64), bool), np.zeros((2, 2), int)]
+)
 def test_an_index_that_would_cut_rows_is_refused(index):
     with pytest.raises(LayoutError, match="cannot be indexed"):
         tensor(6, 64)[index]
