@@ -5,8 +5,8 @@ The bound.  A row s of S is known to an error e, measured as a norm.  A token ch
 that is off by at most ``e max(a) max(1, |1 - beta |k|^2|)``: ``I - beta k k^T`` keeps all
 directions but k.  The device also rounds.  Its products of a row with k or q are off by
 p = eps |s| |k|; d and the values computed from d are off by eps of themselves, and the new row by
-eps of its norm.  `Device.delta_error` returns eps, and g, the error of elements of k and q that are
-too small for eps.
+eps of its norm.  `DeltaNets.delta_error` returns eps, and g, the error of elements of k and q that
+are too small for eps.
 
 Small numbers.  As in `verify`, each operation may be off by h = 2^-126 of its factor; a decay below
 h counts as 0.  A product of vectors of W elements x and y, and of a, is off by
@@ -41,7 +41,7 @@ def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaErro
         head: The head, chosen at random.
         before: The head's state before the run, ``[N, 1, W, W]``.
         after: The state after it.
-        error: `Device.delta_error`.
+        error: `DeltaNets.delta_error`.
     """
     out, state, out_bound, state_bound = recompute(net, head, before, error)
     near = abs(net.out[:, :, head] - out) <= out_bound

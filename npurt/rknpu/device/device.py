@@ -231,7 +231,7 @@ class RkDevice(ProductDevice):
         return w.float16
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
-        """Return ``a @ b``, exact: what the NPU computes before scales; see `Device.matmul_i8`.
+        """Return ``a @ b``, exact: what the NPU computes before scales; see `ExactInt8`.
 
         Raises:
             DeviceFull: There is no room for the operands.
