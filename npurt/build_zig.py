@@ -74,7 +74,7 @@ def compile_c(job: Job, out: Path) -> None:
 def objects(
     jobs: Sequence[Job], folder: Path, compiler: Callable[[Job, Path], None] = compile_c
 ) -> list[Path]:
-    """Compile *jobs* into *folder*, as many at a time as there are CPUs; in their order."""
+    """Compile *jobs* into *folder*, one for each CPU at a time; return the files in their order."""
     made = [folder / f"{i}-{job.source.stem}.o" for i, job in enumerate(jobs)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compiler, jobs, made))  # waits, and raises the first error

@@ -1,4 +1,4 @@
-"""The C side of the CPU device: its header, parsed, and the library, opened late.
+"""The C side of the CPU device: the parsed header, and the library, which opens on first use.
 
 `npurt_cpu.h` travels inside the package and is the only declaration there is: cffi reads it, so
 Python and C cannot disagree about a struct.  The library still says the size of its largest one,

@@ -64,7 +64,7 @@ class SequenceStates:
             self._rings[op.state.name] = deltas.kept[net.name] if net else others.kept[op.name]
 
     def leave(self, states: Iterable[Tensor]) -> None:
-        """Let numpy have *states*."""
+        """Record that numpy computes the ops of *states*, and keeps these states."""
         self._in_numpy |= {tensor.name for tensor in states}
 
     # --- Going forward and back -----------------------------------------------------------------

@@ -56,7 +56,7 @@ class Steps:
         return CheckedProgram(self._engine, self.sampler, self._events)
 
     def host(self) -> CheckedProgram:
-        """Return the program that is the last step; a new one when that is something else."""
+        """Return the last step if it is a program; else append an empty program and return that."""
         return self._last_program(self._steps)
 
     def _last_program(self, steps: list[Step]) -> CheckedProgram:

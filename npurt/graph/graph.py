@@ -34,7 +34,7 @@ class Graph:
         return tuple(found.values())
 
     def last_use(self) -> dict[str, int]:
-        """Return for each tensor that ops write the index of the last op that names it."""
+        """Return the index of the last op that reads or writes each tensor, by its name."""
         last: dict[str, int] = {}
         for index, op in enumerate(self.ops):
             last |= {tensor.name: index for tensor in (*op.reads, *op.writes)}

@@ -1,4 +1,4 @@
-"""What reports call an op."""
+"""The class of an op in reports."""
 
 from npurt.graph import ops
 from npurt.graph.ops import Op

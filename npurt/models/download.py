@@ -71,7 +71,7 @@ def parts_of(url: str) -> SplitResult:
     """Return the parts of a URL.
 
     Raises:
-        SettingError: It is none.
+        SettingError: It is not a URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""Models of a Hugging Face hub or a mirror: which files a name means, and their place in its cache.
+"""Models of a Hugging Face hub or a mirror: the files of a name, and where the cache has them.
 
 Account, token, mirror, offline mode and the folder of the cache are those of `huggingface_hub`.
 The files are put into its cache as it lays them out, so that other programs share them; npurt
-downloads them itself, because `huggingface_hub` goes on only within one call and checks no hash.
+downloads them itself, because `huggingface_hub` resumes only within one call and checks no hash.
 File names, sizes and hashes come from the server and are checked before a path is made of them.
 Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/download.cpp (choice).
 """
@@ -81,7 +81,7 @@ class Reference:
         """Return the reference of ``user/repo[:QUANT]``, with a file or pattern, and a revision.
 
         Raises:
-            SettingError: They have another form, or contradict each other.
+            SettingError: An argument has another form, or they contradict each other.
         """
         if file is None and revision is None:
             return cls.parse(repo)

@@ -105,7 +105,7 @@ class HexagonPacked(Packed):
 
     @property
     def weight(self) -> Weight:
-        """What batches need of it."""
+        """The description of this weight for a batch."""
         return Weight(self.part, self.n, self.k, self.format.number)
 
     def multiplied(self, rows: slice) -> F64:

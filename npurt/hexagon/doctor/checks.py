@@ -174,7 +174,7 @@ def _permit(path: str, group: str) -> str:
 
 @on_linux
 def daemon(system: System) -> Result:
-    """Only the daemon passes on what the DSP's own log says of a crash."""
+    """Check that the daemon runs: without it, nobody sees the DSP's log of a crash."""
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
     return warn(

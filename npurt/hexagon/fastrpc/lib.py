@@ -75,7 +75,7 @@ class Library:
             raise codes.failed(name, code, errno, about)
 
     def unstarted(self) -> NpurtError | None:
-        """Return why npurt's simulator started no DSP process; None: it did not say, or is none."""
+        """Return why the simulator started no DSP process; None if it gives no reason."""
         if "npurt_sim_error" not in self.features:
             return None
         text = abi.ffi().new("char[]", SAID_BYTES)

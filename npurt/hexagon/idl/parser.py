@@ -109,7 +109,7 @@ class Parser:
         return self.advance()
 
     def take(self, taken: set[str], offset: int, *names: str) -> None:
-        """Take names that C needs besides."""
+        """Record names that the generated C uses; refuse those that are taken."""
         for name in names:
             if name in taken:
                 self.source.refuse(offset, f"expected no other {name}: C has it for this one")

@@ -184,7 +184,7 @@ class Struct(Type):
         return cells
 
     def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """*room* maps the names of the members that need some."""
+        """Reserve cells; *room* maps the names of members of variable size to their sizes."""
         need = {name: member for name, member in self.members.items() if not member.fixed}
         if need and (not isinstance(room, Mapping) or room.keys() != need.keys()):
             raise wrong(where, room, f"a mapping with the room for {', '.join(need)}")

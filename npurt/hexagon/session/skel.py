@@ -62,7 +62,8 @@ def choose(arch: int | None, folder: Path | None = None) -> Path:
 def module(skel: Path) -> str:
     """Return the URI of *skel* and its entry point, without the session.
 
-    The version of the interface goes along: the skel refuses to be opened without, or by a newer.
+    The URI states the version of the interface.  The skel refuses a URI without a version, and one
+    with a newer version.
     """
     return f"file:///{skel.name}?{ENTRY}&_modver=1.0&_idlver={interface().version}"
 

@@ -124,7 +124,7 @@ class Controller:
         return self._trials == 0 and self.text.passes % 2 == 0 and not self._fixed
 
     def believe(self, certainty: float) -> None:
-        """Add the probability of the model's own token, as an estimate of a draft token's."""
+        """Count *certainty*, the probability of the model's own token, as that of a draft token."""
         self._right.add(certainty)
 
     @property

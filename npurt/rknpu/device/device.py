@@ -104,7 +104,7 @@ class RkDevice(ProductDevice):
         return saving(op, self._driver.name, len(self._driver.spaces), int16=int16)
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None, or why *op* cannot run: any shape can."""
+        """Return None, or why *op* cannot run: any shape but an empty one can."""
         if op.format not in BY_NAME:
             return f"there is no format {op.format}"
         return "a weight without elements is none" if 0 in (op.n, op.k) else None

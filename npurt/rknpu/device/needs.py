@@ -1,4 +1,4 @@
-"""Limits of a job besides its weights: the most rows that fit the time, and the work memory."""
+"""Limits of a job besides its weights: rows that finish before its time-out, and work memory."""
 
 import functools
 import itertools

@@ -126,7 +126,7 @@ class Suballocation:
 
     @property
     def name(self) -> str:
-        """What for, in messages."""
+        """The purpose of the buffer, for messages."""
         return self.buffer.name
 
     @contextmanager
