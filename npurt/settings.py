@@ -4,6 +4,7 @@ Values are read when asked for, never at import.  ``FOO=0`` and ``FOO=`` switch 
 """
 
 import os
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -24,6 +25,11 @@ class Setting:
     def text(self) -> str | None:
         """Return the variable as it stands, or None when it is not set or empty."""
         return os.environ.get(self.name) or None
+
+
+def stated(names: Container[str]) -> list[str]:
+    """Return the variables of other programs that are set, of *names* in any case, sorted."""
+    return sorted(name for name in os.environ if name.upper() in names)
 
 
 def read(setting: Setting, kind: type[T]) -> T:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from npurt import settings
 from npurt.errors import DownloadError, SettingError
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ def session() -> Any:
     try:
         return get_session()
     except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
-        stated = ", ".join(sorted(name for name in os.environ if name.upper() in CONNECTION))
+        stated = ", ".join(settings.stated(CONNECTION))
         raise DownloadError(
             f"the proxy or the certificates that the environment states cannot be used: {stated}",
             remedy="write a proxy as http://HOST:PORT and certificates as the path of a file; "
