@@ -134,12 +134,10 @@ class Segment(abc.ABC):
     Attributes:
         part: Its ops.  It is given the tensors ``part.given``, and returns ``part.wanted``.
         rewinds: `rewind` takes recurrent states back, too.
-        shifts: `shift` can forget positions.
     """
 
     part: Graph
     rewinds: bool = False
-    shifts: bool = False
 
     @abc.abstractmethod
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -204,10 +202,6 @@ class Segment(abc.ABC):
         Here it does nothing: keys and values of later positions are overwritten.
         """
 
-    def shift(self, sequence: int, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*; move the later ones down."""
-        raise NotImplementedError(f"{type(self).__name__} does not shift")
-
     def checkpoint(self, sequence: int) -> Any:
         """Return a copy of the recurrent states, which cannot be truncated as keys and values can.
 
@@ -237,6 +231,16 @@ class Segment(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release the weights and states.  A second call does nothing."""
+
+
+@runtime_checkable
+class Shifts(Protocol):
+    """A segment that can forget positions in the middle, if *shifts* says so."""
+
+    shifts: bool
+
+    def shift(self, sequence: int, keep: int, drop: int) -> None:
+        """Forget *drop* positions after the first *keep*; move the later ones down."""
 
 
 class Guard:

@@ -20,7 +20,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Array, Compiler, Limits, Segment, Weights, recurrent, split
+from npurt.segment import Array, Compiler, Limits, Segment, Shifts, Weights, recurrent, split
 from npurt.verify import Sampler
 
 CHECKPOINTS = 4  # of recurrent states, each before a run
@@ -246,17 +246,21 @@ class Executor:
             self.forget()
         return 0 if failed else length
 
+    def _shifting(self) -> list[Shifts] | None:
+        """Return the segments with states, or None if one cannot forget positions."""
+        segments = [part.segment for part in self._parts if part.graph.tensors(Kind.STATE)]
+        able: list[Shifts] = [s for s in segments if isinstance(s, Shifts) and s.shifts]
+        return able if len(able) == len(segments) else None
+
     @property
     def shifts(self) -> bool:
         """Whether positions in the middle can be forgotten."""
-        with_states = [part for part in self._parts if part.graph.tensors(Kind.STATE)]
-        return all(part.segment.shifts for part in with_states)
+        return self._shifting() is not None
 
     def shift(self, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*."""
-        for part in self._parts:
-            if part.graph.tensors(Kind.STATE):
-                part.segment.shift(SEQUENCE, keep, drop)
+        """Forget *drop* positions after the first *keep*; `shifts` is true."""
+        for segment in self._shifting() or ():
+            segment.shift(SEQUENCE, keep, drop)
 
     def read(self) -> dict[str, Array]:
         """Return copies of all states by name, as `Segment.read_exact` has them.
