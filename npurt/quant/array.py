@@ -4,6 +4,7 @@ A product runs as `npurt.matmul`, whichever function asks for it.  All other fun
 the weight, so they are refused with the way to do it.
 """
 
+import abc
 import functools
 import operator
 import re
@@ -21,7 +22,7 @@ Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 
 
-class QuantisedArray(NDArrayOperatorsMixin):
+class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
     """The base of weights that behave like numpy arrays in products.
 
     Two weights are equal when they are the same object.
@@ -30,29 +31,29 @@ class QuantisedArray(NDArrayOperatorsMixin):
     __slots__ = ()
 
     @property
+    @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def ndim(self) -> int:
         """Number of axes."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def T(self) -> Any:  # noqa: N802  numpy's name
         """The transposed view."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def sum_axis(self) -> int:
         """The axis K, along which products sum and blocks lie."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def size(self) -> int:
         """Number of elements."""
-        raise NotImplementedError
 
     def with_sum_axis(self, axis: int) -> Self:
         """Return the same values with K along *axis*, or the weight itself if that rounds them."""
