@@ -90,7 +90,7 @@ class State:
         self._kv = np.dtype(KV_DTYPES[kv_type])
         self._layers = list(_layers(config, graph))
         self._at: int | None = 0  # tokens that all states have seen; None while that is unknown
-        self._sure = 0  # first tokens whose keys and values are surely in place
+        self._in_place = 0  # first tokens whose keys and values are surely in place
 
     @property
     def length(self) -> int:
@@ -127,15 +127,15 @@ class State:
         """Record a run over *tokens*, which come after the others."""
         self.changes += 1
         self.tokens += tokens
-        self._at = self._sure = self.length
+        self._at = self._in_place = self.length
 
     def catch_up(self, position: int) -> None:
         """Record that states have seen *position* of the tokens."""
-        self._at = self._sure = position
+        self._at = self._in_place = position
 
     def lose(self) -> None:
         """Drop all states, but no token: a device failed."""
-        self._at, self._sure = None, 0
+        self._at, self._in_place = None, 0
         self._executor.forget()
         self._at = 0
 
@@ -144,7 +144,7 @@ class State:
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that states can go back to."""
         length = min(length, self.length)
-        return length if length == self._at else self._executor.reach(min(length, self._sure))
+        return length if length == self._at else self._executor.reach(min(length, self._in_place))
 
     def rewind(self, length: int) -> None:
         """Keep the first *length* tokens, and the states of as many of them as possible.
@@ -156,7 +156,7 @@ class State:
         length = self.length
         if self._at != length:
             kept, self._at = self.reach(length), None
-            self._at = self._sure = self._executor.rewind(kept)
+            self._at = self._in_place = self._executor.rewind(kept)
         self._claim(self.own)
 
     @property
@@ -166,11 +166,11 @@ class State:
 
     def shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
-        self._at, self._sure = None, 0
+        self._at, self._in_place = None, 0
         self._executor.shift(keep, drop)
         self.own = min(self.own, keep)
         del self.tokens[keep : keep + drop]
-        self._at = self._sure = self.length
+        self._at = self._in_place = self.length
 
     def _claim(self, own: int) -> None:
         """Take note that so many tokens are their own: all that will come, if all of these are."""
@@ -225,11 +225,11 @@ class State:
             states[tensors[0].name] = first
             if len(tensors) == 2:
                 states[tensors[1].name] = second[:, : tensors[1].columns]
-        self._at, self._sure = None, 0
+        self._at, self._in_place = None, 0
         exact = self._executor.write(states)
         self.changes += 1
         self.tokens[:] = snapshot.tokens
-        self._at = self._sure = length
+        self._at = self._in_place = length
         self._claim(snapshot.own)
         return exact
 

@@ -42,8 +42,8 @@ class Plan(Steps):
         self._cpu = cpu
         self._ledger = ledger
         self._device = device or cpu
-        self._there: RemoteDelta | None = None  # the net that is being added
-        self._why = ""  # it is not there
+        self._remote_delta: RemoteDelta | None = None  # the net that is being added
+        self._host_reason = ""  # why the CPU runs it
 
     def new_program(self) -> HostStep:
         """Return an empty program, which the ledger follows."""
@@ -143,17 +143,17 @@ class Plan(Steps):
                 f"{device.caps.name} cannot take delta nets: {reason}",
                 remedy="leave strict mode to let the CPU do them",
             )
-        self._there, self._why = None, reason or ""
+        self._remote_delta, self._host_reason = None, reason or ""
         if not reason and device is not self._cpu:
             accounts = self._cpu, self._ledger, self.sampler
-            self._there = RemoteDelta(device, *accounts, net, slots, control)
+            self._remote_delta = RemoteDelta(device, *accounts, net, slots, control)
         super().delta(conv, net, held)
 
     def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
-        if self._there:
-            steps.append(self._there)
+        if self._remote_delta:
+            steps.append(self._remote_delta)
             return
         host = self._last_program(steps)
         assert isinstance(host, HostStep)
         op = host.add(label, Program.delta, net, slots=held.slots.array, control=held.control)
-        host.planned[op] = self._device.caps.name, self._why
+        host.planned[op] = self._device.caps.name, self._host_reason
