@@ -341,8 +341,10 @@ int remote_handle64_close(uint64_t handle)
     uint32_t remote = h->remote;
     bool last = s->handles == 1 && !queues_any(s);
     int result = last ? AEE_SUCCESS : s->death; /* the last close asks nobody */
-    /* The real library ends the session without telling the skel of its last handle. */
-    bool tell = s->state == LIVE && !h->closed && !(faithful && last);
+    /* A session that is LIVE and has a death was killed, and its end is not noticed yet.  The real
+     * library ends the session without telling the skel of its last handle. */
+    bool alive = s->state == LIVE && s->death == AEE_SUCCESS;
+    bool tell = alive && !h->closed && !(faithful && last);
     h->closed = true;
     if (tell) {
         session_enter(s);

@@ -250,3 +250,16 @@ def test_a_restart_of_the_dsp_resets_every_session_and_it_comes_back(rpc):
     assert rpc.call(handle, ABOUT, None, 8)[1][0] == 2
     rpc.close(handle)
     rpc.close(handle - 0x40)
+
+
+def test_a_last_close_right_after_a_restart_succeeds(rpc):
+    """The process of the session is killed, but its end may not have been noticed yet."""
+    handle = rpc.opened("probe")
+    rpc.control("ssr=1:100")
+
+    assert rpc.call_words(handle, STATUS, 0)[0] == RESET
+    assert rpc.close(handle) == 0
+    opened = []
+    assert eventually(lambda: opened.append(rpc.open("probe")) or opened[-1][0] != 0x72)
+    assert opened[-1][0] == 0
+    assert rpc.close(opened[-1][1]) == 0
