@@ -57,6 +57,23 @@ def test_every_link_leads_somewhere(path):
     assert [x for x in local if not (path.parent / x).exists() and not (PROJECT / x).exists()] == []
 
 
+def anchors(path):
+    """Return what a link may name in a document: its headings, as GitHub writes them in URLs."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_every_link_to_a_section_finds_it(path):
+    links = re.findall(r"\]\(((?!http)[^)#]*)#([^)]+)\)", path.read_text())
+
+    assert [
+        (file, name)
+        for file, name in links
+        if name not in anchors(path.parent / file if file else path)
+    ] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(PROJECT)))
 def test_every_file_of_npurt_that_is_named_exists(path):
     text = path.read_text()

@@ -35,7 +35,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print, and write the bundle if one is wanted."""
-    from npurt.doctor import anonymous, bundle
+    from npurt.doctor import anonymous, board, bundle
     from npurt.doctor.system import Recorder, Replay
     from npurt.runtime.api import doctor
 
@@ -46,10 +46,11 @@ def run(args: argparse.Namespace) -> int:
         system = doctor.this_machine(looked_for)
     found = doctor.examine(looked_for, system)
     settings = [] if args.source else doctor.settings()
-    report = "\n".join(_lines(found, settings))
+    page = board.page(system)
+    report = "\n".join(_lines(found, settings, page))
     if args.json:
         kinds = [diagnosis.as_json() for diagnosis in found]
-        print(json.dumps({"kinds": kinds, "settings": settings}))
+        print(json.dumps({"kinds": kinds, "page": page, "settings": settings}))
     else:
         print(report)
     if args.bundle:
@@ -61,12 +62,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(diagnosis.runs for diagnosis in found) else 1
 
 
-def _lines(found: "list[Diagnosis]", settings: list[dict[str, Any]]) -> Iterator[str]:
+def _lines(
+    found: "list[Diagnosis]", settings: list[dict[str, Any]], page: str | None = None
+) -> Iterator[str]:
     """Yield the report."""
     for diagnosis in found:
         yield from _diagnosis(diagnosis)
     if not any(diagnosis.runs or diagnosis.simulated for diagnosis in found):
         yield SIMULATOR
+    if page:
+        yield f"from the flashed card to the first text on this board: see {page}"
     if settings:
         yield ""
         yield "settings"

@@ -6,6 +6,7 @@ qualcomm-linux/kernel (K#N), ggml-org/llama.cpp (L#N), and those of the makers o
 
 import re
 
+from npurt.doctor.board import TREE, compatible
 from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.hexagon.doctor import files, live
@@ -14,7 +15,6 @@ from npurt.hexagon.doctor.files import on_linux, remoteproc
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
 VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # of the vendor's kernels
 HEAP = "/dev/dma_heap/system"
-BOARD = "/sys/firmware/devicetree/base"
 
 
 def why_not(system: System) -> str | None:
@@ -25,11 +25,6 @@ def why_not(system: System) -> str | None:
     if maker and not remoteproc(system):
         return f"this is a board of {maker[1]}: it has no Hexagon"
     return None
-
-
-def compatible(system: System) -> str:
-    """Return what the device tree says the board is, a line each."""
-    return system.text(f"{BOARD}/compatible") or ""
 
 
 def machine(system: System) -> Result:
@@ -50,7 +45,7 @@ def machine(system: System) -> Result:
 
 def board(system: System) -> Result:
     """Say what the board is; an unknown one is no error."""
-    model = system.text(f"{BOARD}/model") or "no device tree"
+    model = system.text(f"{TREE}/model") or "no device tree"
     soc = system.text("/sys/devices/soc0/soc_id")
     kernel = system.text("/proc/sys/kernel/osrelease")
     about = [model, f"SoC id {soc}" if soc else "", f"Linux {kernel}" if kernel else ""]
@@ -226,7 +221,7 @@ def collect(system: System) -> None:
     for path in (
         "/etc/os-release",
         "/proc/sys/kernel/osrelease",
-        f"{BOARD}/compatible",
+        f"{TREE}/compatible",
         "/sys/devices/soc0/machine",
         "/sys/module/firmware_class/parameters/path",
     ):

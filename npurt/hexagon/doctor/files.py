@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable
 
+from npurt.doctor.board import TREE
 from npurt.doctor.check import Result, fail, ok, skip, warn
 from npurt.doctor.system import System
 
@@ -84,7 +85,7 @@ def configured(system: System) -> dict[str, str]:
 
     The files are YAML of one shape: machines, a model, and keys of it.
     """
-    model = system.text("/sys/firmware/devicetree/base/model") or ""
+    model = system.text(f"{TREE}/model") or ""
     found: dict[str, str] = {}
     for base in BASES:
         for name in system.names(f"{base}/conf.d"):

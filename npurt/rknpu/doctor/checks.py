@@ -7,6 +7,7 @@ drivers/accel/rocket; the vendor's rk3588s.dtsi and drivers/rknpu, drivers/devfr
 
 import re
 
+from npurt.doctor.board import TREE, compatible
 from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import Node, System
 from npurt.rknpu.doctor import live as live
@@ -15,7 +16,6 @@ from npurt.rknpu.driver import uapi_rknpu
 from npurt.rknpu.driver.system import CHIPS
 from npurt.rknpu.plan.tiling import CORES
 
-TREE = "/sys/firmware/devicetree/base"
 NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
 DRIVERS = {  # what drives the cores -> its folder
     "rocket": speed.ROCKET,
@@ -35,11 +35,6 @@ def why_not(system: System) -> str | None:
     if "rockchip," in compatible(system):
         return None
     return "this is no board with a Rockchip chip"
-
-
-def compatible(system: System) -> str:
-    """Return what the device tree says the board is, a line each."""
-    return system.text(f"{TREE}/compatible") or ""
 
 
 def driver_of(system: System) -> str | None:
