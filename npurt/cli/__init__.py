@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from npurt import __version__
 from npurt.cli import (
     bench,
     chat,
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="npurt", description="Quantised products and small language models on edge NPUs."
     )
+    top.add_argument("--version", action="version", version=f"npurt {__version__}")
     verbs = top.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         verb.add(verbs)

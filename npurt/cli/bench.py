@@ -21,15 +21,15 @@ def add(verbs: Any) -> None:
     parser.add_argument("-hf", "--hf-repo", dest="model", action="append", type=options.of_hub,
                         metavar="REPO", help=options.REPO)  # fmt: skip
     parser.add_argument("-p", "--n-prompt", type=_counts, metavar="N[,N]",
-                        help="tokens of each prefill test, usually 512; 0: none")  # fmt: skip
+                        help="tokens of each prefill test; 0: none (default: 512)")  # fmt: skip
     parser.add_argument("-n", "--n-gen", type=_counts, default="128", metavar="N[,N]",
                         help="tokens of each decode test; 0: none")  # fmt: skip
-    parser.add_argument("-d", "--n-depth", type=int, default=0, help="tokens in the cache before")
-    parser.add_argument("-r", "--repetitions", type=int, default=5)
-    parser.add_argument("-t", "--threads", type=int)
-    parser.add_argument("-b", "--batch-size", type=int)
-    parser.add_argument("-dev", "--device", metavar="NAME")
-    parser.add_argument("--verify", choices=("off", "sample", "always"))
+    parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N",
+                        help="tokens in the cache before")  # fmt: skip
+    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N",
+                        help="runs of each test")  # fmt: skip
+    options.add_device(parser)
+    options.add_compute(parser)
     parser.add_argument("--report", action="store_true", help="print the ledger too")
     parser.add_argument("--json", action="store_true", help="a JSON list of rows")
     parser.add_argument("--compare", metavar="FILE", help="rows of an earlier --json run")
@@ -43,23 +43,24 @@ def _add_spec(group: Any) -> None:
                        help="measure draft lengths over four prompts; needs -md")  # fmt: skip
     options.add_draft(group)
     group.add_argument("-devd", "--device-draft", metavar="NAME",
-                       help="device of a draft model, usually cpu")  # fmt: skip
+                       help="device of a draft model (default: cpu)")  # fmt: skip
     group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
-                       help="tokens to draft at once, usually 1,2,3,4,6,8")  # fmt: skip
+                       help="tokens to draft at once (default: 1,2,3,4,6,8)")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
 
 
 def _add_matmul(verbs: Any) -> None:
     parser = verbs.add_parser("matmul", help="one product y[m, n] = x[m, k] w[n, k]^T")
     for size in "mkn":
-        parser.add_argument(f"--{size}", type=int, required=True)
+        parser.add_argument(f"--{size}", type=int, required=True, metavar="N", help="of the shape")
     parser.add_argument("--type", type=_format, default="q4_0", metavar="FORMAT",
                         help="format of w; i8: int8 by int8, exact on the CPU, while an NPU rounds "
                         "activations to int8 by rows")  # fmt: skip
-    parser.add_argument("-dev", "--device", metavar="NAME")
-    parser.add_argument("-t", "--threads", type=int)
-    parser.add_argument("-r", "--repetitions", type=int, default=20)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("-dev", "--device", metavar="NAME", help=options.DEVICE)
+    parser.add_argument("-t", "--threads", type=int, metavar="N", help=options.THREADS)
+    parser.add_argument("-r", "--repetitions", type=int, default=20, metavar="N",
+                        help="runs of the product")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run_matmul)
 
 
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             depth=args.n_depth,
             repetitions=args.repetitions,
             verify=args.verify,
-            device=args.device,
+            device=options.device(args),
             n_threads=args.threads,
             n_batch=args.batch_size,
         )
@@ -136,7 +137,7 @@ def run_spec(args: argparse.Namespace) -> int:
         numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
         tokens=args.n_gen[0],
         repetitions=args.repetitions,
-        device=args.device,
+        device=options.device(args),
         draft_device=args.device_draft,
         n_threads=args.threads,
         n_batch=args.batch_size,

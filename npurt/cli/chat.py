@@ -2,75 +2,251 @@
 
 import argparse
 import contextlib
+import json
+import re
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from npurt.cli import options
-from npurt.errors import ContextFull
+from npurt.cli.parser import Parser, like
+from npurt.errors import ContextFull, NpurtError, SettingError
+from npurt.files import parsed, replacing
 
-HELP = "/reset forgets the conversation, /report shows the ledger, /quit or Ctrl-D leaves."
+if TYPE_CHECKING:
+    from npurt.llm.decode.model import Llama
+
+HELP = "/help lists the commands; /quit or Ctrl-D leaves."
+COMMANDS = {
+    "/help": "list these commands",
+    "/clear": "forget the conversation, and keep the system message (also /reset)",
+    "/regen": "answer the last message again",
+    "/system [TEXT]": "show the system message, or replace it",
+    "/set [NAME VALUE]": "show the settings of sampling, or change one, as /set temp 0.5",
+    "/save FILE": "write the conversation to a file, as JSON",
+    "/load FILE": "go on with a conversation from such a file",
+    "/report": "show which device computed what",
+    "/quit": "leave (also /exit, Ctrl-D)",
+}
+MULTILINE = 'A line that ends with \\ goes on in the next; """ stands around many lines.'
+ALIASES = {"/reset": "/clear", "/exit": "/quit"}
+QUOTES = '"""'
 
 Messages = list[dict[str, str]]
 
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("chat", help="talk to a model")
+    parser = verbs.add_parser(
+        "chat",
+        help="talk to a model",
+        description=f"Talk to a model. {HELP} {MULTILINE}",
+    )
     options.add_model(parser)
+    options.add_conversation(parser)
     options.add_sampling(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read lines and answer them.  Ctrl-C stops an answer or drops a line, but not the program."""
+    """Read messages and answer them; Ctrl-C stops an answer or drops a message, not the program."""
     from npurt.llm.decode.model import Llama
 
+    if args.conversation is False:
+        args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
-    start = [{"role": "system", "content": args.system}] if args.system else []
-    messages = list(start)
     with Llama(options.model_path(args), **options.model(args)) as llm:
         print(f"{llm!r}\n{HELP}", file=sys.stderr)
+        chat = Chat(llm, args)
         while True:
             try:
-                line = _line()
-                if line in ("/quit", "/exit"):
+                if not chat.take(_message()):
                     break
-                if line == "/reset":
-                    messages = list(start)
-                elif line == "/report":
-                    print(llm.report())
-                elif line:
-                    messages = _answer(llm, messages, line, options.sampling(args))
             except KeyboardInterrupt:
                 print()
         print(llm.report().line(), file=sys.stderr)
     return 0
 
 
-def _line() -> str:
+class Chat:
+    """A conversation with a model, and the settings of its answers."""
+
+    def __init__(self, llm: "Llama", args: argparse.Namespace) -> None:
+        self._llm = llm
+        self._args = args
+        self._messages: Messages = []
+        self._set_system(args.system or "")
+
+    def take(self, message: str) -> bool:
+        """Answer *message*, or do the command that it is; False: leave."""
+        word, _, rest = message.partition(" ")
+        if not re.fullmatch(r"/\w*", word):  # a path such as /etc/hosts begins a message
+            if message:
+                self._answer([*self._messages, {"role": "user", "content": message}])
+            return True
+        word = ALIASES.get(word, word)
+        if word == "/quit":
+            return False
+        known = [command.split()[0] for command in COMMANDS]
+        try:
+            if word not in known:
+                raise SettingError(
+                    f"there is no command {word}{like(word, [*known, *ALIASES])}",
+                    remedy="/help lists the commands",
+                )
+            getattr(self, f"_{word[1:]}")(rest.strip())
+        except NpurtError as error:
+            print(error, file=sys.stderr)
+        return True
+
+    def _answer(self, asked: Messages) -> None:
+        """Answer *asked*; the conversation stays as it was when there is no room."""
+        pieces = []
+        try:
+            for piece in self._llm.chat(asked, stream=True, **options.sampling(self._args)):
+                pieces.append(piece)
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
+        except ContextFull as error:
+            print(f"{error}\n(or /reset)", file=sys.stderr)
+            return
+        print(flush=True)
+        timing = self._llm.timing
+        print(f"[{timing.generated_tokens} tokens, {timing.decode_rate:.1f} tokens/s]",
+              file=sys.stderr)  # fmt: skip
+        if timing.finish == "context":
+            print("[the context is full; /reset, or start with a larger -c]", file=sys.stderr)
+        self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _set_system(self, text: str) -> None:
+        rest = [message for message in self._messages if message["role"] != "system"]
+        self._messages = [{"role": "system", "content": text}, *rest] if text else rest
+
+    # --- Commands -------------------------------------------------------------------------------
+
+    def _help(self, _: str) -> None:
+        for command, about in COMMANDS.items():
+            print(f"{command:18} {about}")
+        print(MULTILINE)
+
+    def _report(self, _: str) -> None:
+        print(self._llm.report())
+
+    def _clear(self, _: str) -> None:
+        self._messages = [m for m in self._messages if m["role"] == "system"]
+
+    def _regen(self, _: str) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise SettingError("there is no answer to replace", remedy="write a message first")
+        self._answer(self._messages[:-1])
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._set_system(text)
+        else:
+            said = [m["content"] for m in self._messages if m["role"] == "system"]
+            print("\n".join(said) or "there is no system message")
+
+    def _set(self, text: str) -> None:
+        """Show the settings, or change one in the words of the command line."""
+        settings = _Settings(prog="/set", add_help=False)
+        options.add_sampling(settings)
+        if not text:
+            for action in settings.actions():
+                value = getattr(self._args, action.dest)
+                print(f"{action.dest:14} {-1 if value is None else value}")
+            return
+        name, _, value = text.partition(" ")
+        flag = f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
+        changed = argparse.Namespace(**vars(self._args))
+        settings.parse_args([f"{flag}={value.strip()}"], changed)
+        _check_sampling(changed)
+        self._args = changed
+
+    def _save(self, path: str) -> None:
+        text = json.dumps(self._messages, ensure_ascii=False, indent=1)
+        try:
+            with replacing(_named(path, "/save")) as file:
+                file.write(f"{text}\n".encode())
+        except OSError as error:
+            raise NpurtError(
+                f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
+            ) from error
+
+    def _load(self, path: str) -> None:
+        self._messages = _conversation(str(_named(path, "/load")))
+
+
+class _Settings(Parser):
+    """The parser of what /set changes."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message, remedy="/set alone lists the settings and their values")
+
+    def actions(self) -> list[argparse.Action]:
+        """Return what can be set."""
+        return self._actions
+
+
+def _check_sampling(args: argparse.Namespace) -> None:
+    """Refuse what no answer could be sampled with."""
+    from npurt.llm.decode.generate import stop_texts
+    from npurt.llm.decode.sampler import Sampling
+
+    given = options.sampling(args)
+    del given["max_tokens"]
+    stop_texts(given.pop("stop"))
+    Sampling(**given)
+
+
+def _named(path: str, command: str) -> Path:
+    if not path:
+        raise SettingError(f"{command} needs a file", remedy=f"write: {command} FILE")
+    return Path(path).expanduser()
+
+
+def _conversation(path: str) -> Messages:
+    """Return the messages of a file that /save wrote.
+
+    Raises:
+        NpurtError: It cannot be read, or holds something else.
+    """
+    try:
+        held = parsed(options.text_of(path))
+        messages = [{"role": m["role"], "content": m["content"]} for m in held]
+        if not all(isinstance(text, str) for m in messages for text in m.values()):
+            raise TypeError("a role or content is no text")
+    except (ValueError, TypeError, KeyError) as error:
+        raise NpurtError(
+            f"{path} holds no conversation", remedy="give a file that /save wrote"
+        ) from error
+    return messages
+
+
+def _message() -> str:
     """Return what the user types, stripped; ``/quit`` at the end of input."""
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        text = input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return "/quit"
+    if text.startswith(QUOTES):
+        return _quoted(text.removeprefix(QUOTES))
+    while text.endswith("\\"):
+        text = text[:-1] + "\n"
+        with contextlib.suppress(EOFError):  # the message ends where the input does
+            text += _more()
+    return text.strip()
 
 
-def _answer(llm: Any, messages: Messages, line: str, sampling: dict[str, Any]) -> Messages:
-    """Answer *line*; return the conversation with both, or as it was when there is no room."""
-    asked = [*messages, {"role": "user", "content": line}]
-    pieces = []
-    try:
-        for piece in llm.chat(asked, stream=True, **sampling):
-            pieces.append(piece)
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    except ContextFull as error:
-        print(f"{error}\n(or /reset)", file=sys.stderr)
-        return messages
-    print()
-    if llm.timing.finish == "context":
-        print("[the context is full; /reset, or start with a larger -c]", file=sys.stderr)
-    return [*asked, {"role": "assistant", "content": "".join(pieces)}]
+def _quoted(text: str) -> str:
+    """Return *text* and the lines up to the next quotes, or to the end of input."""
+    with contextlib.suppress(EOFError):
+        while not text.rstrip().endswith(QUOTES):
+            text += "\n" + _more()
+    return text.rstrip().removesuffix(QUOTES).strip()
+
+
+def _more() -> str:
+    return input("... " if sys.stdin.isatty() else "")

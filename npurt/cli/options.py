@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from npurt.errors import NpurtError
+from npurt.errors import NpurtError, SettingError
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
+DEVICE = "cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto (default: NPURT_DEVICE, else cpu)"
+THREADS = "CPU threads (default: as the machine's cores and limits suggest)"
+TRAINED = "what the model was trained for, at most 4096"
+KV_TYPES = ("f16", "f32")  # the first is the default
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
@@ -30,6 +34,92 @@ class OldName(argparse.Action):
         del parser, values
         print(f"npurt: {option_string} is now called {self.const}", file=sys.stderr)
         setattr(namespace, self.dest, True)
+
+
+class KvType(argparse.Action):
+    """The type of the KV cache; keys and values have the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the type; refuse a second one."""
+        if getattr(namespace, self.dest) not in (None, values):
+            parser.error(f"{option_string} {values}: keys and values have one type in npurt, and "
+                         f"{getattr(namespace, self.dest)} was given before")  # fmt: skip
+        setattr(namespace, self.dest, values)
+
+
+class FlashAttention(argparse.Action):
+    """What llama-cli turns on or off; npurt has one kind of attention."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Say that the option changes nothing."""
+        del parser, namespace
+        off = values in ("off", "0")
+        print(f"npurt: {option_string} changes nothing: flash attention "
+              f"{'cannot be turned off' if off else 'is always on'}", file=sys.stderr)  # fmt: skip
+
+
+def add_device(group: Any) -> None:
+    """Add what says where a model runs."""
+    group.add_argument("-dev", "--device", metavar="NAME", help=DEVICE)
+    group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=_layers, metavar="N",
+                       help="0: device cpu; another number, auto or all: as -dev says, with all "
+                       "layers")  # fmt: skip
+    group.add_argument("-fa", "--flash-attn", nargs="?", action=FlashAttention,
+                       choices=("on", "off", "auto", "1", "0"), default=argparse.SUPPRESS,
+                       help="accepted, as it is always on")  # fmt: skip
+
+
+def add_compute(group: Any) -> None:
+    """Add what says how a model is computed."""
+    group.add_argument("-t", "--threads", type=int, metavar="N", help=THREADS)
+    group.add_argument("-b", "--batch-size", type=int, metavar="N",
+                       help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
+    group.add_argument("--verify", choices=("off", "sample", "always"),
+                       help="check results (default: NPURT_VERIFY, else sample)")  # fmt: skip
+
+
+def _kv_type(text: str) -> str:
+    if text not in KV_TYPES:
+        raise argparse.ArgumentTypeError(
+            f"npurt has no KV cache of {text}; use {' or '.join(KV_TYPES)}"
+        )
+    return text
+
+
+def _layers(text: str) -> int:
+    """Read the number of layers that a device shall run; -1 for all of them."""
+    if text in ("auto", "all"):
+        return -1
+    return int(text)
+
+
+def device(args: argparse.Namespace) -> str | None:
+    """Return the device that ``-dev`` and ``-ngl`` name together.
+
+    Raises:
+        SettingError: They contradict each other.
+    """
+    named: str | None = args.device
+    if args.gpu_layers != 0:
+        return named
+    if named not in (None, "auto", "cpu", "numpy"):
+        raise SettingError(
+            f"-ngl 0 keeps all layers off {named}, which -dev names",
+            remedy="leave one of the two out",
+        )
+    return named if named == "numpy" else "cpu"
 
 
 def add_source(group: Any) -> None:
@@ -67,36 +157,37 @@ def add_draft(group: Any) -> None:
                         help="draft with a smaller model of a hub repository")  # fmt: skip
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> None:
     """Add what opens a model."""
     group = parser.add_argument_group("model")
     add_source(group)
-    group.add_argument("-dev", "--device", metavar="NAME",
-                       help="cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto")  # fmt: skip
-    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads")
-    group.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of the context")
-    group.add_argument("-b", "--batch-size", type=int, metavar="N",
-                       help="tokens evaluated at once, at most 512")  # fmt: skip
-    group.add_argument("--kv-type", default="f16", choices=("f16", "f32"), help="of the KV cache")
-    group.add_argument("--verify", choices=("off", "sample", "always"), help="check results")
+    add_device(group)
+    group.add_argument("-c", "--ctx-size", type=int, metavar="N",
+                       help=f"positions of the context (default: {context})")  # fmt: skip
+    add_compute(group)
+    group.add_argument("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-type",
+                       dest="kv_type",
+                       action=KvType, type=_kv_type, choices=KV_TYPES, metavar="TYPE",
+                       help="of the KV cache, keys and values alike: f16 or f32 "
+                       "(default: f16)")  # fmt: skip
     group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
     group.add_argument("--context-shift", action="store_true",
                        help="forget the oldest half when the context is full")  # fmt: skip
     add_draft(group)
     group.add_argument("--draft-max", type=int, metavar="N",
-                       help="tokens to draft at once, at most")  # fmt: skip
+                       help="tokens to draft at once, at most (default: 8)")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
-                       help="device of a draft model, usually cpu")  # fmt: skip
+                       help="device of a draft model (default: cpu)")  # fmt: skip
 
 
 def model(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `Llama` besides the path."""
     return {
-        "device": args.device,
+        "device": device(args),
         "n_ctx": args.ctx_size,
         "n_batch": args.batch_size,
         "n_threads": args.threads,
-        "kv_type": args.kv_type,
+        "kv_type": args.kv_type or KV_TYPES[0],
         "verify": args.verify,
         "strict": args.strict,
         "context_shift": args.context_shift,
@@ -106,28 +197,50 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:
+    """Add what llama-cli says of a conversation; *raw* is the help of a prompt without one."""
+    group = parser.add_argument_group("conversation")
+    group.add_argument("-sys", "--system-prompt", "--system", dest="system", metavar="TEXT",
+                       help="system message")  # fmt: skip
+    group.add_argument("-cnv", "--conversation", dest="conversation", action="store_true",
+                       default=None,
+                       help="use the model's chat template (default: if it has one)")  # fmt: skip
+    group.add_argument("-no-cnv", "--no-conversation", "--raw", dest="conversation",
+                       action="store_false", default=None,
+                       help=raw or argparse.SUPPRESS)  # fmt: skip
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add what decides each token."""
     group = parser.add_argument_group("sampling")
     group.add_argument("-n", "--n-predict", type=number, metavar="N",
-                       help="most tokens to generate; -1: no limit")  # fmt: skip
-    group.add_argument("--temp", type=float, default=0.8, help="0: the likeliest token each time")
-    group.add_argument("--top-k", type=int, default=40, help="keep the K likeliest; 0: all")
+                       help="most tokens to generate; -1: no limit (default: -1)")  # fmt: skip
+    group.add_argument("--temp", "--temperature", type=float, default=0.8, metavar="T",
+                       help="0: the likeliest token each time")  # fmt: skip
+    group.add_argument(
+        "--top-k", type=int, default=40, metavar="K", help="keep the K likeliest; 0: all"
+    )
     group.add_argument(
         "--top-p",
+        metavar="P",
         type=float,
         default=0.95,
         help="keep the likeliest tokens up to this total probability",
     )
     group.add_argument(
         "--min-p",
+        metavar="P",
         type=float,
         default=0.05,
         help="drop tokens less likely than this share of the likeliest",
     )
-    group.add_argument("--repeat-penalty", type=float, default=1.0, help="1: none")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="1: none")
     group.add_argument(
-        "-s", "--seed", type=number, help="seed of the random numbers; -1: a new one each time"
+        "-s",
+        "--seed",
+        type=number,
+        metavar="N",
+        help="seed of the random numbers; -1: a new one each time (default: -1)",
     )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT",
                        help="stop at this text and leave it out; may be repeated")  # fmt: skip
@@ -173,13 +286,22 @@ def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
+def _standard_input() -> bytes:
+    data: bytes = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise NpurtError(
+            f"standard input has more than {MOST_BYTES} bytes", remedy="give a smaller text"
+        )
+    return data
+
+
 def text_of(path: str) -> str:
-    """Return the text of a file, its line ends as in Python.
+    """Return the text of a file, or of standard input for ``-``, its line ends as in Python.
 
     Raises:
         NpurtError: It cannot be read, is too large or not UTF-8.
     """
-    data = bytes_of(path)
+    data = _standard_input() if path == "-" else bytes_of(path)
     try:
         return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
     except UnicodeDecodeError as error:

@@ -1,23 +1,94 @@
 """The parser of the command line: an option is what was written, whole."""
 
 import argparse
+import difflib
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+class Help(argparse.HelpFormatter):
+    """Help that ends with the default of an option, where that has a value."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        default = action.default
+        if default is None or default is False or default == [] or "default:" in text:
+            return text
+        return text if default is argparse.SUPPRESS else f"{text} (default: %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that never takes an option for the beginning, or the end, of another.
 
     argparse reads ``--fi`` as ``--file`` and ``-hf`` as ``-h`` with the value "f"; here both are
-    unknown.  A number may follow a letter at once, as in ``-n5``.
+    unknown.  A number may follow a letter at once, as in ``-n5``.  What is unknown is an error of
+    the verb, with names that are like it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Help, **options})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse *args*, all of which must be known: argparse would name the wrong usage."""
+        if args is not None:
+            self._refuse_unknown(list(args))
+        found, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found, []
+
+    def _refuse_unknown(self, args: list[str]) -> None:
+        """Refuse an unknown option before argparse misses what it was meant to be."""
+        words = iter(enumerate(args))
+        for i, written in words:
+            plain = not written.startswith("-")
+            if written == "--" or (plain and self._subparsers is not None):
+                return  # what follows belongs to a program, or to a verb
+            action = self._option_string_actions.get(written)
+            if action is not None and action.nargs is None:
+                next(words, None)  # its value
+            if self._is_unknown(written):
+                value = args[i + 1] if i + 1 < len(args) else "-"
+                shown = written if value.startswith("-") else f"{written} {value}"
+                names = [
+                    name
+                    for name, action in self._option_string_actions.items()
+                    if action.help is not argparse.SUPPRESS
+                ]
+                self.error(f"unrecognized arguments: {shown}{like(written, names)}")
+
+    def _is_unknown(self, written: str) -> bool:
+        name = written.partition("=")[0]
+        return (
+            len(written) > 1
+            and written.startswith("-")
+            and " " not in written
+            and not _is_number(written)
+            and name not in self._option_string_actions
+            and not self._get_option_tuples(written)
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += like(str(value), map(str, action.choices or ()))
+            raise
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in found if _is_number(each[-1])]
+
+
+def like(written: str, names: Iterable[str]) -> str:
+    """Return a question for those of *names* that *written* begins or almost is."""
+    name, known = written.partition("=")[0], list(names)
+    begun = [each for each in known if name.strip("-") and each.startswith(name)]
+    near = begun or difflib.get_close_matches(name, known, 3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _is_number(text: str | None) -> bool:

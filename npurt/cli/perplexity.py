@@ -12,7 +12,7 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser("perplexity", help="measure perplexity on a text")
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="UTF-8 text")
     parser.add_argument("--chunks", type=int, metavar="N", help="use only the first N chunks")
-    options.add_model(parser)
+    options.add_model(parser, context="512")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run, ctx_size=512)
 

@@ -1,5 +1,6 @@
 """`npurt chat`: a conversation through a pipe, and on a terminal with its keys."""
 
+import json
 import os
 import pty
 import re
@@ -12,7 +13,7 @@ import time
 import pytest
 
 import npurt as library
-from tests.cli.conftest import environment, spawn
+from tests.cli.conftest import assert_usage, environment, spawn
 from tests.llm import tiny
 
 MODEL = tiny.path("llama3", "q8_0")
@@ -127,6 +128,149 @@ def test_what_the_template_refuses_is_an_error(npurt, tmp_path, template, said):
     assert "remedy" in result.err
 
 
+# --- Commands -------------------------------------------------------------------------------------
+
+
+def test_each_answer_is_followed_by_its_rate(npurt):
+    result = npurt("chat", *QUICK, stdin=b"Hello\nAnd now?\n")
+
+    rates = re.findall(r"^\[(\d+) tokens, (\d+\.\d) tokens/s\]$", result.err, re.MULTILINE)
+    assert [count for count, _ in rates] == ["8", "8"]
+    assert all(float(rate) > 0 for _, rate in rates)
+
+
+def test_help_lists_every_command_and_all_of_them_exist(npurt):
+    listed = npurt("chat", *QUICK, stdin=b"/help\n").out
+    names = re.findall(r"^(/\w+)", listed, re.MULTILINE)
+
+    assert set(names) == {"/help", "/clear", "/regen", "/system", "/set", "/save", "/load",
+                          "/report", "/quit"}  # fmt: skip
+    assert "no command" not in npurt("chat", *QUICK, stdin="\n".join(names).encode()).err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/sav x", "there is no command /sav; did you mean /save?"),
+        ("/frobnicate", "there is no command /frobnicate\n"),
+        ("/", "there is no command /"),
+        ("/save", "/save needs a file"),
+        ("/load", "/load needs a file"),
+        ("/load /nowhere", "cannot read /nowhere"),
+        ("/save /nowhere/x", "cannot write /nowhere/x"),
+        ("/regen", "there is no answer to replace"),
+        ("/set temp hot", "hot"),
+        ("/set temp -1", "temperature is -1.0"),
+        ("/set tmep 1", "did you mean --temp"),
+        ("/set stop", "a stop text is empty"),
+        ("/set n -7", "neither -1 nor 0 or more"),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_said_and_changes_nothing(npurt, typed, said):
+    result = npurt("chat", *QUICK, stdin=f"{typed}\nHello\n".encode())
+
+    assert (result.code, result.out) == (0, answers("Hello")[0] + "\n")
+    assert said in result.err
+    assert "remedy: " in result.err
+
+
+def test_a_path_is_no_command(npurt):
+    result = npurt("chat", *QUICK, stdin=b"/etc/hosts is what?\n")
+
+    assert result.out == answers("/etc/hosts is what?")[0] + "\n"
+
+
+def test_a_conversation_is_saved_and_goes_on_elsewhere(npurt, tmp_path):
+    path = tmp_path / "said.json"
+    hello, now = answers("Hello", "And now?")
+    npurt("chat", *QUICK, stdin=f"Hello\n/save {path}\n".encode())
+
+    assert json.loads(path.read_text()) == [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": hello},
+    ]
+    assert npurt("chat", *QUICK, stdin=f"/load {path}\nAnd now?\n".encode()).out == now + "\n"
+
+
+@pytest.mark.parametrize("text", ["", "7", "{}x", '["a"]', '[{"role": "user"}]',
+                                  '[{"role": "user", "content": 1}]'])  # fmt: skip
+def test_a_file_that_holds_no_conversation_is_refused(npurt, tmp_path, text):
+    path = tmp_path / "said.json"
+    path.write_text(text)
+    result = npurt("chat", *QUICK, stdin=f"/load {path}\nHello\n".encode())
+
+    assert result.out == answers("Hello")[0] + "\n"
+    assert f"{path} holds no conversation" in result.err
+
+
+def test_an_answer_is_replaced_by_another(npurt):
+    typed = b"Hello\n/set n 3\n/regen\n/set n 8\n/regen\nAnd now?\n"
+    result = npurt("chat", *QUICK, stdin=typed)
+
+    hello, now = answers("Hello", "And now?")
+    assert result.out.startswith(f"{hello}\n")
+    assert result.out.endswith(f"\n{hello}\n{now}\n")
+    short = result.out.removeprefix(f"{hello}\n").removesuffix(f"\n{hello}\n{now}\n")
+    assert short != hello
+    assert hello.startswith(short.rstrip("\ufffd"))
+
+
+def test_the_system_message_is_shown_and_replaced(npurt):
+    typed = b"/system\n/system Be brief.\n/system\nHello\n/clear\nHello\n"
+    result = npurt("chat", *QUICK, stdin=typed)
+
+    (answer,) = answers("Hello", system="Be brief.")
+    assert result.out == f"there is no system message\nBe brief.\n{answer}\n{answer}\n"
+
+
+def test_settings_are_shown_and_set_by_the_names_of_the_command_line(npurt, monkeypatch):
+    asked = []
+
+    def chat(self, messages, **options):
+        asked.append(options)
+        return iter(())
+
+    monkeypatch.setattr(library.Llama, "chat", chat)
+    typed = b"/set top_k 7\n/set min-p 0.5\n/set seed -1\n/set n 5\n/set stop end of it\n/set\nHi\n"
+    result = npurt("chat", *QUICK, stdin=typed)
+
+    assert asked == [
+        {"max_tokens": 5, "temperature": 0.0, "top_k": 7, "top_p": 0.95, "min_p": 0.5,
+         "repeat_penalty": 1.0, "seed": None, "stop": ["end of it"], "stream": True}
+    ]  # fmt: skip
+    shown = dict(line.split(None, 1) for line in result.out.splitlines() if line)
+    assert (shown["top_k"], shown["min_p"], shown["seed"]) == ("7", "0.5", "-1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("one\\\ntwo\\\nthree", "one\ntwo\nthree"),
+        ("one\\", "one"),
+        ('"""one\n\n  two\n"""', "one\n\n  two"),
+        ('"""\none"""', "one"),
+        ('"""one"""', "one"),
+        ('"""one\ntwo', "one\ntwo"),
+        ('say """', 'say """'),
+    ],
+)
+def test_a_message_may_have_many_lines(npurt, monkeypatch, typed, message):
+    asked = []
+
+    def chat(self, messages, **options):
+        asked.append(messages[-1]["content"])
+        return iter(())
+
+    monkeypatch.setattr(library.Llama, "chat", chat)
+    assert npurt("chat", *QUICK, stdin=f"{typed}\n".encode()).code == 0
+    assert asked == [message]
+
+
+def test_a_chat_without_a_conversation_is_wrong_usage(npurt):
+    assert_usage(npurt("chat", *QUICK, "-no-cnv"), "npurt run --raw")
+    assert npurt("chat", *QUICK, "-cnv", stdin=b"Hello\n").out == answers("Hello")[0] + "\n"
+
+
 # --- On a terminal --------------------------------------------------------------------------------
 
 # Makes the pseudo-terminal the one whose keys send signals, then becomes the program.
@@ -215,6 +359,7 @@ def terminal():
 CIRCLE = tiny.path("llama3-256", "q8_0")
 ENDLESS = ("-m", CIRCLE, "--temp", 0, "--context-shift", "-c", 256)
 PROMPT = r"> "
+RATE = r"\[\d+ tokens, \d+\.\d tokens/s\]\r\n"  # after each answer
 
 
 def test_control_c_stops_the_answer_and_not_the_program(terminal):
@@ -224,7 +369,7 @@ def test_control_c_stops_the_answer_and_not_the_program(terminal):
         chat.type("Hello\n")
         chat.wait_for(r"Hello\r\n.{40}")  # it has begun to answer, and would for ever
         chat.type("\x03")
-        chat.wait_for(r"\[stopped\]\r\n" + PROMPT)
+        chat.wait_for(r"\[stopped\]\r\n" + RATE + PROMPT)
         chat.type("/reset\n")  # what was written by then may be more than the context holds
         chat.wait_for(PROMPT)
     chat.type("/quit\n")
@@ -241,7 +386,7 @@ def test_control_c_at_the_prompt_drops_the_line_and_control_d_leaves(terminal):
     chat.wait_for("nobody will answer")
     chat.press_until("\x03", PROMPT)
     chat.type("Hello\n")
-    chat.wait_for(re.escape(answers("Hello")[0]) + r"\r\n" + PROMPT)
+    chat.wait_for(re.escape(answers("Hello")[0]) + r"\r\n" + RATE + PROMPT)
     chat.type("\x04")
 
     assert chat.end() == 0

@@ -14,7 +14,7 @@ from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 
 MODEL = tiny.path("llama3", "q8_0")
-SHORT = ("-m", MODEL, "-n", 1, "-c", 16, "--temp", 0)
+SHORT = ("-m", MODEL, "-n", 1, "-c", 64, "--temp", 0)
 FULL = 100  # bytes of a file that a process may not write more of
 
 READS = {

@@ -116,7 +116,7 @@ def test_models_of_a_hub_and_of_urls_are_listed_as_m_takes_them(npurt, hub):
     assert [row["path"] for row in rows] == fetched.out.split()[::-1]
     assert rows[1]["name"] == f"hf:{REPO}/q/llama3-Q4_K_M.gguf"
     for row in rows:
-        assert npurt("run", "-m", row["name"], "-p", "a", "-n", 1, "-c", 16).code == 0
+        assert npurt("run", "-m", row["name"], "-p", "a", "--raw", "-n", 1, "-c", 16).code == 0
 
 
 def test_a_folder_of_ones_own_is_all_that_is_looked_into(npurt, tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_model_in_the_folder_of_earlier_versions_is_found(npurt, tmp_path, mon
     (tmp_path / "models").mkdir()
     (tmp_path / "models/small.gguf").symlink_to(model)
 
-    assert npurt("run", "-m", "small", "-p", "a", "-n", 1, "-c", 16).code == 0
+    assert npurt("run", "-m", "small", "-p", "a", "--raw", "-n", 1, "-c", 16).code == 0
 
 
 # --- Fetching -------------------------------------------------------------------------------------

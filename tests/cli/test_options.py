@@ -19,7 +19,7 @@ def test_a_flag_keeps_its_old_name_which_says_the_new_one(flag, said, capsys):
     [
         ("devices -hf a/b", "-hf a/b"),
         ("devices --js", "--js"),
-        ("run -m x -p x -ngl 99", "-ngl 99"),
+        ("run -m x -p x -nglx 99", "-nglx 99"),
         ("run -m x -p x --see 1", "--see 1"),
         ("run -m x -hf a/b -p x", "not allowed with"),
         ("run -hf", "expected one argument"),

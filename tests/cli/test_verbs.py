@@ -19,6 +19,7 @@ from tests.llm import tiny
 
 MODEL = tiny.path("llama3", "q8_0")
 GREEDY = ("--temp", 0, "-n", 12)
+RAW = ("--raw", *GREEDY)  # continues the prompt as `Llama.generate` does
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
 LINE = (
     r"prefill \d+ tokens, \d+\.\d tokens/s; decode \d+ tokens, \d+\.\d tokens/s; "
@@ -45,7 +46,7 @@ def greedy():
 
 
 def test_run_streams_the_text_and_ends_with_the_account(npurt, greedy):
-    result = npurt("run", "-m", MODEL, "-p", TEXT, *GREEDY)
+    result = npurt("run", "-m", MODEL, "-p", TEXT, *RAW)
 
     assert (result.code, result.out) == (0, greedy + "\n")
     assert re.fullmatch(LINE, result.err.splitlines()[-1])
@@ -54,24 +55,24 @@ def test_run_streams_the_text_and_ends_with_the_account(npurt, greedy):
 def test_run_writes_a_trace_beside_the_same_text(npurt, greedy, tmp_path):
     path = tmp_path / "trace.json"
 
-    result = npurt("run", "-m", MODEL, "-p", TEXT, "--trace", path, *GREEDY)
+    result = npurt("run", "-m", MODEL, "-p", TEXT, "--trace", path, *RAW)
 
     assert (result.code, result.out) == (0, greedy + "\n")
     runs = [event for event in json.loads(path.read_text()) if event["name"] == "run"]
     assert [run["args"]["rows"] for run in runs[1:]] == [1] * (len(runs) - 1)
-    assert_failed(npurt("run", "-m", MODEL, "-p", TEXT, "--trace", tmp_path, *GREEDY), code=2)
+    assert_failed(npurt("run", "-m", MODEL, "-p", TEXT, "--trace", tmp_path, *RAW), code=2)
 
 
 @pytest.mark.parametrize("n", [-1, 4])
 def test_run_says_when_the_context_ended_the_text(npurt, n):
-    result = npurt("run", "-m", MODEL, "-p", "x", "-c", 16, "--temp", 0, "-n", n)
+    result = npurt("run", "-m", MODEL, "-p", "x", "--raw", "-c", 16, "--temp", 0, "-n", n)
 
     assert result.code == 0
     assert ("[the context is full; " in result.err) == (n < 0)
 
 
 def test_run_takes_a_prompt_from_a_file_and_reports(npurt, text_file, greedy):
-    result = npurt("run", "-m", MODEL, "-f", text_file, "--report", *GREEDY)
+    result = npurt("run", "-m", MODEL, "-f", text_file, "--report", *RAW)
 
     assert (result.code, result.out) == (0, greedy + "\n")
     header, *_, report, line = result.err.splitlines()
@@ -80,7 +81,7 @@ def test_run_takes_a_prompt_from_a_file_and_reports(npurt, text_file, greedy):
 
 
 def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
-    result = npurt("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
+    result = npurt("run", "-m", MODEL, "-p", TEXT, "--json", *RAW)
     held = json.loads(result.out)
 
     assert (result.code, result.err) == (0, "")
@@ -92,7 +93,7 @@ def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
 
 
 def test_run_says_in_json_how_drafting_went(npurt):
-    command = ("run", "-m", MODEL, "-p", TEXT, "--json", *GREEDY)
+    command = ("run", "-m", MODEL, "-p", TEXT, "--json", *RAW)
     plain, drafted = npurt(*command), npurt(*command, "-md", "lookup")
 
     assert json.loads(plain.out)["timing"]["speculation"] is None
@@ -126,7 +127,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
     flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
     draft = "-md lookup --draft-max 5 -devd cpu"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
-    stops = "--stop x --stop yz"
+    stops = "--stop x --stop yz --raw"
     result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {draft} {sampling} {stops}".split())
 
     assert result.code == 0
@@ -370,7 +371,7 @@ def test_control_c_is_status_130(npurt, monkeypatch):
 
 
 def test_python_m_npurt_is_the_command(greedy):
-    result = spawn("run", "-m", MODEL, "-p", TEXT, *GREEDY)
+    result = spawn("run", "-m", MODEL, "-p", TEXT, *RAW)
 
     assert (result.code, result.out) == (0, greedy + "\n")
     assert re.fullmatch(LINE, result.err.splitlines()[-1])

@@ -1,0 +1,274 @@
+"""Flags as llama-cli has them: what they mean here, and what is said where they mean nothing."""
+
+import json
+import re
+
+import pytest
+
+import npurt as library
+from npurt.cli import parser
+from tests.cli.conftest import assert_failed, assert_usage, spawn
+from tests.llm import tiny
+
+MODEL = tiny.path("llama3", "q8_0")
+SHORT = ("-m", MODEL, "--temp", 0, "-n", 8)
+
+
+def given(written, verb="run"):
+    return parser().parse_args([verb, "-m", "x", *written.split()])
+
+
+def opened_with(npurt, monkeypatch, *flags):
+    """Return what `Llama` is opened with by `npurt run` with *flags*."""
+    said = {}
+
+    class Recorder(library.Llama):
+        def __init__(self, path, **options):
+            said.update(options)
+            super().__init__(path, **options)
+
+    monkeypatch.setattr("npurt.llm.decode.model.Llama", Recorder)
+    assert npurt("run", *SHORT, "-p", "x", *flags).code == 0
+    return said
+
+
+@pytest.mark.parametrize(
+    ("flags", "device"),
+    [
+        ((), None),
+        (("-ngl", 0), "cpu"),
+        (("-ngl", 0, "-dev", "auto"), "cpu"),
+        (("-ngl", 0, "-dev", "numpy"), "numpy"),
+        (("-ngl", 99), None),
+        (("--n-gpu-layers", "all", "-dev", "cpu"), "cpu"),
+    ],
+)
+def test_layers_of_a_gpu_choose_the_device(npurt, monkeypatch, flags, device):
+    assert opened_with(npurt, monkeypatch, *flags)["device"] == device
+
+
+def test_no_layers_on_a_device_that_is_named_is_a_contradiction(npurt):
+    command = ("run", "-m", "/nowhere", "-p", "x")
+
+    assert_failed(npurt(*command, "-ngl", 0, "-dev", "rknpu:sim"), "rknpu:sim", code=2)
+    assert_usage(npurt(*command, "-ngl", "many"), "-ngl", "many")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ((), "f16"),
+        (("-ctk", "f32"), "f32"),
+        (("-ctv", "f32"), "f32"),
+        (("-ctk", "f32", "-ctv", "f32"), "f32"),
+        (("--cache-type-k", "f16", "--cache-type-v", "f16"), "f16"),
+    ],
+)
+def test_the_kv_cache_has_one_type(npurt, monkeypatch, flags, kind):
+    assert opened_with(npurt, monkeypatch, *flags)["kv_type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("-ctk q8_0", "npurt has no KV cache of q8_0; use f16 or f32"),
+        ("-ctk f32 -ctv f16", "keys and values have one type in npurt, and f32 was given before"),
+        ("--kv-type f16 -ctv f32", "and f16 was given before"),
+    ],
+)
+def test_types_of_the_kv_cache_that_npurt_lacks_are_refused(npurt, flags, said):
+    assert_usage(npurt("run", "-m", "x", "-p", "x", *flags.split()), said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("-fa", "-fa changes nothing: flash attention is always on"),
+        ("-fa on", "always on"),
+        ("-fa 1", "always on"),
+        ("--flash-attn off", "--flash-attn changes nothing: flash attention cannot be turned off"),
+    ],
+)
+def test_flash_attention_is_accepted_and_changes_nothing(flags, said, capsys):
+    with_flag, without = (vars(given(written)) for written in (flags, ""))
+    for held in (with_flag, without):
+        del held["usage_error"]  # a method of the parser that was made for this line
+
+    assert with_flag == without
+    assert said in capsys.readouterr().err
+
+
+def test_flags_have_both_names():
+    assert given("--temperature 0.25").temp == given("--temp 0.25").temp == 0.25
+    for name in ("-sys", "--system-prompt", "--system"):
+        assert given(f"{name} Hi").system == given(f"{name} Hi", "chat").system == "Hi"
+
+
+def test_the_version_is_the_packages(npurt):
+    assert npurt("--version") == (0, f"npurt {library.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("run -m x -p x --fi y", "unrecognized arguments: --fi y; did you mean --file?"),
+        ("run --modle x", "did you mean --model"),
+        ("chat -m x --temprature=0", "did you mean --temperature or --temp?"),
+        ("devices --jsno", "did you mean --json?"),
+        ("bench matmul --m 1 --k 32 --n 8 --repetition 3", "did you mean --repetitions?"),
+        ("chta -m x", "did you mean chat?"),
+        ("models fetc", "did you mean fetch?"),
+        ("run -m x -p x -ctk f61", "use f16 or f32"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_one_that_is_like_it(npurt, written, said):
+    result = npurt(*written.split())
+
+    assert_usage(result, said)
+    verb = " ".join(word for word in written.split()[:2] if word in ("run", "bench", "matmul"))
+    assert result.err.startswith(f"usage: npurt {verb}".rstrip())
+
+
+def test_an_error_shows_the_usage_of_its_verb_and_invents_no_option(npurt):
+    result = npurt("chat", "-m", "x", "--zzz")
+
+    assert_usage(result, "usage: npurt chat ", "npurt chat: error: unrecognized arguments: --zzz\n")
+    assert "did you mean" not in result.err
+    assert_usage(npurt("devices", "here"), "usage: npurt devices ", "here")
+
+
+def test_what_follows_two_dashes_is_nobodys_option():
+    assert parser().parse_args(["sim", "--", "ls", "--zzz"]).command == ["ls", "--zzz"]
+
+
+def test_help_says_the_defaults(npurt):
+    text = re.sub(r"\s+", " ", npurt("run", "--help").out)
+
+    defaults = vars(given("-p x"))
+    for name, option in (("temp", "likeliest token each time"), ("top_k", "0: all")):
+        assert f"{option} (default: {defaults[name]})" in text
+    assert "(default: None)" not in text
+    assert "(default: False)" not in text
+    assert "(default: 0)" in npurt("bench", "--help").out
+
+
+# --- What becomes of a prompt ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """What the library continues "Hello" with, and answers, with a system message too."""
+    user = {"role": "user", "content": "Hello"}
+    with library.Llama(MODEL) as llm:
+        options = {"temperature": 0, "max_tokens": 8}
+        return {
+            "continued": llm.generate("Hello", **options),
+            "answer": llm.chat([user], **options),
+            "brief": llm.chat([{"role": "system", "content": "Be brief."}, user], **options),
+        }
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "said"),
+    [
+        ((), "answer", "[answered by the model's chat template; "),
+        (("-cnv",), "answer", ""),
+        (("--raw",), "continued", ""),
+        (("-no-cnv",), "continued", ""),
+        (("-sys", "Be brief."), "brief", "[answered by "),
+    ],
+)
+def test_run_answers_by_the_template_unless_told_otherwise(npurt, texts, flags, kind, said):
+    assert len(set(texts.values())) == 3
+    result = npurt("run", *SHORT, "-p", "Hello", *flags)
+
+    assert (result.code, result.out) == (0, texts[kind] + "\n")
+    assert said in result.err
+    assert ("[" in result.err) == bool(said)
+
+
+def test_run_continues_where_the_model_has_no_template(npurt, texts, tmp_path):
+    bare = tiny.write(tiny.without_key(tiny.read(MODEL), "tokenizer.chat_template"), tmp_path)
+    result = npurt("run", "-m", bare, "--temp", 0, "-n", 8, "-p", "Hello")
+
+    assert (result.code, result.out) == (0, texts["continued"] + "\n")
+    assert "the model has no chat template" in result.err
+    for flags in (("-cnv",), ("-sys", "Be brief.")):
+        assert_failed(npurt("run", "-m", bare, "-p", "Hello", *flags), "has no chat template")
+
+
+def test_a_system_message_goes_with_no_raw_prompt(npurt):
+    assert_failed(npurt("run", *SHORT, "-p", "x", "--raw", "-sys", "y"), "system", code=2)
+
+
+@pytest.mark.parametrize("flags", [(), ("-f", "-")])
+@pytest.mark.parametrize("typed", ["Hello", "Hello\n"])
+def test_standard_input_is_a_prompt(npurt, texts, flags, typed):
+    result = npurt("run", *SHORT, "--raw", *flags, stdin=typed.encode())
+
+    assert (result.code, result.out) == (0, texts["continued"] + "\n")
+
+
+def test_one_line_end_of_a_file_is_no_part_of_the_prompt(npurt, tmp_path, monkeypatch):
+    prompts = []
+
+    def generate(self, prompt, **options):
+        prompts.append(prompt)
+        return iter(())
+
+    monkeypatch.setattr(library.Llama, "generate", generate)
+    path = tmp_path / "prompt"
+    for text in ("a", "a\n", "a\n\n", "a\r\n", "a \n b\n"):
+        path.write_bytes(text.encode())
+        assert npurt("run", *SHORT, "--raw", "-f", path).code == 0
+    assert npurt("run", *SHORT, "--raw", "-p", "a\n").code == 0
+
+    assert prompts == ["a", "a", "a\n", "a", "a \n b", "a\n"]
+
+
+def test_a_prompt_that_nobody_gives_is_wrong_usage(npurt):
+    assert_usage(npurt("run", "-m", MODEL), "usage: npurt run", "standard input is empty")
+    assert_failed(npurt("run", "-m", MODEL, stdin=b"\xff"), "UTF-8")
+
+
+def test_standard_input_of_a_process_is_a_prompt(texts):
+    assert spawn("run", *SHORT, "--raw", stdin=b"Hello\n").out == texts["continued"] + "\n"
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Have Ctrl-C pressed after the third piece of each text."""
+    generate = library.Llama.generate
+
+    def stopped(self, prompt, **options):
+        pieces = generate(self, prompt, **options)
+        for _ in range(3):
+            yield next(pieces)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library.Llama, "generate", stopped)
+
+
+def test_control_c_ends_the_text_and_the_account_follows(npurt, interrupted, texts):
+    result = npurt("run", *SHORT, "--raw", "-p", "Hello", "--report")
+
+    assert result.code == 130
+    text, end = result.out.split(" [stopped]")
+    assert end == "\n"
+    assert text
+    assert texts["continued"].startswith(text)
+    assert "attn_qkv" in result.err
+    assert re.search(r"decode \d+ tokens.*; offload: 100\.0 %", result.err.splitlines()[-1])
+
+
+def test_control_c_leaves_json_that_says_so(npurt, interrupted, texts):
+    result = npurt("run", *SHORT, "--raw", "-p", "Hello", "--json")
+    held = json.loads(result.out)
+
+    assert (result.code, held["interrupted"]) == (130, True)
+    assert held["text"]
+    assert texts["continued"].startswith(held["text"])
+    assert held["report"]["line"].startswith("offload: 100.0 % of MACs")
