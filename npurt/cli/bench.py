@@ -94,29 +94,33 @@ def run(args: argparse.Namespace) -> int:
     if args.spec or args.draft or args.plot or args.device_draft or args.draft_n is not None:
         return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
-    rows = []
-    for name in args.model:
-        measured, report = bench(
-            locate(name),
-            prompts=PROMPTS if args.n_prompt is None else args.n_prompt,
-            generations=args.n_gen,
-            depth=args.n_depth,
-            repetitions=args.repetitions,
-            verify=args.verify,
-            device=options.device(args),
-            n_threads=args.threads,
-            n_batch=args.batch_size,
-        )
-        rows += measured
-        if args.report:
-            print(report.table(), file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        for name in args.model:
+            _, report = bench(
+                locate(name),
+                prompts=PROMPTS if args.n_prompt is None else args.n_prompt,
+                generations=args.n_gen,
+                depth=args.n_depth,
+                repetitions=args.repetitions,
+                verify=args.verify,
+                device=options.device(args),
+                n_threads=args.threads,
+                n_batch=args.batch_size,
+                on_row=rows.append,
+            )
+            if args.report:
+                print(report.table(), file=sys.stderr)
+    except KeyboardInterrupt:
+        interrupted = True
     if args.json:
-        print(json.dumps(rows))
-    else:
+        print(_as_json(rows, interrupted=interrupted))
+    elif rows:
         print(table(rows))
     if args.compare:
         print(compare(rows, before), file=sys.stderr if args.json else sys.stdout)
-    return 0
+    return _status(rows, interrupted=interrupted)
 
 
 def run_spec(args: argparse.Namespace) -> int:
@@ -131,22 +135,43 @@ def run_spec(args: argparse.Namespace) -> int:
         args.usage_error("--spec knows no --compare, --report, -d/--n-depth and -p/--n-prompt")
     if args.plot:
         spec_table.require_plot(args.plot)
-    rows = bench_spec(
-        locate(args.model[0]),
-        options.draft_path(args.draft),
-        numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
-        tokens=args.n_gen[0],
-        repetitions=args.repetitions,
-        device=options.device(args),
-        draft_device=args.device_draft,
-        n_threads=args.threads,
-        n_batch=args.batch_size,
-        verify=args.verify,
-    )
-    print(json.dumps(rows) if args.json else spec_table.table(rows))
-    if args.plot:
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        bench_spec(
+            locate(args.model[0]),
+            options.draft_path(args.draft),
+            numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
+            tokens=args.n_gen[0],
+            repetitions=args.repetitions,
+            on_rows=rows.extend,
+            device=options.device(args),
+            draft_device=args.device_draft,
+            n_threads=args.threads,
+            n_batch=args.batch_size,
+            verify=args.verify,
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+    if args.json:
+        print(_as_json(rows, interrupted=interrupted))
+    elif rows:
+        print(spec_table.table(rows))
+    if args.plot and rows:
         spec_table.plot(rows, args.plot)
-    return 0
+    return _status(rows, interrupted=interrupted)
+
+
+def _as_json(rows: list[dict[str, Any]], *, interrupted: bool) -> str:
+    return json.dumps({"interrupted": True, "rows": rows} if interrupted else rows)
+
+
+def _status(rows: list[dict[str, Any]], *, interrupted: bool) -> int:
+    """Return the exit status; say how far an interrupted measurement went."""
+    if not interrupted:
+        return 0
+    print(f"[stopped; rows that were finished: {len(rows)}]", file=sys.stderr)
+    return options.INTERRUPTED
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npurt.cli.options import GOES_ON
 from npurt.errors import NpurtError, SettingError
 
 if TYPE_CHECKING:
@@ -90,7 +91,13 @@ def fetch(args: argparse.Namespace) -> int:
     paths = []
     for name in args.names or catalogue.CATALOGUE:
         other = ":" in name  # of a hub, or a URL
-        paths.append(str(locate(name) if other else catalogue.fetch(name, folder)))
+        try:
+            paths.append(str(locate(name) if other else catalogue.fetch(name, folder)))
+        except KeyboardInterrupt:
+            print(GOES_ON.format(name), file=sys.stderr)
+            if args.json:
+                print(json.dumps({"interrupted": True, "paths": paths}))
+            raise
         if not args.json:
             print(paths[-1], flush=True)
     if args.json:

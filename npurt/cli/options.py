@@ -12,8 +12,10 @@ MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
 DEVICE = "cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto (default: NPURT_DEVICE, else cpu)"
 THREADS = "CPU threads (default: as the machine's cores and limits suggest)"
+INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "what the model was trained for, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
+GOES_ON = "{} is not complete; the same command goes on where this one stopped"
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
@@ -138,7 +140,11 @@ def model_path(args: argparse.Namespace) -> Path:
     """Return the file of the model that *args* name; one that is not here is downloaded."""
     from npurt.models.location import locate
 
-    return locate(args.model)
+    try:
+        return locate(args.model)
+    except KeyboardInterrupt:
+        print(GOES_ON.format(args.model), file=sys.stderr)
+        raise
 
 
 def draft_path(draft: str) -> str | Path:

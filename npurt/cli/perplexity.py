@@ -20,16 +20,27 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the perplexity and its error."""
     from npurt.llm.decode.model import Llama
-    from npurt.llm.measure.perplexity import perplexity
+    from npurt.llm.measure.perplexity import Perplexity, perplexity
 
     text = options.text_of(args.file)
+    so_far: list[Perplexity] = []
+    interrupted = False
     with Llama(options.model_path(args), **options.model(args)) as llm:
-        result = perplexity(llm, text, chunks=args.chunks)
+        try:
+            perplexity(llm, text, chunks=args.chunks, on_chunk=so_far.append)
+        except KeyboardInterrupt:
+            interrupted = True
         size = llm.n_ctx
+    status = options.INTERRUPTED if interrupted else 0
+    if not so_far:
+        return status
+    result = so_far[-1]
     if args.json:
-        print(json.dumps({"perplexity": result.value, "error": result.error,
-                          "tokens": result.tokens, "chunks": result.chunks}))  # fmt: skip
+        held = {"perplexity": result.value, "error": result.error,
+                "tokens": result.tokens, "chunks": result.chunks}  # fmt: skip
+        print(json.dumps(held | ({"interrupted": True} if interrupted else {})))
     else:
+        end = ", interrupted" if interrupted else ""
         print(f"perplexity {result.value:.4f} +- {result.error:.4f} "
-              f"({result.tokens} tokens in {result.chunks} chunks of {size})")  # fmt: skip
-    return 0
+              f"({result.tokens} tokens in {result.chunks} chunks of {size}{end})")  # fmt: skip
+    return status

@@ -14,8 +14,6 @@ from npurt.errors import LayoutError, SettingError
 if TYPE_CHECKING:
     from npurt.llm.decode.model import Llama
 
-INTERRUPTED = 130  # exit status
-
 
 def add(verbs: Any) -> None:
     """Add the verb."""
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             print(" [stopped]" if interrupted else "")
             print(said, end="", file=sys.stderr)
             _print_account(llm, args)
-    return INTERRUPTED if interrupted else 0
+    return options.INTERRUPTED if interrupted else 0
 
 
 def _prompt(args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 import npurt as library
 from npurt.cli import parser
+from npurt.llm.measure import speculation
 from tests.cli.conftest import assert_failed, assert_usage, spawn
 from tests.llm import tiny
 
@@ -272,3 +273,82 @@ def test_control_c_leaves_json_that_says_so(npurt, interrupted, texts):
     assert held["text"]
     assert texts["continued"].startswith(held["text"])
     assert held["report"]["line"].startswith("offload: 100.0 % of MACs")
+
+
+def press_control_c(monkeypatch, name, after):
+    """Have Ctrl-C pressed in a method of `Llama` when it is called *after* times."""
+    real, calls = getattr(library.Llama, name), []
+
+    def counted(self, *arguments):
+        calls.append(1)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(library.Llama, name, counted)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_control_c_leaves_the_tests_that_bench_has_finished(npurt, monkeypatch, flags):
+    press_control_c(monkeypatch, "eval_last", 2)  # a warm-up and a run of the first test
+    result = npurt("bench", "-m", MODEL, "-p", "8,16", "-n", 0, "-r", 1, *flags)
+
+    assert result.code == 130
+    assert "[stopped; rows that were finished: 1]" in result.err
+    if flags:
+        held = json.loads(result.out)
+        assert held["interrupted"] is True
+        assert [row["test"] for row in held["rows"]] == ["pp8"]
+    else:
+        assert "pp8" in result.out
+        assert "pp16" not in result.out
+
+
+def test_control_c_leaves_the_perplexity_of_the_chunks_so_far(npurt, monkeypatch, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 12)
+    command = ("perplexity", "-m", MODEL, "-f", path, "-c", 64)
+    first = json.loads(npurt(*command, "--chunks", 1, "--json").out)
+
+    press_control_c(monkeypatch, "eval_last", 1)
+    held = npurt(*command, "--json")
+    press_control_c(monkeypatch, "eval_last", 0)
+    nothing = npurt(*command)
+
+    assert (held.code, json.loads(held.out)) == (130, first | {"interrupted": True})
+    assert (nothing.code, nothing.out) == (130, "")
+
+
+def test_control_c_leaves_the_prompts_that_a_sweep_has_finished(npurt, monkeypatch):
+    sweep, names = speculation._sweep, []
+
+    def interrupted(llm, name, *rest):
+        names.append(name)
+        if len(names) == 2:
+            raise KeyboardInterrupt
+        return sweep(llm, name, *rest)
+
+    monkeypatch.setattr(speculation, "_sweep", interrupted)
+    flags = ("--spec", "-md", "lookup", "--draft-n", 1, "-n", 4, "-r", 1, "--json")
+    result = npurt("bench", "-m", MODEL, *flags)
+    held = json.loads(result.out)
+
+    assert (result.code, held["interrupted"]) == (130, True)
+    assert {row["prompt"] for row in held["rows"]} == {names[0]}
+
+
+def test_control_c_in_a_download_says_how_to_go_on(npurt, monkeypatch, tmp_path):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("npurt.models.catalogue.fetch", interrupted)
+    monkeypatch.setattr("npurt.models.location.locate", interrupted)
+    for verb in (("run", "-p", "x"), ("chat",)):
+        other = npurt(*verb, "-hf", "some/model")
+        assert (other.code, other.out) == (130, "")
+        assert "hf:some/model is not complete; the same command goes on" in other.err
+    result = npurt("models", "fetch", "smollm2-135m", "--folder", tmp_path, "--json")
+
+    assert result.code == 130
+    assert json.loads(result.out) == {"interrupted": True, "paths": []}
+    assert "smollm2-135m is not complete; the same command goes on" in result.err

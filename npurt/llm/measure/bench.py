@@ -6,7 +6,7 @@ The tokens are random, and no sampling runs.  Each test has a warm-up, and each 
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ def bench(
     generations: Sequence[int] = (128,),
     depth: int = 0,
     repetitions: int = 5,
+    on_row: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], Report]:
     """Measure one model; return a row for each test, and the ledger.
@@ -31,6 +32,7 @@ def bench(
         prompts: Lengths of prefill, each a test ``ppN``.
         generations: Lengths of decode, each a test ``tgN``.
         depth: Tokens in the cache before each test.
+        on_row: Called with each row as soon as it is measured.
         options: Those of `Llama`.
 
     Raises:
@@ -42,8 +44,12 @@ def bench(
         )
     n_ctx = depth + max((*prompts, *generations))
     with Llama(path, n_ctx=n_ctx, **options) as llm:
-        rows = [_row(llm, "pp", n, depth, repetitions) for n in prompts]
-        rows += [_row(llm, "tg", n, depth, repetitions) for n in generations]
+        rows = []
+        for kind, counts in (("pp", prompts), ("tg", generations)):
+            for count in counts:
+                rows.append(_row(llm, kind, count, depth, repetitions))
+                if on_row:
+                    on_row(rows[-1])
         return rows, llm.report()
 
 

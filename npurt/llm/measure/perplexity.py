@@ -5,6 +5,7 @@ and begins with BOS if the model wants one.  The second half of each chunk is sc
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,18 @@ def surprisals(logits: F32, targets: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
     return np.asarray(total - wide[np.arange(len(targets)), targets])
 
 
-def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexity:
+def perplexity(
+    llm: Llama,
+    text: str,
+    *,
+    chunks: int | None = None,
+    on_chunk: Callable[[Perplexity], object] | None = None,
+) -> Perplexity:
     """Measure *text* in chunks of ``llm.n_ctx`` tokens.
 
     Args:
         chunks: The number of chunks to use; by default all.
+        on_chunk: Called after each chunk with the perplexity of those so far.
 
     Raises:
         LayoutError: The text is shorter than one chunk.
@@ -73,7 +81,14 @@ def perplexity(llm: Llama, text: str, *, chunks: int | None = None) -> Perplexit
             llm.eval_last(chunk[:half])
             scores.append(surprisals(llm.eval(chunk[half:-1]), np.asarray(chunk[half + 1 :])))
             bar.add(1)
+            if on_chunk:
+                on_chunk(_of(scores))
+    return _of(scores)
+
+
+def _of(scores: Sequence[npt.NDArray[np.float64]]) -> Perplexity:
+    """Return the perplexity of the surprisals of some chunks."""
     every = np.concatenate(scores)
     value = math.exp(every.mean())
     error = value * float(every.std(ddof=1)) / math.sqrt(len(every))
-    return Perplexity(value, error, len(every), count)
+    return Perplexity(value, error, len(every), len(scores))

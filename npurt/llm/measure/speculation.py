@@ -7,7 +7,7 @@ The first three prompts are those of ggml-org/llama.cpp pull request 25166.
 
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ def bench_spec(
     tokens: int = 128,
     repetitions: int = 3,
     prompts: Mapping[str, str] = PROMPTS,
+    on_rows: Callable[[list[dict[str, Any]]], object] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Measure each draft length with each prompt; return a row for each.
@@ -74,6 +75,7 @@ def bench_spec(
         draft: The draft, as for `Llama`; it may propose fewer tokens than the draft length.
         numbers: The draft lengths; the controller chooses from 0 to the largest.
         tokens: The length of each text, unless the model ends it earlier.
+        on_rows: Called with the rows of each prompt as soon as they are measured.
         options: Those of `Llama`.
 
     Raises:
@@ -86,11 +88,13 @@ def bench_spec(
         )
     choices = (PLAIN, *dict.fromkeys(numbers), AUTO)
     with Llama(path, n_ctx=ROOM + tokens, draft=draft, draft_max=max(numbers), **options) as llm:
-        return [
-            row
-            for name, prompt in prompts.items()
-            for row in _sweep(llm, name, prompt, choices, tokens, repetitions)
-        ]
+        rows = []
+        for name, prompt in prompts.items():
+            measured = _sweep(llm, name, prompt, choices, tokens, repetitions)
+            rows += measured
+            if on_rows:
+                on_rows(measured)
+        return rows
 
 
 def _sweep(
