@@ -3,7 +3,11 @@
 import argparse
 import dataclasses
 import json
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npurt.runtime.open.devices import Found
 
 
 def add(verbs: Any) -> None:
@@ -15,12 +19,21 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a device."""
-    from npurt.runtime.open.devices import devices
+    from npurt.runtime.open.devices import SIMULATORS, devices
 
     rows = devices()
     if args.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows]))
     else:
         for row in rows:
-            print(f"{row.device:8}  {'yes' if row.found else 'no':3}  {row.detail}")
+            print(f"{row.device:8}  {'yes' if row.found else 'no':3}  {_short(row)}")
+        print(f"simulated, for tests: {', '.join(SIMULATORS)}", file=sys.stderr)
+        if not all(row.found for row in rows):
+            print("npurt doctor says what is missing, and what to do", file=sys.stderr)
     return 0
+
+
+def _short(row: "Found") -> str:
+    """Return the description of a device, or the first reason why it is missing."""
+    detail = row.detail.removeprefix(f"device {row.device!r} cannot be used: ")
+    return detail if row.found else detail.partition("; ")[0]

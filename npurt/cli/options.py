@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -206,8 +207,8 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
 def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:
     """Add what llama-cli says of a conversation; *raw* is the help of a prompt without one."""
     group = parser.add_argument_group("conversation")
-    group.add_argument("-sys", "--system-prompt", "--system", dest="system", metavar="TEXT",
-                       help="system message")  # fmt: skip
+    group.add_argument("-sys", "--system-prompt", "--system", dest="system", type=words,
+                       metavar="TEXT", help="system message")  # fmt: skip
     group.add_argument("-cnv", "--conversation", dest="conversation", action="store_true",
                        default=None,
                        help="use the model's chat template (default: if it has one)")  # fmt: skip
@@ -248,8 +249,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the random numbers; -1: a new one each time (default: -1)",
     )
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT",
+    group.add_argument("--stop", action="append", type=words, default=[], metavar="TEXT",
                        help="stop at this text and leave it out; may be repeated")  # fmt: skip
+
+
+def words(text: str) -> str:
+    """Return an argument that is UTF-8 as text, also where the locale is another."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        return text  # the tokenizer says what is wrong
 
 
 def number(text: str) -> int | None:

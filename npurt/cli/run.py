@@ -24,7 +24,7 @@ def add(verbs: Any) -> None:
         "has none, and with --raw.  Ctrl-C ends the text, and the account of it follows.",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", metavar="TEXT",
+    source.add_argument("-p", "--prompt", type=options.words, metavar="TEXT",
                         help="the prompt (default: standard input, if that is "
                         "no terminal)")  # fmt: skip
     source.add_argument("-f", "--file", metavar="FILE",

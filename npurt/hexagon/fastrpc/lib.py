@@ -7,6 +7,7 @@ Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-or
 
 import ctypes
 import os
+import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +27,10 @@ CANDIDATES = (
 )
 SAID_BYTES = 1024  # that the simulator says of itself
 INSTALL = (
-    "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1), name it in "
-    f"{FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
+    "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1; on RadxaOS: libcdsprpc1), "
+    f"name it in {FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
 )
+ELSEWHERE = "use device 'hexagon:sim', which simulates one, or cpu"
 APART = "use the other device in a process of its own"
 _FASTRPC = re.compile(r"lib[acs]dsprpc(_sim)?\.so[.\d]*$")
 
@@ -103,6 +105,14 @@ def _ioctl(functions: Any) -> Any:
     return own if own != libc.ioctl else ffi.dlopen(None).ioctl
 
 
+def _remedy() -> str:
+    """Return what helps where the library is missing: boards with a Hexagon are aarch64."""
+    machine = platform.machine()
+    if machine == "aarch64":
+        return INSTALL
+    return f"a machine with an {machine} processor has no Hexagon DSP; {ELSEWHERE}"
+
+
 def find(path: str | os.PathLike[str] | None = None) -> Library:
     """Return the library at *path*, or that of `NPURT_FASTRPC_LIBRARY`, or the system's.
 
@@ -124,7 +134,7 @@ def load(candidates: Sequence[str]) -> Library:
     Raises:
         DeviceNotFound: There is none, or another FastRPC library is in this process.
     """
-    tried, remedy = [], INSTALL
+    tried, remedy = [], _remedy()
     for candidate in candidates:
         other = _other_than(candidate)
         if other:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
@@ -14,7 +14,7 @@ from npurt.device import Device
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.decode.generate import Generation, Generator, Timing, stop_texts
 from npurt.llm.decode.sampler import Sampler, Sampling
-from npurt.llm.file.gguf import TensorInfo
+from npurt.llm.file.gguf import TensorInfo, errors_of
 from npurt.llm.file.metadata import optional
 from npurt.llm.session.lock import Lock, locked
 from npurt.llm.spec.assistant import Assistant
@@ -128,8 +128,9 @@ class Llama(Generator):
         self.lock = Lock()
         self.speculator: Speculator | None = None
         try:
-            self._open_model(path, n_ctx, kv_type)
-            self._check_vocabulary()
+            with errors_of(path):
+                self._open_model(path, n_ctx, kv_type)
+                self._check_vocabulary()
             self._network = open_network(draft, self) if draft and draft != "lookup" else None
             self._open_devices(device, n_threads)
             self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
@@ -138,7 +139,8 @@ class Llama(Generator):
                     f"{self._device.caps.name} does not verify drafts",
                     remedy="leave draft (-md) out",
                 )
-            self._load()
+            with errors_of(path):
+                self._load()
             if draft is not None:
                 self._speculate(draft, draft_max, draft_device or "cpu")
         except BaseException:
@@ -361,14 +363,12 @@ class Llama(Generator):
             LayoutError: *messages* are none, or the template refuses them.
             ModelFormatError: The file has no chat template, or a broken one.
         """
-        try:
-            given = list(messages)
-        except TypeError as error:
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise LayoutError(
-                f"messages are {messages!r}",
+                f"messages are {messages!r:.60}",
                 remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
-            ) from error
-        text = self.template.render(given)
+            )
+        text = self.template.render(list(messages))
         bos = self._text(self.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         ids = self.tokenize(text, add_bos=False if printed else None)

@@ -204,16 +204,26 @@ class GGUF:
         return self._mappings[info.part]
 
 
+@contextlib.contextmanager
+def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have each `ModelFormatError` of the ``with`` body name the file."""
+    try:
+        yield
+    except ModelFormatError as error:
+        name = Path(path).name
+        if name in error.what:
+            raise
+        raise ModelFormatError(f"{name}: {error.what}", remedy=error.remedy) from error
+
+
 def _open_file(
     path: str | os.PathLike[str], stack: contextlib.ExitStack
 ) -> tuple[mmap.mmap, Header]:
     """Map a file, have *stack* close it, and read its header; errors name the file."""
     mapping = _map(path)
     stack.callback(mapping.close)
-    try:
+    with errors_of(path):
         return mapping, read_header(mapping)
-    except ModelFormatError as error:
-        raise ModelFormatError(f"{Path(path).name}: {error.what}", remedy=error.remedy) from error
 
 
 def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name: str) -> None:

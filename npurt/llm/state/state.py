@@ -242,7 +242,8 @@ def require_positions(n_ctx: int, kv_type: str) -> None:
     """
     if not 1 <= n_ctx <= LONGEST:
         raise SettingError(
-            f"a context of {n_ctx} tokens cannot be had", remedy=f"use -c 1 to {LONGEST}"
+            f"a context of {n_ctx} tokens cannot be had",
+            remedy=f"use an n_ctx (-c) of 1 to {LONGEST}",
         )
     if kv_type not in KV_DTYPES:
         raise SettingError(

@@ -454,7 +454,11 @@ def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     """
     kind, _, which = name.partition(":")
     drivers = DRIVERS.get(which)
-    if kind != "rknpu" or drivers is None:
+    if kind != "rknpu":
+        raise UnknownDevice(
+            f"{name!r} is no NPU of an RK3588", remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+        )
+    if drivers is None:
         raise UnknownDevice(
             f"{name!r} is no device: an RK3588 has one NPU",
             remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",

@@ -61,12 +61,16 @@ def _nodes(system: System, refused: list[str]) -> Iterator[tuple[str, int]]:
             yield node, system.open(node)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
-                group = _group(node)
-                refused.append(
-                    f"{node}: permission denied; run `sudo usermod -aG {group} $USER`, log in again"
-                )
+                refused.append(f"{node}: permission denied; {_permit(node, _group(node))}")
             elif error.errno not in _ABSENT:
                 refused.append(f"{node}: {error.strerror}")
+
+
+def _permit(node: str, group: str) -> str:
+    """Return what lets this user open *node*; nobody should join the group root."""
+    if group == "root":
+        return f"run `sudo chgrp render {node} && sudo chmod 660 {node}`; {_permit(node, 'render')}"
+    return f"run `sudo usermod -aG {group} $USER`, log in again"
 
 
 def _group(node: str) -> str:
