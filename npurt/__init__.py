@@ -32,6 +32,7 @@ from npurt.errors import (
     UnsupportedOp,
     VerificationFailed,
 )
+from npurt.version import __version__
 
 if TYPE_CHECKING:
     from npurt.llm.decode.model import Llama
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from npurt.runtime.api.matmul import matmul
     from npurt.runtime.api.packed_weight import PackedWeight, pack, report
     from npurt.runtime.open.devices import devices, open_device
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GGUF",

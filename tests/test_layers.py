@@ -13,7 +13,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"build_sanitize"},
     {"build_host", "build_hexagon"},
     {"build"},
-    {"settings"},
+    {"settings", "version"},
     {"doctor", "library", "models"},
     {"quant"},
     {"device", "graph", "restart"},

@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from npurt import __version__
 from npurt.cli import (
     bench,
     chat,
+    completion,
     devices,
     doctor,
     models,
@@ -28,10 +28,25 @@ from npurt.cli import (
 from npurt.cli.parser import Parser
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
+from npurt.version import __version__
 
 STDIN, STDOUT, STDERR = range(3)  # descriptors
 USAGE = (SettingError, UnknownDevice)  # errors of the request, which fails on any machine
-VERBS = (run, chat, bench, perplexity, plan, devices, doctor, probe, models, regcmd, sim, skel)
+VERBS = (
+    run,
+    chat,
+    bench,
+    perplexity,
+    plan,
+    devices,
+    doctor,
+    probe,
+    models,
+    regcmd,
+    sim,
+    skel,
+    completion,
+)
 
 
 def parser() -> argparse.ArgumentParser:

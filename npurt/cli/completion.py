@@ -1,0 +1,115 @@
+"""`npurt completion`: what makes a shell complete verbs, options and values."""
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+BASH = """\
+_npurt() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words=""
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words={verbs}
+    else
+        case "${{COMP_WORDS[1]}} $prev" in
+{values}
+            *)
+                case "${{COMP_WORDS[1]}} $cur" in
+{options}
+                esac ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _npurt npurt
+"""
+ZSH = """\
+autoload -U +X compinit && compinit
+autoload -U +X bashcompinit && bashcompinit
+"""
+USE = """\
+Bash: eval "$(npurt completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish:
+npurt completion fish > ~/.config/fish/completions/npurt.fish"""
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "completion",
+        help="print what makes a shell complete npurt",
+        description=USE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.set_defaults(run=run, verbs=verbs)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script of a shell, made from the parsers of all verbs."""
+    script = fish(args.verbs) if args.shell == "fish" else bash(args.verbs)
+    print(f"{ZSH if args.shell == 'zsh' else ''}{script}", end="")
+    return 0
+
+
+def bash(verbs: Any) -> str:
+    """Return the script for bash; where it has no word, bash completes names of files."""
+    values, options = [], []
+    for verb, parser in verbs.choices.items():
+        names: list[str] = []
+        first: list[str] = []
+        for action in _visible(parser):
+            names += action.option_strings
+            choices = " ".join(map(str, action.choices or ()))
+            if not action.option_strings:
+                first += choices.split()
+            elif choices:
+                each = "|".join(f"'{verb} {name}'" for name in action.option_strings)
+                values.append(f"            {each}) words={shlex.quote(choices)} ;;")
+        options.append(f"                '{verb} -'*) words={shlex.quote(' '.join(names))} ;;")
+        if first:
+            options.append(f"                '{verb} '*) words={shlex.quote(' '.join(first))} ;;")
+    return BASH.format(
+        verbs=shlex.quote(" ".join(verbs.choices)),
+        values="\n".join(values),
+        options="\n".join(options),
+    )
+
+
+def fish(verbs: Any) -> str:
+    """Return the script for fish."""
+    lines = []
+    for about in verbs._choices_actions:
+        said = f"-a {about.dest} -d {_quoted(about.help)}"
+        lines.append(f"complete -c npurt -f -n __fish_use_subcommand {said}")
+    for verb, parser in verbs.choices.items():
+        condition = f"complete -c npurt -n '__fish_seen_subcommand_from {verb}'"
+        for action in _visible(parser):
+            choices = " ".join(map(str, action.choices or ()))
+            parts = [condition, *(_fish_name(name) for name in action.option_strings)]
+            if choices:
+                parts.append(f"-x -a {_quoted(choices)}")
+            elif action.option_strings and action.nargs is None:
+                parts.append("-r")
+            if action.option_strings:
+                parts.append(f"-d {_quoted((action.help or '').partition(' (default')[0])}")
+            if len(parts) > 1:
+                lines.append(" ".join(parts))
+    return "\n".join(lines) + "\n"
+
+
+def _visible(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    return (action for action in parser._actions if action.help is not argparse.SUPPRESS)
+
+
+def _fish_name(name: str) -> str:
+    """Return how fish is told of an option: long, of one letter, or of several after one dash."""
+    if name.startswith("--"):
+        return f"-l {name[2:]}"
+    return f"-s {name[1:]}" if len(name) == 2 else f"-o {name[1:]}"
+
+
+def _quoted(text: str) -> str:
+    """Return *text* in the quotes of fish."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
