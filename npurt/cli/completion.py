@@ -63,7 +63,7 @@ def bash(verbs: Any) -> str:
             choices = " ".join(map(str, action.choices or ()))
             if not action.option_strings:
                 first += choices.split()
-            elif choices:
+            elif choices or action.nargs is None:  # without choices: names of files
                 each = "|".join(f"'{verb} {name}'" for name in action.option_strings)
                 values.append(f"            {each}) words={shlex.quote(choices)} ;;")
         options.append(f"                '{verb} -'*) words={shlex.quote(' '.join(names))} ;;")

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
             _print_json(llm, "".join(pieces), interrupted=interrupted)
             print(said, end="", file=sys.stderr)
         else:
-            print(" [stopped]" if interrupted else "")
+            print()
+            if interrupted:
+                print("[stopped]", file=sys.stderr)
             print(said, end="", file=sys.stderr)
             _print_account(llm, args)
     return options.INTERRUPTED if interrupted else 0

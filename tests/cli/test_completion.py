@@ -53,6 +53,8 @@ def test_bash_offers_verbs(offered):
         (["models", "f"], ["fetch"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["run", "-m", ""], []),  # then bash completes names of files
+        (["bench", "-m", ""], []),
+        (["models", "--folder", ""], []),
         (["probe", "--ris"], []),  # an old name
         (["nothing", "-"], []),
     ],

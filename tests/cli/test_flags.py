@@ -257,8 +257,8 @@ def test_control_c_ends_the_text_and_the_account_follows(npurt, interrupted, tex
     result = npurt("run", *SHORT, "--raw", "-p", "Hello", "--report")
 
     assert result.code == 130
-    text, end = result.out.split(" [stopped]")
-    assert end == "\n"
+    text = result.out.removesuffix("\n")
+    assert "[stopped]\n" in result.err
     assert text
     assert texts["continued"].startswith(text)
     assert "attn_qkv" in result.err
