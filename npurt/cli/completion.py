@@ -8,14 +8,20 @@ from typing import Any
 BASH = """\
 _npurt() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words=""
+    local verb=${{COMP_WORDS[1]}}
     COMPREPLY=()
+    if [ "$COMP_CWORD" -gt 2 ]; then
+        case "$verb ${{COMP_WORDS[2]}}" in
+            {nested}) verb="$verb ${{COMP_WORDS[2]}}" ;;
+        esac
+    fi
     if [ "$COMP_CWORD" -eq 1 ]; then
         words={verbs}
     else
-        case "${{COMP_WORDS[1]}} $prev" in
+        case "$verb:$prev" in
 {values}
             *)
-                case "${{COMP_WORDS[1]}} $cur" in
+                case "$verb:$cur" in
 {options}
                 esac ;;
         esac
@@ -55,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 def bash(verbs: Any) -> str:
     """Return the script for bash; where it has no word, bash completes names of files."""
     values, options = [], []
-    for verb, parser in verbs.choices.items():
+    parsers = dict(_parsers(verbs))
+    for verb, parser in parsers.items():
         names: list[str] = []
         first: list[str] = []
         for action in _visible(parser):
@@ -64,13 +71,14 @@ def bash(verbs: Any) -> str:
             if not action.option_strings:
                 first += choices.split()
             elif choices or action.nargs is None:  # without choices: names of files
-                each = "|".join(f"'{verb} {name}'" for name in action.option_strings)
+                each = "|".join(f"'{verb}:{name}'" for name in action.option_strings)
                 values.append(f"            {each}) words={shlex.quote(choices)} ;;")
-        options.append(f"                '{verb} -'*) words={shlex.quote(' '.join(names))} ;;")
+        options.append(f"                '{verb}:-'*) words={shlex.quote(' '.join(names))} ;;")
         if first:
-            options.append(f"                '{verb} '*) words={shlex.quote(' '.join(first))} ;;")
+            options.append(f"                '{verb}:'*) words={shlex.quote(' '.join(first))} ;;")
     return BASH.format(
         verbs=shlex.quote(" ".join(verbs.choices)),
+        nested="|".join(shlex.quote(name) for name in parsers if " " in name),
         values="\n".join(values),
         options="\n".join(options),
     )
@@ -96,6 +104,14 @@ def fish(verbs: Any) -> str:
             if len(parts) > 1:
                 lines.append(" ".join(parts))
     return "\n".join(lines) + "\n"
+
+
+def _parsers(verbs: Any, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each verb, and each verb of a verb such as "bench matmul", with its parser."""
+    for verb, parser in verbs.choices.items():
+        yield f"{before}{verb}", parser
+        for group in parser._subparsers._group_actions if parser._subparsers else ():
+            yield from _parsers(group, f"{before}{verb} ")
 
 
 def _visible(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

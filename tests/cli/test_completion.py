@@ -55,6 +55,9 @@ def test_bash_offers_verbs(offered):
         (["run", "-m", ""], []),  # then bash completes names of files
         (["bench", "-m", ""], []),
         (["models", "--folder", ""], []),
+        (["bench", "matmul", "--ty"], ["--type"]),
+        (["bench", "mat"], ["matmul"]),
+        (["regcmd", ""], ["decode", "matmul", "check", "run"]),
         (["probe", "--ris"], []),  # an old name
         (["nothing", "-"], []),
     ],
