@@ -23,7 +23,7 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         new = self._names[module.__name__]
-        _warn(module.__name__, new)
+        warn(module.__name__, new)
         there = vars(import_module(new))
         vars(module).update({k: v for k, v in there.items() if not k.startswith("__")})
 
@@ -43,7 +43,7 @@ def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, renamed = names[name].partition(":")
-        _warn(f"{package}.{name}", f"{module}.{renamed or name}")
+        warn(f"{package}.{name}", f"{module}.{renamed or name}")
         return getattr(import_module(module), renamed or name)
 
     return find
@@ -57,11 +57,12 @@ def attribute(new: str) -> Any:
             self.old = f"{owner.__name__}.{name}"
 
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            _warn(self.old, f"{self.old.rpartition('.')[0]}.{new}")
+            warn(self.old, f"{self.old.rpartition('.')[0]}.{new}")
             return getattr(instance, new)
 
     return Renamed()
 
 
-def _warn(old: str, new: str) -> None:
+def warn(old: str, new: str) -> None:
+    """Warn the caller of the caller that *old* has the name *new*."""
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import LayoutError, NpurtError, SettingError
+from npurt.errors import LayoutError, NpurtError, SettingError, UnsupportedOp
 from npurt.llm.decode import model
+from npurt.llm.decode.text import Options
 from tests.llm import tiny
 from tests.llm.conftest import PROMPT
 
@@ -22,7 +23,7 @@ from tests.llm.conftest import PROMPT
         {"n_threads": 1.0},
         {"seed": "x"},
         {"seed": 1.0},
-        {"seed": -1},
+        {"seed": -2},
         {"draft": "lookup", "draft_max": 2.5},
     ],
     ids=str,
@@ -67,7 +68,7 @@ def test_options_of_a_generation_are_numbers(llm, options):
         assert f"{name} must be a" in caught.value.remedy
 
 
-@pytest.mark.parametrize("stop", [5, [5], None, b"x", ["a", b"x"], [None]])
+@pytest.mark.parametrize("stop", [5, [5], b"x", ["a", b"x"], [None]])
 def test_stop_texts_are_texts(llm, stop):
     with pytest.raises(SettingError, match="a stop text is"):
         llm.generate(PROMPT, max_tokens=1, stop=stop)
@@ -110,14 +111,31 @@ def test_tokens_are_taken_back_by_number(llm, count):
             call(count)
 
 
-def test_the_types_of_options_name_the_options_of_generate_and_chat():
+def test_the_types_of_options_name_the_options_of_generate():
     given = inspect.signature(npurt.Llama.generate).parameters
-    assert list(model.Options.__annotations__) == [
-        name for name in given if name not in ("self", "prompt", "stream")
+    assert list(Options.__annotations__) == [
+        name for name in given if name not in ("self", "prompt", "stream", "unknown")
     ]
-    assert set(inspect.signature(npurt.Llama.chat).parameters) == {
-        "self", "messages", "stream", "options"
-    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["Hello", ["Hello", "you"], ""])
+def test_embeddings_of_texts_are_refused(llm, text):
+    with pytest.raises(UnsupportedOp, match="does not have embeddings of texts yet") as caught:
+        llm.embed(text)
+    assert "token_embeddings" in caught.value.remedy
+
+
+def test_rows_of_the_embedding_matrix_have_their_own_name(llm):
+    with npurt.GGUF(llm.path) as file:
+        table = file["token_embd.weight"].dequantize()
+
+    np.testing.assert_array_equal(llm.token_embeddings(PROMPT), table[PROMPT])
+    assert llm.token_embeddings([]).shape == (0, table.shape[1])
+    with pytest.warns(DeprecationWarning, match="Llama.embed.* is now Llama.token_embeddings"):
+        np.testing.assert_array_equal(llm.embed(PROMPT), table[PROMPT])
+    for wrong in ([-1], [len(table)], 5, None, [1.5]):
+        with pytest.raises(LayoutError):
+            llm.token_embeddings(wrong)
 
 
 def test_dir_of_a_model_lists_what_users_call_and_no_internals(llm):

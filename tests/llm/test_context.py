@@ -59,6 +59,17 @@ def test_reset_and_rewind_forget(llm):
         llm.rewind(-1)
 
 
+def test_a_second_generation_runs_while_a_stream_is_open_and_ends_it(llm):
+    wanted = fresh(llm, PROMPT[3:], max_tokens=8, **GREEDY)
+    stream = llm.generate(PROMPT, max_tokens=20, stream=True, **GREEDY)
+    next(stream)
+
+    assert llm.generate(PROMPT[3:], max_tokens=8, **GREEDY) == wanted
+    with pytest.raises(SettingError, match="something else used the model"):
+        next(stream)
+    assert next(stream, None) is None  # it is over
+
+
 def test_two_generations_at_once_are_refused_not_mixed(llm):
     suspended = []  # has evaluated as many tokens as the other
     for other in (

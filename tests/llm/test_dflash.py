@@ -66,7 +66,7 @@ def block_logits(llm):
     eps = network.shape.config.eps
     head = llm.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
     llm.hidden_states.flush()
-    return head(network.fill_in(llm.embed(ORACLE["block_tokens"]), llm.n_tokens))
+    return head(network.fill_in(llm.token_embeddings(ORACLE["block_tokens"]), llm.n_tokens))
 
 
 def test_the_targets_stream_is_torchs(pair):

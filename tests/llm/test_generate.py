@@ -83,6 +83,14 @@ def test_text_prompts_are_tokenised_with_bos(llm):
     assert fresh(llm, llm.tokenize("Hello world"), max_tokens=8, **GREEDY) == text
 
 
+def test_minus_one_is_another_seed_each_time(llm):
+    with open_tiny(seed=7) as seeded, open_tiny(seed=-1) as unseeded:
+        options = {"max_tokens": 30, "temperature": 2.0}
+        for each, seed in ((seeded, -1), (unseeded, None), (unseeded, -1)):
+            assert len({fresh(each, seed=seed, **options) for _ in range(4)}) > 1
+    assert unseeded.seed is None
+
+
 # --- Where it ends --------------------------------------------------------------------------------
 
 
@@ -95,10 +103,17 @@ def test_max_tokens_is_how_many_are_sampled(llm):
     assert llm.history == ()
 
 
+def test_minus_one_is_no_limit(llm):
+    for limit in (None, -1, np.int64(-1)):
+        fresh(llm, [5] * 100, max_tokens=limit, stop=None, **GREEDY)
+        assert llm.timing.finish == "context"
+        assert llm.timing.generated_tokens == 29  # of 128; the last one needs no room
+
+
 def forced(llm, monkeypatch, tokens):
     """Let the model's sampler choose *tokens*, one after another."""
     queue = iter(tokens)
-    monkeypatch.setattr("npurt.llm.decode.model.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.llm.decode.text.Sampler.sample", lambda *_: next(queue))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.ggml.eos_token_id", None])
@@ -263,7 +278,7 @@ def test_ids_may_be_numpys(llm):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": -2}, "max_tokens is -2"),
         ({"stop": ""}, "stop text is empty"),
         ({"stop": ["a", ""]}, "stop text is empty"),
         ({"temperature": -1.0}, "temperature"),
@@ -293,7 +308,6 @@ def test_an_empty_prompt_is_refused():
         {"n_batch": 0},
         {"n_batch": 513},
         {"n_ctx": -1},
-        {"n_ctx": 0},
         {"n_ctx": 1 << 23},
         {"kv_type": "q8_0"},
         {"n_threads": -1},
@@ -306,9 +320,35 @@ def test_a_model_cannot_be_opened_with_options_that_make_no_sense(options):
         npurt.Llama(tiny.path(), **options)
 
 
+def test_zero_positions_are_those_of_the_training():
+    with open_tiny(n_ctx=0) as whole, open_tiny(n_ctx=None) as usual:
+        assert whole.n_ctx == usual.n_ctx == whole.config.n_context == 512
+
+
+def test_the_usual_context_is_shorter_than_a_long_training(tmp_path):
+    path = tmp_path / "long.gguf"
+    file = tiny.read(tiny.path()).with_key("llama.context_length", 4, 9000)
+    with npurt.Llama(tiny.write(file, tmp_path, path.name)) as llm:
+        assert llm.n_ctx == 4096
+    with npurt.Llama(path, n_ctx=0) as llm:
+        assert llm.n_ctx == 9000
+
+
+def test_more_positions_than_the_training_had_are_warned_of():
+    with pytest.warns(UserWarning, match="513 tokens is more than the 512") as caught:
+        open_tiny(n_ctx=513).close()
+    assert [str(warning.filename) for warning in caught] == [tiny_opener()]
+    open_tiny(n_ctx=512).close()  # a warning would be an error
+
+
+def tiny_opener():
+    """Return the file that calls `Llama` in `open_tiny`, as the warning names it."""
+    return open_tiny.__code__.co_filename
+
+
 def test_a_closed_model_says_so(llm):
     with open_tiny() as closed:
-        stream = closed.generate(PROMPT, max_tokens=5, stream=True)
+        stream = closed.generate(PROMPT, max_tokens=5, stream=True, **GREEDY)
         next(stream)
     closed.close()
 

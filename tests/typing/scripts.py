@@ -75,6 +75,8 @@ def text(path: str) -> str:
         assert_type(ids, list[int])
         assert_type(llm.detokenize(ids), str)
         assert_type(llm.eval(ids), F32)
+        assert_type(llm.token_embeddings(ids), F32)
+        assert_type(llm.generate(ids, stop=None, seed=-1, max_tokens=-1), str)
         return llm.generate("The end", max_tokens=8).strip()
 
 
@@ -83,7 +85,11 @@ def conversation(llm: npurt.Llama, stream: bool) -> list[str]:
     messages.append({"role": "user", "content": "What is an NPU?"})
     assert_type(llm.chat(messages, max_tokens=4), str)
     assert_type(llm.chat(messages, stream=True, temperature=0.2), Iterator[str])
-    answer = llm.chat(messages, stream=stream, max_tokens=4)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert_type(llm.chat(parts, stop=None, seed=-1, max_tokens=4, tools=None), str)
+    assert_type(llm.chat(messages, max_tokens=4, style="brief"), str)
+    assert_type(llm.chat(messages, stream=True, max_tokens=4, style="brief"), Iterator[str])
+    answer = llm.chat(messages, stream=stream, max_tokens=4, enable_thinking=None)
     assert_type(answer, str | Iterator[str])
     return [answer] if isinstance(answer, str) else list(answer)
 
@@ -102,6 +108,7 @@ def devices() -> None:
 def mistakes(llm: npurt.Llama, a: F32, w: npurt.PackedWeight) -> None:
     llm.generate("Hello", max_token=5)  # type: ignore[call-overload]
     llm.chat([{"role": "user"}], temperature="hot")  # type: ignore[call-overload]
+    llm.chat([{"role": "user"}], tools="weather")  # type: ignore[arg-type]
     llm.generate("Hello", stream=True).strip()  # type: ignore[attr-defined]
     npurt.matmul(a, w, divice="cpu")  # type: ignore[call-overload]
     npurt.pack(a, dtype=8)  # type: ignore[arg-type]

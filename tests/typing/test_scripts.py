@@ -7,7 +7,7 @@ import npurt
 from tests.llm import tiny
 from tests.typing import scripts
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = "{{ style }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def test_products_run(capsys):

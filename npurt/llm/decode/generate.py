@@ -204,12 +204,14 @@ class Generation:
         return self._prompt[shared:]
 
 
-def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the texts that end a generation.
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the texts that end a generation; None: none.
 
     Raises:
         SettingError: A stop text is empty, or not a str.
     """
+    if stop is None:
+        return ()
     texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
     for text in texts:
         if not isinstance(text, str):

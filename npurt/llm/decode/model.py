@@ -2,32 +2,31 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Self
 
 from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.recurrent import SPACING
 from npurt.device import Device
-from npurt.errors import LayoutError, ModelFormatError, SettingError
-from npurt.llm.decode.generate import Generation, Generator, Timing, stop_texts
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.errors import ModelFormatError, SettingError
+from npurt.llm.decode.generate import Timing
+from npurt.llm.decode.text import TextGenerator
 from npurt.llm.file.gguf import TensorInfo, errors_of
-from npurt.llm.file.metadata import optional
 from npurt.llm.session.lock import Lock, locked
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.diffusion import Diffusion, open_network
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculator import Speculator
-from npurt.llm.text.chat import ChatTemplate
+from npurt.llm.text import named_templates
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import runs_graphs
-from npurt.runtime.open.arguments import integer, optional_integer
+from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
 from npurt.runtime.open.devices import open_device, open_host
 from npurt.runtime.report.ledger import Ledger, Report
 from npurt.runtime.report.trace import written_to
@@ -35,29 +34,13 @@ from npurt.segment import Compiler
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
-Prompt = str | Sequence[int]
-Message = dict[str, Any]
-
 USUAL_DRAFT = 8  # the most tokens of a draft, by default
 # What other parts of npurt use of a model, and old names: dir() lists neither.
-OLD_NAMES = ("taps", "turn")
+OLD_NAMES = ("embed", "taps", "turn")
 INTERNALS = ("account", "can_shift", "head", "hidden_states", "output_matrix", "read", "speculator")
 
 
-class Options(TypedDict, total=False):
-    """The options of `Llama.generate` and `Llama.chat`."""
-
-    max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
-    stop: str | Sequence[str]
-
-
-class Llama(Generator):
+class Llama(TextGenerator):
     """A language model from a GGUF file.
 
     One thread at a time can use it: concurrent use raises SettingError.  Open a model for each
@@ -67,16 +50,19 @@ class Llama(Generator):
         path: The file; architectures as in `npurt.llm.arch`.
         device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
             model, but not if that cannot be opened.  The host does the rest.
-        n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096.
+        n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096;
+            0: all that it was trained for.  More gives a warning.
         n_batch: Tokens evaluated at once, 1 to 512, which is the default.
         n_threads: CPU threads; by default what the machine's cores and limits suggest.
-        seed: Of sampling; by default different each time.
+        seed: Of sampling; by default, and with -1, different each time.
         kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
         verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
         strict: Refuse to load when a product or a delta net would not run on *device*, and to go on
             when one cannot any more.
         context_shift: When the context is full, forget the older half instead of stopping.
-        chat_template: Jinja source to use instead of the file's.
+        chat_template: Jinja source to use instead of the file's, or the name of a format:
+            ``"chatml"``, ``"gemma"``, ``"llama2"``, ``"llama3"``, ``"mistral"``, ``"phi3"``,
+            ``"zephyr"``.
         progress: Show progress bars on a terminal.
         draft: Decode speculatively: ``"lookup"`` drafts from the text itself, a path names a
             smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
@@ -117,11 +103,11 @@ class Llama(Generator):
         _require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         most = limits().rows
         self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
-        self.seed = optional_integer("seed", seed, 0)
+        self.seed = none_at_minus_one("seed", seed)
         self.context_shift = context_shift
         self.timing = Timing()
         self._progress = progress
-        self._template = chat_template
+        self._template = chat_template and named_templates.source(chat_template)
         self._checks = Checks(mode(verify))
         self._closed = False
         self._opened = contextlib.ExitStack()  # what is closed with the model, last first
@@ -258,137 +244,6 @@ class Llama(Generator):
         assistant = Assistant(small, self)
         self._ledger.include("draft_", small._ledger)
         return assistant
-
-    # --- Tokens ---------------------------------------------------------------------------------
-
-    def tokenize(self, text: str, add_bos: bool | None = None, special: bool = True) -> list[int]:
-        """Return the ids of *text*; see `Tokenizer.encode`."""
-        return self.tokenizer.encode(text, add_bos=add_bos, special=special)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*."""
-        return self.tokenizer.decode(self._valid(ids))
-
-    # --- Generation -----------------------------------------------------------------------------
-
-    @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[Options]
-    ) -> str: ...
-
-    @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Options]
-    ) -> Iterator[str]: ...
-
-    @overload
-    def generate(
-        self, prompt: Prompt, *, stream: bool, **options: Unpack[Options]
-    ) -> str | Iterator[str]: ...
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        repeat_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        stream: bool = False,
-    ) -> str | Iterator[str]:
-        """Continue *prompt*, a text or token ids; the prefix that the cache shares with it is kept.
-
-        Args:
-            max_tokens: Stop after this number; None: at the end token, or when the context is full.
-            temperature: 0 takes the most likely token each time.
-            top_k, top_p, min_p, repeat_penalty: See `Sampling`.
-            seed: Of this generation; by default the model's.
-            stop: Texts that end the generation and are not part of it.
-            stream: Return an iterator of pieces of text instead of the whole.
-
-        Raises:
-            ContextFull: The prompt does not fit.
-            NotOffloaded: With *strict*: the device failed, or computed something wrong.
-            SettingError: An option makes no sense, or another thread is using the model.
-        """
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            seed=self.seed if seed is None else seed,
-        )
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
-        limit = optional_integer("max_tokens", max_tokens, 0)
-        sampler = Sampler(sampling, self.tokenizer.never_sampled)
-        pieces = iter(Generation(self, ids, sampler, stop_texts(stop), limit, self.speculator))
-        if stream:
-            return pieces
-        with self.lock:
-            return "".join(pieces)
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        stream: Literal[False] = False,
-        **options: Unpack[Options],
-    ) -> str: ...
-
-    @overload
-    def chat(
-        self, messages: Sequence[Message], *, stream: Literal[True], **options: Unpack[Options]
-    ) -> Iterator[str]: ...
-
-    @overload
-    def chat(
-        self, messages: Sequence[Message], *, stream: bool, **options: Unpack[Options]
-    ) -> str | Iterator[str]: ...
-
-    def chat(
-        self, messages: Sequence[Message], *, stream: bool = False, **options: Unpack[Options]
-    ) -> str | Iterator[str]:
-        """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
-
-        Args:
-            options: Those of `generate`.
-
-        Raises:
-            LayoutError: *messages* are none, or the template refuses them.
-            ModelFormatError: The file has no chat template, or a broken one.
-        """
-        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-            raise LayoutError(
-                f"messages are {messages!r:.60}",
-                remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
-            )
-        text = self.template.render(list(messages))
-        bos = self._text(self.tokenizer.bos)
-        printed = bool(bos) and text.startswith(bos)
-        ids = self.tokenize(text, add_bos=False if printed else None)
-        return self.generate(ids, stream=stream, **options)
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template, from the file or as given."""
-        source = self._template or optional(self.metadata, "tokenizer.chat_template", str, "")
-        if not source:
-            raise ModelFormatError(
-                f"{self.path.name} has no chat template",
-                remedy="use generate() with a plain prompt, or pass chat_template=",
-            )
-        return ChatTemplate(
-            source, bos=self._text(self.tokenizer.bos), eos=self._text(self.tokenizer.eos)
-        )
-
-    def _text(self, token: int | None) -> str:
-        return "" if token is None else self.detokenize([token])
 
     # --- Accounts -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.session.context import USUAL_CONTEXT
+from npurt.llm.session.context import positions
 
 F16_BYTES = 2  # of an element of the KV cache, by default
 
@@ -17,8 +17,7 @@ def memory(file: GGUF, n_ctx: int | None = None) -> int:
         ModelFormatError: npurt does not run the model.
     """
     config = describe(file).config
-    positions = min(config.n_context, USUAL_CONTEXT) if n_ctx is None else n_ctx
     layers = range(config.n_layers)
     cached = sum(not (config.is_recurrent(i) or config.is_convolved(i)) for i in layers)
-    per_layer = 2 * config.n_kv_heads * config.head_width * F16_BYTES * positions
+    per_layer = 2 * config.n_kv_heads * config.head_width * F16_BYTES * positions(config, n_ctx)
     return sum(info.nbytes for info in file.tensors.values()) + cached * per_layer

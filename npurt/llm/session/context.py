@@ -5,22 +5,24 @@ import functools
 import hashlib
 import operator
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from npurt import moved
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, Packed
-from npurt.errors import LayoutError, SettingError
+from npurt.errors import LayoutError, SettingError, UnsupportedOp
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.head import Head
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
-from npurt.llm.file.config import require_context
+from npurt.llm.file.config import Config, require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import Metadata
 from npurt.llm.session.lock import Lock, locked
@@ -40,6 +42,11 @@ from npurt.verify import Sampler as Checks
 
 USUAL_CONTEXT = 4096  # the most positions by default
 SAMPLE = 512  # bytes of each tensor that identify a model
+
+
+def positions(config: Config, n_ctx: int | None) -> int:
+    """Return how many positions *n_ctx* means: None the usual number, 0 all of the training's."""
+    return n_ctx or min(config.n_context, USUAL_CONTEXT if n_ctx is None else config.n_context)
 
 
 class Context:
@@ -72,12 +79,17 @@ class Context:
         self.metadata = self._file.metadata
         self._description = describe(self._file)
         self.config = self._description.config
-        usual = min(self.config.n_context, USUAL_CONTEXT)
-        self.n_ctx = usual if n_ctx is None else n_ctx
+        self.n_ctx = positions(self.config, n_ctx)
         self._graph = self._description.graph(self.n_ctx)
         if not self._graph.windows:
             require_context(self.metadata, self.n_ctx)
         require_positions(self.n_ctx, kv_type)
+        if self.n_ctx > self.config.n_context:
+            warnings.warn(
+                f"a context of {self.n_ctx} tokens is more than the {self.config.n_context} that "
+                f"{self.path.name} was trained for: text beyond them may make no sense",
+                stacklevel=3,
+            )
         self._kv_type = kv_type
 
     def _build(self, captured: Sequence[int] = ()) -> None:
@@ -268,9 +280,28 @@ class Context:
         host = self._cpu.caps.name
         return self._ledger.row(Row(op, "", (), host, host))
 
-    def embed(self, ids: Sequence[int]) -> F32:
-        """Return the embeddings of *ids*, ``[T, D]``."""
+    def embed(self, ids: Sequence[Any]) -> F32:
+        """Refuse texts, whose embeddings npurt does not have yet; of ids see `token_embeddings`.
+
+        Raises:
+            UnsupportedOp: It is a text, or are texts.
+        """
+        if isinstance(ids, Sequence) and any(isinstance(text, str) for text in (ids, *ids)):
+            raise UnsupportedOp(
+                "npurt does not have embeddings of texts yet",
+                remedy="for the rows of the embedding matrix, use token_embeddings(tokenize(text))",
+            )
+        moved.warn("Llama.embed(ids)", "Llama.token_embeddings(ids)")
+        return self.token_embeddings(ids)
+
+    def token_embeddings(self, ids: Sequence[int]) -> F32:
+        """Return the rows of the embedding matrix for *ids*, as the first layer gets them, [T, D].
+
+        Raises:
+            LayoutError: An id is not in the vocabulary.
+        """
         self._require_open()
+        ids = self._valid(ids)
         return embeddings(self._embedding, self.config.conventions.embedding_scale, ids)
 
     @property
@@ -437,5 +468,5 @@ class Context:
 
 def embeddings(table: QTensor, scale: float, ids: Sequence[int]) -> F32:
     """Return rows *ids* of *table* times *scale*, ``[T, D]``."""
-    rows = table[np.asarray(ids)].dequantize()
+    rows = table[np.asarray(ids, np.intp)].dequantize()
     return rows if scale == 1 else rows * np.float32(scale)

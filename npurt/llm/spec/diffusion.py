@@ -78,7 +78,7 @@ class Diffusion(Drafter):
         if count < 1 or self._hidden_states.tokens != list(history[:-1]):
             return
         self._hidden_states.flush()
-        x = self._target.embed([history[-1], *[shape.mask] * count])
+        x = self._target.token_embeddings([history[-1], *[shape.mask] * count])
         with _counted(self._row, len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():

@@ -3,13 +3,15 @@
 The template is a program that may come from a stranger; `sandbox` limits it.
 """
 
+import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 
 from npurt.errors import LayoutError, ModelFormatError
 from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
@@ -57,6 +59,12 @@ class ChatTemplate:
         except _FAILURES as error:
             raise _broken(error) from error
 
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads from its caller."""
+        tree = self._environment.parse(self.source)
+        return frozenset(find_undeclared_variables(tree)) - self._tokens.keys()
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -96,6 +104,35 @@ class ChatTemplate:
             ) from error
         except _FAILURES as error:
             raise _broken(error) from error
+
+
+def joined_parts(messages: Iterable[Any]) -> list[Any]:
+    """Return *messages* with the parts of a content joined to one text, as most templates need it.
+
+    What is not a message stays as it is, for `ChatTemplate.render` to refuse.
+
+    Raises:
+        LayoutError: A part is not text.
+    """
+    return [_joined(i, message) for i, message in enumerate(messages)]
+
+
+def _joined(i: int, message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    parts = message.get("content")
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
+        return dict(message)
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise LayoutError(
+                f"the content of message {i} has a part of type {part.get('type')!r:.60}"
+                if part.get("type") != "text"
+                else f"the content of message {i} has a part without text",
+                remedy='pass parts {"type": "text", "text": ...} only; npurt reads neither images '
+                "nor sound",
+            )
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:

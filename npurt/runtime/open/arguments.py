@@ -34,6 +34,16 @@ def optional_integer(name: str, value: Any, least: int | None = None) -> int | N
     return None if value is None else integer(name, value, least)
 
 
+def none_at_minus_one(name: str, value: Any) -> int | None:
+    """Return *value*, None or an integer of at least -1; None for -1, as other libraries have it.
+
+    Raises:
+        SettingError: It is neither.
+    """
+    number = optional_integer(name, value, -1)
+    return None if number == -1 else number
+
+
 def encodable(name: Any, *others: str) -> Format:
     """Return the format called *name*, which npurt must be able to quantise to.
 

@@ -1,0 +1,114 @@
+"""Named chat templates write the published prompts, and what is no template is refused."""
+
+import pytest
+
+import npurt
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.text.chat import ChatTemplate
+from npurt.llm.text.named_templates import NAMED, source
+from tests.llm import tiny
+from tests.llm.conftest import open_tiny
+
+TURNS = [
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "response"},
+    {"role": "user", "content": "again"},
+]
+SYSTEM = {"role": "system", "content": "test"}
+IM = "<|im_start|>{}\n{}<|im_end|>\n"
+HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
+# Sources: the wiki of llama.cpp, "Templates supported by llama_chat_apply_template", which shows
+# what transformers' apply_chat_template gives for these turns (chatml, gemma, llama2, mistral,
+# zephyr); the model cards of Llama 3 and Phi-3-mini; for a system message of gemma, Google's "Gemma
+# formatting and system instructions", and of mistral, mistral-common's first tokenizers.
+PROMPTS = {
+    "chatml": ("", IM.format("system", "test"),
+               IM.format("user", "hello") + IM.format("assistant", "response")
+               + IM.format("user", "again") + "<|im_start|>assistant\n"),
+    "llama3": ("<|begin_of_text|>", "<|begin_of_text|>" + HEADER.format("system", "test"),
+               HEADER.format("user", "hello") + HEADER.format("assistant", "response")
+               + HEADER.format("user", "again")
+               + "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    "llama2": ("<s>[INST] ", "<s>[INST] <<SYS>>\ntest\n<</SYS>>\n\n",
+               "hello [/INST] response </s><s>[INST] again [/INST]"),
+    "mistral": ("<s>[INST] ", "<s>[INST] test\n\n",
+                "hello [/INST]response</s>[INST] again [/INST]"),
+    "gemma": ("<bos><start_of_turn>user\n", "<bos><start_of_turn>user\ntest\n\n",
+              "hello<end_of_turn>\n<start_of_turn>model\nresponse<end_of_turn>\n"
+              "<start_of_turn>user\nagain<end_of_turn>\n<start_of_turn>model\n"),
+    "phi3": ("", "<|system|>\ntest<|end|>\n",
+             "<|user|>\nhello<|end|>\n<|assistant|>\nresponse<|end|>\n"
+             "<|user|>\nagain<|end|>\n<|assistant|>\n"),
+    "zephyr": ("", "<|system|>\ntest</s>\n",
+               "<|user|>\nhello</s>\n<|assistant|>\nresponse</s>\n"
+               "<|user|>\nagain</s>\n<|assistant|>\n"),
+}  # fmt: skip
+BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>"}
+ANSWERS = {"chatml": "<|im_start|>assistant\n", "gemma": "<start_of_turn>model\n",
+           "llama3": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+           "phi3": "<|assistant|>\n", "zephyr": "<|assistant|>\n"}  # fmt: skip
+
+
+def render(name, messages, **variables):
+    template = ChatTemplate(NAMED[name], bos=BOS.get(name, "<s>"), eos="</s>")
+    return template.render(messages, **variables)
+
+
+def test_every_name_has_a_published_prompt():
+    assert PROMPTS.keys() == NAMED.keys()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_template_writes_the_published_prompt(name):
+    plain, with_system, rest = PROMPTS[name]
+
+    assert render(name, TURNS) == plain + rest
+    assert render(name, [SYSTEM, *TURNS]) == with_system + rest
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_prompt_without_the_start_of_an_answer(name):
+    plain, _, rest = PROMPTS[name]
+
+    assert render(name, TURNS, add_generation_prompt=False) == (plain + rest).removesuffix(
+        ANSWERS.get(name, "")
+    )
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama2", "mistral"])
+@pytest.mark.parametrize(
+    "messages", [[SYSTEM], TURNS[1:], [TURNS[0], TURNS[0]], [TURNS[0], SYSTEM]], ids=str
+)
+def test_formats_of_alternating_turns_refuse_others(name, messages):
+    with pytest.raises(LayoutError, match="must"):
+        render(name, messages)
+
+
+def test_a_model_is_opened_with_the_name_of_a_template():
+    with open_tiny(chat_template="mistral") as llm:
+        llm.chat(TURNS, max_tokens=1)
+
+        bos, eos = (llm.detokenize([i]) for i in (llm.tokenizer.bos, llm.tokenizer.eos))
+        prompt = f"{bos}[INST] hello [/INST]response{eos}[INST] again [/INST]"
+        assert llm.history == tuple(llm.tokenize(prompt, add_bos=False))
+        assert llm.template.source == NAMED["mistral"]
+
+
+@pytest.mark.parametrize("text", ["chatlm", "ChatML", "Hello", "template.jinja", "a" * 5000])
+def test_text_that_is_neither_name_nor_jinja_is_refused_at_once(text):
+    with pytest.raises(SettingError, match="there is no chat template") as caught:
+        npurt.Llama(tiny.path(), chat_template=text)
+
+    assert ("did you mean 'chatml'" in caught.value.what) == (text == "chatlm")
+    assert all(name in caught.value.remedy for name in NAMED)
+    assert len(caught.value.what) < 200
+
+
+@pytest.mark.parametrize("value", [5, b"chatml", ["chatml"]])
+def test_a_template_is_text(value):
+    with pytest.raises(SettingError, match="chat_template is"):
+        npurt.Llama(tiny.path(), chat_template=value)
+
+
+def test_jinja_stays_as_it_is():
+    assert source("{{ messages[0].content }}") == "{{ messages[0].content }}"

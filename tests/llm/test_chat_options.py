@@ -1,0 +1,157 @@
+"""Options of chat(): the template gets what it reads; what would change nothing is refused."""
+
+import inspect
+import typing
+
+import pytest
+
+import npurt
+from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.llm.decode.text import MISSING, Options
+from npurt.llm.text.chat import ChatTemplate
+from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if tools %}[{{ tools[0].function.name }}]{% endif %}"
+    "{% if enable_thinking is defined %}(think {{ enable_thinking }}){% endif %}"
+    "{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}"
+)
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """Return a model whose template reads tools, enable_thinking and date."""
+    with open_tiny(chat_template=TEMPLATE) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({}, "Hellotoday"),
+        ({"tools": TOOLS}, "Hello[weather]today"),
+        ({"tools": None, "enable_thinking": None}, "Hellotoday"),
+        ({"tools": []}, "Hellotoday"),
+        ({"enable_thinking": False}, "Hello(think False)today"),
+        ({"enable_thinking": True, "date": "1 May"}, "Hello(think True)1 May"),
+        ({"response_format": None}, "Hellotoday"),
+        ({"response_format": {"type": "text"}, "logprobs": None}, "Hellotoday"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_template_gets_what_it_reads(reader, options, prompt, stream):
+    answer = reader.chat(HELLO, stream=stream, max_tokens=1, **options)
+
+    assert isinstance(answer, str) is not stream
+    list(answer)
+    assert reader.history == tuple(reader.tokenize(prompt))
+
+
+@pytest.mark.parametrize(
+    "options", [{"tools": TOOLS}, {"enable_thinking": False}, {"date": "1 May"}], ids=str
+)
+def test_what_the_template_does_not_read_is_refused(llm, options):
+    (name,) = options
+    with pytest.raises(SettingError, match=f"does not read {name}") as caught:
+        llm.chat(HELLO, max_tokens=1, **options)
+    assert "leave it out" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("max_token", "max_tokens"), ("enable_thinkin", "enable_thinking")]
+)
+def test_a_misspelt_option_is_no_variable_of_the_template(reader, name, meant):
+    with pytest.raises(SettingError, match=name) as caught:
+        reader.chat(HELLO, **{name: 1})
+    assert f"did you mean {meant}?" in caught.value.remedy
+
+
+def test_the_variables_of_a_template_are_those_that_it_takes_from_its_caller():
+    own = "{% set x = 1 %}{{ x }}{% macro f(y) %}{{ y }}{% endmacro %}{{ f(2) }}{{ bos_token }}"
+    source = (
+        own + "{{ strftime_now('%d') }}{{ raise_exception }}{% for m in messages %}{% endfor %}"
+    )
+    template = ChatTemplate(TEMPLATE + source, bos="", eos="")
+
+    assert template.variables == {"messages", "tools", "enable_thinking", "date"}
+
+
+@pytest.mark.parametrize("name", sorted(MISSING))
+def test_what_npurt_does_not_have_is_refused_by_name(reader, name):
+    for call in (lambda **o: reader.generate(PROMPT, **o), lambda **o: reader.chat(HELLO, **o)):
+        with pytest.raises(UnsupportedOp, match=f"npurt does not have {name} yet") as caught:
+            call(**{name: 1})
+        assert caught.value.remedy == f"leave {name} out"
+        call(max_tokens=0, **{name: None})
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": "json_object"}, {"type": "json_schema", "schema": {}}, "json", {}], ids=str
+)
+def test_answers_have_no_other_format_than_text(reader, value):
+    with pytest.raises(UnsupportedOp, match="response_format is"):
+        reader.chat(HELLO, response_format=value)
+
+
+def test_an_unknown_argument_of_generate_is_a_type_error_as_in_python(llm):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_token'"):
+        llm.generate(PROMPT, max_token=5)
+
+
+# --- Content in parts -----------------------------------------------------------------------------
+
+
+def part(text):
+    return {"type": "text", "text": text}
+
+
+def test_text_in_parts_is_the_text(llm):
+    answer = fresh(llm, llm.template.render(HELLO), max_tokens=5, **GREEDY)
+    prompt = llm.history
+
+    for content in ([part("Hel"), part("lo")], (part("Hello"),), [part("Hello"), part("")]):
+        llm.reset()
+        assert llm.chat([{"role": "user", "content": content}], max_tokens=5, **GREEDY) == answer
+        assert llm.history == prompt
+
+
+def test_messages_that_were_given_stay_as_they_were(llm):
+    message = {"role": "user", "content": [part("a"), part("b")]}
+    llm.chat([message], max_tokens=1)
+
+    assert message == {"role": "user", "content": [part("a"), part("b")]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "message 1 .*'image_url'"),
+        ({"type": "input_audio"}, "'input_audio'"),
+        ({"text": "no type"}, "type None"),
+        ({"type": "text"}, "without text"),
+        ({"type": "text", "text": 5}, "without text"),
+    ],
+)
+def test_parts_that_are_no_text_are_refused_by_name(llm, wrong, said):
+    with pytest.raises(LayoutError, match=said) as caught:
+        llm.chat([*HELLO, {"role": "user", "content": [part("see"), wrong]}])
+    assert "images" in caught.value.remedy
+
+
+def test_every_overload_of_chat_has_the_options_of_generate():
+    given = dict(inspect.signature(npurt.Llama.chat).parameters)
+    assert list(given) == [
+        "self", "messages", "stream", "tools", "response_format", "enable_thinking", "options"
+    ]  # fmt: skip
+    options = typing.get_type_hints(Options)
+    overloads = typing.get_overloads(npurt.Llama.chat)
+    assert len(overloads) == 3
+    for each in overloads:
+        names = [*list(given)[:-1], *options, "template_variables"]
+        assert list(inspect.signature(each).parameters) == names
+        hints = typing.get_type_hints(each)
+        assert {name: hints[name] for name in options} == options
