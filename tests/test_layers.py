@@ -24,7 +24,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"testing"},
     {"runtime"},
     {"llm"},
-    {"cli"},
+    {"cli", "compat"},
     {"__init__", "__main__"},
 ]
 # The rooms of a package: subpackages with one job each, lowest first, as in LAYERS.

@@ -115,7 +115,7 @@ class TextGenerator(Generator):
             top_p=top_p,
             min_p=min_p,
             repeat_penalty=repeat_penalty,
-            seed=self.seed if seed is None else none_at_minus_one("seed", seed),
+            seed=none_at_minus_one("seed", self.seed if seed is None else seed),
         )
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
         limit = none_at_minus_one("max_tokens", max_tokens)
