@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.errors import DownloadError, NpurtError, SettingError
+from npurt.compat import llama_cpp
+from npurt.errors import DownloadError, NpurtError, SettingError, UnsupportedOp
 from npurt.models import download, locate
 from npurt.models.hub import Hub, HubFile, Reference, choose
 from tests import hub_server
@@ -754,6 +755,15 @@ def test_from_pretrained_opens_a_file_of_a_repository(real):
         assert llm.path.name == "llama3-Q4_K_M.gguf"
     with pytest.raises(SettingError, match="both say"):
         npurt.Llama.from_pretrained(f"{REPO}:Q8_0", "*Q4_K_M.gguf")
+
+
+def test_from_pretrained_as_llama_cpp_python_has_it(real):
+    options = {"n_ctx": 64, "verbose": False}
+    with llama_cpp.Llama.from_pretrained(REPO, filename="*Q4_K_M.gguf", **options) as llm:
+        assert llm.n_ctx() == 64
+        assert llm.model_path.endswith("llama3-Q4_K_M.gguf")
+    with pytest.raises(UnsupportedOp, match="cache_dir='x'"):
+        llama_cpp.Llama.from_pretrained(REPO, "*Q4_K_M.gguf", cache_dir="x")
 
 
 def test_the_variables_of_huggingface_hub_are_obeyed(real, tmp_path):

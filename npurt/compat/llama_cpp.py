@@ -9,7 +9,7 @@ Source: https://llama-cpp-python.readthedocs.io/en/latest/api-reference/ (0.3): 
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, overload
 
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.llm.decode.model import Llama as Model
@@ -219,6 +219,21 @@ class Llama:
 
     # --- Completions ----------------------------------------------------------------------------
 
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[False] = False, **options: Any
+    ) -> Result: ...
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[True], **options: Any
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: bool, **options: Any
+    ) -> Result | Iterator[Result]: ...
+
     def create_completion(
         self,
         prompt: str | Sequence[int],
@@ -258,11 +273,26 @@ class Llama:
         choice = _text_choice("".join(pieces)) | {"finish_reason": self._finish}
         return head | {"choices": [choice], "usage": self._usage}
 
-    def __call__(
-        self, prompt: str | Sequence[int], *, max_tokens: int | None = 16, **options: Any
-    ) -> Result | Iterator[Result]:
-        """Continue *prompt*: see `create_completion`."""
-        return self.create_completion(prompt, max_tokens=max_tokens, **options)
+    __call__ = create_completion
+
+    @overload
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> Result: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True], **options: Any
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **options: Any
+    ) -> Result | Iterator[Result]: ...
 
     def create_chat_completion(
         self,

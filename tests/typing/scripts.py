@@ -8,12 +8,13 @@ import copy
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
 
 import npurt
+from npurt.compat import llama_cpp
 
 F32 = npt.NDArray[np.float32]
 
@@ -92,6 +93,20 @@ def conversation(llm: npurt.Llama, stream: bool) -> list[str]:
     answer = llm.chat(messages, stream=stream, max_tokens=4, enable_thinking=None)
     assert_type(answer, str | Iterator[str])
     return [answer] if isinstance(answer, str) else list(answer)
+
+
+def script_for_llama_cpp(path: str) -> str:
+    with llama_cpp.Llama(model_path=path, n_gpu_layers=-1, n_ctx=128, verbose=False) as llm:
+        done = llm("Q: What is an NPU? A: ", max_tokens=4, stop=["Q:"], echo=True)
+        assert_type(done, dict[str, Any])
+        assert_type(llm.create_completion("Once", max_tokens=4, temperature=0.0), dict[str, Any])
+        for chunk in llm("Once", max_tokens=4, stream=True):
+            assert_type(chunk, dict[str, Any])
+        messages = [{"role": "user", "content": "Hello"}]
+        assert_type(llm.create_chat_completion(messages, max_tokens=4), dict[str, Any])
+        assert_type(llm.detokenize(llm.tokenize(b"Hello")), bytes)
+        text: str = done["choices"][0]["text"]
+        return text
 
 
 def devices() -> None:

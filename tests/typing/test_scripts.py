@@ -44,6 +44,10 @@ def test_a_conversation_is_answered(stream):
         assert "".join(scripts.conversation(llm, stream))
 
 
+def test_a_script_for_llama_cpp_runs():
+    assert scripts.script_for_llama_cpp(str(tiny.path())).startswith("Q: What is an NPU? A: ")
+
+
 def test_devices_are_listed(capsys):
     scripts.devices()
 
