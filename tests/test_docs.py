@@ -18,6 +18,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 README = PROJECT / "README.md"
 TESTING = PROJECT / "docs/testing.md"
 ARRAYS = PROJECT / "docs/arrays.md"
+LLAMA_CPP = PROJECT / "docs/llama-cpp-python.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -125,6 +126,23 @@ def test_the_example_of_the_readme_runs(real_model):
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "offload: 100.0 % of MACs on cpu" in result.stdout
+
+
+def test_the_example_for_llama_cpp_python_runs(real_model):
+    (example,) = re.findall(r"```python\n(.+?)```", LLAMA_CPP.read_text(), re.S)
+    assert example.count(MODEL) == 1
+    code = re.sub(rf'"[^"]*{MODEL}"', repr(str(real_model("smollm2-135m"))), example)
+
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=PROJECT,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("Q: Name the planets. A: ")
 
 
 def test_the_example_of_weights_in_numpy_runs():

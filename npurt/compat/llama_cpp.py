@@ -3,7 +3,8 @@
 Names, defaults and the shapes of results are those of its documentation.  What only chooses how a
 machine works, such as *n_gpu_layers*, has no effect.  What would change a result and is not here
 raises UnsupportedOp with its name.
-Source: https://llama-cpp-python.readthedocs.io/en/latest/api-reference/ (0.3): facts only.
+Source: https://llama-cpp-python.readthedocs.io/en/latest/api-reference/ (0.3), MIT: the names,
+defaults and shapes only.
 """
 
 import time
@@ -28,9 +29,10 @@ MACHINE = frozenset(
 )  # fmt: skip
 # Arguments of the constructor that npurt does not have, and the values that change nothing.
 MODEL_DEFAULTS: dict[str, Any] = {
-    "chat_handler": None, "draft_model": None, "embedding": False, "kv_overrides": None,
-    "last_n_tokens_size": 64, "logits_all": False, "lora_base": None, "lora_path": None,
-    "lora_scale": 1.0, "pooling_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
+    "attention_type": -1, "chat_handler": None, "draft_model": None, "embedding": False,
+    "kv_overrides": None, "last_n_tokens_size": 64, "logits_all": False,
+    "lora_base": None, "lora_path": None, "lora_scale": 1.0, "pooling_type": -1,
+    "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
     "rope_scaling_type": -1, "rpc_servers": None, "spm_infill": False, "tokenizer": None,
     "vocab_only": False, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
     "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,
@@ -61,7 +63,7 @@ class Llama:
         chat_format: A name of a chat template; by default the file's own template.
         type_k, type_v: Element type of the KV cache, both alike: 1 for f16, 0 for f32.
         verbose: Show progress bars on a terminal.
-        device: Where products run, as for `npurt.Llama`, which alone has this argument.
+        device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
         others: Others of llama-cpp-python; see the module.
 
     Raises:
@@ -270,8 +272,9 @@ class Llama:
         head = _head("cmpl", "text_completion", model or self.model_path)
         if stream:
             return self._chunks(head, pieces)
-        choice = _text_choice("".join(pieces)) | {"finish_reason": self._finish}
-        return head | {"choices": [choice], "usage": self._usage}
+        with self._llm.lock:  # another thread cannot end it
+            choice = _text_choice("".join(pieces)) | {"finish_reason": self._finish}
+            return head | {"choices": [choice], "usage": self._usage}
 
     __call__ = create_completion
 
@@ -331,10 +334,12 @@ class Llama:
         name = model or self.model_path
         if stream:
             return self._chat_chunks(_head("chatcmpl", "chat.completion.chunk", name), pieces)
-        message = {"role": "assistant", "content": "".join(pieces)}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish}
-        head = _head("chatcmpl", "chat.completion", name)
-        return head | {"choices": [choice], "usage": self._usage}
+        with self._llm.lock:
+            message = {"role": "assistant", "content": "".join(pieces)}
+            choice = {"index": 0, "message": message, "logprobs": None,
+                      "finish_reason": self._finish}  # fmt: skip
+            head = _head("chatcmpl", "chat.completion", name)
+            return head | {"choices": [choice], "usage": self._usage}
 
     def _chunks(self, head: Result, pieces: Iterable[str]) -> Iterator[Result]:
         for piece in pieces:

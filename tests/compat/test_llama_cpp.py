@@ -1,6 +1,7 @@
 """What scripts for llama-cpp-python do gives results of its shapes, with npurt's text."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import npurt
 from npurt.compat.llama_cpp import DEFAULTS, MACHINE, MODEL_DEFAULTS, RANDOM_SEED, Llama
 from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.llm.decode import generate
 from tests.llm import tiny
 
 PATH = str(tiny.path())
@@ -248,3 +250,25 @@ def test_the_cache_has_the_type_that_was_asked_for(given, kept):
 def test_no_file_is_a_value_error(tmp_path):
     with pytest.raises(ValueError, match="nothing"):
         Llama(str(tmp_path / "nothing.gguf"))
+
+
+def test_another_thread_cannot_end_a_completion(llm, own, monkeypatch):
+    text = own.generate(PROMPT, max_tokens=3, **GREEDY)
+    split, refused = generate.split_at_stop, []
+
+    def meanwhile():
+        with pytest.raises(SettingError, match="another thread"):
+            llm("Other", max_tokens=1)
+        refused.append(1)
+
+    def between(*arguments):
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+        return split(*arguments)
+
+    monkeypatch.setattr(generate, "split_at_stop", between)  # which comes between two steps
+
+    assert llm(PROMPT, max_tokens=3, **GREEDY)["choices"][0]["text"] == text
+    assert llm.create_chat_completion(MESSAGES, max_tokens=2)["usage"]["completion_tokens"] <= 2
+    assert len(refused) >= 4
