@@ -170,7 +170,8 @@ def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> None:
     add_source(group)
     add_device(group)
     group.add_argument("-c", "--ctx-size", type=int, metavar="N",
-                       help=f"positions of the context; 0: as trained (default: {context})")  # fmt: skip
+                       help="positions of the context; 0: as trained "
+                       f"(default: {context})")  # fmt: skip
     add_compute(group)
     group.add_argument("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-type",
                        dest="kv_type",
