@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from npurt.cli import (
@@ -71,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = 0
     try:
         debug = read(DEBUG, int)
-        status = int(args.run(args))
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = _print_warning
+            status = int(args.run(args))
         print(end="", flush=True)  # reports an error of writing here, not at exit
         return status
     except NpurtError as error:
@@ -101,6 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
         return 1
+
+
+def _print_warning(message: Warning | str, *where: object, **rest: object) -> None:
+    """Print what a warning says, without the line of npurt that warns."""
+    print(f"npurt: {message}", file=sys.stderr)
 
 
 def _is_of_output(error: OSError) -> bool:
