@@ -30,7 +30,7 @@ from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
 from npurt.cpu.recurrent import SPACING
 from npurt.cpu.slots import Slots
-from npurt.device import DeltaNet
+from npurt.delta import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import REPLY

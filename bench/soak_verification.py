@@ -25,7 +25,8 @@ from npurt import delta_check
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input, empty
-from npurt.device import FLUSHED, UNIT, DeltaError, DeltaNet, DeltaState, Packed
+from npurt.delta import DeltaError, DeltaNet, DeltaState
+from npurt.device import FLUSHED, UNIT, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
 from npurt.hexagon.device.device import HexagonDevice, HexagonPacked
 from npurt.hexagon.layout import delta, images, quantise

@@ -26,7 +26,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.device import F32, F64, FLUSHED, DeltaError, DeltaNet
+from npurt.delta import DeltaError, DeltaNet
+from npurt.device import F32, F64, FLUSHED
 
 LAMBDA = 8.0  # standard errors, as in `verify`
 OVERFLOW = 2.0**127

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from npurt import delta_check
-from npurt.device import F32, DeltaNet, DeltaNets, DeltaState, Device, MatMul, Packed, why_not_delta
+from npurt.delta import DeltaNet, DeltaNets, DeltaState, why_not_delta
+from npurt.device import F32, Device, MatMul, Packed
 from npurt.errors import DriverError
 from npurt.graph import ops
 from npurt.graph.graph import Graph

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import Caps, state_values
+from npurt.delta import state_values
+from npurt.device import Caps
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
@@ -173,7 +174,7 @@ class Segment(abc.ABC):
         """Return a copy of a state that says all of it.
 
         It is what `read` returns; or, where a device has the state of a delta net in integers,
-        those integers: see `npurt.device.STATE_INTEGERS`.  Raises `read`'s errors.
+        those integers: see `npurt.delta.STATE_INTEGERS`.  Raises `read`'s errors.
         """
         return self.read(state, sequence)
 
@@ -319,7 +320,7 @@ class Guard:
         self.begin_read(state, sequence)
         most, given = self._limits.positions, values.shape
         integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
-        if integers:  # see `npurt.device.STATE_INTEGERS`
+        if integers:  # see `npurt.delta.STATE_INTEGERS`
             given = (*given[:-1], given[-1] - 2)
         shape = [
             min(size, most) if dim == POSITIONS else dim.size

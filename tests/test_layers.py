@@ -17,6 +17,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"doctor", "library", "models"},
     {"quant"},
     {"device", "graph", "restart"},
+    {"delta"},
     {"delta_check", "verify"},
     {"segment"},
     {"products"},

@@ -7,7 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from npurt import moved
-from npurt.device import DeltaState, Device
+from npurt.delta import DeltaState
+from npurt.device import Device
 from npurt.llm.session.context import Context
 from npurt.llm.state.state import Snapshot
 
@@ -15,6 +16,8 @@ from npurt.llm.state.state import Snapshot
 @pytest.mark.parametrize(
     ("old", "name", "new"),
     [
+        ("npurt.device", "DeltaNets", "npurt.delta"),
+        ("npurt.device", "state_values", "npurt.delta"),
         ("npurt.hexagon.control", "capabilities", "npurt.hexagon.fastrpc.control"),
         ("npurt.hexagon.lib", "find", "npurt.hexagon.fastrpc.lib"),
         ("npurt.llm.bench", "bench", "npurt.llm.measure.bench"),

@@ -15,17 +15,8 @@ from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Image, Program
 from npurt.cpu.segment import CpuSegment, pack_each
 from npurt.cpu.steps import Steps
-from npurt.device import (
-    F32,
-    Caps,
-    DeltaNet,
-    DeltaNets,
-    Device,
-    MatMul,
-    Packed,
-    check_product,
-    require_delta,
-)  # fmt: skip
+from npurt.delta import DeltaNet, DeltaNets, require_delta
+from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph

@@ -15,7 +15,8 @@ from npurt.cpu.checked import Weight
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
 from npurt.cpu.steps import Steps
-from npurt.device import F32, DeltaNet
+from npurt.delta import DeltaNet
+from npurt.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops, passes
 from npurt.graph.graph import Graph

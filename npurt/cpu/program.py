@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from npurt.cpu import abi
 from npurt.cpu.engine import Engine, Input, pointer
-from npurt.device import DeltaNet
+from npurt.delta import DeltaNet
 from npurt.errors import LayoutError
 from npurt.quant.types import Format
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, DeltaState, state_values
+from npurt.delta import DeltaState, state_values
+from npurt.device import F32
 
 
 class Slots:
@@ -42,7 +43,7 @@ class Slots:
 
     @property
     def integers(self) -> bool:
-        """Whether `exact` returns integers (`npurt.device.STATE_INTEGERS`), or float32."""
+        """Whether `exact` returns integers (`npurt.delta.STATE_INTEGERS`), or float32."""
         return self._state is not None and self._state.integers
 
     def exact(self) -> npt.NDArray[Any]:

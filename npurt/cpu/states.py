@@ -8,7 +8,8 @@ from npurt.cpu import kv
 from npurt.cpu.bound import KV, Rotation
 from npurt.cpu.convolved import Convolved
 from npurt.cpu.recurrent import Recurrent, Replay
-from npurt.device import F32, state_values
+from npurt.delta import state_values
+from npurt.device import F32
 from npurt.errors import LayoutError
 from npurt.graph import ops
 from npurt.graph.graph import Graph

@@ -4,13 +4,14 @@ Consecutive ops are one program, whose threads pass from op to op without Python
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import CheckedProgram, Weight
 from npurt.cpu.engine import Engine, Input
 from npurt.cpu.program import Convolution, Program, Routing
-from npurt.device import F32, DeltaNet
+from npurt.delta import DeltaNet
+from npurt.device import F32
 from npurt.segment import Counter
 from npurt.verify import Sampler
 
@@ -27,11 +28,16 @@ class Step(Protocol):
     def verify(self, sampler: Sampler) -> None:
         """Have results checked that *sampler* chooses."""
 
-    def counters(self) -> Iterable[Counter]:
-        """Return what the ops did so far."""
-
     def redirect_last(self, array: F32) -> None:
         """Let the last product, and what follows it, write to *array* from now on."""
+
+
+@runtime_checkable
+class CountingStep(Step, Protocol):
+    """A step that counts what its ops do."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what the ops did so far."""
 
 
 class Steps:
@@ -94,12 +100,13 @@ class Steps:
         return {
             (i, j): counter
             for i, step in enumerate(self)
+            if isinstance(step, CountingStep)
             for j, counter in enumerate(step.counters())
         }
 
     # --- Adding ---------------------------------------------------------------------------------
 
-    def append(self, step: Step) -> None:
+    def append(self, step: CountingStep) -> None:
         """Add *step*."""
         self._steps.append(step)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import GROUP, Convolution, Routing
-from npurt.device import DeltaNet
+from npurt.delta import DeltaNet
 from tests.cpu import cases
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from npurt.cpu.abi import limits
-from npurt.device import DeltaNet
+from npurt.delta import DeltaNet
 from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases
 

@@ -240,7 +240,7 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import Program
-from npurt.device import DeltaNet
+from npurt.delta import DeltaNet
 from npurt.quant.tensor import QTensor
 
 device = CpuDevice(threads=8)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
+from npurt.delta import DeltaError
 from npurt.delta_check import is_right
-from npurt.device import FLUSHED, UNIT, DeltaError
+from npurt.device import FLUSHED, UNIT
 from npurt.errors import DeviceLost, VerificationFailed
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import net_of

@@ -39,7 +39,7 @@ class SmallDevice(FakeDevice):
         self.room, self.saves = room, saves
         self.held, self.most, self.reserved = 0, 0, None
 
-    def reserve(self, uses, nets=()):
+    def reserve(self, uses):
         self.reserved = list(uses)
 
     def saving(self, op, *, int16=False):
@@ -163,7 +163,7 @@ def test_a_device_is_told_what_will_be_used_before_it_gets_anything(cpu):
 def test_without_room_to_work_in_the_cpu_has_all(cpu, monkeypatch):
     device = SmallDevice(cpu, 1 << 30)
 
-    def none(uses, nets=()):
+    def none(uses):
         raise device.full(7)
 
     monkeypatch.setattr(device, "reserve", none)

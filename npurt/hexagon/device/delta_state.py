@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import ALL, F32, MAX_ROWS, DeltaNet, DeltaState
+from npurt.delta import ALL, DeltaNet, DeltaState
+from npurt.device import F32, MAX_ROWS
 from npurt.errors import DeviceFull, NpurtError
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory

@@ -16,19 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import (
-    F32,
-    F64,
-    FLUSHED,
-    Caps,
-    DeltaError,
-    DeltaNet,
-    DeltaNets,
-    MatMul,
-    Packed,
-    check_product,
-    require_delta,
-)
+from npurt.delta import DeltaError, DeltaNet, DeltaNets, require_delta
+from npurt.device import F32, F64, FLUSHED, Caps, MatMul, Packed, check_product
 from npurt.errors import (
     DeviceFull,
     DeviceLost,

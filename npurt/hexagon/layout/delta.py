@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, DeltaNet
+from npurt.delta import DeltaNet
+from npurt.device import F32
 from npurt.errors import NumericsError
 from npurt.hexagon.fastrpc.rpcmem import aligned
 
@@ -196,7 +197,7 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
 
 
 def exact_state(words: I32, shape: Shape) -> I32:
-    """Return the integers of *words*: `npurt.device.STATE_INTEGERS` says what they are.
+    """Return the integers of *words*: `npurt.delta.STATE_INTEGERS` says what they are.
 
     The update that is still to be made is made, as the next token would.
     """

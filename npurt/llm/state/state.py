@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt import moved
-from npurt.device import state_values
+from npurt.delta import state_values
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.graph import Graph

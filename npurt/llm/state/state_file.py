@@ -1,7 +1,7 @@
 """Snapshots in files: written whole or not at all, and checked when they are read.
 
 Little endian: magic, version, form of the states of delta nets (0 float32, 1 the integers that
-`npurt.device.STATE_INTEGERS` describes), number of tokens n, how many of them are their own,
+`npurt.delta.STATE_INTEGERS` describes), number of tokens n, how many of them are their own,
 identity of the model (32 bytes); the tokens, int32; the arrays of the snapshot in order, whose
 shapes follow from the model, the form and n; SHA-256 of everything before.  The file states no
 lengths that could be wrong: its size is known before it is read.
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import is_state
+from npurt.delta import is_state
 from npurt.errors import StateFormatError
 from npurt.files import replacing
 from npurt.llm.state.state import Snapshot, State

@@ -12,18 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import (
-    F32,
-    F64,
-    MAX_ROWS,
-    Caps,
-    DeltaNet,
-    MatMul,
-    Packed,
-    Saving,
-    Use,
-    check_product,
-)
+from npurt.device import F32, F64, MAX_ROWS, Caps, MatMul, Packed, Saving, Use, check_product
 from npurt.errors import DeviceFull, DriverError, NumericsError, UnknownDevice, UnsupportedOp
 from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
@@ -88,7 +77,7 @@ class RkDevice(ProductDevice):
 
     # --- Weights ----------------------------------------------------------------------------------
 
-    def reserve(self, uses: Sequence[Use], nets: Sequence[DeltaNet] = ()) -> None:
+    def reserve(self, uses: Sequence[Use]) -> None:
         """Keep memory for products; see `Device.reserve`.
 
         Raises:

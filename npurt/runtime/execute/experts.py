@@ -1,6 +1,6 @@
 """Products of experts on an NPU: one call for each expert that has rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
@@ -9,7 +9,6 @@ from npurt.device import F32
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.remote import RemoteStep
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Counter
 from npurt.verify import Sampler
 
 
@@ -47,10 +46,6 @@ class RemoteExperts:
         """Have products checked that *sampler* chooses."""
         for step in self._each:
             step.verify(sampler)
-
-    def counters(self) -> Iterable[Counter]:
-        """Return nothing: the ledger has it."""
-        return ()
 
     def redirect_last(self, array: F32) -> None:
         """Replace the output by *array*."""

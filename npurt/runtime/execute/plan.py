@@ -13,8 +13,9 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Convolution, Program, Routing
-from npurt.cpu.steps import Step, Steps
-from npurt.device import F32, DeltaNet, Device, why_not_delta
+from npurt.cpu.steps import CountingStep, Step, Steps
+from npurt.delta import DeltaNet, why_not_delta
+from npurt.device import F32, Device
 from npurt.errors import NotOffloaded
 from npurt.runtime.execute.experts import RemoteExperts
 from npurt.runtime.execute.host import HostStep
@@ -49,7 +50,7 @@ class Plan(Steps):
         """Return an empty program, which the ledger follows."""
         return HostStep(self._cpu, self._ledger, self.sampler)
 
-    def append(self, step: Step) -> None:
+    def append(self, step: CountingStep) -> None:
         """Add a step without a kernel, which the ledger follows."""
         super().append(step)
         kept = weakref.ref(step)  # it keeps the ledger

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy.typing as npt
 from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.slots import Slots
+from npurt.delta import DeltaError, DeltaNet, DeltaNets
 from npurt.delta_check import is_right
-from npurt.device import F32, FLUSHED, UNIT, DeltaError, DeltaNet, DeltaNets, Device
+from npurt.device import F32, FLUSHED, UNIT, Device
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
-from npurt.segment import Counter
 from npurt.verify import Mode, Sampler
 
 LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device was wrong
@@ -58,10 +57,6 @@ class RemoteDelta:
     def verify(self, sampler: Sampler) -> None:
         """Have results checked that *sampler* chooses."""
         self._sampler = sampler
-
-    def counters(self) -> Iterable[Counter]:
-        """Return nothing: the ledger has it."""
-        return ()
 
     def redirect_last(self, array: F32) -> None:
         """Refuse: a delta net is never the last op."""

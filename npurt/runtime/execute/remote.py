@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -16,7 +16,6 @@ from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.shortlist import Shortlist
 from npurt.runtime.report.ledger import Ledger, Row
-from npurt.segment import Counter
 from npurt.verify import Check, Sampler
 
 
@@ -69,10 +68,6 @@ class RemoteStep:
     def verify(self, sampler: Sampler) -> None:
         """Have products checked that *sampler* chooses; probes are made then."""
         self._sampler = sampler
-
-    def counters(self) -> Iterable[Counter]:
-        """Return nothing: the ledger has it."""
-        return ()
 
     def redirect_last(self, array: F32) -> None:
         """Replace the output by *array*."""
