@@ -17,16 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import npurt
+from npurt.llm.arch.reading import describe
+from npurt.llm.file.config import Config
+from npurt.llm.file.gguf import GGUF
 from npurt.llm.measure.estimate import estimates
 from npurt.llm.measure.speed import Rates, product_jobs, speeds
 from npurt.rknpu.driver.system import Simulator
 from npurt.rknpu.plan import cost
 
 
+def config_of(path: Path) -> Config:
+    """Return the configuration that a file states."""
+    with GGUF(path) as file:
+        return describe(file).config
+
+
 def counts(path: Path, rows: list[Any]) -> dict[str, Any]:
     """Return bytes, tasks and jobs of one token, which are the same with both drivers."""
     moved, weights, tasks, jobs = 0, 0, 0, 0
-    for together, times in product_jobs(path, rows, 1):
+    for together, times in product_jobs(config_of(path), rows, 1):
         jobs += times
         for each in together:
             found = cost.count(each)
@@ -55,7 +64,7 @@ def simulated(path: Path, driver: str) -> dict[str, Any]:
 
 def measure(path: Path, *, simulate: bool) -> dict[str, Any]:
     rows = list(estimates(path))
-    told = {"model": path.name, "rates": [asdict(each) for each in speeds(path, rows)]}
+    told = {"model": path.name, "rates": [asdict(each) for each in speeds(config_of(path), rows)]}
     told["token"] = counts(path, rows)
     if simulate:
         told["simulated"] = {driver: simulated(path, driver) for driver in cost.CLOCKS}

@@ -46,6 +46,18 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
+def link_or_move(link: Path, target: Path) -> None:
+    """Make *link* lead to *target*; where there are no symbolic links, it becomes the file."""
+    if link.exists():
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)  # a link that leads nowhere
+    try:
+        link.symlink_to(os.path.relpath(target, link.parent))
+    except OSError:
+        os.replace(target, link)
+
+
 def parsed(text: str | bytes) -> Any:
     """Parse JSON from an untrusted source.
 

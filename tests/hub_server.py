@@ -173,24 +173,24 @@ class Handler(BaseHTTPRequestHandler):
     def _content(self, content: bytes, fault: Fault | None) -> None:
         etag = f'"{sha256(content)[:16]}"'
         start, status = 0, 200
-        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match and self.headers.get("If-Range", etag) == etag:
             start, status = int(match[1]), 206
         if start >= len(content) and status == 206:
             self._answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             return
-        part = content[start:]
+        stop = min(int(match[2]) + 1, len(content)) if match and match[2] else len(content)
+        part = content[start:stop]
         self.send_response(status)
         self.send_header("ETag", etag)
         self.send_header("Content-Length", str(len(part)))
         if status == 206:
-            last = len(content) - 1
-            self.send_header("Content-Range", f"bytes {start}-{last}/{len(content)}")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
         self.end_headers()
         if fault and fault.gate:
             fault.gate.wait(5)
         if fault and fault.content is not None:
-            part = fault.content[start:]
+            part = fault.content[start:stop]
         if fault and fault.cut is not None:
             part = part[: fault.cut]
             self.close_connection = True

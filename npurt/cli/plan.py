@@ -3,18 +3,30 @@
 import argparse
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npurt.cli import options
+
+if TYPE_CHECKING:
+    from npurt.graph.graph import Graph
+    from npurt.llm.measure.division import Share
+    from npurt.llm.measure.estimate import Divergence, WeightEstimate
+    from npurt.llm.measure.memory import Memory
+    from npurt.llm.measure.speed import Rates
 
 DEVICES = {"rknpu": "rknpu:sim"}  # and the simulator that predictions are measured on
 
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("plan", help="estimate a model's size, error and speed on an NPU")
+    parser = verbs.add_parser(
+        "plan",
+        help="estimate a model's memory, error and speed on an NPU",
+        description="Estimate a model's memory, error and speed on an NPU.  Of a model that is "
+        "on a server (https URL, hf:USER/REPO), only the header is read.",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("file", nargs="?", metavar="MODEL", help=options.MODEL)
     source.add_argument("-m", "--model", dest="option", metavar="MODEL", help="the same")
@@ -29,39 +41,86 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each matrix, totals, and the divergence to expect; or the graph."""
-    from npurt.models.location import locate
+    """Print a row for each matrix, totals, and the divergence to expect; or the graph.
 
-    path = locate(args.file or args.option)
-    if args.graph or args.dot:
-        return _print_graph(args, path)
-    from npurt.llm.measure.estimate import divergence, estimates
-    from npurt.llm.measure.speed import speeds
+    Of a model on a server, the header alone is read.
+    """
+    from npurt.llm.arch.reading import describe
+    from npurt.llm.file.gguf import GGUF
+    from npurt.llm.file.remote import RemoteGGUF
+    from npurt.models.location import look_up
 
-    rows = list(estimates(path))
-    rates = speeds(path, rows)
-    apart = None if args.quick else divergence(path, DEVICES[args.device])
+    source = look_up(args.file or args.option)
+    here = source if isinstance(source, Path) else None
+    with GGUF(source) if isinstance(source, Path) else RemoteGGUF(source) as file:
+        described = describe(file)
+        model = described.graph(described.config.n_context)
+        if args.graph or args.dot:
+            _print_graph(args, model.graph)
+            return 0
+        from npurt.llm.measure import division, estimate
+        from npurt.llm.measure.memory import needs
+        from npurt.llm.measure.speed import speeds
+
+        rows = list(estimate.estimates(here) if here else estimate.expected(model))
+        plan = Plan(
+            downloaded=here is not None,
+            memory=needs(file),
+            rows=rows,
+            rates=speeds(described.config, rows),
+            host=division.host_rates(model, described.config),
+            shares=division.shares(model, rows),
+        )
+    if here and not args.quick:
+        plan.divergence = estimate.divergence(here, DEVICES[args.device])
+    _print_json(plan) if args.json else _print_table(plan)
+    return 0
+
+
+@dataclass
+class Plan:
+    """What is said of a model."""
+
+    downloaded: bool
+    memory: "Memory"
+    rows: "list[WeightEstimate]"
+    rates: "list[Rates]"
+    host: tuple[float, float]
+    shares: "list[Share]"
+    divergence: "Divergence | None" = None
+
+
+def _print_json(plan: Plan) -> None:
+    prompt, decode = plan.host
+    print(json.dumps({
+        "downloaded": plan.downloaded,
+        "memory": asdict(plan.memory),
+        "devices": [asdict(each) for each in plan.shares],
+        "tensors": [asdict(row) for row in plan.rows],
+        "bytes": sum(row.nbytes for row in plan.rows),
+        "forms": Counter(row.form for row in plan.rows),
+        "divergence": asdict(plan.divergence) if plan.divergence else None,
+        "speed": [asdict(each) for each in plan.rates],
+        "cpu_at_most": {"prompt": prompt, "decode": decode},
+    }))  # fmt: skip
+
+
+def _print_table(plan: Plan) -> None:
+    rows, apart = plan.rows, plan.divergence
     nbytes = sum(row.nbytes for row in rows)
-    if args.json:
-        print(json.dumps({
-            "tensors": [asdict(row) for row in rows],
-            "bytes": nbytes,
-            "forms": Counter(row.form for row in rows),
-            "divergence": asdict(apart) if apart else None,
-            "speed": [asdict(each) for each in rates],
-        }))  # fmt: skip
-        return 0
     width = max(len(row.tensor) for row in rows)
     print(f"{'tensor':{width}}  {'N x K':>14}  {'file':6}  {'scheme':10}  {'error':>8}  {'MB':>8}")
     for row in rows:
         shape = " x ".join(map(str, row.shape))
+        error = "-" if row.error is None else f"{row.error:.1e}"
         print(f"{row.tensor:{width}}  {shape:>14}  {row.dtype:6}  {row.form:10}  "
-              f"{row.error:8.1e}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
+              f"{error:>8}  {row.nbytes / 1e6:8.2f}")  # fmt: skip
+    _print_devices(plan)
     schemes = ", ".join(f"{n} {scheme}" for scheme, n in Counter(row.form for row in rows).items())
     print(f"{len(rows)} weights ({schemes}), {nbytes / 1e6:.0f} MB on the NPU")
     print("tokens/s to expect, host included, by a model fitted to others' measurements; npurt was "
           "never timed on an NPU")  # fmt: skip
-    for each in rates:
+    for each in plan.rates:
         clock = "as the driver leaves it" if each.stock else "with a frequency patch"
         print(f"  {each.driver} at {each.mhz:.0f} MHz, {clock}: prompt of {each.prompt_tokens} "
               f"{_range(each.prompt)}, decoding {_range(each.decode)}")  # fmt: skip
@@ -69,7 +128,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
               f"the same best token {100 * apart.same_best:.1f} % of the time "
               f"(simulated, {apart.tokens} tokens)")  # fmt: skip
-    return 0
+    if not plan.downloaded:
+        print("nothing was downloaded but the header, so errors are not known, and schemes are "
+              "assumed; `npurt models fetch` downloads the model")  # fmt: skip
+
+
+def _print_devices(plan: Plan) -> None:
+    """Print the memory, what each device would multiply by, and the CPU's speed."""
+    need = plan.memory
+    print(f"memory: {need.weights / 1e9:.2f} GB of weights, {need.kv_cache / 1e9:.2f} GB of KV "
+          f"cache for {need.positions} positions; Python and the vocabulary take 0.1 to 0.2 GB "
+          "more")  # fmt: skip
+    total = plan.shares[0].weights
+    for share in plan.shares:
+        why = "; ".join(f"{n} on the CPU: {reason}" for reason, n in share.others.items())
+        print(f"{share.device}: {share.weights} of {total} weights, {share.nbytes / 1e6:.0f} MB"
+              + (f" ({why})" if why else ""))  # fmt: skip
+    print("the CPU does what is no product; a Hexagon also takes delta nets")
+    prompt, decode = plan.host
+    print(f"tokens/s of the CPU of an RK3588 (four A76), at most: prompt {prompt:.3g}, decoding "
+          f"{decode:.3g}; npurt has no model of a Hexagon's speed")  # fmt: skip
 
 
 def _range(rates: tuple[float, float, float]) -> str:
@@ -77,18 +155,12 @@ def _range(rates: tuple[float, float, float]) -> str:
     return f"{expected:.3g} ({least:.3g} to {most:.3g})"
 
 
-def _print_graph(args: argparse.Namespace, path: Path) -> int:
+def _print_graph(args: argparse.Namespace, graph: "Graph") -> None:
     from npurt.graph import render
-    from npurt.llm.arch.reading import describe
-    from npurt.llm.file.gguf import GGUF
 
-    with GGUF(path) as file:
-        described = describe(file)
-        graph = described.graph(described.config.n_context).graph
     if args.json:
         print(json.dumps(render.as_dict(graph)))
     elif args.dot:
         print(render.dot(graph), end="")
     else:
         print("\n".join(render.lines(graph)))
-    return 0

@@ -285,8 +285,8 @@ def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", se
     offset = have if remote.digest or known else 0
     if offset:
         headers |= {"Range": f"bytes={offset}-"} | ({"If-Range": known} if known else {})
-    with _open(remote, headers, secure) as response:
-        start, total = _stated(remote, response)
+    with answer(remote, headers, secure) as response:
+        start, total = stated(remote, response)
         changed = start and known and response.headers.get("etag", known) != known
         if changed or start not in (0, offset):  # also 416: the file may be another one
             partial.unlink(missing_ok=True)
@@ -341,7 +341,7 @@ def session() -> Any:
 
 
 @contextlib.contextmanager
-def _open(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
+def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
     """Yield the answer that has the content; redirects are followed, with their targets checked."""
     import httpx2
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -404,7 +404,7 @@ def _require_content(remote: Remote, response: Any) -> None:
     )
 
 
-def _stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
+def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
     """Return where the content begins and how long the whole file is, as the answer states them.
 
     The beginning is None when the answer has no part of the file, the size None when the end of

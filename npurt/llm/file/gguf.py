@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -121,18 +121,26 @@ class GGUF:
             ) from error
         with contextlib.ExitStack() as stack:
             mapping, header = _open_file(path, stack)
-            mappings, tensors = [mapping], header.tensors
+            mappings, headers = [mapping], [(self.path.name, header)]
             for file in parts.others(self.path, header.metadata):
-                mapping, other = _open_file(file, stack)
-                parts.check(file.name, other.metadata, len(mappings), header.metadata)
-                _add_tensors(tensors, other, len(mappings), file.name)
+                mapping, header = _open_file(file, stack)
                 mappings.append(mapping)
-            parts.check_total(self.path.name, header.metadata, len(tensors))
+                headers.append((file.name, header))
+            self._take(headers)
             stack.pop_all()
         self._mappings = mappings
-        self.metadata = header.metadata
+
+    def _take(self, headers: Sequence[tuple[str, Header]]) -> None:
+        """Take over what the files of the model say, each a name and a header, in order."""
+        (name, first), *others = headers
+        tensors = first.tensors
+        for index, (file, header) in enumerate(others, 1):
+            parts.check(file, header.metadata, index, first.metadata)
+            _add_tensors(tensors, header, index, file)
+        parts.check_total(name, first.metadata, len(tensors))
+        self.metadata = first.metadata
         self.tensors = tensors
-        self.data_offset = header.data_offset
+        self.data_offset = first.data_offset
 
     @property
     def architecture(self) -> str:
@@ -142,13 +150,16 @@ class GGUF:
     def __getitem__(self, name: str) -> QTensor:
         """Return tensor *name* as a view of the file.  ModelFormatError if there is none."""
         info = self._info(name)
-        view = memoryview(self._open(info))[info.offset : info.offset + info.nbytes]
-        return QTensor.from_bytes(view, info.format, info.shape)
+        return QTensor.from_bytes(self._view(info), info.format, info.shape)
+
+    def _view(self, info: TensorInfo) -> memoryview:
+        """Return the bytes of a tensor."""
+        return memoryview(self._open(info))[info.offset : info.offset + info.nbytes]
 
     def beginning(self, name: str, most: int) -> bytes:
         """Return the first bytes of tensor *name*, at most *most*.  Errors as `[]`."""
         info = self._info(name)
-        return self._open(info)[info.offset : info.offset + min(most, info.nbytes)]
+        return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
 
     def get(self, name: str) -> QTensor | None:
         """Return tensor *name*, or None if the file has no such tensor."""
@@ -260,13 +271,19 @@ def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
     )
 
 
-def read_header(data: mmap.mmap | bytes) -> Header:
-    """Parse the header of the GGUF file whose bytes are *data*.
+def read_header(data: mmap.mmap | bytes, size: int | None = None) -> Header:
+    """Parse the header of a GGUF file.
+
+    Args:
+        data: The bytes of the file, or its first bytes.
+        size: Bytes of the whole file, when *data* are only its first ones.
 
     Raises:
         ModelFormatError: The header is wrong in any respect.
+        Incomplete: *data* end within the header.
     """
-    cursor = _Cursor(data)
+    size = len(data) if size is None else size
+    cursor = _Cursor(data, size)
     _check_version(cursor)
     n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
     n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
@@ -276,7 +293,7 @@ def read_header(data: mmap.mmap | bytes) -> Header:
         raise _bad(f"general.alignment = {alignment} is not a power of two from 8")
     tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
     start = -(-cursor.at // alignment) * alignment
-    return Header(metadata, _place(tensors, start, alignment, len(data)), start)
+    return Header(metadata, _place(tensors, start, alignment, size), start)
 
 
 def _check_version(cursor: "_Cursor") -> None:
@@ -345,12 +362,20 @@ def _place(
     return placed
 
 
-class _Cursor:
-    """Reads values in order, and never past the end."""
+class Incomplete(Exception):
+    """The header goes on behind the bytes that are there; it has *needed* bytes at least."""
 
-    def __init__(self, data: mmap.mmap | bytes) -> None:
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
+
+
+class _Cursor:
+    """Reads values in order, and never past the end of a file of *end* bytes."""
+
+    def __init__(self, data: mmap.mmap | bytes, end: int) -> None:
         self.data = data
-        self.end = len(data)
+        self.end = end
         self.at = 0
         self.text_left = MAX_TEXT
 
@@ -359,6 +384,8 @@ class _Cursor:
         if nbytes > self.end - self.at:
             raise _bad(f"{what} takes {nbytes} bytes at {self.at} of {self.end}")
         self.at += nbytes
+        if self.at > len(self.data):
+            raise Incomplete(self.at)
         return self.data[self.at - nbytes : self.at]
 
     def u32(self) -> int:
@@ -430,22 +457,26 @@ class _Cursor:
 
         A vocabulary has up to 300,000: this loop takes most of the time to open a file.
         """
-        data, at, end = self.data, self.at, self.end
+        data, at, end = self.data, self.at, len(self.data)
         unpack = _U64.unpack_from
         ends, length = array("Q", [0]) * (count + 1), 0
         for i in range(count):
             if at + 8 > end:
-                raise _bad(f"string {i} of {count} is cut off")
+                raise self.cut(at + 8, f"string {i} of {count}")
             length += unpack(data, at)[0]
             at = self.at + length + 8 * (i + 1)
             if at > end:
-                raise _bad(f"string {i} of {count} is cut off")
+                raise self.cut(at, f"string {i} of {count}")
             ends[i + 1] = length
         texts, at = bytearray(length), self.at
         for i, (start, stop) in enumerate(pairwise(ends), 1):
             texts[start:stop] = data[at + start + 8 * i : at + stop + 8 * i]
         self.at = at + length + 8 * count
         return StringArray(texts, ends)
+
+    def cut(self, needed: int, what: str) -> Exception:
+        """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""
+        return _bad(f"{what} is cut off") if needed > self.end else Incomplete(needed)
 
 
 def _bad(what: str) -> ModelFormatError:

@@ -13,33 +13,42 @@ from npurt.llm.file.metadata import Metadata, optional
 SHOWN = 5  # missing parts that an error names
 
 
+def names(name: str, metadata: Metadata) -> list[str]:
+    """Return the names of all files of a model, of which the file *name* is the first.
+
+    Raises:
+        ModelFormatError: It is another part, or has no part's name.
+    """
+    count = optional(metadata, "split.count", int, 1)
+    if count <= 1:
+        return [name]
+    found = part_names(name)
+    if len(found) != count:
+        raise ModelFormatError(
+            f"{name} is one of {count} parts of a model, and its name does not say which",
+            remedy="give the parts the names they had, NAME-00001-of-"
+            f"{min(count, MAX_PARTS):05}.gguf and so on, at most {MAX_PARTS}",
+        )
+    if optional(metadata, "split.no", int, 0) or found[0] != name:
+        raise ModelFormatError(
+            f"{name} is not the first of {count} parts of a model",
+            remedy=f"pass the first one, {found[0]}: it has the metadata",
+        )
+    return found
+
+
 def others(path: Path, metadata: Metadata) -> list[Path]:
     """Return the files that a model has besides the first, which is *path*.
 
     Raises:
-        ModelFormatError: *path* is another part, has no part's name, or a file is missing.
+        ModelFormatError: As `names`, or a file is missing.
     """
-    count = optional(metadata, "split.count", int, 1)
-    if count <= 1:
-        return []
-    names = part_names(path.name)
-    if len(names) != count:
-        raise ModelFormatError(
-            f"{path.name} is one of {count} parts of a model, and its name does not say which",
-            remedy="give the parts the names they had, NAME-00001-of-"
-            f"{min(count, MAX_PARTS):05}.gguf and so on, at most {MAX_PARTS}",
-        )
-    if optional(metadata, "split.no", int, 0) or names[0] != path.name:
-        raise ModelFormatError(
-            f"{path.name} is not the first of {count} parts of a model",
-            remedy=f"pass the first one, {names[0]}: it has the metadata",
-        )
-    files = [path.with_name(name) for name in names]
+    files = [path.with_name(name) for name in names(path.name, metadata)]
     missing = [file.name for file in files if not file.exists()]
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise ModelFormatError(
-            f"{path.name} is the first of {count} parts of a model, and not all are there; "
+            f"{path.name} is the first of {len(files)} parts of a model, and not all are there; "
             f"missing: {', '.join(missing[:SHOWN])}{more}",
             remedy=f"download what is missing into {path.parent}",
         )

@@ -5,6 +5,7 @@ model, so `divergence` measures it: it evaluates a short text in simulation and 
 arithmetic, and compares the predictions.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -14,15 +15,20 @@ from statistics import fmean
 import numpy as np
 
 from npurt.cpu.segment import products
-from npurt.device import F32, F64, Caps, Device, MatMul, Packed
-from npurt.graph.ops import Precision
+from npurt.device import F32, F64, Caps, Device, Packed
+from npurt.device import MatMul as Product
+from npurt.graph.ops import ExpertMatMul, MatMul, Precision
+from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.device import quantise as quantise
+from npurt.rknpu.device import quantise
+from npurt.rknpu.isa.formats import number_format
+from npurt.rknpu.plan.tiling import padded
 
+SCALE_BYTES = 4  # of a row on the NPU
 TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
 for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
 and looked out over the water. A small boat was coming in, low and late.
@@ -47,7 +53,8 @@ class WeightEstimate:
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # in the file
     form: str  # scheme on the NPU, in `quantise.BY_NAME`; of a stack, the most frequent
-    error: float  # expected relative mean square error of its products; of a stack, the mean
+    error: float | None  # expected relative mean square error of its products; of a stack, the
+    # mean; None when it is unknown, because the values were not read
     nbytes: int  # on the NPU
 
 
@@ -72,14 +79,38 @@ def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
         described = describe(file)
         model = described.graph(described.config.n_context)
         weights = FileWeights(file, model)
-        for name, op in products(model.graph).items():
-            if op.precision is Precision.EXACT:
-                continue
+        for name, op in _on_npu(model):
             tensor, int16 = weights.quantised(name), op.precision is not Precision.ROW8
             parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
             rounded = [_round(part, int16) for part in parts]
-            yield _estimate(weights.source(name).tensor, f"{op.x.name}.{op.role}", tensor, rounded)
+            found = tensor.shape, tensor.dtype
+            yield _estimate(weights.source(name).tensor, f"{op.x.name}.{op.role}", *found, rounded)
             weights.release(name)
+
+
+def expected(model: ModelGraph) -> Iterator[WeightEstimate]:
+    """Yield what `estimates` does as far as the header of a file says it.
+
+    Each weight is assumed to have the scheme that most weights get.
+    """
+    for name, op in _on_npu(model):
+        scheme = quantise.default_scheme(int16=op.precision is not Precision.ROW8)
+        *stack, n, k = (dim.size or 0 for dim in op.weight.shape)
+        step = number_format(scheme.task).k_step
+        widths = (part.stop - part.start for part in quantise.column_groups(k, scheme.group))
+        nbytes = sum(n * (padded(width, step) + SCALE_BYTES) for width in widths)
+        source = model.parts.get(name) or RowsOf(name)
+        yield WeightEstimate(
+            source.tensor, f"{op.x.name}.{op.role}", (*stack, n, k), op.weight.dtype, scheme.name,
+            None, math.prod(stack) * nbytes,
+        )  # fmt: skip
+
+
+def _on_npu(model: ModelGraph) -> Iterator[tuple[str, MatMul | ExpertMatMul]]:
+    """Yield the products that an NPU does, by the names of their weights."""
+    for name, op in products(model.graph).items():
+        if op.precision is not Precision.EXACT:
+            yield name, op
 
 
 def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
@@ -90,11 +121,11 @@ def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
 
 
 def _estimate(
-    name: str, call: str, tensor: QTensor, rounded: list[tuple[str, float, int]]
+    name: str, call: str, shape: tuple[int, ...], dtype: str, rounded: list[tuple[str, float, int]]
 ) -> WeightEstimate:
     forms, errors, sizes = zip(*rounded, strict=True)
     ((form, _),) = Counter(forms).most_common(1)
-    return WeightEstimate(name, call, tensor.shape, tensor.dtype, form, fmean(errors), sum(sizes))
+    return WeightEstimate(name, call, shape, dtype, form, fmean(errors), sum(sizes))
 
 
 def divergence(
@@ -144,7 +175,7 @@ class Exact(Device):
     def __init__(self) -> None:
         self.caps = Caps("exact", "numpy, float32", simulated=False)
 
-    def why_not(self, op: MatMul) -> str | None:
+    def why_not(self, op: Product) -> str | None:
         """Return None: it supports every product."""
         return None
 

@@ -1,5 +1,7 @@
 """How much memory a model takes, from the header of its file alone."""
 
+from dataclasses import dataclass
+
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import positions
@@ -7,11 +9,28 @@ from npurt.llm.session.context import positions
 F16_BYTES = 2  # of an element of the KV cache, by default
 
 
-def memory(file: GGUF, n_ctx: int | None = None) -> int:
-    """Return the bytes of the weights and of the KV cache for *n_ctx* positions.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a model takes; Python, its libraries and the vocabulary take 0.1 to 0.2 GB more.
 
-    By default the context is that of `Llama`.  The interpreter, its libraries and the vocabulary
-    come on top: some 200 MB (docs/models.md).
+    Attributes:
+        weights: All tensors, as the file has them.
+        kv_cache: For *positions* positions.
+    """
+
+    weights: int
+    kv_cache: int
+    positions: int
+
+
+def memory(file: GGUF, n_ctx: int | None = None) -> int:
+    """Return the bytes of the weights and of the KV cache.  Arguments and errors as `needs`."""
+    found = needs(file, n_ctx)
+    return found.weights + found.kv_cache
+
+
+def needs(file: GGUF, n_ctx: int | None = None) -> Memory:
+    """Return what a model needs with a context of *n_ctx*, by default that of `Llama`.
 
     Raises:
         ModelFormatError: npurt does not run the model.
@@ -19,5 +38,7 @@ def memory(file: GGUF, n_ctx: int | None = None) -> int:
     config = describe(file).config
     layers = range(config.n_layers)
     cached = sum(not (config.is_recurrent(i) or config.is_convolved(i)) for i in layers)
-    per_layer = 2 * config.n_kv_heads * config.head_width * F16_BYTES * positions(config, n_ctx)
-    return sum(info.nbytes for info in file.tensors.values()) + cached * per_layer
+    per_position = 2 * config.n_kv_heads * config.head_width * F16_BYTES * cached
+    count = positions(config, n_ctx)
+    weights = sum(info.nbytes for info in file.tensors.values())
+    return Memory(weights, count * per_position, count)

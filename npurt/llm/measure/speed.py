@@ -1,13 +1,10 @@
 """Estimate the speed of a model on an RK3588, by a cost model and not by measurement."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from npurt.llm.arch.architecture import EMBEDDING
-from npurt.llm.file.config import Config, read_config
-from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.config import Config
 from npurt.llm.measure.estimate import WeightEstimate
 from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
 from npurt.rknpu.plan.cost import CLOCKS, Estimate
@@ -34,13 +31,8 @@ class Rates:
     decode: tuple[float, float, float]
 
 
-def speeds(path: str | os.PathLike[str], estimates: Sequence[WeightEstimate]) -> list[Rates]:
-    """Return the expected speed of a GGUF file on each board; *estimates* are of its weights.
-
-    Raises:
-        ModelFormatError: The file is damaged.
-    """
-    config = _config(path)
+def speeds(config: Config, estimates: Sequence[WeightEstimate]) -> list[Rates]:
+    """Return the expected speed of a model on each board; *estimates* are of its weights."""
     weights = _weights(config, estimates)
     found = []
     for driver, hz in BOARDS:
@@ -50,20 +42,11 @@ def speeds(path: str | os.PathLike[str], estimates: Sequence[WeightEstimate]) ->
 
 
 def product_jobs(
-    path: str | os.PathLike[str], estimates: Sequence[WeightEstimate], tokens: int
+    config: Config, estimates: Sequence[WeightEstimate], tokens: int
 ) -> Iterator[tuple[list[Plan], int]]:
-    """Yield the plans of each job of a run of *tokens*, and how often the job runs.
-
-    Errors as `speeds`.
-    """
-    for plans, _, times in jobs(_weights(_config(path), estimates), tokens):
+    """Yield the plans of each job of a run of *tokens*, and how often the job runs."""
+    for plans, _, times in jobs(_weights(config, estimates), tokens):
         yield plans, times
-
-
-def _config(path: str | os.PathLike[str]) -> Config:
-    with GGUF(path) as file:
-        embedding = file.tensors.get(EMBEDDING)
-        return read_config(file.metadata, embedding.shape[0] if embedding else 1)
 
 
 def _rates(

@@ -104,7 +104,12 @@ def saving(op: MatMul, driver: str, cores: int, *, int16: bool) -> Saving:
     weights = plan_weights(number_format(scheme.task), op.n, op.k, cores=cores)
     job = [plan(weights, op.m * scheme.passes, Layout.ROW)]
     there = npu_seconds(job, driver).expected + host_seconds(job, scheme.passes, driver).expected
+    image_bytes = sum(map(weights.image_bytes, range(len(weights.cores))))
+    return Saving(host_product_seconds(op) - there, image_bytes)
+
+
+def host_product_seconds(op: MatMul) -> float:
+    """Return how long *op* takes on the four A76 of the host, by arithmetic and memory alone."""
     fmt = types.BY_NAME[op.format]
     read = op.n * op.k * fmt.block_bytes / fmt.block
-    here = max(op.m * op.k * op.n / CPU_MACS_S, read / CPU_BYTES_S)
-    return Saving(here - there, sum(map(weights.image_bytes, range(len(weights.cores)))))
+    return max(op.m * op.k * op.n / CPU_MACS_S, read / CPU_BYTES_S)

@@ -1,0 +1,68 @@
+"""Read the header of a GGUF file on a server, and no more than that."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from npurt.errors import ModelFormatError
+from npurt.llm.file import parts
+from npurt.llm.file.gguf import GGUF, Header, Incomplete, TensorInfo, read_header
+from npurt.models.ranged import RangedFile
+
+FIRST = 1 << 20  # bytes that are asked for first; a vocabulary takes 2 to 20 MB
+MOST = 1 << 28  # bytes of a header
+
+
+class RemoteGGUF(GGUF):
+    """A model on a server: its header is read at once, a tensor when somebody asks for it.
+
+    Args:
+        files: The file, or all parts of the model in order.
+
+    Raises:
+        DownloadError: The server does not give what is needed.
+        ModelFormatError: It is not a model that npurt reads.
+    """
+
+    def __init__(self, files: Sequence[RangedFile]) -> None:
+        self.path = Path(files[0].name)
+        self._files = list(files)
+        headers = [(file.name, _header(file)) for file in files]
+        stated = parts.names(self.path.name, headers[0][1].metadata)
+        if len(stated) != len(files):
+            raise ModelFormatError(
+                f"{self.path.name} is one of {len(files)} files by its name, and states "
+                f"{len(stated)}",
+                remedy="choose another file",
+            )
+        self._take(headers)
+
+    def _view(self, info: TensorInfo) -> memoryview:
+        return memoryview(self._files[info.part].read(info.offset, info.offset + info.nbytes))
+
+    def release(self, name: str) -> None:
+        """Do nothing: nothing is kept."""
+
+    def close(self) -> None:
+        """Do nothing: no connection stays open."""
+
+
+def _header(file: RangedFile) -> Header:
+    """Read more of *file* until its header is whole."""
+    data, wanted = b"", FIRST
+    while True:
+        data += file.read(len(data), wanted)
+        try:
+            return read_header(data, file.nbytes)
+        except Incomplete as error:
+            if error.needed > MOST:
+                raise ModelFormatError(
+                    f"{file.name}: the header has more than {MOST} bytes",
+                    remedy="choose another file: this one is damaged, or no model",
+                ) from error
+            wanted = max(2 * wanted, error.needed)
+        except ModelFormatError as error:
+            raise ModelFormatError(
+                f"{file.name}: {error.what}",
+                remedy="choose another file: the one on the server is damaged or incomplete, or "
+                "none that npurt reads",
+            ) from error

@@ -1,0 +1,105 @@
+"""Say what each device would do of a model, from the header of its file."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from npurt.cpu.segment import products
+from npurt.device import MatMul
+from npurt.graph.ops import Precision
+from npurt.hexagon.device.device import why_not
+from npurt.hexagon.layout import formats
+from npurt.hexagon.layout.images import image_bytes
+from npurt.llm.arch.model_builder import ModelGraph
+from npurt.llm.file.config import Config
+from npurt.llm.measure.estimate import WeightEstimate
+from npurt.llm.measure.speed import PROMPT
+from npurt.quant import types
+from npurt.rknpu.device.estimate import host_product_seconds
+
+ARCH = 68  # the oldest Hexagon with a skel of ours
+EXACT = "it must not be rounded"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a device would multiply by; the CPU does all else.
+
+    Attributes:
+        weights: Matrices, or stacks of experts.
+        nbytes: Of them, on the device.
+        others: Why the CPU has the other weights, and how many.
+    """
+
+    device: str
+    weights: int
+    nbytes: int
+    others: dict[str, int]
+
+
+class _Weight(NamedTuple):
+    """A weight that is multiplied by: a matrix, or a stack of experts."""
+
+    op: MatMul  # with one row, by one matrix
+    matrices: int
+    exact: bool
+    head: bool  # only the last token of a run is multiplied by it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        row_bytes = types.BY_NAME[self.op.format].row_bytes(self.op.k)
+        return self.matrices * self.op.n * row_bytes
+
+
+def shares(model: ModelGraph, on_npu: Sequence[WeightEstimate]) -> list[Share]:
+    """Return the share of each device; *on_npu* are the weights on an RK3588."""
+    weights = list(_weights(model))
+    others, there = Counter[str](), list[int]()
+    for weight in weights:
+        op, reason = weight.op, EXACT if weight.exact else why_not(weight.op, ARCH)
+        if reason:
+            others[reason] += 1
+        else:
+            there.append(weight.matrices * image_bytes(formats.BY_NAME[op.format], op.n, op.k))
+    exact = sum(weight.exact for weight in weights)
+    on_rk = sum(each.nbytes for each in on_npu)
+    return [
+        Share("cpu", len(weights), sum(weight.nbytes for weight in weights), {}),
+        Share(f"hexagon (v{ARCH})", len(there), sum(there), dict(others)),
+        Share("rknpu", len(weights) - exact, on_rk, {EXACT: exact} if exact else {}),
+    ]
+
+
+def host_rates(model: ModelGraph, config: Config) -> tuple[float, float]:
+    """Return tokens a second that the CPU of an RK3588 cannot exceed: a prompt's, and decoding.
+
+    Only products are counted.
+    """
+    weights = list(_weights(model))
+
+    def rate(tokens: int) -> float:
+        return tokens / sum(_seconds(weight, tokens, config) for weight in weights)
+
+    return rate(PROMPT), rate(1)
+
+
+def _seconds(weight: _Weight, tokens: int, config: Config) -> float:
+    """Return how long the products of a run with *weight* take."""
+    rows, times = 1 if weight.head else tokens, 1
+    if weight.matrices > 1 and config.experts:
+        rows *= config.experts.top_k
+        times = min(weight.matrices, rows)
+        rows = -(-rows // times)
+    return times * host_product_seconds(replace(weight.op, m=rows))
+
+
+def _weights(model: ModelGraph) -> Iterator[_Weight]:
+    for op in products(model.graph).values():
+        *stack, n, k = (dim.size or 0 for dim in op.weight.shape)
+        product = MatMul(1, k, n, op.weight.dtype)
+        yield _Weight(
+            product, math.prod(stack), op.precision is Precision.EXACT, op.role == "output"
+        )
