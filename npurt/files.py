@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +28,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    partial = target.parent / f".npurt-{secrets.token_hex(8)}"  # fits wherever *path* does
+    partial = target.parent / f".npurt-{os.urandom(8).hex()}"  # fits wherever *path* does
     with contextlib.ExitStack() as undo:
         undo.callback(_remove, partial)
         with open(partial, "xb") as file:

@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cffi import FFI
-
 from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 
@@ -24,6 +22,8 @@ def declare(header: Path) -> Any:
         source = header.read_text()
     except OSError as error:
         raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
+    from cffi import FFI
+
     text = re.sub(r"^\s*#.*$", "", source, flags=re.M).replace("NPURT_API ", "")
     parser = FFI()
     parser.cdef(text)

@@ -10,18 +10,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from npurt.cli import options
 from npurt.errors import LayoutError, NpurtError, SettingError
 from npurt.files import replacing
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from npurt.rknpu.plan.check import Checked
     from npurt.rknpu.plan.proof import Span
 
-Array = npt.NDArray[Any]
+    Array = npt.NDArray[Any]
 
 MOST_PROGRAM_BYTES = 16 << 20  # what a buffer of thousands of tasks takes
 MOST_BYTES = 1 << 30  # of one buffer
@@ -112,6 +111,8 @@ def run_check(args: argparse.Namespace) -> int:
 
 def run_program(args: argparse.Namespace) -> int:
     """Run a program and write its outputs."""
+    import numpy as np
+
     from npurt.rknpu.device.device import connection
     from npurt.rknpu.driver.execute import execute
 
@@ -201,8 +202,10 @@ def _pair(text: str, form: str) -> tuple[int, str]:
     return number, rest
 
 
-def _input(text: str) -> tuple[int, Array]:
+def _input(text: str) -> "tuple[int, Array]":
     """Return the address and the content of an input."""
+    import numpy as np
+
     address, path = _pair(text, INPUT)
     data = options.bytes_of(path, MOST_BYTES)
     try:
@@ -217,8 +220,10 @@ def _input(text: str) -> tuple[int, Array]:
     return address, np.ascontiguousarray(array)
 
 
-def _output(text: str) -> tuple[int, tuple[Path, Array]]:
+def _output(text: str) -> "tuple[int, tuple[Path, Array]]":
     """Return the address, file and array of an output."""
+    import numpy as np
+
     address, rest = _pair(text, OUTPUT)
     path, dtype, shape = (["", "", *rest.rsplit(":", 2)])[-3:]
     written = re.fullmatch(r"\d{1,10}(x\d{1,10}){0,31}", shape)  # numpy 1 has 32 dimensions
@@ -230,7 +235,7 @@ def _output(text: str) -> tuple[int, tuple[Path, Array]]:
     return address, (Path(path), np.empty(sizes, dtype))
 
 
-def _inputs(texts: list[str]) -> dict[int, Array]:
+def _inputs(texts: list[str]) -> "dict[int, Array]":
     """Return the inputs by address."""
     found: dict[int, Array] = {}
     for text in texts:
@@ -241,7 +246,7 @@ def _inputs(texts: list[str]) -> dict[int, Array]:
     return found
 
 
-def _outputs(texts: list[str]) -> dict[int, tuple[Path, Array]]:
+def _outputs(texts: list[str]) -> "dict[int, tuple[Path, Array]]":
     """Return the outputs by address."""
     found: dict[int, tuple[Path, Array]] = {}
     files = set()
