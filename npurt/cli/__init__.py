@@ -5,27 +5,13 @@ Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrup
 
 import argparse
 import errno
+import importlib
 import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 
-from npurt.cli import (
-    bench,
-    chat,
-    completion,
-    devices,
-    doctor,
-    models,
-    perplexity,
-    plan,
-    probe,
-    regcmd,
-    run,
-    sim,
-    skel,
-)
 from npurt.cli.parser import Parser
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
@@ -34,20 +20,21 @@ from npurt.version import __version__
 STDIN, STDOUT, STDERR = range(3)  # descriptors
 USAGE = (SettingError, UnknownDevice)  # errors of the request, which fails on any machine
 VERBS = (
-    run,
-    chat,
-    bench,
-    perplexity,
-    plan,
-    devices,
-    doctor,
-    probe,
-    models,
-    regcmd,
-    sim,
-    skel,
-    completion,
+    "run",
+    "chat",
+    "bench",
+    "perplexity",
+    "plan",
+    "devices",
+    "doctor",
+    "probe",
+    "models",
+    "regcmd",
+    "sim",
+    "skel",
+    "completion",
 )
+VERSION = f"npurt {__version__}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,16 +42,19 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="npurt", description="Quantised products and small language models on edge NPUs."
     )
-    top.add_argument("--version", action="version", version=f"npurt {__version__}")
+    top.add_argument("--version", action="version", version=VERSION)
     verbs = top.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
-        verb.add(verbs)
+        importlib.import_module(f"npurt.cli.{verb}").add(verbs)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     _open_streams()
+    if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
+        print(VERSION)  # without the import of the verbs
+        return 0
     args = parser().parse_args(argv)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

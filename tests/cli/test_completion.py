@@ -9,7 +9,6 @@ import pytest
 from npurt.cli import VERBS
 from tests.limits import HANG_SECONDS
 
-NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 ASK = """
 source "$0"; complete -p npurt >&2
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _npurt
@@ -38,7 +37,7 @@ def offered(npurt, tmp_path):
 
 
 def test_bash_offers_verbs(offered):
-    assert offered("") == NAMES
+    assert offered("") == [*VERBS]
     assert offered("ch") == ["chat"]
 
 
@@ -67,7 +66,7 @@ def test_bash_offers_options_and_values(offered, words, wanted):
 
 
 def test_bash_offers_every_option_of_the_usage(offered, npurt):
-    for verb in NAMES:
+    for verb in VERBS:
         usage = npurt(verb, "--help").out.partition("\n\n")[0]
         assert set(re.findall(r"[\[(| ](--?[a-z][\w-]*)", usage)) <= set(offered(verb, "-")), verb
 
@@ -77,7 +76,7 @@ def test_zsh_and_fish_are_told_of_every_verb(npurt):
 
     assert zsh.endswith(npurt("completion", "bash").out)
     assert "bashcompinit" in zsh
-    for verb in NAMES:
+    for verb in VERBS:
         assert re.search(f"__fish_use_subcommand -a {verb} -d '", fish)
     assert re.search(r"from run' -s n -l n-predict -r -d 'most tokens", fish)
     assert re.search(r"from run' -l verify -x -a 'off sample always'", fish)

@@ -1,0 +1,60 @@
+"""How much Python loads before npurt does anything: modules are counted, no time is asserted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.limits import HANG_SECONDS
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+# Modules that a start loads beyond those of `python -c pass`: those of npurt, and how many others.
+# The others are Python's own, whose number differs between its versions: a fourth more may come.
+IMPORT = "import npurt"
+VERSION = "import npurt.cli; npurt.cli.main(['--version'])"
+HELP = "import npurt.cli; npurt.cli.parser()"
+STARTS = {
+    IMPORT: ({"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}, 10),
+    VERSION: (
+        {"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}
+        | {"npurt.cli", "npurt.cli.parser", "npurt.settings"},
+        42,
+    ),
+}
+SHOW = "\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
+
+
+def loaded(code):
+    """Return the modules that a new Python has after *code*."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + SHOW],
+        capture_output=True, check=True, cwd=PROJECT, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    return {*json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_loads_few_modules_of_npurt_and_none_of_others(start):
+    ours, others = STARTS[start]
+
+    new = loaded(start) - loaded("pass")
+
+    npurts = {name for name in new if name.partition(".")[0] == "npurt"}
+    assert npurts == ours
+    assert {name.partition(".")[0] for name in new - npurts} <= sys.stdlib_module_names
+    assert 0 < len(new - npurts) <= others * 5 / 4
+
+
+def test_the_verbs_load_no_other_package():
+    """Help and usage errors come as soon as Python itself is there."""
+    new = loaded(HELP) - loaded("pass")
+
+    assert {name.partition(".")[0] for name in new} <= sys.stdlib_module_names | {"npurt"}
+    assert {"npurt.cli.run", "npurt.cli.regcmd_run"} <= new
+
+
+def test_the_count_sees_what_is_loaded():
+    assert {"numpy", "npurt.quant"} <= loaded(f"{IMPORT}; npurt.QTensor")
