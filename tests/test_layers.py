@@ -14,6 +14,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings", "version"},
+    {"build_metadata"},
     {"doctor", "library", "models"},
     {"quant"},
     {"device", "graph", "restart"},
