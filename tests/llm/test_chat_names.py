@@ -17,36 +17,68 @@ TURNS = [
 SYSTEM = {"role": "system", "content": "test"}
 IM = "<|im_start|>{}\n{}<|im_end|>\n"
 HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
-# Sources: the wiki of llama.cpp, "Templates supported by llama_chat_apply_template", which shows
-# what transformers' apply_chat_template gives for these turns (chatml, gemma, llama2, mistral,
-# zephyr); the model cards of Llama 3 and Phi-3-mini; for a system message of gemma, Google's "Gemma
-# formatting and system instructions", and of mistral, mistral-common's first tokenizers.
+# What transformers' apply_chat_template gives for these turns by the chat_template of the model's
+# tokenizer_config.json, which its comment names.  Texts of these configurations:
+# (a) llama.cpp, tests/test-chat-template.cpp (vendored in llama-cpp-python 0.3.36);
+# (b) OptimalScale/LMFlow, docs/source/examples/supported_conversation_template.md;
+# (c) swift-jinja's tests of chat templates.
 PROMPTS = {
+    # teknium/OpenHermes-2.5-Mistral-7B (a), mlabonne/OrpoLlama-3-8B (b).
     "chatml": ("", IM.format("system", "test"),
                IM.format("user", "hello") + IM.format("assistant", "response")
                + IM.format("user", "again") + "<|im_start|>assistant\n"),
+    # meta-llama/Meta-Llama-3-8B-Instruct (a, b).
     "llama3": ("<|begin_of_text|>", "<|begin_of_text|>" + HEADER.format("system", "test"),
                HEADER.format("user", "hello") + HEADER.format("assistant", "response")
                + HEADER.format("user", "again")
                + "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    # meta-llama/Llama-2-7b-chat-hf (b).
     "llama2": ("<s>[INST] ", "<s>[INST] <<SYS>>\ntest\n<</SYS>>\n\n",
                "hello [/INST] response </s><s>[INST] again [/INST]"),
+    # mistralai/Mistral-7B-Instruct-v0.2 as released; the system message as in its later one (a).
     "mistral": ("<s>[INST] ", "<s>[INST] test\n\n",
                 "hello [/INST]response</s>[INST] again [/INST]"),
+    # google/gemma-7b-it, google/gemma-2-2b-it (a); the system message as google/gemma-3-4b-it
+    # (transformers, gemma3/convert_gemma3_weights_orbax_to_hf.py).
     "gemma": ("<bos><start_of_turn>user\n", "<bos><start_of_turn>user\ntest\n\n",
               "hello<end_of_turn>\n<start_of_turn>model\nresponse<end_of_turn>\n"
               "<start_of_turn>user\nagain<end_of_turn>\n<start_of_turn>model\n"),
+    # microsoft/Phi-3.5-mini-instruct (llama.cpp, models/templates); Phi-3-mini-4k-instruct, with
+    # a BOS that later versions do not have (b).
     "phi3": ("", "<|system|>\ntest<|end|>\n",
              "<|user|>\nhello<|end|>\n<|assistant|>\nresponse<|end|>\n"
              "<|user|>\nagain<|end|>\n<|assistant|>\n"),
+    # HuggingFaceH4/zephyr-7b-beta (c).
     "zephyr": ("", "<|system|>\ntest</s>\n",
                "<|user|>\nhello</s>\n<|assistant|>\nresponse</s>\n"
                "<|user|>\nagain</s>\n<|assistant|>\n"),
+}  # fmt: skip
+# The same configurations' answer to the messages of `SPACED`: which texts they trim.
+SPACED = [
+    {"role": "system", "content": " test\n"},
+    {"role": "user", "content": "\n hello "},
+    {"role": "assistant", "content": "  response \n"},
+    {"role": "user", "content": " again\n"},
+]
+TRIMMED = {
+    "chatml": IM.format("system", " test\n") + IM.format("user", "\n hello ")
+    + IM.format("assistant", "  response \n") + IM.format("user", " again\n")
+    + "<|im_start|>assistant\n",
+    "llama3": PROMPTS["llama3"][1] + PROMPTS["llama3"][2],
+    "llama2": "<s>[INST] <<SYS>>\n test\n\n<</SYS>>\n\n\n hello [/INST] response </s>"
+    "<s>[INST] again [/INST]",
+    "mistral": "<s>[INST]  test\n\n\n\n hello  [/INST]  response \n</s>[INST]  again\n [/INST]",
+    "gemma": "<bos><start_of_turn>user\n test\n\n\n" + PROMPTS["gemma"][2],
+    "phi3": "<|system|>\n test\n<|end|>\n<|user|>\n\n hello <|end|>\n"
+    "<|assistant|>\n  response \n<|end|>\n<|user|>\n again\n<|end|>\n<|assistant|>\n",
+    "zephyr": "<|system|>\n test\n</s>\n<|user|>\n\n hello </s>\n"
+    "<|assistant|>\n  response \n</s>\n<|user|>\n again\n</s>\n<|assistant|>\n",
 }  # fmt: skip
 BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>"}
 ANSWERS = {"chatml": "<|im_start|>assistant\n", "gemma": "<start_of_turn>model\n",
            "llama3": "<|start_header_id|>assistant<|end_header_id|>\n\n",
            "phi3": "<|assistant|>\n", "zephyr": "<|assistant|>\n"}  # fmt: skip
+ENDS = {"phi3": "</s>"}  # what a prompt without the start of an answer ends with
 
 
 def render(name, messages, **variables):
@@ -70,9 +102,13 @@ def test_a_named_template_writes_the_published_prompt(name):
 def test_a_prompt_without_the_start_of_an_answer(name):
     plain, _, rest = PROMPTS[name]
 
-    assert render(name, TURNS, add_generation_prompt=False) == (plain + rest).removesuffix(
-        ANSWERS.get(name, "")
-    )
+    whole = (plain + rest).removesuffix(ANSWERS.get(name, "")) + ENDS.get(name, "")
+    assert render(name, TURNS, add_generation_prompt=False) == whole
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_texts_are_trimmed_where_the_published_template_trims_them(name):
+    assert render(name, SPACED) == TRIMMED[name]
 
 
 @pytest.mark.parametrize("name", ["gemma", "llama2", "mistral"])

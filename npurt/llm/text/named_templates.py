@@ -1,14 +1,16 @@
 """Chat templates by name, for files that have none or a wrong one.
 
-Each is npurt's own Jinja source for the published format that its comment names.
+Each is npurt's own Jinja source.  It gives the prompts of the chat_template in the
+tokenizer_config.json of the model that its comment names; tests/llm/test_chat_names.py has them,
+with their sources.
 """
 
 import difflib
 
 from npurt.errors import SettingError
 
-# A system message goes in front of the first user turn, and turns alternate: these formats have no
-# turn of its own for it.
+# For formats without a turn of its own for a system message: it goes in front of the first user
+# turn.  Turns alternate.
 _TURNS = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else none -%}
 {%- set turns = messages if system is none else messages[1:] -%}
@@ -29,44 +31,44 @@ def _answer(start: str) -> str:
 
 
 NAMED = {
-    # OpenAI, openai-python v0.28, chatml.md.
+    # teknium/OpenHermes-2.5-Mistral-7B.
     "chatml": "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     + _END
     + _answer("<|im_start|>assistant\n"),
-    # Google, "Gemma formatting and system instructions" (ai.google.dev), Gemma 1 to 3.
+    # google/gemma-3-4b-it; Gemma 1 and 2 are the same without system messages, which they refuse.
     "gemma": "{{ bos_token }}"
     + _TURNS
     + "{{ '<start_of_turn>' + ('model\\n' if turn.role == 'assistant' else 'user\\n') }}"
     "{%- if system is not none and loop.first -%}{{ system + '\\n\\n' }}{%- endif -%}"
     "{{ turn.content | trim + '<end_of_turn>\\n' }}" + _END + _answer("<start_of_turn>model\n"),
-    # Meta, llama-models, models/llama2/MODEL_CARD.md and "Llama 2 prompt format" (llama.com).
+    # meta-llama/Llama-2-7b-chat-hf; it trims a first turn together with the system message.
     "llama2": _TURNS + "{%- if turn.role == 'user' -%}"
-    "{{ bos_token + '[INST] ' }}"
-    "{%- if system is not none and loop.first -%}"
-    "{{ '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' }}"
-    "{%- endif -%}"
-    "{{ turn.content | trim + ' [/INST]' }}"
+    "{%- set before = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n'"
+    " if system is not none and loop.first else '' -%}"
+    "{{ bos_token + '[INST] ' + (before + turn.content) | trim + ' [/INST]' }}"
     "{%- else -%}{{ ' ' + turn.content | trim + ' ' + eos_token }}{%- endif -%}" + _END,
-    # Meta, llama-models, models/llama3/MODEL_CARD.md and "Llama 3 prompt format" (llama.com).
+    # meta-llama/Meta-Llama-3-8B-Instruct.
     "llama3": "{{ bos_token }}{%- for message in messages -%}"
     "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}"
     "{{ message.content | trim + '<|eot_id|>' }}"
     + _END
     + _answer("<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    # Mistral AI, model card of Mistral-7B-Instruct-v0.2; with a system message as mistral-common's
-    # first tokenizers place it.
+    # mistralai/Mistral-7B-Instruct-v0.2 as released, which refuses system messages; they are where
+    # its later version has them.
     "mistral": "{{ bos_token }}" + _TURNS + "{%- if turn.role == 'user' -%}"
     "{{ '[INST] ' }}"
     "{%- if system is not none and loop.first -%}{{ system + '\\n\\n' }}{%- endif -%}"
     "{{ turn.content + ' [/INST]' }}"
     "{%- else -%}{{ turn.content + eos_token }}{%- endif -%}" + _END,
-    # Microsoft, model card of Phi-3-mini-4k-instruct.
+    # microsoft/Phi-3.5-mini-instruct; Phi-3-mini-4k-instruct had a BOS first, which files that want
+    # one get by their metadata.
     "phi3": "{%- for message in messages -%}"
     "{{ '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' }}"
     + _END
-    + _answer("<|assistant|>\n"),
-    # Hugging Face, model card of zephyr-7b-beta.
+    + _answer("<|assistant|>\n")
+    + "{%- if not add_generation_prompt -%}{{ eos_token }}{%- endif -%}",
+    # HuggingFaceH4/zephyr-7b-beta.
     "zephyr": "{%- for message in messages -%}"
     "{{ '<|' + message.role + '|>\\n' + message.content + eos_token + '\\n' }}"
     + _END
