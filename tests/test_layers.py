@@ -47,7 +47,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"session"},
         {"spec"},
         {"decode"},
-        {"measure"},
+        {"measure", "convert"},
     ],
     "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],
     "runtime": [{"open", "report"}, {"execute"}, {"api"}],

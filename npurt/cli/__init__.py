@@ -29,6 +29,7 @@ VERBS = (
     "doctor",
     "probe",
     "models",
+    "quantize",
     "regcmd",
     "sim",
     "skel",

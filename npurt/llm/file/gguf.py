@@ -86,11 +86,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The metadata and tensor table of a file; its data start *data_offset* bytes into it."""
+    """The metadata and tensor table of a file; its data start *data_offset* bytes into it.
+
+    Attributes:
+        spans: Key -> where the file has it and its value.
+    """
 
     metadata: Metadata
     tensors: dict[str, TensorInfo]
     data_offset: int
+    spans: dict[str, slice]
 
 
 class GGUF:
@@ -101,6 +106,7 @@ class GGUF:
 
     Attributes:
         path: The file; of a model that is split, the first one.
+        paths: All files.
         metadata: Key -> bool, int, float, str, numpy array or `StringArray`.  Strings that are
             not UTF-8 hold surrogate escapes.
         tensors: Name -> `TensorInfo`, in the files' order.
@@ -141,6 +147,8 @@ class GGUF:
         self.metadata = first.metadata
         self.tensors = tensors
         self.data_offset = first.data_offset
+        self.paths = [self.path.with_name(file) for file, _ in headers]
+        self._spans = first.spans
 
     @property
     def architecture(self) -> str:
@@ -154,12 +162,16 @@ class GGUF:
 
     def _view(self, info: TensorInfo) -> memoryview:
         """Return the bytes of a tensor."""
-        return memoryview(self._open(info))[info.offset : info.offset + info.nbytes]
+        return memoryview(self._mapped(info.part))[info.offset : info.offset + info.nbytes]
 
     def beginning(self, name: str, most: int) -> bytes:
         """Return the first bytes of tensor *name*, at most *most*.  Errors as `[]`."""
         info = self._info(name)
         return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
+
+    def encoded(self, key: str) -> bytes:
+        """Return a key and its value as the (first) file has them.  LayoutError when closed."""
+        return self._mapped(0)[self._spans[key]]
 
     def get(self, name: str) -> QTensor | None:
         """Return tensor *name*, or None if the file has no such tensor."""
@@ -185,7 +197,7 @@ class GGUF:
         last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last and hasattr(mmap, "MADV_DONTNEED"):
             with contextlib.suppress(OSError):  # madvise is a hint
-                self._open(info).madvise(mmap.MADV_DONTNEED, first, last - first)
+                self._mapped(info.part).madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Release the mapping, which ends with its last view.  A second call does nothing.
@@ -209,10 +221,10 @@ class GGUF:
             )
         return self.tensors[name]
 
-    def _open(self, info: TensorInfo) -> mmap.mmap:
+    def _mapped(self, part: int) -> mmap.mmap:
         if not self._mappings:
             raise LayoutError(f"{self.path.name} is closed", remedy="open the file again")
-        return self._mappings[info.part]
+        return self._mappings[part]
 
 
 @contextlib.contextmanager
@@ -287,13 +299,13 @@ def read_header(data: mmap.mmap | bytes, size: int | None = None) -> Header:
     _check_version(cursor)
     n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
     n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
-    metadata = _read_metadata(cursor, n_keys)
+    metadata, spans = _read_metadata(cursor, n_keys)
     alignment = optional(metadata, "general.alignment", int, DEFAULT_ALIGNMENT)
     if alignment < 8 or alignment & (alignment - 1):
         raise _bad(f"general.alignment = {alignment} is not a power of two from 8")
     tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
     start = -(-cursor.at // alignment) * alignment
-    return Header(metadata, _place(tensors, start, alignment, size), start)
+    return Header(metadata, _place(tensors, start, alignment, size), start, spans)
 
 
 def _check_version(cursor: "_Cursor") -> None:
@@ -315,14 +327,17 @@ def _check_version(cursor: "_Cursor") -> None:
     )
 
 
-def _read_metadata(cursor: "_Cursor", n_keys: int) -> dict[str, Any]:
+def _read_metadata(cursor: "_Cursor", n_keys: int) -> tuple[dict[str, Any], dict[str, slice]]:
     metadata: dict[str, Any] = {}
+    spans: dict[str, slice] = {}
     for _ in range(n_keys):
+        start = cursor.at
         key = cursor.name("a key")
         if key in metadata:
             raise _bad(f"key {key!r} is there twice")
         metadata[key] = cursor.value(cursor.u32(), key)
-    return metadata
+        spans[key] = slice(start, cursor.at)
+    return metadata, spans
 
 
 def _read_tensor(cursor: "_Cursor") -> TensorInfo:

@@ -1,0 +1,51 @@
+"""Write a GGUF file again with another type."""
+
+import warnings
+from pathlib import Path
+
+from npurt.errors import SettingError
+from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor, type_of
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.writer import encoded, write
+
+DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
+
+
+def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) -> int:
+    """Write *source*, or all parts of it, as *target* with matrices of type *kind*.
+
+    Metadata stays, but for the keys that say the type.  Encoding blocks that are quantised already
+    adds one error to another: that is warned about.
+
+    Returns:
+        How many tensors were quantised already, and are now of another type.
+
+    Raises:
+        SettingError: npurt writes no such type, or *target* is a file of *source*.
+        ModelFormatError: *source* is damaged.
+        NumericsError: A value does not fit in the type.
+        NpurtError: *target* cannot be written.
+    """
+    kind = chosen(kind)
+    with GGUF(source) as file:
+        if target.exists() and any(target.samefile(path) for path in file.paths):
+            raise SettingError(
+                f"{target} is the file to be read", remedy="give the new file another name"
+            )
+        tied = "output.weight" not in file
+        again, tensors = 0, []
+        for name, info in file.tensors.items():
+            fmt = type_of(name, info.shape, kind, tied=tied)
+            again += info.format.name not in FLOATS and info.format is not fmt
+            tensors.append(new_tensor(name, [file[name]], fmt))
+        if again:
+            warnings.warn(
+                f"{again} tensors of {source.name} are quantised already; the new error adds to "
+                "that of the old type",
+                stacklevel=2,
+            )
+        keys = {key: file.encoded(key) for key in file.metadata if key not in DROPPED}
+        keys["general.file_type"] = encoded("general.file_type", FILE_TYPES[kind])
+        keys["general.quantization_version"] = encoded("general.quantization_version", 2)
+        write(target, keys, tensors, progress=progress)
+    return again

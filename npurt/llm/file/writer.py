@@ -1,0 +1,147 @@
+"""Write a GGUF file, which gets its name when it is whole.
+
+Source: ggml docs/gguf.md, MIT.
+"""
+
+import itertools
+import math
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import NpurtError, SettingError
+from npurt.files import replacing
+from npurt.llm.file.gguf import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
+from npurt.models.download import progress_bar
+from npurt.quant.types import Blocks, Format
+
+VERSION = 3
+U32, F32 = 4, 6  # kinds of numbers, as others write them
+_KINDS = {dtype: kind for kind, dtype in NUMBERS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A tensor to be written.
+
+    Attributes:
+        shape: In numpy's order.
+        blocks: Returns the blocks, in pieces; called once.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    blocks: Callable[[], Iterable[Blocks]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
+
+
+def encoded(key: str, value: Any) -> bytes:
+    """Return a key and its value as a file has them.
+
+    Args:
+        value: A bool, int (from 0 to 2^32 - 1), float (float32) or str, a list of str, or a numpy
+            array of numbers or booleans.
+    """
+    return _text(key) + _value(value)
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<IB", BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", U32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", F32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + _text(value)
+    if isinstance(value, np.ndarray):
+        kind = BOOL if value.dtype == bool else _KINDS[value.dtype.newbyteorder("<")]
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + value.tobytes()
+    return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_text, value))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(data)) + data
+
+
+def header(keys: Iterable[bytes], tensors: Sequence[NewTensor] = ()) -> bytes:
+    """Return what comes before the data.
+
+    Args:
+        keys: What `encoded` returns.
+        tensors: In the order of their data.
+    """
+    pairs = list(keys)
+    sizes = itertools.accumulate((_padded(t.nbytes) for t in tensors), initial=0)
+    table = [
+        _text(tensor.name)
+        + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape[::-1])
+        + struct.pack("<IQ", tensor.format.number, offset)
+        for tensor, offset in zip(tensors, sizes, strict=False)
+    ]
+    counts = struct.pack("<IQQ", VERSION, len(tensors), len(pairs))
+    data = b"".join([MAGIC, counts, *pairs, *table])
+    return data.ljust(_padded(len(data)), b"\0")
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def write(
+    path: Path, keys: Mapping[str, bytes], tensors: Sequence[NewTensor], *, progress: bool = True
+) -> None:
+    """Write a file; what was called *path* before stays until the new one is whole.
+
+    Args:
+        keys: Key -> what `encoded` returns, without ``general.alignment``.
+        progress: Show a bar on standard error, if that is a terminal.
+
+    Raises:
+        NpurtError: There is no room for it, or it cannot be written.
+    """
+    start = header(keys.values(), tensors)
+    total = len(start) + sum(_padded(tensor.nbytes) for tensor in tensors)
+    try:
+        _require_room(path, total)
+        with replacing(path) as file, progress_bar(total, progress) as bar:
+            file.write(start)
+            for tensor in tensors:
+                bar.set_description(tensor.name[-30:])
+                written = 0
+                for blocks in tensor.blocks():
+                    data = np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
+                    written += file.write(data.data)
+                    bar.update(len(data))
+                assert written == tensor.nbytes, f"{tensor.name}: {written} of {tensor.nbytes}"
+                file.write(bytes(_padded(written) - written))
+    except NpurtError:
+        raise
+    except OSError as error:
+        raise NpurtError(
+            f"cannot write {path}: {error.strerror or error}",
+            remedy="make room, or choose another folder; nothing was left there",
+        ) from error
+
+
+def _require_room(path: Path, nbytes: int) -> None:
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise SettingError(f"there is no folder {folder}", remedy="make it, or choose another")
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise NpurtError(
+            f"{path} takes {nbytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB free",
+            remedy="make room, choose a folder on another disk, or a type with fewer bits",
+        )
