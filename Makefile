@@ -32,7 +32,7 @@ NOT_UNDER_ADDRESS = $(patsubst %,tests/cpu/test_%.py, aarch64 amx pool_model top
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
 
-.PHONY: help demo test sanitize foreign kernel soak models wheels lint clean
+.PHONY: help demo test sanitize foreign kernel soak models wheels docs lint clean
 
 help:
 	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
@@ -43,6 +43,7 @@ help:
 	@echo 'make soak      look for more for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
 	@echo 'make wheels    build the wheels of x86_64 and aarch64 into dist/'
+	@echo 'make docs      build the documentation site into build/docs; dead links fail'
 	@echo 'make lint      run the linters'
 	@echo 'make clean     remove what was built, but not .venv and models'
 
@@ -51,7 +52,7 @@ demo: .venv/installed
 	$(BIN)/python examples/generate.py -m models/SmolLM2-135M-Instruct.Q4_1.gguf -n 128 \
 		-p "$(PROMPT)"
 
-test: .venv/dev lint
+test: .venv/dev lint docs
 	.ci/qemu
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(MAKE) --no-print-directory models
@@ -92,6 +93,10 @@ wheels: .venv/dev
 		_PYTHON_HOST_PLATFORM=linux-$$arch $(BIN)/python -m hatchling build -t wheel -d dist; \
 	done
 	@cd dist && sha256sum *.whl
+
+# The variable: no advertisement for the successor of the theme's program.
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: .venv/dev
 	$(BIN)/ruff check

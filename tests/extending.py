@@ -1,14 +1,14 @@
 """The changes that the documents of docs/extending describe, taken from their blocks.
 
 A block ```diff has hunks; the file is named after +++, hunks are separated by @@.  A block whose
-opening line names a file is that file, whole.  Commands are in blocks ```sh.
+opening line has a title is the file of that name, whole.  Commands are in blocks ```sh.
 """
 
 import re
 import textwrap
 from pathlib import Path
 
-BLOCK = re.compile(r"^( *)```(\w+)(?: (\S+))?\n(.*?)^\1```$", re.M | re.S)
+BLOCK = re.compile(r'^( *)```(\w+)(?: title="(\S+)")?\n(.*?)^\1```$', re.M | re.S)
 
 
 def blocks(text):

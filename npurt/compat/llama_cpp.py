@@ -61,7 +61,8 @@ class Llama:
         n_threads: CPU threads; by default what the machine suggests.
         seed: Of sampling; -1: a different one each time.
         chat_format: A name of a chat template; by default the file's own template.
-        type_k, type_v: Element type of the KV cache, both alike: 1 for f16, 0 for f32.
+        type_k: Element type of the keys in the KV cache: 1 for f16, 0 for f32.
+        type_v: The same of the values; both are alike.
         verbose: Show progress bars on a terminal.
         device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
         others: Others of llama-cpp-python; see the module.

@@ -1,0 +1,67 @@
+"""Hooks of mkdocs: pages that are made from README.md and from the code, and links out of docs/.
+
+Nothing that is made here is kept in the repository.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+DOCS = Path(__file__).resolve().parents[1]
+PROJECT = DOCS.parent
+sys.path[:0] = [str(PROJECT), str(DOCS / "hooks")]
+
+import markup  # noqa: E402 - beside this file, which mkdocs loads by its path
+import reference  # noqa: E402
+
+from npurt.version import __version__  # noqa: E402
+
+
+def on_config(config: Any) -> None:
+    """Put the pages of a folder in the place of the folder's name."""
+    config.nav = [_with_pages(entry) for entry in config.nav]
+
+
+def _with_pages(entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return {name: _with_pages(value) for name, value in entry.items()}
+    if isinstance(entry, list):
+        return [_with_pages(each) for each in entry]
+    if not entry.endswith("/"):
+        return entry
+    pages = sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / entry).glob("*.md"))
+    return sorted(pages, key=lambda page: not page.endswith("README.md"))  # the index first
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here."""
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    made = {"index.md": markup.seen_from_docs(readme), **reference.pages()}
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links to folders and to files outside docs/ to the repository, where it is known.
+
+    A release knows it by the variables of GitHub's runners.  Without it only the words are left.
+    """
+    server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    folder = (DOCS / page.file.src_uri).parent
+
+    def link(found: re.Match[str]) -> str:
+        mark, words, target, section = found.groups()
+        path = (folder / target).resolve()
+        if path.is_relative_to(DOCS) and not path.is_dir():
+            return found[0]
+        if not path.exists() or not (server and name):
+            return found[0] if not path.exists() else words
+        at = path.relative_to(PROJECT).as_posix()
+        return f"{mark}[{words}]({server}/{name}/blob/v{__version__}/{at}{section or ''})"
+
+    return markup.LINK.sub(link, markup.with_lists(markdown))

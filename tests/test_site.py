@@ -1,0 +1,113 @@
+"""The documentation site: its navigation has every page, and the pages made from code have all."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import npurt
+from npurt import errors, settings
+from npurt.cli import VERBS
+
+PROJECT = Path(__file__).resolve().parents[1]
+DOCS = PROJECT / "docs"
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """Return how to import a module of the site's hooks by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "hooks"))
+        yield importlib.import_module
+    for name in ("markup", "reference"):
+        sys.modules.pop(name, None)
+
+
+def in_navigation(entry):
+    """Return the pages of an entry of mkdocs.yml's `nav`."""
+    if isinstance(entry, str):
+        folder = DOCS / entry
+        pages = sorted(folder.glob("*.md")) if entry.endswith("/") else [folder]
+        return [path.relative_to(DOCS).as_posix() for path in pages]
+    below = entry if isinstance(entry, list) else entry.values()
+    return [page for each in below for page in in_navigation(each)]
+
+
+def test_every_page_is_in_the_navigation_once(hooks):
+    made = {"index.md", *hooks("reference").pages()}
+    kept = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+
+    pages = in_navigation(yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"])
+
+    assert sorted(pages) == sorted(made | kept), "add the page to `nav` of mkdocs.yml"
+
+
+def test_the_reference_has_every_public_name(hooks):
+    page = hooks("reference").api()
+
+    assert "::: npurt.matmul\n" in page
+    for name in npurt.__all__:
+        there = f"::: npurt.{name}\n" in page
+        assert there == (not hasattr(errors, name) and name != "__version__"), name
+
+
+def test_the_reference_has_the_help_of_every_verb(hooks, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+
+    page = hooks("reference").command_line()
+
+    for name in VERBS:
+        assert f"\n## npurt {name}\n" in page
+    assert "\n## npurt regcmd run\n" in page
+    assert "usage: npurt run " in page
+    assert max(map(len, page.splitlines())) in range(60, 101)  # whatever this terminal is
+
+
+def test_the_reference_has_every_environment_variable(hooks):
+    page = hooks("reference").environment()
+
+    for name in (*(each.name for each in settings.SETTINGS), settings.SIM_FASTRPC):
+        assert f"\n| `{name}` |" in page
+    assert "| `NPURT_DEADLINE` | `60` | seconds that one call to an NPU may take |" in page
+
+
+def test_the_reference_has_every_error_with_its_messages(hooks):
+    page = hooks("reference").error_tree()
+
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)} - {"Any"}
+    assert set(sections) == kinds
+    assert (
+        r"| a deadline of … seconds cannot be kept | unset …, or set it to the seconds that "
+        "a call may take, such as … |" in sections["SettingError"]
+    )
+    assert "Exit status of the command line: 2." in sections["UnknownDevice"]
+    assert page.count("\n| ") > 200
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("1. a\n\n   b\n2. c", "1. a\n\n    b\n\n2. c"),  # an item after a second paragraph
+        ("- a\n  b\n- c", "- a\n    b\n- c"),
+        ("text:\n- a", "text:\n\n- a"),
+        (
+            "1. a\n\n   ```sh\n   - x\n\n   y\n   ```",
+            "1. a\n\n    ```sh\n    - x\n\n    y\n    ```",
+        ),
+        ("```sh\n- x\n  y\n```", "```sh\n- x\n  y\n```"),  # a block of code stays as it is
+        ("1. a\n\nb\n\n  c", "1. a\n\nb\n\n  c"),
+    ],
+)
+def test_lists_are_written_as_mkdocs_reads_them(hooks, written, wanted):
+    assert hooks("markup").with_lists(written) == wanted
+
+
+def test_the_readme_is_the_first_page_of_the_site(hooks):
+    text = "[a](docs/a.md#b) [c](https://c) [d](#d) ![e](docs/e.svg) [f](bench/F.md) [g](docs)"
+
+    assert hooks("markup").seen_from_docs(text) == (
+        "[a](a.md#b) [c](https://c) [d](#d) ![e](e.svg) [f](../bench/F.md) [g](.)"
+    )
