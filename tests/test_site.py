@@ -41,7 +41,9 @@ def test_every_page_is_in_the_navigation_once(hooks):
 
     pages = in_navigation(yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"])
 
-    assert sorted(pages) == sorted(made | kept), "add the page to `nav` of mkdocs.yml"
+    assert (made | kept) - set(pages) == set(), "pages that `nav` of mkdocs.yml lacks"
+    assert set(pages) <= made | kept
+    assert len(pages) == len(set(pages))
 
 
 def test_the_reference_has_every_public_name(hooks):
