@@ -138,7 +138,7 @@ def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dic
         accounts = hexagon, cpu, Ledger(device), sampler
         nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
         steps = [RemoteDelta(*accounts, net, Slots(net.state[None]), control) for net in nets]
-        line = hexagon._sessions[0].transport._owned.caller._native
+        line = hexagon._sessions.opened[0].transport._owned.caller._native
 
         def times(tokens: int, called: bool) -> list[float]:
             taken = []

@@ -29,7 +29,7 @@ def main():
         weights = [device.pack(QTensor.quantize(values, "q4_0")) for values in tensors]
         x = rng.standard_normal((1, args.width)).astype(np.float32)
         outs = [np.empty((1, n), np.float32) for n in sizes]
-        line = device._sessions[0].transport._owned.caller._native
+        line = device._sessions.opened[0].transport._owned.caller._native
         host, inside = [], []
         for _ in range(args.rounds):
             start = time.perf_counter_ns()

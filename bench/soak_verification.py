@@ -28,7 +28,8 @@ from npurt.cpu.engine import Input, empty
 from npurt.delta import DeltaError, DeltaNet, DeltaState
 from npurt.device import FLUSHED, UNIT, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
-from npurt.hexagon.device.device import HexagonDevice, HexagonPacked
+from npurt.hexagon.device.device import HexagonDevice
+from npurt.hexagon.device.weights import HexagonPacked
 from npurt.hexagon.layout import delta, images, quantise
 from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor

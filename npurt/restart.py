@@ -1,6 +1,7 @@
 """Recovery of a lost device: open it again, upload its weights, repeat the work."""
 
 import copy
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,6 +19,9 @@ class Restarts:
 
     Each call passes the device's methods: a reference kept here would keep a dropped device open.
 
+    Attributes:
+        lock: Held during all work: one thread at a time uses the device.
+
     Args:
         name: What the device is called in messages.
         lost: Errors after which the device has to be opened again; `DeviceFull` is never one.
@@ -25,7 +29,8 @@ class Restarts:
     """
 
     def __init__(self, name: str, lost: tuple[type[DriverError], ...], remedy: str = "") -> None:
-        self.closed = False
+        self.lock = threading.RLock()
+        self._closed = False
         self._name = name
         self._lost = lost
         self._remedy = remedy
@@ -44,18 +49,19 @@ class Restarts:
             DeviceLost: It was lost too often.
             NpurtError: The device is closed.
         """
-        if self.closed:
-            raise NpurtError(f"{self._name} is closed", remedy="open it again")
-        while self._failures <= RESTARTS:
-            try:
-                if self._failed:
-                    self._recover(self._failed, reopen)
-                return work()
-            except DeviceFull:
-                raise
-            except self._lost as error:
-                self._failures += 1
-                self._failed = copy.copy(error)  # without frames, which would keep the device
+        with self.lock:
+            if self._closed:
+                raise NpurtError(f"{self._name} is closed", remedy="open it again")
+            while self._failures <= RESTARTS:
+                try:
+                    if self._failed:
+                        self._recover(self._failed, reopen)
+                    return work()
+                except DeviceFull:
+                    raise
+                except self._lost as error:
+                    self._failures += 1
+                    self._failed = copy.copy(error)  # without frames, which would keep the device
         assert self._failed
         raise DeviceLost(
             f"{self._name} was lost {self._failures} times and is given up: {self._failed.what}",
@@ -63,6 +69,12 @@ class Restarts:
             call=self._failed.call,
             code=self._failed.code,
         ) from self._failed
+
+    def close(self, release: Callable[[], None]) -> None:
+        """Call *release*, and refuse all work from now on."""
+        with self.lock:
+            self._closed = True
+            release()
 
     def _recover(self, failure: DriverError, reopen: Callable[[], None]) -> None:
         try:

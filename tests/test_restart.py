@@ -111,12 +111,14 @@ def test_a_recovery_that_is_interrupted_comes_before_any_other_work(restarts):
 
 
 def test_a_closed_device_does_nothing(restarts):
-    restarts.closed = True
-    work = Script()
+    work, release = Script(), Script()
+
+    restarts.close(release)
+    restarts.close(release)  # a second call does no harm
 
     with pytest.raises(NpurtError, match="toy is closed"):
         restarts.surviving(work, Script())
-    assert work.calls == 0
+    assert (work.calls, release.calls) == (0, 2)
 
 
 def test_a_device_that_is_not_back_is_tried_until_it_is(monkeypatch):

@@ -45,7 +45,7 @@ def one_by_one(state, net):
 
 
 def kill_dsp_of(device):
-    kill(device._sessions[0].transport.slot.effective)
+    kill(device._sessions.opened[0].transport.slot.effective)
 
 
 def after(device, net, tokens):

@@ -155,7 +155,7 @@ def layer(simulator):
     """A function that multiplies rows by the matrices of a layer."""
     with HexagonDevice("hexagon:test", connection()) as device:
         weights = [(k, [device.pack(tensor(n, k, "q4_0")) for n in widths]) for k, widths in LAYER]
-        device._sessions[0].sync()
+        device._sessions.opened[0].sync()
 
         def run_layer(rows):
             for k, group in weights:
@@ -225,7 +225,7 @@ def test_weights_are_synchronised_once_when_all_have_been_uploaded(simulator):
             weights.extend(device.pack(tensor(64, 256, seed=seed)) for seed in range(9))
 
         assert synchronised(upload) == (0, 0)
-        (arena,) = device._sessions[0]._arenas
+        (arena,) = device._sessions.opened[0]._arenas
         x = inputs(1, 256)
         first = synchronised(lambda: multiply(device, x, weights[0]))
         again = synchronised(lambda: multiply(device, x, weights[0]))
@@ -343,4 +343,4 @@ def test_products_of_many_sizes_go_on_when_their_memory_is_taken(simulator, monk
         for rows in (1, 3, 7, 20, 40, 1):
             for w, y in zip(packed, whole, strict=True):
                 np.testing.assert_array_equal(multiply(device, x[:rows], w), y[:rows])
-        assert len(device._sessions[0].scratch.blocks) <= 4
+        assert len(device._sessions.opened[0].scratch.blocks) <= 4

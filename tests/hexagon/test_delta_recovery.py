@@ -164,7 +164,7 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
 @pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
 def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monkeypatch):
     """The tokens since the last copy are done in double: closer to it the kernel is not either."""
-    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))
     wanted = run(fresh, net.first(tokens))
     state = after(fresh, net, tokens)
@@ -177,7 +177,7 @@ def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monke
 
 
 def test_a_device_that_is_given_up_leaves_the_state_of_the_caller(fresh, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 2}))
     before = net.state.copy()
     tell("crash=1+")

@@ -130,7 +130,7 @@ def test_states_that_nobody_has_any_more_leave_their_memory(fresh):
     for _ in range(100):
         fresh.delta_state(net).advance(net)
 
-    assert len(fresh._sessions[0]._own) <= 2
+    assert len(fresh._sessions.opened[0]._own) <= 2
     assert len(fresh._states) <= 1
 
 
@@ -218,7 +218,7 @@ def test_a_snapshot_of_a_dsp_that_has_died_is_exact(tokens, fresh):
 
 
 def test_a_snapshot_that_cannot_be_exact_is_refused(fresh, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.device.RESTART_SECONDS", 0.2)
+    monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": 3}))
     state = after(fresh, net, 2)
     state._in_memory = None

@@ -123,7 +123,7 @@ def test_products_of_one_input_quantise_it_once(shared):
 def count_calls(device):
     """Return a list that grows by the name of each call from now on."""
     calls = []
-    caller = device._sessions[0].transport._owned.caller
+    caller = device._sessions.opened[0].transport._owned.caller
 
     def counted(connection):
         def call(work, deadline, what):
@@ -255,7 +255,7 @@ def test_a_fork_cannot_use_the_device_and_leaves_it_as_it_was(worker, simulator)
     with HexagonDevice("hexagon:test", connection(worker=worker)) as device:
         packed, x = device.pack(tensor(32, 64)), inputs(2, 64)
         wanted = multiply(device, x, packed)
-        blocks = device._sessions[0].scratch.blocks
+        blocks = device._sessions.opened[0].scratch.blocks
         scratch = [block.array.copy() for block in blocks]
 
         def work():
@@ -296,7 +296,7 @@ with npurt.open_device("hexagon:0") as device:
     before, after = np.zeros((2, 1, 32), np.float32)
     x = np.ones((1, 64), np.float32)
     device.matmul(x, packed, before)
-    transport = device._sessions[0].transport
+    transport = device._sessions.opened[0].transport
     if transport.name == "worker":
         os.kill(transport.process, signal.SIGKILL)
     else:

@@ -28,7 +28,7 @@ def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
         assert packed.nbytes > 1 << 14
         del packed
         gc.collect()
-    assert [arena.block.nbytes for arena in device._sessions[0]._arenas] == [1 << 16]
+    assert [arena.block.nbytes for arena in device._sessions.opened[0]._arenas] == [1 << 16]
 
 
 def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
@@ -54,7 +54,7 @@ def test_blocks_grow_with_the_weights(device, monkeypatch):
     monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 16)
     monkeypatch.setattr(session_memory, "MOST_BYTES", 1 << 18)
     kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
-    sizes = [arena.block.nbytes for arena in device._sessions[0]._arenas]
+    sizes = [arena.block.nbytes for arena in device._sessions.opened[0]._arenas]
 
     assert sizes == sorted(sizes)
     assert (min(sizes), max(sizes)) == (1 << 16, 1 << 18)
@@ -78,7 +78,7 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
     with pytest.raises(DeviceFull, match="no room") as caught:
         fill()
     assert caught.value.remedy
-    assert [device._sessions.index(w.memory) for w in weights] == list(range(len(weights)))
+    assert [device._sessions.opened.index(w.memory) for w in weights] == list(range(len(weights)))
     assert len(weights) >= 3  # of four sessions, unless other devices of this process have some
     outs = [np.full((2, 256), np.nan, np.float32) for _ in weights]
     device.matmuls(x, weights, outs)
@@ -94,9 +94,9 @@ def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, mo
     with HexagonDevice("hexagon:test", connection(session=2, worker=worker)) as device:
         with pytest.raises(DeviceFull):
             device.pack(tensor(32, 64))
-        assert len(device._sessions) == 1
+        assert len(device._sessions.opened) == 1
         if not worker:
-            assert device._sessions[0].transport.slot.session == 2
+            assert device._sessions.opened[0].transport.slot.session == 2
 
 
 @pytest.mark.parametrize("fault", ["no_memory=1+", "bad_memory=1+", "map=1+"])
@@ -115,8 +115,8 @@ def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, 
 def test_too_many_blocks_are_not_mapped(device, monkeypatch):
     monkeypatch.setattr(session_memory, "LEAST_BYTES", 4096)
     monkeypatch.setattr(session_memory, "MOST_BYTES", 4096)
-    transport = device._sessions[0].transport
+    transport = device._sessions.opened[0].transport
     monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=4))
     weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]
 
-    assert [device._sessions.index(w.memory) for w in weights] == [0, 0, 1]
+    assert [device._sessions.opened.index(w.memory) for w in weights] == [0, 0, 1]

@@ -12,7 +12,7 @@ import pytest
 import npurt
 from npurt.errors import DeviceFull, DeviceLost
 from npurt.hexagon.connect import measurements, probe
-from npurt.hexagon.device import device, session_memory
+from npurt.hexagon.device import session_memory, sessions
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.lib import load
@@ -88,7 +88,7 @@ def test_memory_that_is_short_for_a_moment_is_tried_again(fault, simulator):
     ],
 )
 def test_a_dsp_that_cannot_be_opened_is_given_up(fault, error, remedy, simulator, monkeypatch):
-    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "RESTART_SECONDS", 0.2)
     tell(fault)
     with pytest.raises(error) as caught:
         at_work()
@@ -143,7 +143,7 @@ def test_a_device_is_given_up_after_two_restarts_and_says_so_at_once_from_then_o
 
 
 def test_a_dsp_that_dies_over_every_product_ends_in_an_error(simulator, monkeypatch):
-    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "RESTART_SECONDS", 0.2)
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("crash=1+")
@@ -153,7 +153,7 @@ def test_a_dsp_that_dies_over_every_product_ends_in_an_error(simulator, monkeypa
 
 @pytest.mark.parametrize("fault", ["present=0", "wrong_arch=1+", "no_memory=1+"])
 def test_a_dsp_that_does_not_come_back_ends_in_an_error(fault, simulator, monkeypatch):
-    monkeypatch.setattr(device, "RESTART_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "RESTART_SECONDS", 0.2)
     with at_work() as hexagon:
         work = Work(hexagon)
         tell(fault)
@@ -186,14 +186,14 @@ def test_weights_that_are_gone_are_not_uploaded_again(simulator):
         gc.collect()
         kill()
         assert work.is_right()
-        assert not numbers & {packed.number for packed in hexagon._packed}
+        assert not numbers & {packed.number for packed in hexagon._weights._packed}
 
 
 def test_memory_of_the_lost_session_is_let_go(simulator):
     """Otherwise a restart would hold every weight twice."""
     with at_work() as hexagon:
         work = Work(hexagon)
-        scratch = hexagon._sessions[0].scratch.blocks
+        scratch = hexagon._sessions.opened[0].scratch.blocks
         assert len(scratch) >= 2
         old = [weakref.ref(block) for block in (work.weights[0].part.block, *scratch)]
         del scratch
@@ -207,11 +207,11 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("delay=1:3600000")
-        impatient(hexagon._sessions[0].transport)
+        impatient(hexagon._sessions.opened[0].transport)
 
         assert work.is_right()
         assert f"did not come back within {SOON:g} s" in hexagon.events()[0]
-        assert hexagon._sessions[0].transport.slot.session > 0
+        assert hexagon._sessions.opened[0].transport.slot.session > 0
         tell("")  # the late reply comes
         wait_until(lambda: process(3) == 0)  # the first was closed once it came back
         assert work.is_right()
@@ -221,10 +221,10 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
 def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
     with at_work(**CONNECTIONS[name]) as hexagon:
         work = Work(hexagon)
-        os.kill(hexagon._sessions[0].transport.process, signal.SIGKILL)
+        os.kill(hexagon._sessions.opened[0].transport.process, signal.SIGKILL)
         assert work.is_right()
-        os.kill(hexagon._sessions[0].transport.process, signal.SIGSTOP)
-        impatient(hexagon._sessions[0].transport)
+        os.kill(hexagon._sessions.opened[0].transport.process, signal.SIGSTOP)
+        impatient(hexagon._sessions.opened[0].transport)
         assert work.is_right()
         assert len(hexagon.events()) == 2
 
@@ -234,9 +234,9 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
     with at_work(transport="dspqueue") as hexagon:
         work = Work(hexagon)
         tell(fault)
-        impatient(hexagon._sessions[0].transport)
+        impatient(hexagon._sessions.opened[0].transport)
         assert work.is_right()
-        assert hexagon._sessions[0].transport.name == "invoke"
+        assert hexagon._sessions.opened[0].transport.name == "invoke"
     library = load([lib.simulator()])
     assert measurements.recall(measurements.identity(library, "cdsp"), "dspqueue") is False
     assert not probe.queue_works(connection())
@@ -246,7 +246,7 @@ def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("delay=1:3600000")
-        caller = hexagon._sessions[0].transport._owned.caller
+        caller = hexagon._sessions.opened[0].transport._owned.caller
         interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell(""))
         assert work.is_right()
         assert hexagon.events() == []

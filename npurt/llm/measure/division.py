@@ -9,7 +9,7 @@ from typing import NamedTuple
 from npurt.cpu.segment import products
 from npurt.device import MatMul
 from npurt.graph.ops import Precision
-from npurt.hexagon.device.device import why_not
+from npurt.hexagon.device.weights import why_not
 from npurt.hexagon.layout import formats
 from npurt.hexagon.layout.images import image_bytes
 from npurt.llm.arch.model_builder import ModelGraph

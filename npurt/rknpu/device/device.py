@@ -5,7 +5,6 @@ When the NPU is lost, the device opens it again and repeats the product; see `re
 
 import functools
 import itertools
-import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +71,6 @@ class RkDevice(ProductDevice):
         self._evicted = False  # whether there may be weights that have no memory
         self._rows: dict[tuple[int, ...], int] = {}  # at once, of calls for which memory is short
         self._restarts = Restarts(name, (DriverError,))
-        self._lock = threading.RLock()
         self.caps = Caps(name, self._driver.detail, simulated)
 
     # --- Weights ----------------------------------------------------------------------------------
@@ -84,9 +82,11 @@ class RkDevice(ProductDevice):
             DeviceFull: There is not even room for products of single rows.
             DeviceLost: The NPU failed too often.
         """
-        with self._lock:
-            self._uses = tuple(uses)
-            self._restarts.surviving(lambda: self._arenas.reserve(self._uses), self._reopen)
+        self._surviving(lambda: self._reserve(tuple(uses)))
+
+    def _reserve(self, uses: Sequence[Use]) -> None:
+        self._uses = uses
+        self._arenas.reserve(uses)
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving:
         """Compare what the cost model expects of the NPU and of its host."""
@@ -141,12 +141,14 @@ class RkDevice(ProductDevice):
     def upload(self, tensor: QTensor, quantised: QuantisedWeight) -> RkPacked:
         """Upload a quantised weight; raises what `pack` raises."""
         packed = RkPacked(self, tensor, quantised, next(self._numbers))
-        with self._lock:
-            self._restarts.surviving(lambda: self._upload(packed), self._reopen)
-            self._packed[packed.number] = packed
+        self._surviving(lambda: self._upload_new(packed))
         went = packed.number, packed.parts
         weakref.finalize(packed, self._gone.append, went).atexit = False
         return packed
+
+    def _upload_new(self, packed: RkPacked) -> None:
+        self._upload(packed)
+        self._packed[packed.number] = packed
 
     def _upload(self, packed: RkPacked) -> None:
         self._free_dropped()
@@ -191,8 +193,7 @@ class RkDevice(ProductDevice):
             for w, out in zip(weights, outs, strict=True):
                 self._adapt(x, w, out)
             return
-        with self._lock:
-            self._restarts.surviving(functools.partial(self._run, x, mine, outs), self._reopen)
+        self._surviving(functools.partial(self._run, x, mine, outs))
 
     def _adapt(self, x: F32, w: Packed, out: F32) -> None:
         """Multiply by one weight: rows of x with outliers in float16, other rows in int8."""
@@ -230,8 +231,7 @@ class RkDevice(ProductDevice):
         if not (y.size and len(b)):
             return y
         packed = self.pack_i8(np.ascontiguousarray(b.T), np.ones(b.shape[1], np.float32))
-        with self._lock:
-            self._restarts.surviving(lambda: self._multiply_i8(a, packed, y), self._reopen)
+        self._surviving(lambda: self._multiply_i8(a, packed, y))
         return y
 
     def _multiply_i8(self, a: I8, packed: RkPacked, y: I32) -> None:
@@ -354,6 +354,10 @@ class RkDevice(ProductDevice):
         self._close = weakref.finalize(self, self._driver.close)
         self._close.atexit = False  # the kernel closes it, whatever other threads still do
 
+    def _surviving(self, work: Callable[[], None]) -> None:
+        """Do *work*, again if the NPU is lost meanwhile; errors as `Restarts.surviving`."""
+        self._restarts.surviving(work, self._reopen)
+
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""
         self._let_go()
@@ -382,9 +386,7 @@ class RkDevice(ProductDevice):
 
     def close(self) -> None:
         """Release the NPU.  A second call does nothing."""
-        with self._lock:
-            self._restarts.closed = True
-            self._let_go()
+        self._restarts.close(self._let_go)
 
     def _let_go(self) -> None:
         """Close the driver, and with it all memory."""

@@ -1,0 +1,101 @@
+"""The sessions of a DSP: the first one, more of them when it is full, and new ones after a loss."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from npurt.errors import DeviceFull, DeviceLost, DeviceNotFound, DriverError
+from npurt.hexagon.connect import probe
+from npurt.hexagon.connect.connection import Connection
+from npurt.hexagon.connect.worker import connect
+from npurt.hexagon.device.session_memory import SessionMemory
+from npurt.hexagon.session.transport import TransportName
+from npurt.restart import patiently
+
+RESTART_SECONDS = 10  # that a DSP may take to be back
+FULL_SECONDS = 0.5  # in which memory of a process that has just ended is there again
+
+
+class Sessions:
+    """The open sessions of one DSP, each with its memory.
+
+    Attributes:
+        opened: The sessions in the order of their opening.
+
+    Args:
+        connection: How to reach the DSP; used for each session.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.opened: list[SessionMemory] = []
+        self._connection = connection
+        self._packets = 0  # of sessions that are closed
+
+    def describe(self) -> str:
+        """Return what the DSP is and how it is reached, for people."""
+        transport = self.opened[0].transport
+        info, connection = transport.info, self._connection
+        hexagon = "simulated Hexagon" if transport.simulated else "Hexagon"
+        vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
+        way = connection.transport + (", worker process" if connection.worker else "")
+        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {way}"
+
+    # --- Opening ----------------------------------------------------------------------------------
+
+    def open_first(self) -> None:
+        """Open a session unless a restart has done so; try twice where memory is short."""
+        if not self.opened:
+            try:
+                self._open()
+            except DeviceFull:
+                time.sleep(FULL_SECONDS)
+                self._open()
+
+    def open_again(self) -> None:
+        """Open a session of a DSP that was lost, as soon as it is back."""
+        self._demote()
+        patiently(self._open, DeviceLost, RESTART_SECONDS)
+
+    def _demote(self) -> None:
+        """After a failure of dspqueue, use invoke, now and in later processes."""
+        if self._connection.transport == TransportName.DSPQUEUE:
+            probe.forget_queue(self._connection)
+            self._connection = replace(self._connection, transport=TransportName.INVOKE)
+
+    def _open(self) -> None:
+        connection = self._connection  # the memory must not keep this object, which keeps it
+        transport = connect(connection)
+        try:
+            self.opened.append(SessionMemory(transport, lambda: probe.capacity(connection)))
+        except BaseException:
+            transport.close()
+            raise
+
+    def with_room(self) -> Iterator[SessionMemory]:
+        """Yield the open sessions, and then a new one if the DSP allows it."""
+        yield from self.settled()
+        if self._connection.session is None:
+            try:
+                self._open()
+            except (DeviceNotFound, DriverError):
+                return
+            yield self.opened[-1]
+
+    # --- Use --------------------------------------------------------------------------------------
+
+    def settled(self) -> list[SessionMemory]:
+        """Return the sessions after calls that Ctrl-C interrupted have ended."""
+        for memory in self.opened:
+            memory.transport.settle()
+        return self.opened
+
+    def packets(self) -> int:
+        """Return the packets that the DSP executed so far; 0 where nothing counts them."""
+        return self._packets + sum(memory.transport.packets() for memory in self.opened)
+
+    def close(self) -> None:
+        """Close all sessions; their memory goes with them."""
+        self._packets = self.packets()
+        for memory in self.opened:
+            memory.transport.close()
+        self.opened.clear()

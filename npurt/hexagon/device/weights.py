@@ -1,0 +1,146 @@
+"""Weights in the memory of a DSP's sessions."""
+
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.device import F32, F64, FLUSHED, Device, MatMul, Packed
+from npurt.errors import DeviceFull
+from npurt.hexagon.device.batch import Batch, Weight
+from npurt.hexagon.device.session_memory import SessionMemory
+from npurt.hexagon.device.sessions import Sessions
+from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
+from npurt.hexagon.layout import error_bound, formats, images, quantise
+from npurt.hexagon.session import messages
+from npurt.quant.tensor import QTensor
+
+I8 = npt.NDArray[np.int8]
+Parts = list[tuple[Batch, slice]]  # of one product: batches, and which of the weights each has
+
+
+def why_not(op: MatMul, arch: int) -> str | None:
+    """Return None, or the first rule that *op* breaks on a Hexagon v*arch*."""
+    fmt = formats.BY_NAME.get(op.format)
+    if fmt is None:
+        return f"there is no kernel for {op.format}"
+    if fmt.arch > arch:
+        return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{arch}"
+    if not op.n or not op.k:
+        return "it has no elements"
+    if op.k % quantise.BLOCK or op.k > messages.MAX_K:
+        return f"K must be a multiple of {quantise.BLOCK} and at most {messages.MAX_K}"
+    if op.n > messages.MAX_N:
+        return f"N is more than {messages.MAX_N}"
+    if images.image_bytes(fmt, op.n, op.k) > LARGEST:
+        return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
+    return None
+
+
+class HexagonPacked(Packed):
+    """A weight in shared memory, in the layout of the DSP's kernels.
+
+    Attributes:
+        number: Never used twice.
+        group: Columns of activations that share a scale; 0: all.
+        batches: Prepared ones that begin with this weight, by the numbers of all in them.
+    """
+
+    group = quantise.BLOCK
+
+    def __init__(self, device: Device, tensor: QTensor, number: int, kind: str) -> None:
+        self.device = device
+        self.tensor = tensor
+        self.format = formats.BY_NAME[kind]
+        self.number = number
+        self.batches: dict[tuple[int, ...], Parts] = {}
+        self._finalizer: weakref.finalize[..., HexagonPacked] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+        return images.image_bytes(self.format, self.n, self.k)
+
+    def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
+        """Write the image to *part*, which goes back to *arena* when this object goes."""
+        if self._finalizer:
+            self._finalizer.detach()  # memory of a session that is no more
+        self._finalizer = weakref.finalize(self, arena.free, part)
+        self.memory, self.part, self.batches = memory, part, {}
+        self._write(part.array)
+        memory.wrote(part)
+
+    def _write(self, image: U8) -> None:
+        images.pack(self.tensor, image)
+
+    @property
+    def weight(self) -> Weight:
+        """The description of this weight for a batch."""
+        return Weight(self.part, self.n, self.k, self.format.number)
+
+    def multiplied(self, rows: slice) -> F64:
+        """Return the values that the kernels multiply by: scales are rounded to integers."""
+        return images.multiplied(self.part.array, self.format, self.n, self.k, rows)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error of the kernels' rounding; see `error_bound`."""
+        held = images.unpack(self.part.array, self.format, self.n, self.k, rows)
+        return error_bound.error(held, self.format)
+
+    def floor(self, rows: slice) -> F64:
+        """Return the further error of results: those below 2^-126 become 0."""
+        return np.full(len(range(self.n)[rows]), FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return a bound of the results; integers before them cannot overflow."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most
+
+
+class HexagonInt8(HexagonPacked):
+    """int8 codes with one scale a row, for activations with one scale a row."""
+
+    group = 0
+
+    def __init__(self, device: Device, codes: I8, scales: F32, number: int) -> None:
+        values = codes * scales[:, None].astype(np.float32)
+        super().__init__(device, QTensor(values, "f32"), number, "i8")
+        self._codes, self._scales = codes, scales
+
+    def _write(self, image: U8) -> None:
+        images.pack_i8(self._codes, self._scales, image)
+
+
+class WeightStore:
+    """The weights of a device; a session that has room has the image of each."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
+
+    def upload(self, packed: HexagonPacked) -> None:
+        """Upload a weight, now and with `upload_again`.
+
+        Raises:
+            DeviceFull: No session has room for it.
+        """
+        self._place(packed)
+        self._packed.add(packed)
+
+    def upload_again(self) -> None:
+        """Upload all weights that are still in use; errors as `upload`."""
+        for packed in sorted(self._packed, key=lambda p: p.number):
+            self._place(packed)
+
+    def _place(self, packed: HexagonPacked) -> None:
+        for memory in self._sessions.with_room():
+            found = memory.allocate(packed.nbytes)
+            if found:
+                packed.put(memory, *found)
+                return
+        raise DeviceFull(
+            f"{packed.device.caps.name} has no room for {packed.nbytes} bytes more",
+            remedy="use a smaller model, or close other programs that use the DSP",
+            call="pack",
+            code=0,
+        )
