@@ -87,7 +87,7 @@ class Requests:
         self._library.driver = self._ffi.cast("void *", system._ioctl)
         clocked = self._ffi.addressof(self._library, "clocked_ioctl")
         system._ioctl = host.ffi().cast("npurt_rk_ioctl *", clocked)
-        self._prepared = device._prepared
+        self._prepared = device._weights.calls.made
         self._added = self._library.added()
 
     def take(self) -> float:

@@ -29,8 +29,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each trial as it ends."""
-    from npurt.rknpu.device.device import connection
     from npurt.rknpu.doctor.probe import probe
+    from npurt.rknpu.driver.names import connection
 
     system, connect = connection(args.device)
     outcomes: list[Outcome] = []

@@ -113,8 +113,8 @@ def run_program(args: argparse.Namespace) -> int:
     """Run a program and write its outputs."""
     import numpy as np
 
-    from npurt.rknpu.device.device import connection
     from npurt.rknpu.driver.execute import execute
+    from npurt.rknpu.driver.names import connection
 
     words = words_of(args.file)
     inputs, files = _inputs(args.input), _outputs(args.output)

@@ -5,8 +5,8 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceFull, NumericsError
+from npurt.rknpu.device.adaptive import AdaptivePacked
 from npurt.rknpu.device.device import open_rknpu
-from npurt.rknpu.device.weights import AdaptivePacked
 
 NAMES = ["rknpu:sim", "rknpu:sim-vendor"]
 
@@ -128,4 +128,4 @@ def test_an_image_that_nobody_has_any_more_leaves_the_npu(device):
 
     device.pack(tensor)
 
-    assert len(device._packed) <= 1
+    assert len(device._weights._packed) <= 1

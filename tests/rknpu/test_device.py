@@ -18,9 +18,9 @@ from npurt.errors import (
 )
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import FORMATS
-from npurt.rknpu.device import device as device_module
-from npurt.rknpu.device import quantise
-from npurt.rknpu.device.device import open_rknpu, rows_prepared
+from npurt.rknpu.device import prepared, quantise
+from npurt.rknpu.device.device import open_rknpu
+from npurt.rknpu.device.multiply import rows_prepared
 from npurt.rknpu.plan.proof import Role
 from tests.cpu import cases
 from tests.oracle import assert_within, gamma
@@ -341,19 +341,19 @@ def test_a_weight_that_nobody_has_frees_its_memory_and_programs(device):
 
 
 def test_the_products_used_least_recently_make_room(device, monkeypatch):
-    monkeypatch.setattr(device_module, "MAX_PREPARED", 3)
+    monkeypatch.setattr(prepared, "MAX_PREPARED", 3)
     packed = device.pack(tensor(64, 96))
     wanted = [multiply(device, inputs(m, 96), packed) for m in range(1, 4)]
     three = held(device, Role.PROGRAM, Role.TASKS)
     multiply(device, inputs(1, 96), packed)  # is now the one used last
-    used = device._prepared[(packed.number,), 1]
+    used = device._weights.calls.made[(packed.number,), 1]
 
     for m in range(4, 12):
         multiply(device, inputs(m, 96), packed)
         multiply(device, inputs(1, 96), packed)
 
     assert held(device, Role.PROGRAM, Role.TASKS) == three
-    assert device._prepared[(packed.number,), 1] is used
+    assert device._weights.calls.made[(packed.number,), 1] is used
     for m, y in enumerate(wanted, 1):
         np.testing.assert_array_equal(multiply(device, inputs(m, 96), packed), y)
 

@@ -85,8 +85,8 @@ def test_memory_goes_back_after_a_product(device):
         gc.collect()
     device.matmul(inputs(1, 32), device.pack_i8(b[:, :32].copy(), np.ones(64, np.float32)),
                   np.empty((1, 64), np.float32))  # fmt: skip
-    assert len(device._packed) <= 1
-    assert len(device._prepared) <= 1
+    assert len(device._weights._packed) <= 1
+    assert len(device._weights.calls.made) <= 1
 
 
 def test_codes_are_multiplied_as_they_are_given(device):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from npurt.device import MAX_ROWS
 from npurt.errors import DeviceLost, NumericsError
-from npurt.rknpu.device.device import MAX_ROWS, open_rknpu
+from npurt.rknpu.device.device import open_rknpu
 from npurt.rknpu.device.needs import rows_within
 from npurt.rknpu.driver.rocket import PLANNED_S, RocketDriver
 from npurt.rknpu.isa.formats import FORMATS

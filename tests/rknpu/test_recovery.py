@@ -105,7 +105,7 @@ def test_it_is_opened_again_whichever_call_fails(name, simulator, call):
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set(f"fault=eio@{call}")
-        device._prepared.clear()  # so that programs are made again
+        device._weights.calls.made.clear()  # so that programs are made again
 
         assert work.is_right()
 

@@ -5,7 +5,8 @@ import pytest
 
 import npurt
 from npurt.rknpu.device import arena
-from npurt.rknpu.device.device import open_rknpu, prepared_below, rows_prepared
+from npurt.rknpu.device.device import open_rknpu
+from npurt.rknpu.device.multiply import prepared_below, rows_prepared
 from tests.llm import reference, tiny
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, assert_exact, inputs, multiply, tensor
@@ -275,7 +276,7 @@ def test_products_have_fewer_rows_at_once_when_memory_is_short(name, simulator):
         y = multiply(device, x, packed)
 
         assert_exact(device, x, packed, y)
-        assert 1 <= device._rows[(packed.number,)] < 300
+        assert 1 <= device._weights.short[(packed.number,)] < 300
         assert np.array_equal(multiply(device, x[:5], packed), y[:5])
 
 
@@ -293,8 +294,8 @@ def test_prepared_calls_give_way_to_others_when_memory_is_short(name, simulator)
 
         x = inputs(2, 64)
         assert_exact(device, x, packed[0], multiply(device, x, packed[0]))
-        kept = [numbers for numbers, _ in device._prepared]
+        kept = [numbers for numbers, _ in device._weights.calls.made]
         assert kept == [(w.number,) for w in (*packed[1:], packed[0])]
         for w, y in zip(packed, wanted, strict=True):
             np.testing.assert_array_equal(multiply(device, inputs(1, w.k), w), y)
-        assert len(device._prepared) == 3
+        assert len(device._weights.calls.made) == 3

@@ -21,7 +21,8 @@ from npurt.hexagon.device.delta_state import HexagonState
 from npurt.hexagon.device.multiply import multiply
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.device.sessions import Sessions
-from npurt.hexagon.device.weights import I8, HexagonInt8, HexagonPacked, WeightStore
+from npurt.hexagon.device.weight_store import WeightStore
+from npurt.hexagon.device.weights import I8, HexagonInt8, HexagonPacked
 from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.hexagon.fastrpc.lib import simulator
 from npurt.hexagon.fastrpc.names import parse

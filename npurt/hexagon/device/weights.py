@@ -1,4 +1,4 @@
-"""Weights in the memory of a DSP's sessions."""
+"""Weights in the memory of a session: which there are kernels for, and their images."""
 
 import weakref
 
@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32, F64, FLUSHED, Device, MatMul, Packed
-from npurt.errors import DeviceFull
 from npurt.hexagon.device.batch import Batch, Weight
 from npurt.hexagon.device.session_memory import SessionMemory
-from npurt.hexagon.device.sessions import Sessions
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.layout import error_bound, formats, images, quantise
 from npurt.hexagon.session import messages
@@ -109,38 +107,3 @@ class HexagonInt8(HexagonPacked):
 
     def _write(self, image: U8) -> None:
         images.pack_i8(self._codes, self._scales, image)
-
-
-class WeightStore:
-    """The weights of a device; a session that has room has the image of each."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
-
-    def upload(self, packed: HexagonPacked) -> None:
-        """Upload a weight, now and with `upload_again`.
-
-        Raises:
-            DeviceFull: No session has room for it.
-        """
-        self._place(packed)
-        self._packed.add(packed)
-
-    def upload_again(self) -> None:
-        """Upload all weights that are still in use; errors as `upload`."""
-        for packed in sorted(self._packed, key=lambda p: p.number):
-            self._place(packed)
-
-    def _place(self, packed: HexagonPacked) -> None:
-        for memory in self._sessions.with_room():
-            found = memory.allocate(packed.nbytes)
-            if found:
-                packed.put(memory, *found)
-                return
-        raise DeviceFull(
-            f"{packed.device.caps.name} has no room for {packed.nbytes} bytes more",
-            remedy="use a smaller model, or close other programs that use the DSP",
-            call="pack",
-            code=0,
-        )

@@ -11,13 +11,11 @@ from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (
-    BY_NAME,
     PLAIN,
     REMAINDER_STEPS,
     Part,
     QuantisedWeight,
     Scheme,
-    outlier_rows,
     quantise_weight,
     to_float16,
 )
@@ -159,74 +157,5 @@ class RkPacked(Packed):
 
     def peak(self, rows: slice, x: F64) -> F64:
         """Return what parts and their sums do not exceed; before them are integers or float64."""
-        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return most
-
-
-class AdaptivePacked(Packed):
-    """A weight in int8, and also in float16 for rows of x with outliers.
-
-    An outlier is much larger than most of its row.  The operands are the (rotated) int8 columns
-    and the float16 columns, side by side; each row of x is zero in one of the two.
-
-    Attributes:
-        int8: The weight in int8.
-        float16: The weight in float16; None until a row wants it.
-    """
-
-    def __init__(self, int8: RkPacked) -> None:
-        self.int8 = int8
-        self.float16: RkPacked | None = None
-        self.tensor = int8.tensor
-        self.device = int8.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the images."""
-        outliers = self.float16.nbytes if self.float16 and self.float16 is not self.int8 else 0
-        return self.int8.nbytes + outliers
-
-    def outlier_rows(self, x: F32) -> npt.NDArray[np.bool_]:
-        """Return which rows of x have a larger int8 rounding error than the scheme was chosen for.
-
-        Two passes would mend that for x, but not what their largest numbers make of the rounding of
-        the weight.
-
-        Raises:
-            NumericsError: x holds NaN or infinity.
-        """
-        error = BY_NAME["int8"].x_error
-        outliers = np.zeros(len(x), np.bool_)
-        for part in self.int8.parts:
-            mine = x[:, part.columns]
-            outliers |= outlier_rows(mine, error, kp=part.kp, signs=part.signs, block=part.block)
-        return outliers
-
-    def multiplied(self, rows: slice) -> F64:
-        """Return *rows* of what is multiplied; see the class."""
-        with np.errstate(over="ignore"):  # then there is no `float16`, and no x to multiply it
-            halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
-        halves[~np.isfinite(halves)] = 0
-        return np.concatenate([self.int8.multiplied(rows), halves], axis=1)
-
-    def quantise_input(self, x: F32) -> F64:
-        """Return x ``[M, K]`` as it multiplies these values."""
-        outliers = np.zeros(len(x), np.bool_) if self.float16 is self.int8 else self.outlier_rows(x)
-        values, halves = self.int8.quantise_input(x), np.zeros(x.shape)
-        values[outliers] = 0
-        halves[outliers] = to_float16(x[outliers])
-        return np.concatenate([values, halves], axis=1)
-
-    def error(self, rows: slice) -> F64:
-        """Return the standard error: that of float16 products, which round the most."""
-        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
-        return UNIT * math.sqrt(2 + self.k) * norms
-
-    def floor(self, rows: slice) -> F64:
-        """Return how far results may be off besides: they may be flushed."""
-        return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
-
-    def peak(self, rows: slice, x: F64) -> F64:
-        """Return what sums do not exceed; before them are integers, or smaller numbers."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from npurt.errors import NpurtError
-from npurt.rknpu.device.device import connection
 from npurt.rknpu.doctor.probe import probe
+from npurt.rknpu.driver.names import connection
 
 STEP_SECONDS = 20  # two attempts of 2 s, and what a driver takes to reset
 _START = """

@@ -106,9 +106,9 @@ def _hexagon(device: str) -> Kind:
 
 
 def _rknpu(device: str) -> Kind:
-    from npurt.rknpu.device.device import DRIVERS, NAMES
     from npurt.rknpu.doctor import checks as doctor
     from npurt.rknpu.doctor import trial as doctor_trial
+    from npurt.rknpu.driver.names import DRIVERS, NAMES
 
     which = device.partition(":")[2]
     if which not in DRIVERS:

@@ -1,0 +1,126 @@
+"""Products with any number of rows: how many are multiplied at once, and the calls for them."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from npurt.device import F32, MAX_ROWS
+from npurt.errors import DeviceFull
+from npurt.rknpu.device.needs import FEW_ROWS, rows_within
+from npurt.rknpu.device.prepared import Prepared, by_scheme
+from npurt.rknpu.device.product import Product
+from npurt.rknpu.device.weight_store import WeightStore
+from npurt.rknpu.device.weights import RkPacked
+from npurt.rknpu.driver.host import I8, I32
+
+
+def multiply(store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32]) -> None:
+    """Write the products of x with all weights to *outs*.
+
+    Raises:
+        NumericsError: x holds NaN or infinity.
+        DeviceFull: There is no room for the results, even of single rows.
+        DriverError: The NPU failed.
+    """
+
+    def run(first: int, end: int) -> None:
+        if end - first == len(x):
+            _multiply_at_once(store, x, weights, outs)
+        else:
+            rows = slice(first, end)
+            _multiply_at_once(store, x[rows], weights, [out[rows] for out in outs], first)
+
+    _in_steps(store, weights, len(x), run)
+
+
+def multiply_i8(store: WeightStore, a: I8, weight: RkPacked, y: I32) -> None:
+    """Write ``a @ weight.T``, exact, to *y*; errors as `multiply`."""
+
+    def run(first: int, end: int) -> None:
+        ((product, _),) = _prepared(store, [weight], end - first)
+        product.run_i8(a[first:end], y[first:end])
+
+    _in_steps(store, [weight], len(a), run)
+
+
+# --- How many rows at once ------------------------------------------------------------------------
+
+
+@functools.cache
+def rows_prepared(rows: int) -> int:
+    """Round *rows* up to one of the few numbers of rows that products are prepared for."""
+    step = 1 if rows <= 16 else 16 if rows <= 128 else 64
+    return -(-rows // step) * step
+
+
+def prepared_below(rows: int) -> int:
+    """Return the largest prepared number of rows up to half of *rows*, or 0."""
+    return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
+
+
+def _in_steps(
+    store: WeightStore, weights: Sequence[RkPacked], rows: int, run: Callable[[int, int], None]
+) -> None:
+    """Call *run* for as many of *rows* at a time as the job's time limit and memory allow."""
+    store.require(weights)
+    step = _most_rows(store, weights, rows)
+    while True:
+        try:
+            for start in range(0, rows, step):
+                run(start, min(start + step, rows))
+            return
+        except DeviceFull:
+            step = prepared_below(min(step, rows))
+            if not step:
+                raise
+            store.short[tuple([w.number for w in weights])] = step
+
+
+def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> int:
+    """Return how many of *rows* to multiply at once."""
+    short = store.short and store.short.get(tuple([w.number for w in weights]))
+    if short:
+        return short
+    if rows <= FEW_ROWS:
+        return FEW_ROWS
+    return min(
+        rows_within(
+            store.driver.planned_s,
+            tuple(part.plan for i in which for part in weights[i].parts),
+            scheme.passes,
+            MAX_ROWS,
+        )
+        for scheme, which in by_scheme(weights)
+    )
+
+
+# --- One call -------------------------------------------------------------------------------------
+
+
+def _prepared(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> Prepared:
+    if store.dropped:
+        store.free_dropped()
+    return store.calls.take(weights, rows)
+
+
+def _multiply_at_once(
+    store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32], first: int = 0
+) -> None:
+    """Multiply at most `_most_rows`; errors count them from *first*."""
+    for product, which in _prepared(store, weights, rows_prepared(len(x))):
+        results = outs if len(which) == len(outs) else [outs[i] for i in which]
+        if product.rows == len(x):
+            product.run(x, results, first)
+        else:
+            _run_padded(product, x, results, first)
+
+
+def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:
+    """Run a product that was prepared for more rows than x has: pad x with zeros."""
+    padded = np.zeros((product.rows, x.shape[1]), np.float32)
+    padded[: len(x)] = x
+    wide = [np.empty((product.rows, out.shape[1]), np.float32) for out in outs]
+    product.run(padded, wide, first)
+    for out, result in zip(outs, wide, strict=True):
+        out[:] = result[: len(x)]

@@ -1,0 +1,40 @@
+"""Device strings of this backend: ``rknpu[:0]``, ``rknpu:sim`` and ``rknpu:sim-vendor``."""
+
+import functools
+from collections.abc import Callable
+
+from npurt.errors import UnknownDevice
+from npurt.rknpu.driver import detect, uapi_rknpu, uapi_rocket
+from npurt.rknpu.driver.base import Driver
+from npurt.rknpu.driver.system import Simulator, System
+
+DRIVERS = {  # by what follows "rknpu:"
+    "": detect.DRIVERS,
+    "0": detect.DRIVERS,
+    "sim": (uapi_rocket.NAME,),
+    "sim-vendor": (uapi_rknpu.NAME,),
+}
+NAMES = tuple(f"rknpu:{which}".rstrip(":") for which in DRIVERS)  # device strings
+
+
+def connection(name: str) -> tuple[System, Callable[[], Driver]]:
+    """Return the system (or simulator) of a device string, and a function that opens its driver.
+
+    These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
+
+    Raises:
+        UnknownDevice: There is no such device.
+    """
+    kind, _, which = name.partition(":")
+    drivers = DRIVERS.get(which)
+    if kind != "rknpu":
+        raise UnknownDevice(
+            f"{name!r} is no NPU of an RK3588", remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}"
+        )
+    if drivers is None:
+        raise UnknownDevice(
+            f"{name!r} is no device: an RK3588 has one NPU",
+            remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",
+        )
+    system = Simulator() if which.startswith("sim") else System()
+    return system, functools.partial(detect.open_driver, system, drivers)
