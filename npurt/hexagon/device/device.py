@@ -4,6 +4,7 @@ When the DSP process dies or does not answer, it is opened again and the batch i
 `npurt.restart`.
 """
 
+import functools
 import itertools
 import os
 import weakref
@@ -118,7 +119,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
             NumericsError: *x* holds NaN or infinity.
         """
         check_product(self, x, weights, outs, strided=True)
-        self._surviving(lambda: self._multiply(x, weights, outs))
+        self._surviving(functools.partial(self._multiply, x, weights, outs))
 
     def _multiply(self, x: F32, weights: Sequence[Any], outs: Sequence[F32]) -> None:
         self._sessions.settled()

@@ -3,6 +3,7 @@
 When the NPU is lost, the device opens it again and repeats the product; see `npurt.restart`.
 """
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ class RkDevice(ProductDevice):
             DeviceFull: There is not even room for products of single rows.
             DeviceLost: The NPU failed too often.
         """
-        self._surviving(lambda: self._weights.reserve(tuple(uses)))
+        self._restarts.surviving(lambda: self._weights.reserve(tuple(uses)), self._reopen)
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving:
         """Compare what the cost model expects of the NPU and of its host."""
@@ -115,7 +116,7 @@ class RkDevice(ProductDevice):
     def upload(self, tensor: QTensor, quantised: QuantisedWeight) -> RkPacked:
         """Upload a quantised weight; raises what `pack` raises."""
         packed = RkPacked(self, tensor, quantised, next(self._numbers))
-        self._surviving(lambda: self._weights.upload(packed))
+        self._restarts.surviving(lambda: self._weights.upload(packed), self._reopen)
         return packed
 
     # --- Products ---------------------------------------------------------------------------------
@@ -139,7 +140,8 @@ class RkDevice(ProductDevice):
             for w, out in zip(weights, outs, strict=True):
                 self._adapt(x, w, out)
             return
-        self._surviving(lambda: multiply(self._weights, x, mine, outs))
+        work = functools.partial(multiply, self._weights, x, mine, outs)
+        self._restarts.surviving(work, self._reopen)
 
     def _adapt(self, x: F32, w: Packed, out: F32) -> None:
         """Multiply by one weight: rows of x with outliers in float16, other rows in int8."""
@@ -162,7 +164,8 @@ class RkDevice(ProductDevice):
         if not (y.size and len(b)):
             return y
         packed = self.pack_i8(np.ascontiguousarray(b.T), np.ones(b.shape[1], np.float32))
-        self._surviving(lambda: multiply_i8(self._weights, a, packed, y))
+        work = functools.partial(multiply_i8, self._weights, a, packed, y)
+        self._restarts.surviving(work, self._reopen)
         return y
 
     def multiplied(self, x: F32, w: Packed) -> F64:
@@ -178,10 +181,6 @@ class RkDevice(ProductDevice):
         self._close = weakref.finalize(self, driver.close)
         self._close.atexit = False  # the kernel closes it, whatever other threads still do
         return driver
-
-    def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*, again if the NPU is lost meanwhile; errors as `Restarts.surviving`."""
-        self._restarts.surviving(work, self._reopen)
 
     def _reopen(self) -> None:
         """Open the driver again and upload every weight."""

@@ -8,7 +8,7 @@ import numpy as np
 from npurt.device import F32, MAX_ROWS
 from npurt.errors import DeviceFull
 from npurt.rknpu.device.needs import FEW_ROWS, rows_within
-from npurt.rknpu.device.prepared import Prepared, by_scheme
+from npurt.rknpu.device.prepared import by_scheme
 from npurt.rknpu.device.product import Product
 from npurt.rknpu.device.weight_store import WeightStore
 from npurt.rknpu.device.weights import RkPacked
@@ -38,7 +38,7 @@ def multiply_i8(store: WeightStore, a: I8, weight: RkPacked, y: I32) -> None:
     """Write ``a @ weight.T``, exact, to *y*; errors as `multiply`."""
 
     def run(first: int, end: int) -> None:
-        ((product, _),) = _prepared(store, [weight], end - first)
+        ((product, _),) = store.calls.take([weight], end - first)
         product.run_i8(a[first:end], y[first:end])
 
     _in_steps(store, [weight], len(a), run)
@@ -63,11 +63,14 @@ def _in_steps(
     store: WeightStore, weights: Sequence[RkPacked], rows: int, run: Callable[[int, int], None]
 ) -> None:
     """Call *run* for as many of *rows* at a time as the job's time limit and memory allow."""
-    store.require(weights)
+    if store.evicted:
+        store.upload_missing(weights)
     step = _most_rows(store, weights, rows)
     while True:
         try:
             for start in range(0, rows, step):
+                if store.dropped:
+                    store.free_dropped()
                 run(start, min(start + step, rows))
             return
         except DeviceFull:
@@ -98,17 +101,11 @@ def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> in
 # --- One call -------------------------------------------------------------------------------------
 
 
-def _prepared(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> Prepared:
-    if store.dropped:
-        store.free_dropped()
-    return store.calls.take(weights, rows)
-
-
 def _multiply_at_once(
     store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32], first: int = 0
 ) -> None:
     """Multiply at most `_most_rows`; errors count them from *first*."""
-    for product, which in _prepared(store, weights, rows_prepared(len(x))):
+    for product, which in store.calls.take(weights, rows_prepared(len(x))):
         results = outs if len(which) == len(outs) else [outs[i] for i in which]
         if product.rows == len(x):
             product.run(x, results, first)

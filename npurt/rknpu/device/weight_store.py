@@ -21,6 +21,7 @@ class WeightStore:
         driver: What opened the NPU.
         calls: The prepared calls.
         dropped: Numbers and memory of weights that were garbage-collected; see `free_dropped`.
+        evicted: Whether there may be weights without memory; see `upload_missing`.
         short: How many rows at once, by numbers of weights, of calls for which memory is short.
     """
 
@@ -28,7 +29,7 @@ class WeightStore:
         self.dropped: deque[tuple[int, list[PartOnNpu]]] = deque()
         self._packed: weakref.WeakValueDictionary[int, RkPacked] = weakref.WeakValueDictionary()
         self._uses: Sequence[Use] = ()
-        self._evicted = False  # whether there may be weights that have no memory
+        self.evicted = False
         self._use(driver)
 
     def _use(self, driver: Driver) -> None:
@@ -84,26 +85,25 @@ class WeightStore:
         A product with a weight that found no room says so.
         """
         self._use(driver)
-        self._evicted = True
+        self.evicted = True
         try:
             self._arenas.reserve(self._uses)
             for _, packed in sorted(self._packed.items()):
                 self._upload(packed)
         except DeviceFull:
             return
-        self._evicted = False
+        self.evicted = False
 
-    def require(self, weights: Sequence[RkPacked]) -> None:
+    def upload_missing(self, weights: Sequence[RkPacked]) -> None:
         """Upload those of *weights* that lost their memory: there may be room again.
 
         Raises:
             DeviceFull: There is none.
         """
-        if self._evicted:
-            self._arenas.freed()
-            for w in weights:
-                if not w.parts:
-                    self._upload(w)
+        self._arenas.freed()
+        for w in weights:
+            if not w.parts:
+                self._upload(w)
 
     def clear(self) -> None:
         """Drop all memory; the driver frees it when it is closed."""
