@@ -22,7 +22,8 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind, Tensor
-from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
+from npurt.guard import Guard
+from npurt.segment import Array, Counter, Limits, Segment, Weights
 from npurt.verify import Check, Mode, Sampler
 
 

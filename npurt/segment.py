@@ -6,7 +6,7 @@ returns what it counted, and raises `DriverError` when its device fails.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from npurt.delta import state_values
 from npurt.device import Caps
-from npurt.errors import LayoutError, SettingError
+from npurt.errors import SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op
 from npurt.graph.roles import role
-from npurt.graph.rows import Rows, Span
-from npurt.graph.tensor import POSITIONS, SELECTED, Kind, Tensor
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.quant.tensor import QTensor
 from npurt.verify import Sampler
 
@@ -200,7 +200,8 @@ class Segment(abc.ABC):
     def rewind(self, sequence: int, length: int) -> None:  # noqa: B027
         """Keep the first *length* positions, which `reach` returned.
 
-        Here it does nothing: keys and values of later positions are overwritten.
+        Here it does nothing: keys and values of later positions are overwritten.  Nor does it do
+        anything to a sequence without states, which a closed segment's are.
         """
 
     def checkpoint(self, sequence: int) -> Any:
@@ -242,148 +243,6 @@ class Shifts(Protocol):
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forget *drop* positions after the first *keep*; move the later ones down."""
-
-
-class Guard:
-    """Refuses what a segment was not compiled for, before anything changes.  All devices use it.
-
-    Attributes:
-        closed: The segment was closed.
-    """
-
-    def __init__(self, part: Graph, limits: Limits) -> None:
-        self.closed = False
-        self._part, self._limits = part, limits
-        self._lengths: dict[int, int] = {}  # positions of each sequence that has states
-        self._states = set(part.tensors(Kind.STATE))
-        self._has_positions = any(POSITIONS in tensor.shape for tensor in self._states)
-        inputs = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
-        self._inputs = {t.name: t for op in part.ops for t in op.reads if t.name in inputs}
-        self._indexed: dict[str, list[Tensor]] = {}  # weights whose rows or matrices it chooses
-        for op in part.ops:
-            if isinstance(op, ops.Embedding):
-                self._indexed.setdefault(op.tokens.name, []).append(op.weight)
-            elif isinstance(op, ops.ExpertMatMul):
-                self._indexed.setdefault(op.experts.name, []).append(op.weight)
-
-    def begin_run(self, values: Mapping[str, Array], rows: Rows) -> Sequence[Span]:
-        """Check the arguments of `Segment.run`; return the rows of each sequence.
-
-        Raises:
-            LayoutError: They do not fit.
-        """
-        spans = rows.by_sequence()
-        self._require_room([span.sequence for span in spans])
-        self._require_rows(rows, spans)
-        for span in spans:
-            length = self._lengths.get(span.sequence, 0)
-            if self._has_positions and span.first > length:
-                raise LayoutError(
-                    f"sequence {span.sequence} has {length} positions, not {span.first}",
-                    remedy="run the rows of a sequence in order, without a gap",
-                )
-        if not self._inputs.keys() <= values.keys():
-            missing = sorted(self._inputs.keys() - values.keys())
-            raise LayoutError(
-                f"the part {self._part.name} is not given {', '.join(missing)}",
-                remedy="pass an array for each of part.given",
-            )
-        for name, tensor in self._inputs.items():
-            count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
-            self._require_input(tensor, values[name], count)
-        return spans
-
-    def end_run(self, rows: Rows) -> None:
-        """Record that a run succeeded."""
-        for span in rows.by_sequence():
-            self._lengths[span.sequence] = span.end
-
-    def begin_read(self, state: Tensor, sequence: int) -> None:
-        """Check the arguments of `Segment.read`; the sequence has states from here on.
-
-        Raises:
-            LayoutError: They do not fit.
-        """
-        self._require_room([sequence])
-        if state not in self._states:
-            raise LayoutError(
-                f"{state.name} is no state of {self._part.name}", remedy="ask its own segment"
-            )
-        self._lengths.setdefault(sequence, 0)
-
-    def begin_write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Check the arguments of `Segment.write`, and record that it sets the state.
-
-        Raises:
-            LayoutError: They do not fit.
-        """
-        self.begin_read(state, sequence)
-        most, given = self._limits.positions, values.shape
-        integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
-        if integers:  # see `npurt.delta.STATE_INTEGERS`
-            given = (*given[:-1], given[-1] - 2)
-        shape = [
-            min(size, most) if dim == POSITIONS else dim.size
-            for dim, size in zip(state.shape, given, strict=False)
-        ]
-        wrong_shape = len(state.shape) != values.ndim or tuple(shape) != given
-        if wrong_shape or (values.dtype.kind != "f" and not integers):
-            raise LayoutError(
-                f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
-                remedy="write what was read, or compile with more positions",
-            )
-        if POSITIONS in state.shape:
-            self._lengths[sequence] = len(values)
-
-    def rewind(self, sequence: int, length: int) -> None:
-        """Record that a sequence keeps its first *length* positions."""
-        self._lengths[sequence] = min(length, self._lengths.get(sequence, 0))
-
-    def forget(self, sequence: int) -> None:
-        """Record that the states of a sequence are dropped."""
-        self._lengths.pop(sequence, None)
-
-    def _require_room(self, sequences: Iterable[int]) -> None:
-        if self.closed:
-            raise LayoutError(f"{self._part.name} was closed", remedy="compile the part again")
-        count, most = len(self._lengths.keys() | set(sequences)), self._limits.sequences
-        if count > most:
-            raise LayoutError(
-                f"{count} sequences do not fit a segment for {most}",
-                remedy="forget a sequence first, or compile with larger limits",
-            )
-
-    def _require_rows(self, rows: Rows, spans: Sequence[Span]) -> None:
-        limits = self._limits
-        first = min((span.first for span in spans), default=0)
-        last = max((span.end for span in spans), default=0) - 1
-        if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
-            raise LayoutError(
-                f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
-                f"{limits.rows} rows and {limits.positions} positions",
-                remedy="pass fewer rows, or compile with larger limits",
-            )
-
-    def _require_input(self, tensor: Tensor, array: Array, count: int) -> None:
-        kinds = "iu" if tensor.dtype == "i32" else "f"
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
-            raise LayoutError(
-                f"{tensor.name} is {getattr(array, 'dtype', type(array))}, and not {tensor.dtype}",
-                remedy="pass a numpy array; astype() converts one",
-            )
-        if array.shape[:1] != (count,) or array.size != count * tensor.row_elements:
-            raise LayoutError(
-                f"{tensor.name} is {array.shape}, and not {tensor} of {count} rows",
-                remedy="pass one row for each row of the run that the tensor is about",
-            )
-        for weight in self._indexed.get(tensor.name, ()):
-            size = weight.shape[0].size or 0
-            wrong = array[(array < 0) | (array >= size)]
-            if len(wrong):
-                raise LayoutError(
-                    f"there is no {tensor.name} {wrong[0]} in {weight.name}, which has {size}",
-                    remedy=f"pass numbers from 0 to {size - 1}",
-                )
 
 
 @runtime_checkable

@@ -293,8 +293,24 @@ class DeviceSuite(abc.ABC):
                             segment.write(tensor, 0, wrong)
                     assert np.array_equal(segment.read(tensor, 0), kept)
 
+    def test_what_is_refused_takes_no_room(self) -> None:
+        """A sequence whose first state was refused does not count."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            for segment in segments:
+                other = Tensor("another", (Dim("N", 4),), kind=Kind.STATE)
+                for sequence in range(7, 10):
+                    with refusal("reading a state of no op"):
+                        segment.read(other, sequence)
+                    for tensor in _states(segment):
+                        with refusal("writing a state of another shape"):
+                            segment.write(tensor, sequence, np.zeros((1, 1, 1, 1), np.float32))
+                    assert segment.reach(sequence, 2) in (0, 2)
+                rows = Rows(np.full(1, 1), np.zeros(1, np.intp), np.ones(1, np.bool_))
+                segment.run(_inputs(segment.part, rows), rows)
+
     def test_a_closed_segment_refuses_to_work(self) -> None:
-        """Counters stay; a second call of close() and forget() do nothing."""
+        """Counters stay; a second call of close(), forget() and rewind() do nothing."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             for segment in segments:
@@ -305,6 +321,7 @@ class DeviceSuite(abc.ABC):
                 assert list(segment.counters()) == counted
                 with refusal("a run after close()"):
                     segment.run(_inputs(segment.part, Rows.of(1)), Rows.of(1))
+                segment.rewind(0, segment.reach(0, 2))
                 for tensor in _states(segment):
                     with refusal("reading after close()"):
                         segment.read(tensor, 0)

@@ -21,6 +21,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"delta"},
     {"delta_check", "verify"},
     {"segment"},
+    {"guard"},
     {"products"},
     {"cpu", "hexagon", "reference", "rknpu"},
     {"testing"},

@@ -7,6 +7,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows
+from npurt.graph.tensor import Kind
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
@@ -64,3 +65,25 @@ def test_experts_that_do_not_exist_are_refused(device, wrong):
         experts[1, 0] = wrong
         with pytest.raises(LayoutError, match=f"{wrong} in blk.0.*, which has 8"):
             segment.run(values, Rows.of(2))
+
+
+def test_a_run_that_one_sequence_refuses_changes_no_other():
+    """A delta net cannot go back by itself: its state is that of one position."""
+    with GGUF(tiny.path("qwen35")) as file, CpuDevice() as device:
+        graph = describe(file).graph(64)
+        limits = Limits(rows=8, positions=16, sequences=2)
+        segment = device.compile(graph.graph, FileWeights(file, graph), limits)
+        flags = np.ones(6, np.bool_)
+        both = Rows(np.repeat([0, 1], 3), np.tile(np.arange(3), 2), flags)
+        segment.run({"tokens": np.arange(6)}, both)
+        states = graph.graph.tensors(Kind.STATE)
+        kept = {(t.name, i): segment.read(t, i) for t in states for i in (0, 1)}
+        back = Rows(np.repeat([0, 1], 3), np.r_[3:6, 1:4], flags)
+
+        with pytest.raises(LayoutError, match="has 3 positions, not 1"):
+            segment.run({"tokens": np.arange(6)}, back)
+        with pytest.raises(LayoutError, match="3 sequences do not fit"):
+            segment.run({"tokens": np.arange(1)}, Rows.of(1, 1, sequence=2))
+        for t in states:
+            for i in (0, 1):
+                assert np.array_equal(segment.read(t, i), kept[t.name, i]), (t, i)

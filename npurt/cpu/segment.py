@@ -26,8 +26,9 @@ from npurt.graph.ops import Fused, Op
 from npurt.graph.rows import Rows, Span
 from npurt.graph.state import Run, States
 from npurt.graph.tensor import SELECTED, Kind, Tensor
+from npurt.guard import Guard
 from npurt.quant.tensor import QTensor
-from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
+from npurt.segment import Array, Counter, Limits, Segment, Weights
 from npurt.verify import Mode, Sampler
 
 Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
@@ -316,6 +317,9 @@ class CpuSegment(Segment):
     ) -> dict[str, Array]:
         """Run all ops; logits of one sequence are written to *out*."""
         parts = self._guard.begin_run(values, rows)
+        for part in parts:  # before any of them runs; new sequences begin at 0
+            if part.sequence in self._sequences:
+                self._sequences[part.sequence].states.require(part.first)
         made = self._run(parts, values, rows, out)
         self._guard.end_run(rows)
         return made
@@ -374,19 +378,22 @@ class CpuSegment(Segment):
 
     def reach(self, sequence: int, length: int) -> int:
         """Return how many positions `rewind` can keep."""
-        return self._of(sequence).states.reach(length) if self.rewinds else 0
+        program = self._sequences.get(sequence)
+        return program.states.reach(length) if program and self.rewinds else 0
 
     def rewind(self, sequence: int, length: int) -> None:
         """Keep the first *length* positions: run the delta nets again over inputs that are kept."""
-        program = self._of(sequence)
-        program.states.rewind(length, program.steps.replay, self._shared.limits.rows)
-        self._guard.rewind(sequence, length)
+        program = self._sequences.get(sequence)
+        if program is not None:
+            program.states.rewind(length, program.steps.replay, self._shared.limits.rows)
+            self._guard.rewind(sequence, length)
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forget *drop* positions after the first *keep*, and rotate the later keys back."""
-        states = self._of(sequence).states
-        states.shift(keep, drop)
-        self._guard.rewind(sequence, states.length)
+        program = self._sequences.get(sequence)
+        if program is not None:
+            program.states.shift(keep, drop)
+            self._guard.rewind(sequence, program.states.length)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its program, whose counters stay."""

@@ -81,12 +81,20 @@ class SequenceStates:
         rotated = all(held.rotation.known for held in self.kv.values())
         return rotated and not self._sequential and not self._in_numpy
 
-    def begin(self, position: int, rows: int) -> None:
-        """Prepare for a run of *rows* rows from *position* on; `end` completes it.
+    def require(self, position: int) -> None:
+        """Check that a run can begin at *position*.
 
         Raises:
             LayoutError: The states are those of another position.
         """
+        if not self._moved and any(each.at != position for each in self._sequential):
+            raise LayoutError(
+                f"a sequence has {self.length} positions, not {position}",
+                remedy="run the rows of a sequence in order, without a gap",
+            )
+
+    def begin(self, position: int, rows: int) -> None:
+        """Prepare for a run of *rows* rows from *position* on; `end` completes it."""
         if self._moved:
             for name, kept in self._restored.items():
                 ring = self._rings[name]
@@ -95,11 +103,6 @@ class SequenceStates:
             self._moved = False
             for each in self._sequential:
                 each.restored(position)
-        if any(each.at != position for each in self._sequential):
-            raise LayoutError(
-                f"a sequence has {self.length} positions, not {position}",
-                remedy="run the rows of a sequence in order, without a gap",
-            )
         for each in self._sequential:
             each.begin(position, rows)
 

@@ -11,7 +11,8 @@ from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
-from npurt.segment import Array, Counter, Guard, Limits, Segment, Weights
+from npurt.guard import Guard
+from npurt.segment import Array, Counter, Limits, Segment, Weights
 
 CACHED_BYTES = 4 << 30  # of weights that stay float32; others are converted in each run
 
