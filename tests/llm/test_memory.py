@@ -237,9 +237,9 @@ def bomb(kind):
 
 BOMBS = {
     "junk": "ran",
-    "tokens": "ModelFormatError: the vocabulary has 500000 tokens, the embedding 608 rows",
-    "merges": "ModelFormatError: there are 700000 merges or more for 608 tokens",
-    "special": "ModelFormatError: 608 tokens",
+    "tokens": "ModelFormatError: model.gguf: the vocabulary has 500000 tokens, the embedding 608",
+    "merges": "ModelFormatError: model.gguf: there are 700000 merges or more for 608 tokens",
+    "special": "ModelFormatError: model.gguf: 608 tokens",
     "keys": "ModelFormatError: model.gguf: 60027 keys",
 }
 
