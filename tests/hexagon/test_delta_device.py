@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import NumericsError, UnsupportedOp
-from npurt.hexagon.device import delta_state
+from npurt.hexagon.device import delta_memory
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout import delta
 from npurt.verify import LAMBDA
@@ -73,7 +73,7 @@ def test_tokens_in_one_call_or_many_give_the_same_bits(shared):
 def test_more_tokens_than_a_batch_takes_are_done_in_parts(shared, monkeypatch):
     net = net_of({"heads": 2, "width": 32, "tokens": 23, "sequences": 2})
     whole = run(shared, net)
-    monkeypatch.setattr(delta_state, "MOST_TOKENS", 14)
+    monkeypatch.setattr(delta_memory, "MOST_TOKENS", 14)
 
     with npurt.open_device("hexagon:sim") as device:
         parts = run(device, net)
@@ -129,7 +129,7 @@ def test_what_cannot_be_done_has_its_reason(shared):
     states = broadcast(net, sequences=8, heads=4056, width=128)
     cases = {
         "513 sequences": many,
-        f"{delta_state.BATCH_BYTES} bytes": rows,
+        f"{delta_memory.BATCH_BYTES} bytes": rows,
         "largest block": states,
     }
     for reason, case in cases.items():

@@ -9,7 +9,7 @@ import pytest
 
 import npurt
 from npurt.errors import StateFormatError
-from npurt.hexagon.device import delta_state
+from npurt.hexagon.device.delta_memory import DeltaMemory
 from npurt.llm.state import state_file
 from tests.hexagon.delta_nets import (
     OPTIONS,
@@ -194,7 +194,7 @@ def test_integers_that_are_no_state_are_refused(tmp_path):
 
 
 def test_ctrl_c_in_the_middle_of_a_net_leaves_no_trace(undisturbed, monkeypatch):
-    plain, calls = delta_state.Memory.run, []
+    plain, calls = DeltaMemory.run, []
 
     def run(memory, rows):
         y = plain(memory, rows)
@@ -207,7 +207,7 @@ def test_ctrl_c_in_the_middle_of_a_net_leaves_no_trace(undisturbed, monkeypatch)
 
         def interrupted(token):
             calls.clear()
-            monkeypatch.setattr(delta_state.Memory, "run", run)
+            monkeypatch.setattr(DeltaMemory, "run", run)
             with pytest.raises(KeyboardInterrupt):
                 llm.eval(tiny.ids("qwen35", 20))
             monkeypatch.undo()

@@ -5,7 +5,8 @@ import pytest
 
 import npurt
 from npurt.errors import DeviceLost, NumericsError
-from npurt.hexagon.device import delta_state
+from npurt.hexagon.device import delta_memory
+from npurt.hexagon.device.delta_memory import DeltaMemory
 from tests.cpu.delta_nets import UPSTREAM, net_of
 from tests.hexagon.delta_nets import (
     KEPT,
@@ -37,7 +38,7 @@ def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
 
 
 def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
-    monkeypatch.setattr(delta_state, "MOST_TOKENS", 4)
+    monkeypatch.setattr(delta_memory, "MOST_TOKENS", 4)
     net = own(net_of({"heads": 2, "width": 32, "tokens": 11}))
     with npurt.open_device("hexagon:sim") as device:
         state = after(device, net, 2)
@@ -72,7 +73,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
     net = own(net_of({"heads": 2, "width": 64, "tokens": 8}))
     wanted = run(fresh, net)
     state = after(fresh, net, 7)
-    plain, loads = delta_state.Memory.load, []
+    plain, loads = DeltaMemory.load, []
 
     def load(memory, form):
         loads.append(form.count)
@@ -80,7 +81,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
             tell("crash=3")  # the third of seven
         plain(memory, form)
 
-    monkeypatch.setattr(delta_state.Memory, "load", load)
+    monkeypatch.setattr(DeltaMemory, "load", load)
     tell("crash=1")
 
     state.advance(net.after(7))

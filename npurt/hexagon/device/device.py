@@ -17,7 +17,7 @@ from npurt.device import F32, F64, Caps, MatMul, Packed, check_product
 from npurt.errors import DeviceLost, DeviceTimeout, LayoutError, UnsupportedOp
 from npurt.hexagon.connect import probe
 from npurt.hexagon.connect.connection import Connection
-from npurt.hexagon.device import delta_state, weights
+from npurt.hexagon.device import delta_memory, weights
 from npurt.hexagon.device.delta_state import HexagonState
 from npurt.hexagon.device.multiply import multiply
 from npurt.hexagon.device.session_memory import SessionMemory
@@ -139,7 +139,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None, or the first rule that *net* breaks."""
-        return delta_state.why_not(net)
+        return delta_memory.why_not(net)
 
     @property
     def delta_error(self) -> DeltaError:
