@@ -1,5 +1,7 @@
 """What befalls a device that is lost, with a device that is a list of what was done to it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from npurt import restart
@@ -119,6 +121,19 @@ def test_a_closed_device_does_nothing(restarts):
     with pytest.raises(NpurtError, match="toy is closed"):
         restarts.surviving(work, Script())
     assert (work.calls, release.calls) == (0, 2)
+
+
+def test_no_other_thread_works_or_closes_meanwhile(restarts):
+    free = []
+
+    def work():
+        with ThreadPoolExecutor(1) as pool:
+            free.append(pool.submit(restarts.lock.acquire, blocking=False).result())
+
+    restarts.surviving(work, Script())
+    restarts.close(work)
+
+    assert free == [False, False]
 
 
 def test_a_device_that_is_not_back_is_tried_until_it_is(monkeypatch):

@@ -71,7 +71,7 @@ class RkDevice(ProductDevice):
         """Return None, or why *op* cannot run: any shape but an empty one can."""
         if op.format not in BY_NAME:
             return f"there is no format {op.format}"
-        return "a weight without elements is none" if 0 in (op.n, op.k) else None
+        return "it has no elements" if 0 in (op.n, op.k) else None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> RkPacked | AdaptivePacked:
         """Round a weight by the cheapest scheme within its budget, and upload it.

@@ -111,5 +111,4 @@ class WeightStore:
             packed.parts.clear()
         self.dropped.clear()
         self.calls.made.clear()
-        self.short.clear()
         self._arenas.clear()
