@@ -29,6 +29,7 @@ VERBS = (
     "doctor",
     "probe",
     "models",
+    "convert",
     "quantize",
     "regcmd",
     "sim",

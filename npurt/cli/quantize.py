@@ -7,6 +7,8 @@ from typing import Any
 
 from npurt.cli import options
 
+TYPES = "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0 or iq4_nl"
+
 
 def add(verbs: Any) -> None:
     """Add the verb."""
@@ -19,9 +21,7 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("file", metavar="MODEL", help=options.MODEL)
     parser.add_argument("output", metavar="OUT.gguf", type=Path, help="the new file")
-    parser.add_argument("type", metavar="TYPE",
-                        help="f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0 or "
-                        "iq4_nl")  # fmt: skip
+    parser.add_argument("type", metavar="TYPE", help=TYPES)
     parser.add_argument("--json", action="store_true", help="one JSON object when it is done")
     parser.set_defaults(run=run)
 

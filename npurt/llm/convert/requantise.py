@@ -1,12 +1,14 @@
 """Write a GGUF file again with another type."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 from npurt.errors import SettingError
 from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor, type_of
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.writer import encoded, write
+from npurt.quant.tensor import QTensor
 
 DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 
@@ -37,7 +39,7 @@ def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) 
         for name, info in file.tensors.items():
             fmt = type_of(name, info.shape, kind, tied=tied)
             again += info.format.name not in FLOATS and info.format is not fmt
-            tensors.append(new_tensor(name, [file[name]], fmt))
+            tensors.append(new_tensor(name, info.shape, fmt, partial(_one, file, name)))
         if again:
             warnings.warn(
                 f"{again} tensors of {source.name} are quantised already; the new error adds to "
@@ -49,3 +51,7 @@ def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) 
         keys["general.quantization_version"] = encoded("general.quantization_version", 2)
         write(target, keys, tensors, progress=progress)
     return again
+
+
+def _one(file: GGUF, name: str) -> list[QTensor]:
+    return [file[name]]

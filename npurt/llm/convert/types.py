@@ -12,9 +12,7 @@ MIT): all matrices have it, with these exceptions.
 llama.cpp's mixed files (Q4_K_M and so on) give some layers more bits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from npurt.errors import NumericsError, SettingError
 from npurt.llm.file.writer import NewTensor
@@ -65,15 +63,18 @@ def type_of(name: str, shape: Sequence[int], wanted: str, *, tied: bool) -> Form
     return BY_NAME[wanted]
 
 
-def new_tensor(name: str, matrices: Sequence[QTensor], fmt: Format) -> NewTensor:
-    """Return the tensor of *matrices*, one or a stack of equal shapes, encoded as *fmt*.
+def new_tensor(
+    name: str, shape: tuple[int, ...], fmt: Format, matrices: Callable[[], Iterable[QTensor]]
+) -> NewTensor:
+    """Return a tensor that is encoded as *fmt* while it is written.
+
+    Args:
+        matrices: Returns its values: one tensor, or those of a stack in order.
 
     Raises (when it is written):
         NumericsError: A value does not fit in the type.
     """
-    first = matrices[0]
-    shape = first.shape if len(matrices) == 1 else (len(matrices), *first.shape)
-    return NewTensor(name, shape, fmt, lambda: _blocks(name, matrices, fmt))
+    return NewTensor(name, shape, fmt, lambda: _blocks(name, matrices(), fmt))
 
 
 def _blocks(name: str, matrices: Iterable[QTensor], fmt: Format) -> Iterator[Blocks]:
@@ -92,9 +93,3 @@ def _blocks(name: str, matrices: Iterable[QTensor], fmt: Format) -> Iterator[Blo
                     f"{name}, from row {start} on: {error.what}",
                     remedy="choose bf16 or f32, which hold more",
                 ) from error
-
-
-def rows_in_order(matrix: QTensor, order: np.ndarray[tuple[int], np.dtype[np.intp]]) -> QTensor:
-    """Return *matrix*, or a vector, with its rows (its elements) in another order."""
-    blocks: Blocks = matrix.blocks[order]
-    return QTensor(blocks, matrix.format)

@@ -1,0 +1,188 @@
+"""The models that `npurt convert` knows: names of their tensors, and what their keys say.
+
+Names of tensors in checkpoints are those of transformers' classes; names and keys in GGUF are those
+of llama.cpp.  Sources: transformers 5.23 models/*/modeling_*.py, Apache-2.0 (names); llama.cpp
+gguf-py/gguf/constants.py and conversion/*.py, MIT (names, keys, which rows are permuted).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from npurt.llm.convert.settings import Settings
+
+Keys = dict[str, Any]
+
+TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_NORMS_AFTER = _LAYER | {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_NORMS_AROUND = _LAYER | {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",  # gate first
+}
+_FUSED = _LAYER | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_EXPERTS = _LAYER | {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.*.gate_proj": "ffn_gate_exps",  # * is the number of the expert
+    "mlp.experts.*.up_proj": "ffn_up_exps",
+    "mlp.experts.*.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_CONVOLUTIONS = {
+    "operator_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+}
+
+
+def _nothing(settings: Settings) -> Keys:
+    del settings
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of model.
+
+    Attributes:
+        arch: What GGUF calls it.
+        names: Name in a layer of the checkpoint -> name in a block of the GGUF file.
+        permuted: Rows of q and k are interleaved: halves of a head become adjacent pairs.
+        windows: Its layers may attend to the last positions only.
+        extra: Returns the keys that only it has, without the architecture before them.
+    """
+
+    arch: str
+    names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    permuted: bool = False
+    windows: bool = False
+    extra: Callable[[Settings], Keys] = _nothing
+
+
+def _qwen2(settings: Settings) -> Keys:
+    settings.require("use_sliding_window", None, False)
+    return {}
+
+
+def _experts(settings: Settings) -> Keys:
+    settings.require("use_sliding_window", None, False)
+    settings.require("decoder_sparse_step", None, 1)
+    settings.require("mlp_only_layers", None, [])
+    keys: Keys = {
+        "expert_count": settings.integer(
+            "num_experts" if settings.get("num_experts") else "num_local_experts"
+        ),
+        "expert_used_count": settings.integer("num_experts_per_tok"),
+        "expert_feed_forward_length": settings.integer("moe_intermediate_size"),
+    }
+    shared = settings.get("shared_expert_intermediate_size")
+    if shared is None:  # Qwen3: llama.cpp takes it for granted there
+        settings.require("norm_topk_prob", True)
+    else:
+        settings.require("norm_topk_prob", None, False)
+        keys["expert_shared_feed_forward_length"] = int(shared)
+    return keys
+
+
+def _granite(settings: Settings) -> Keys:
+    return {
+        "embedding_scale": settings.number("embedding_multiplier"),
+        "residual_scale": settings.number("residual_multiplier"),
+        "attention.scale": settings.number("attention_multiplier"),
+        "logit_scale": settings.number("logits_scaling"),
+    }
+
+
+def _smollm3(settings: Settings) -> Keys:
+    settings.require("use_sliding_window", None, False)
+    every_fourth = [int((i + 1) % 4 != 0) for i in range(settings.layers)]
+    settings.require("no_rope_layers", None, every_fourth)
+    return {}
+
+
+def _sliding(settings: Settings) -> Keys:
+    window = settings.get("sliding_window")
+    return {"attention.sliding_window": int(window)} if window else {}
+
+
+def _every_fourth_global(settings: Settings) -> Keys:
+    keys = _sliding(settings)
+    if keys:
+        wanted = ["full_attention" if i % 4 == 3 else "sliding_attention"
+                  for i in range(settings.layers)]  # fmt: skip
+        settings.require("layer_types", wanted)
+        keys["attention.sliding_window_pattern"] = np.array(
+            [kind == "sliding_attention" for kind in wanted]
+        )
+    return keys
+
+
+def _lfm2(settings: Settings) -> Keys:
+    kinds = settings.get("layer_types")
+    if kinds is None:
+        full = settings.get("full_attn_idxs") or []
+        kinds = ["full_attention" if i in full else "conv" for i in range(settings.layers)]
+    heads = settings.integer("num_key_value_heads")
+    settings.require("conv_bias", None, False)
+    return {
+        "shortconv.l_cache": settings.integer("conv_L_cache"),
+        "attention.head_count_kv": np.array(
+            [heads if kind == "full_attention" else 0 for kind in kinds], np.int32
+        ),
+    }
+
+
+# By the model_type of config.json.
+FAMILIES = {
+    "llama": Family("llama", permuted=True),
+    "mistral": Family("llama", permuted=True),
+    "qwen2": Family("qwen2", extra=_qwen2),
+    "qwen2_moe": Family("qwen2moe", _EXPERTS, extra=_experts),
+    "qwen3": Family("qwen3", extra=_qwen2),
+    "qwen3_moe": Family("qwen3moe", _EXPERTS, extra=_experts),
+    "granite": Family("granite", permuted=True, extra=_granite),
+    "smollm3": Family("smollm3", permuted=True, extra=_smollm3),
+    "olmo2": Family("olmo2", _NORMS_AFTER),
+    "olmo3": Family("olmo2", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
+    "glm4": Family("glm4", _NORMS_AROUND),
+    "exaone4": Family("exaone4", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
+    "phi3": Family("phi3", _FUSED, windows=True, extra=_sliding),
+    "lfm2": Family("lfm2", _CONVOLUTIONS, extra=_lfm2),
+}

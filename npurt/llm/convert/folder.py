@@ -1,0 +1,243 @@
+"""Make a GGUF file of a checkpoint: the folder that transformers saves and hubs have."""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import ModelFormatError
+from npurt.llm import arch
+from npurt.llm.arch import forward
+from npurt.llm.convert.families import FAMILIES, TOP, Family
+from npurt.llm.convert.keys import keys_of, rope_tables
+from npurt.llm.convert.safetensors import Stored, read
+from npurt.llm.convert.settings import Settings
+from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor, type_of
+from npurt.llm.convert.vocabulary import vocabulary_of
+from npurt.llm.file.config import read_config
+from npurt.llm.file.gguf import read_header
+from npurt.llm.file.writer import NewTensor, encoded, header, write
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME
+
+IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")  # which old versions saved
+HEAD = "lm_head.weight"
+SHOWN = 5  # names that an error lists
+
+
+def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = True) -> None:
+    """Write the checkpoint in *folder* as the GGUF file *target*.
+
+    The model is checked before anything is written: npurt can run what it writes.
+
+    Args:
+        folder: It has config.json, tokenizer.json and one or several .safetensors files.
+        kind: Type of the matrices, as of `requantise`.
+
+    Raises:
+        SettingError: npurt writes no such type.
+        ModelFormatError: A file is missing or damaged, or the model is of a kind that npurt does
+            not convert.
+        NumericsError: A value does not fit in the type.
+        NpurtError: *target* cannot be written.
+    """
+    kind = chosen(kind)
+    if not folder.is_dir():
+        raise ModelFormatError(
+            f"{folder} is no folder", remedy="give the folder that has config.json and the weights"
+        )
+    settings = Settings.read(folder)
+    family = family_of(settings)
+    tensors = _tensors(family, settings, _with_head(settings, read(folder)), kind)
+    rows = _rows(tensors)
+    keys = {
+        "general.architecture": family.arch,
+        "general.type": "model",
+        "general.name": folder.resolve().name,
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": 2,
+        **keys_of(family, settings),
+        f"{family.arch}.vocab_size": rows,
+        **vocabulary_of(folder, family.arch, rows),
+    }
+    pairs = {key: encoded(key, value) for key, value in keys.items()}
+    _check(pairs, tensors)
+    write(target, pairs, tensors, progress=progress)
+
+
+def family_of(settings: Settings) -> Family:
+    """Return the kind of model that config.json names.
+
+    Raises:
+        ModelFormatError: npurt does not convert it.
+    """
+    name = settings.get("model_type")
+    classes = settings.get("architectures") or []
+    if name not in FAMILIES or any(not str(each).endswith("ForCausalLM") for each in classes):
+        raise ModelFormatError(
+            f"npurt does not convert models of type {name!r}"
+            + (f" ({', '.join(map(str, classes))})" if classes else ""),
+            remedy=f"it converts text models of type {', '.join(FAMILIES)}; for others, use a GGUF "
+            "file of the model",
+        )
+    return FAMILIES[name]
+
+
+def _rows(tensors: Sequence[NewTensor]) -> int:
+    return next((each.shape[0] for each in tensors if each.name == "token_embd.weight"), 0)
+
+
+def _check(pairs: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> None:
+    """Refuse a model that npurt could not load.
+
+    Raises:
+        ModelFormatError: It lacks tensors or has unknown ones, or its sizes or its tokenizer
+            contradict each other.
+    """
+    metadata = read_header(header(pairs.values())).metadata
+    architecture = arch.find(metadata["general.architecture"])
+    config = architecture.complete(read_config(metadata, _rows(tensors)))
+    forward.check(architecture, config)
+    divisors = np.ones(config.rotated // 2, np.float32)
+    forward.build(architecture, config, {each.name: each for each in tensors}, divisors)
+    Tokenizer.from_gguf(metadata)
+
+
+# --- Tensors --------------------------------------------------------------------------------------
+
+
+def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
+    """Return *stored* without an output matrix that the embedding stands for.
+
+    Raises:
+        ModelFormatError: config.json says that there is one, and there is none.
+    """
+    tied = settings.get("tie_word_embeddings")
+    if tied is False and HEAD not in stored:
+        raise ModelFormatError(
+            f"config.json: tie_word_embeddings is false, and there is no {HEAD}",
+            remedy="download the folder again, all of it",
+        )
+    return {name: each for name, each in stored.items() if name != HEAD or not tied}
+
+
+def _tensors(
+    family: Family, settings: Settings, stored: Mapping[str, Stored], kind: str
+) -> list[NewTensor]:
+    """Return the tensors of the file: those that apply everywhere, then layer by layer."""
+    groups = _groups(family, stored)
+    tied = "output.weight" not in groups
+    found = []
+    for name, values in rope_tables(settings).items():
+        table = [QTensor(values, "f32")]
+        found.append(new_tensor(name, values.shape, BY_NAME["f32"], partial(list, table)))
+    for name, members in groups.items():
+        shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
+        if any(each.shape != members[0].shape or not each.format for each in members):
+            raise ModelFormatError(
+                f"the experts of {name} differ in shape", remedy="download the folder again"
+            )
+        whole = (len(members),) * (len(members) > 1) + shape
+        fmt = type_of(name, whole, kind, tied=tied)
+        found.append(new_tensor(name, whole, fmt, partial(_values, members, shape, order)))
+    return found
+
+
+def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stored]]:
+    """Return the tensors of each name in the file: one, or one of each expert in order."""
+    groups: dict[str, dict[int, Stored]] = {}
+    unknown = []
+    for name, each in stored.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in IGNORED):
+            continue
+        place = _place(family, name)
+        if place is None:
+            unknown.append(name)
+        else:
+            groups.setdefault(place[0], {})[place[1]] = each
+    if unknown:
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        raise ModelFormatError(
+            f"the checkpoint has {', '.join(unknown[:SHOWN])}{more}, which a {family.arch} has not",
+            remedy="merge adapters into the weights first; of a model of several parts, take the "
+            "text model",
+        )
+    ordered = sorted(groups, key=lambda name: [int(part) if part.isdigit() else -1
+                                               for part in name.split(".")[:2]])  # fmt: skip
+    return {name: _in_order(name, groups[name]) for name in ordered}
+
+
+def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
+    if sorted(members) != list(range(len(members))):
+        raise ModelFormatError(
+            f"experts of {name} are missing", remedy="download the folder again, all of it"
+        )
+    return [members[i] for i in range(len(members))]
+
+
+def _place(family: Family, name: str) -> tuple[str, int] | None:
+    """Return the name of a tensor in the GGUF file, and the number of the expert."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        return None
+    if stem in TOP:
+        return f"{TOP[stem]}.{suffix}", 0
+    match = re.fullmatch(r"model\.layers\.(\d{1,4})\.(.+)", stem, re.ASCII)
+    if match is None:
+        return None
+    inner = match[2]
+    expert = re.search(r"(?<=\.experts\.)\d{1,5}(?=\.)", inner, re.ASCII)
+    if expert:
+        inner = f"{inner[: expert.start()]}*{inner[expert.end() :]}"
+    if inner not in family.names:
+        return None
+    number = int(expert[0]) if expert else 0
+    return f"blk.{int(match[1])}.{family.names[inner]}.{suffix}", number
+
+
+def _values(
+    members: Sequence[Stored], shape: tuple[int, ...], order: npt.NDArray[np.intp] | None
+) -> Iterator[QTensor]:
+    """Yield the values as GGUF has them."""
+    for each in members:
+        tensor = each.tensor(shape)
+        yield tensor if order is None else QTensor(tensor.blocks[order], tensor.format)
+
+
+def _shape(name: str, stored: Stored) -> tuple[int, ...]:
+    """Return the shape that a tensor has in GGUF."""
+    shape = stored.shape
+    if name.endswith("shortconv.conv.weight") and len(shape) == 3:
+        return shape[0], shape[2]  # [D, 1, taps]: one channel each
+    if 0 in (shape or (0,)):
+        raise ModelFormatError(
+            f"{stored.name} has shape {shape}", remedy="download the folder again"
+        )
+    return shape
+
+
+def _order(
+    family: Family, settings: Settings, name: str, stored: Stored
+) -> npt.NDArray[np.intp] | None:
+    """Return the order of the rows in GGUF where it is another one."""
+    heads = settings.integer("num_attention_heads")
+    counts = {"attn_q": heads, "attn_k": settings.integer("num_key_value_heads", heads)}
+    part = name.split(".")[-2]
+    if not family.permuted or part not in counts:
+        return None
+    if stored.shape[0] % (2 * counts[part]):
+        raise ModelFormatError(
+            f"{stored.name} has {stored.shape[0]} rows for {counts[part]} heads",
+            remedy="check num_attention_heads and num_key_value_heads in config.json",
+        )
+    return interleaved(stored.shape[0], counts[part])
+
+
+def interleaved(rows: int, heads: int) -> npt.NDArray[np.intp]:
+    """Return which row of q or k comes where, so that the halves of a head are adjacent pairs."""
+    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)

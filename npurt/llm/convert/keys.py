@@ -1,0 +1,168 @@
+"""The metadata and the rotary tables that the settings of a checkpoint mean.
+
+Sources: llama.cpp conversion/base.py (keys), MIT; transformers modeling_rope_utils.py (how the
+kinds of rotary scaling are computed), Apache-2.0.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import ModelFormatError
+from npurt.llm.convert.families import Family, Keys
+from npurt.llm.convert.settings import Settings, bad
+
+ACTIVATIONS = ("silu", "swish")
+
+
+def keys_of(family: Family, settings: Settings) -> Keys:
+    """Return the keys of the architecture, with its name before them.
+
+    Raises:
+        ModelFormatError: The settings are damaged, or mean a model that GGUF cannot express.
+    """
+    settings.require("quantization_config", None)
+    if settings.get("hidden_act", "silu") not in ACTIVATIONS:
+        settings.require("hidden_act", *ACTIVATIONS)
+    if not family.windows and family.arch == "llama":
+        _refuse_window(settings)
+    heads = settings.integer("num_attention_heads")
+    width = settings.integer("hidden_size")
+    head = settings.integer("head_dim", max(1, width // heads))
+    keys: Keys = {
+        "block_count": settings.layers,
+        "context_length": settings.integer("max_position_embeddings"),
+        "embedding_length": width,
+        "feed_forward_length": settings.integer("intermediate_size"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": settings.integer("num_key_value_heads", heads),
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": settings.number(
+            "rms_norm_eps" if settings.get("rms_norm_eps") else "norm_eps"
+        ),
+    }
+    keys |= _rope_keys(settings, head) | family.extra(settings)
+    return {f"{family.arch}.{key}": value for key, value in keys.items()}
+
+
+def _refuse_window(settings: Settings) -> None:
+    """Refuse a window that is shorter than the context: Llama has none in GGUF."""
+    window = settings.get("sliding_window")
+    if window and window < settings.integer("max_position_embeddings"):
+        raise ModelFormatError(
+            f"config.json: sliding_window is {window}, which GGUF cannot say of a Llama",
+            remedy=f"set max_position_embeddings to {window} in config.json: up to there the "
+            "results are the same",
+        )
+
+
+def rope_of(settings: Settings) -> dict[str, Any]:
+    """Return the rotary settings, in the form of transformers 5; older ones are brought into it.
+
+    Raises:
+        ModelFormatError: Layers have different ones.
+    """
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    kinds = [value for value in rope.values() if isinstance(value, dict)]
+    if kinds:
+        if any(kind != kinds[0] for kind in kinds):
+            raise ModelFormatError(
+                "config.json: sliding and other layers rotate differently, which GGUF cannot say "
+                "for this architecture",
+                remedy="use the GGUF file of its makers, if there is one",
+            )
+        rope = kinds[0]
+    found = {
+        "rope_theta": settings.get("rope_theta", 10000.0),
+        "partial_rotary_factor": settings.get("partial_rotary_factor", 1.0),
+        "rope_type": rope.get("type", "default"),
+    }
+    original = settings.get("original_max_position_embeddings")
+    if original is not None:
+        found["original_max_position_embeddings"] = original
+    return found | {key: value for key, value in rope.items() if value is not None}
+
+
+def _rope_keys(settings: Settings, head: int) -> Keys:
+    rope = rope_of(settings)
+    keys: Keys = {
+        "rope.freq_base": _real(rope, "rope_theta"),
+        "rope.dimension_count": int(head * _real(rope, "partial_rotary_factor")),
+    }
+    kind = rope["rope_type"]
+    if kind in ("default", "llama3"):
+        return keys
+    if kind == "linear":
+        return keys | {"rope.scaling.type": kind, "rope.scaling.factor": _real(rope, "factor")}
+    context = settings.integer("max_position_embeddings")
+    original = int(_real({"original_max_position_embeddings": context} | rope,
+                         "original_max_position_embeddings"))  # fmt: skip
+    keys["rope.scaling.original_context_length"] = original
+    if kind == "longrope":
+        scale = context / original
+        usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        keys["rope.scaling.attn_factor"] = _real({"attention_factor": usual} | rope,
+                                                 "attention_factor")  # fmt: skip
+        return keys
+    odd = [key for key in ("mscale", "mscale_all_dim") if key in rope]
+    if kind != "yarn" or odd or rope.get("truncate") is False:
+        raise ModelFormatError(
+            f"config.json: npurt does not convert rotary scaling of kind {kind!r}"
+            + (f" with {', '.join(odd) or 'truncate'}" if kind == "yarn" else ""),
+            remedy="use the GGUF file of its makers, if there is one",
+        )
+    factor = _real(rope, "factor")
+    keys |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
+    for name in ("beta_fast", "beta_slow"):
+        if name in rope:
+            keys[f"rope.scaling.yarn_{name}"] = _real(rope, name)
+    if "attention_factor" in rope:  # of GGUF, it multiplies the usual factor
+        usual = 0.1 * math.log(factor) + 1
+        keys["rope.scaling.attn_factor"] = _real(rope, "attention_factor") / usual
+    return keys
+
+
+def rope_tables(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the tensors that divide rotary frequencies, by name: of Llama 3, and of longrope."""
+    rope = rope_of(settings)
+    heads, width = settings.integer("num_attention_heads"), settings.integer("hidden_size")
+    head = settings.integer("head_dim", max(1, width // heads))
+    if rope["rope_type"] == "longrope":
+        lists = {length: rope.get(f"{length}_factor") for length in ("long", "short")}
+        tables = {name: _table(name, each, head) for name, each in lists.items()}
+        return {f"rope_factors_{name}.weight": table for name, table in tables.items()}
+    if rope["rope_type"] == "llama3":
+        return {"rope_freqs.weight": _llama3_divisors(rope, head)}
+    return {}
+
+
+def _table(name: str, values: Any, head: int) -> npt.NDArray[np.float32]:
+    numbers = isinstance(values, list) and all(type(v) in (int, float) for v in values)
+    if not numbers or not 0 < len(values) <= head // 2:
+        raise bad(f"the rotary factors {name!r} are no list of numbers for heads of {head}")
+    return np.array(values, np.float32)
+
+
+def _llama3_divisors(rope: dict[str, Any], head: int) -> npt.NDArray[np.float32]:
+    """Return the divisor of each frequency: 1 for short waves, `factor` for long ones."""
+    factor, low, high = (
+        _real(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    waves = 2 * math.pi * _real(rope, "rope_theta") ** (np.arange(0, head, 2) / head)
+    turns = _real(rope, "original_max_position_embeddings") / waves
+    if not low < high:
+        raise bad(f"low_freq_factor is {low}, high_freq_factor {high}")
+    smooth = (turns - low) / (high - low)
+    between = 1 / np.where(turns < low, 1, (1 - smooth) / factor + smooth)
+    divisors = np.select([turns > high, turns < low], [1.0, factor], between)
+    return np.asarray(divisors, np.float32)
+
+
+def _real(rope: dict[str, Any], name: str) -> float:
+    value = rope.get(name)
+    if not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise bad(f"config.json: {name} of the rotary settings is {value!r:.40}")
+    return float(value)

@@ -1,0 +1,128 @@
+"""Read checkpoints in the format of safetensors, mapped.
+
+A file is the length of its header (8 bytes, little endian), a JSON object name -> dtype, shape and
+the range of its data, and the data.  The files may come from a stranger: everything is checked.
+Source: huggingface/safetensors README, "Format", Apache-2.0.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import ModelFormatError
+from npurt.files import parsed
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME, Format
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+MAX_HEADER = 100_000_000  # bytes: the limit of the reference implementation
+MAX_FILES = 1000
+AGAIN = "download the folder again, all of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a checkpoint: its bytes in the mapped file."""
+
+    name: str
+    dtype: str  # as the file calls it
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def format(self) -> Format:
+        """Its element type.
+
+        Raises:
+            ModelFormatError: It is none that npurt converts.
+        """
+        if self.dtype not in DTYPES:
+            raise ModelFormatError(
+                f"{self.name} is of type {self.dtype}; npurt converts {', '.join(DTYPES)}",
+                remedy="take the checkpoint before it was quantised",
+            )
+        return BY_NAME[DTYPES[self.dtype]]
+
+    def tensor(self, shape: tuple[int, ...] | None = None) -> QTensor:
+        """Return its values; *shape* may add or drop axes of length 1.  Errors as `format`."""
+        return QTensor.from_bytes(self.data, self.format, self.shape if shape is None else shape)
+
+
+def read(folder: Path) -> dict[str, Stored]:
+    """Return the tensors of all files of a checkpoint, by name.
+
+    Raises:
+        ModelFormatError: A file is missing or damaged, or two have a tensor of the same name.
+    """
+    found: dict[str, Stored] = {}
+    for path in _files(folder):
+        for stored in _tensors(path):
+            if stored.name in found:
+                raise _bad(path, f"{stored.name} is in another file as well")
+            found[stored.name] = stored
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.exists():
+        whole = folder / WHOLE
+        if whole.exists():
+            return [whole]
+        raise ModelFormatError(
+            f"{folder} has neither {WHOLE} nor {INDEX}",
+            remedy="give the folder of a checkpoint; one of .bin or .pth files must be saved "
+            "again with safe_serialization=True first",
+        )
+    try:
+        names = set(parsed(index.read_bytes())["weight_map"].values())
+        plain = len(names) <= MAX_FILES and all(Path(name).name == name for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad(index, f"it lists no files ({error!r:.80})") from error
+    if not plain:
+        raise _bad(index, "it lists what are not names of files beside it")
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        raise _bad(index, f"these files are missing: {', '.join(missing[:5])}")
+    return [folder / name for name in sorted(names)]
+
+
+def _tensors(path: Path) -> list[Stored]:
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise _bad(path, f"it cannot be read ({error})") from error
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(MAX_HEADER, len(data) - 8):
+        raise _bad(path, f"its header has {size} bytes, the file {len(data)}")
+    try:
+        entries = parsed(bytes(data[8 : 8 + size]))
+        entries.pop("__metadata__", None)
+        return [_stored(path, name, entry, data[8 + size :]) for name, entry in entries.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ModelFormatError):
+            raise
+        raise _bad(path, f"its header is no table of tensors ({error!r:.80})") from error
+
+
+def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> Stored:
+    dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+    start, stop = entry["data_offsets"]
+    if any(type(n) is not int or n < 0 for n in (start, stop, *shape)):
+        raise _bad(path, f"{name} has a shape or a place that cannot be")
+    if not start <= stop <= len(data):
+        raise _bad(path, f"{name} ends at {stop}, past the {len(data)} bytes of data there")
+    if dtype in DTYPES:
+        nbytes = math.prod(shape) * BY_NAME[DTYPES[dtype]].block_bytes
+        if nbytes != stop - start:
+            raise _bad(path, f"{name} of shape {shape} takes {nbytes} bytes, not {stop - start}")
+    return Stored(name, dtype, shape, data[start:stop])
+
+
+def _bad(path: Path, what: str) -> ModelFormatError:
+    return ModelFormatError(f"{path.name}: {what}", remedy=AGAIN)

@@ -1,0 +1,90 @@
+"""The settings of a checkpoint: its config.json, read with checks."""
+
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import ModelFormatError
+from npurt.files import parsed
+
+MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file, an empty one when there is no such file.
+
+    Raises:
+        ModelFormatError: The file is damaged.
+    """
+    try:
+        if not path.exists():
+            return {}
+        if path.stat().st_size > MOST:
+            raise ValueError(f"it has more than {MOST} bytes")
+        found = parsed(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise bad(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise bad(f"{path.name} holds no object")
+    return found
+
+
+class Settings:
+    """What config.json says.
+
+    Raises:
+        ModelFormatError: There is none.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.layers = self.integer("num_hidden_layers")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Settings":
+        """Read the config.json of *folder*."""
+        path = folder / "config.json"
+        if not path.exists():
+            raise ModelFormatError(
+                f"{folder} has no config.json",
+                remedy="give the folder of a checkpoint, with config.json, tokenizer.json and "
+                "*.safetensors",
+            )
+        return cls(read_json(path))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value; *default* when it is missing or null."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return a number from 1 to 2^31.  ModelFormatError when it is none."""
+        value = self.get(name, default)
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise bad(f"config.json: {name} is {value!r:.40}, not a number from 1")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number above 0.  ModelFormatError when it is none."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise bad(f"config.json: {name} is {value!r:.40}, not a number above 0")
+        return float(value)
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """Refuse a model of which *name* has another value; None stands for a missing one.
+
+        Raises:
+            ModelFormatError: It has.
+        """
+        value = self.get(name)
+        if value not in allowed:
+            raise ModelFormatError(
+                f"config.json: {name} is {value!r:.80}, which GGUF cannot say for this "
+                "architecture",
+                remedy="take a model without that setting: the text would be wrong",
+            )
+
+
+def bad(what: str) -> ModelFormatError:
+    """Return the error for a damaged file."""
+    return ModelFormatError(what, remedy="download the folder again; it is damaged")

@@ -1,0 +1,216 @@
+"""The metadata of a tokenizer: its tokenizer.json and tokenizer_config.json.
+
+Byte-level BPE alone has a form in GGUF that every program reads alike.  The pre-tokenizer is
+recognised by its patterns: llama.cpp names it by a hash of what it makes of a text, which is the
+same question asked in another way.
+Sources: tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base.py
+(`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import ModelFormatError
+from npurt.llm.convert.families import Keys
+from npurt.llm.convert.settings import bad, read_json
+from npurt.llm.text.pretokenize import RULES
+from npurt.llm.text.vocabulary import BPE, ENDS, MAX_TOKENS, Kind
+
+GPT2 = RULES["gpt-2"].patterns[0]  # what ByteLevel splits by when it is told to split
+DIGIT = r"\p{N}"
+SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>")  # tokens that are markup whatever is said
+OTHER = "use the GGUF file of its makers, or llama.cpp's convert_hf_to_gguf.py"
+
+
+def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
+    """Return the keys of the tokenizer in *folder*.
+
+    Args:
+        arch: The architecture, whose own name for a pre-tokenizer is preferred.
+        rows: Of the token embedding; ids without a token get a name, and are never sampled.
+
+    Raises:
+        ModelFormatError: A file is missing or damaged, or the tokenizer is none that npurt knows.
+    """
+    if not (folder / "tokenizer.json").exists():
+        raise ModelFormatError(
+            f"{folder} has no tokenizer.json",
+            remedy="save the tokenizer with transformers (AutoTokenizer.save_pretrained), which "
+            "writes it",
+        )
+    described = read_json(folder / "tokenizer.json")
+    config = read_json(folder / "tokenizer_config.json")
+    try:
+        model = described["model"]
+        _require_bytes(described, model)
+        tokens, kinds = _tokens(model["vocab"], described.get("added_tokens") or [], rows)
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        name = _rule(described, model, arch)
+        ends = _template(described.get("post_processor"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ModelFormatError):
+            raise
+        raise bad(f"tokenizer.json is not as it must be ({error!r:.80})") from error
+    keys: Keys = {
+        "model": BPE,
+        "pre": name,
+        "tokens": tokens,
+        "token_type": np.array(kinds, np.int32),
+        "merges": merges,
+    }
+    keys |= _special(folder, config, {token: i for i, token in enumerate(tokens)}, ends)
+    keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    template = _chat_template(folder, config)
+    return keys | ({"tokenizer.chat_template": template} if template else {})
+
+
+def _require_bytes(described: dict[str, Any], model: dict[str, Any]) -> None:
+    """Refuse what is no BPE over the bytes of UTF-8, or changes the text before."""
+    parts = _parts(described.get("pre_tokenizer"))
+    if (
+        model.get("type") != "BPE"
+        or model.get("byte_fallback")
+        or not any(part["type"] == "ByteLevel" for part in parts)
+    ):
+        raise ModelFormatError(
+            "tokenizer.json is no byte-level BPE, but of SentencePiece or another kind "
+            f"({model.get('type')})",
+            remedy=OTHER,
+        )
+    normal = _parts(described.get("normalizer"))
+    if any(part["type"] != "NFC" for part in normal):  # llama.cpp leaves NFC out as well
+        kinds = ", ".join(str(part["type"]) for part in normal)
+        raise ModelFormatError(f"tokenizer.json normalises text by {kinds:.80}", remedy=OTHER)
+
+
+def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return a step of a tokenizer as the list of its parts."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(step[k] for k in ("pretokenizers", "normalizers", "processors") if k in step)
+    return [part for each in inner for part in _parts(each)]
+
+
+def _tokens(
+    vocab: dict[str, int], added: list[dict[str, Any]], rows: int
+) -> tuple[list[str], list[int]]:
+    """Return the text and the kind of each id."""
+    texts = {i: (text, Kind.NORMAL) for text, i in vocab.items()}
+    for token in added:
+        markup = token.get("special") or SPECIAL.fullmatch(token["content"])
+        texts[token["id"]] = token["content"], Kind.CONTROL if markup else Kind.USER_DEFINED
+    if not texts or min(texts) < 0 or max(texts) >= rows or rows > MAX_TOKENS:
+        raise ModelFormatError(
+            f"the tokenizer has ids up to {max(texts, default=-1)}, the embedding {rows} rows",
+            remedy="take tokenizer and weights of one model",
+        )
+    found = [texts.get(i, (f"[PAD{i}]", Kind.UNUSED)) for i in range(rows)]
+    if not all(isinstance(text, str) for text, _ in found):
+        raise bad("tokenizer.json: a token is no text")
+    return [text for text, _ in found], [int(kind) for _, kind in found]
+
+
+def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
+    """Return llama.cpp's name of the pre-tokenizer."""
+    patterns: list[str] = []
+    for part in _parts(described.get("pre_tokenizer")):
+        if part["type"] == "Split" and part.get("behavior") == "Isolated":
+            pattern = part["pattern"]
+            patterns.append(
+                pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])
+            )
+        elif part["type"] == "Digits" and part.get("individual_digits"):
+            patterns.append(DIGIT)
+        elif part["type"] == "ByteLevel" and not part.get("add_prefix_space"):
+            patterns += [GPT2] if part.get("use_regex", True) else []
+        else:
+            patterns.append(f"{part['type']} {part}")
+    found = tuple(map(_plain, patterns))
+    ignoring = bool(model.get("ignore_merges"))
+    names = [
+        name
+        for name, rule in RULES.items()
+        if tuple(map(_plain, rule.patterns)) == found and rule.ignore_merges == ignoring
+    ]
+    if not names:
+        raise ModelFormatError(
+            f"npurt does not know the pre-tokenizer of tokenizer.json: {' then '.join(found):.300}",
+            remedy=OTHER,
+        )
+    return arch if arch in names else names[0]
+
+
+def _plain(pattern: str) -> str:
+    """Return a pattern with a class of one property written as the property."""
+    return re.sub(r"(?<!\\)\[(\\p\{\w+\})\]", r"\1", pattern)
+
+
+def _template(step: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    """Return the tokens that the tokenizer puts before and after a text."""
+    for part in _parts(step):
+        if part["type"] == "TemplateProcessing":
+            pieces = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]
+            return (pieces[0], pieces[-1]) if pieces else (None, None)
+    return None, None
+
+
+def _special(
+    folder: Path, config: dict[str, Any], ids: dict[str, int], ends: tuple[str | None, str | None]
+) -> Keys:
+    """Return the ids of tokens with a role, and what a text begins and ends with."""
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    found: dict[str, int] = {}
+    listed: list[int] = []
+    for settings in (
+        read_json(folder / "generation_config.json"),
+        read_json(folder / "config.json"),
+    ):
+        for short in roles:
+            value = settings.get(f"{short}_token_id")
+            values = value if isinstance(value, list) else [value]
+            known = [i for i in values if type(i) is int and 0 <= i < len(ids)]
+            found |= {short: known[0]} if known else {}
+            listed += known if short == "eos" else []
+    for short in roles:
+        token = config.get(f"{short}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        found |= {short: ids[text]} if text in ids else {}
+    keys: Keys = {f"{roles[short]}_token_id": i for short, i in found.items()}
+    texts = list(ids)
+    turns = [i for i in dict.fromkeys(listed) if i != found.get("eos")]
+    turns = [i for i in turns if ENDS.fullmatch(texts[i])] or turns
+    if turns:
+        keys["eot_token_id"] = turns[0]
+    for key, end, role in zip(
+        ("add_bos_token", "add_eos_token"), ends, ("bos", "eos"), strict=True
+    ):
+        stated = config.get(key)
+        wanted = (
+            stated
+            if isinstance(stated, bool)
+            else end is not None and ids.get(end) == (found.get(role, -1))
+        )
+        keys[key] = wanted and role in found
+    return keys
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """Return the chat template; a file of its own is newer than the one in the settings."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise bad(f"{path.name} cannot be read: {error}") from error
+    template = config.get("chat_template") or read_json(folder / "chat_template.json").get(
+        "chat_template"
+    )
+    if isinstance(template, list):
+        named = {each.get("name"): each.get("template") for each in template if each}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

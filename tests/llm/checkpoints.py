@@ -1,0 +1,136 @@
+"""Folders as transformers saves them, of the models in tests/data/models.
+
+config.json is transformers' own (tests/data/checkpoints); the weights are those of the GGUF file,
+turned back into the layout of the checkpoint; tokenizer.json is written by tokenizers.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from npurt.llm.convert.families import FAMILIES, TOP
+from npurt.llm.file.gguf import GGUF
+from tests.llm import tiny
+
+CONFIGS = json.loads(
+    Path(__file__).parents[1].joinpath("data/checkpoints/configs.json").read_text()
+)
+LAYOUTS = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+FROM_FORMULA = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# The patterns of the published tokenizer.json of these models.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def gguf_path(model):
+    """Return the file that the folder of *model* is to become."""
+    return tiny.path(model, "bf16" if not tiny.path(model, "f32").exists() else "f32")
+
+
+def halves(array, heads):
+    """Return rows of q or k as checkpoints have them: the pairs of GGUF are halves of a head."""
+    width = len(array) // heads
+    return array.reshape(heads, width // 2, 2, -1).swapaxes(1, 2).reshape(array.shape)
+
+
+def weights(model):
+    """Return name -> (dtype, array of values or bits), as the checkpoint of *model* has them."""
+    config = CONFIGS[model]
+    family = FAMILIES[config["model_type"]]
+    names = {gguf: theirs for theirs, gguf in {**TOP, **family.names}.items()}
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    found = {}
+    with GGUF(gguf_path(model)) as file:
+        for name in file:
+            if name in FROM_FORMULA:
+                continue
+            match = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)\.(weight|bias)", name)
+            layer, stem, suffix = match.groups()
+            tensor = file[name]
+            array, dtype = np.array(tensor.blocks), LAYOUTS[tensor.dtype]
+            if family.permuted and stem in heads:
+                array = halves(array, heads[stem])
+            if stem == "shortconv.conv":
+                array = array[:, None]
+            prefix = f"model.layers.{layer}." if layer else ""
+            if "*" in names[stem]:
+                for i, expert in enumerate(array):
+                    found[f"{prefix}{names[stem].replace('*', str(i))}.{suffix}"] = dtype, expert
+            else:
+                found[f"{prefix}{names[stem]}.{suffix}"] = dtype, array
+    return found
+
+
+def encode(tensors):
+    """Return the bytes of a .safetensors file."""
+    table, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, array) in tensors.items():
+        content = np.ascontiguousarray(array).tobytes()
+        ends = [len(data), len(data) + len(content)]
+        table[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": ends}
+        data += content
+    head = json.dumps(table).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head + data
+
+
+def tokenizer(model):
+    """Return the tokenizer of *model* as the library makes it."""
+    with GGUF(gguf_path(model)) as file:
+        keys = file.metadata
+    tokens, kinds = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    llama = keys["tokenizer.ggml.pre"] == "llama-bpe"
+    vocab = {token: i for i, token in enumerate(tokens) if kinds[i] == 1}
+    merges = [tuple(merge.split(" ")) for merge in keys["tokenizer.ggml.merges"]]
+    made = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=llama))
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3 if llama else QWEN2), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind in (3, 4):
+            made.add_tokens([AddedToken(token, special=bool(kind == 3), normalized=False)])
+    if llama:
+        bos = keys["tokenizer.ggml.bos_token_id"]
+        made.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+            ),
+        ])  # fmt: skip
+    return made
+
+
+def folder_of(model, target, files=1):
+    """Write the folder of *model*, its weights in so many files, and return it."""
+    target.mkdir(exist_ok=True)
+    with GGUF(gguf_path(model)) as file:
+        keys = file.metadata
+    config = {k: v for k, v in CONFIGS[model].items() if not k.endswith("_token_id")}
+    tokens = keys["tokenizer.ggml.tokens"]
+    settings = {"chat_template": keys["tokenizer.chat_template"]}
+    for role, short in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        if f"tokenizer.ggml.{role}_token_id" in keys:
+            settings[f"{short}_token"] = tokens[keys[f"tokenizer.ggml.{role}_token_id"]]
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer(model).save(str(target / "tokenizer.json"))
+    tensors = list(weights(model).items())
+    if files == 1:
+        (target / "model.safetensors").write_bytes(encode(dict(tensors)))
+        return target
+    index = {}
+    for i in range(files):
+        name = f"model-{i + 1:05}-of-{files:05}.safetensors"
+        part = dict(tensors[i::files])
+        (target / name).write_bytes(encode(part))
+        index |= dict.fromkeys(part, name)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return target
