@@ -13,7 +13,7 @@ from npurt.device import F32
 from npurt.errors import LayoutError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
-from npurt.graph.state import States
+from npurt.graph.state import States, by_head, by_position
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.segment import KV_DTYPES, Array, Limits, recurrent
 
@@ -143,9 +143,9 @@ class SequenceStates:
         if name in self._in_numpy:
             return np.array(self.others.of(sequence)[name])
         if name in self._keys:
-            return _to_rows(kv.read_keys(self._keys[name].keys, self.length))
+            return by_position(kv.read_keys(self._keys[name].keys, self.length))
         if name in self._values:
-            return _to_rows(self._values[name].values[:, : self.length])
+            return by_position(self._values[name].values[:, : self.length])
         if name in self._nets:
             return self._nets[name].exact()[0] if exact else np.array(self._nets[name].read()[0])
         if name in self._restored:
@@ -171,10 +171,11 @@ class SequenceStates:
         if name in self._nets:
             return self._nets[name].restore(values[None])
         if name in self._keys:
-            kv.write_keys(self._keys[name].keys, _to_heads(values, self._keys[name]))
+            keys = self._keys[name].keys
+            kv.write_keys(keys, by_head(values, len(keys)))
         elif name in self._values:
             held_values = self._values[name].values
-            held_values[:, : len(values)] = _to_heads(values, self._values[name])
+            held_values[:, : len(values)] = by_head(values, len(held_values))
         else:
             self._restored[name] = values.astype(np.float32)
         return True
@@ -187,18 +188,6 @@ class SequenceStates:
         self.others.forget(sequence)
         for each in self._sequential:
             each.clear()
-
-
-def _to_rows(array: Array) -> Array:
-    """Return ``[G, P, W]`` as ``[P, G * W]``, copied."""
-    heads, length, width = array.shape
-    return np.array(array.transpose(1, 0, 2), order="C").reshape(length, heads * width)
-
-
-def _to_heads(array: Array, held: KV) -> Array:
-    """Return ``[P, G * W]`` as ``[G, P, W]``."""
-    heads, _, width = held.values.shape
-    return array.reshape(len(array), heads, width).transpose(1, 0, 2)
 
 
 def _nets(part: Graph) -> dict[str, ops.GatedDeltaNet]:

@@ -105,3 +105,15 @@ class Run:
     def rows_of(self, tensor: Tensor, index: Array) -> Array:
         """Return some rows of a weight: cheaper than all of a large one."""
         return np.asarray(self._load_rows(tensor.name, index), dtype=self.dtype)
+
+
+def by_head(rows: Array, heads: int) -> Array:
+    """Return keys or values ``[P, G * W]`` as a view ``[G, P, W]``."""
+    length, columns = rows.shape
+    return rows.reshape(length, heads, columns // heads).transpose(1, 0, 2)
+
+
+def by_position(array: Array) -> Array:
+    """Return a copy of keys or values ``[G, P, W]`` as ``[P, G * W]``."""
+    heads, length, width = array.shape
+    return np.array(array.transpose(1, 0, 2), order="C").reshape(length, heads * width)

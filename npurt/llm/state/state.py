@@ -17,6 +17,7 @@ from npurt.delta import state_values
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
+from npurt.graph.state import by_head, by_position
 from npurt.graph.tensor import Tensor
 from npurt.llm.file.config import Config
 from npurt.runtime.execute.executor import Executor
@@ -194,7 +195,8 @@ class State:
         for shape, second, tensors in zip(shapes[::2], shapes[1::2], self._layers, strict=True):
             first, *rest = (states[tensor.name] for tensor in tensors)
             if len(second) == 3:  # keys and values [P, G * W]
-                arrays += [_to_heads(each, shape) for each in (first, *rest)]
+                heads, length, _ = shape
+                arrays += [by_head(each[:length], heads).copy() for each in (first, *rest)]
                 continue
             arrays += [first, np.zeros(second, np.float32)]
             for inputs in rest:  # what the convolution of a delta net saw
@@ -221,7 +223,7 @@ class State:
         for layer, tensors in enumerate(self._layers):
             first, second = snapshot.arrays[2 * layer : 2 * layer + 2]
             if second.ndim == 3:
-                first, second = _to_rows(first), _to_rows(second)
+                first, second = by_position(first), by_position(second)
             states[tensors[0].name] = first
             if len(tensors) == 2:
                 states[tensors[1].name] = second[:, : tensors[1].columns]
@@ -266,18 +268,6 @@ def layout(
             yield (0, config.width), float32
         else:
             yield from [((config.n_kv_heads, length, config.head_width), kv)] * 2
-
-
-def _to_heads(array: Array, shape: tuple[int, ...]) -> Array:
-    """Return keys or values ``[P, G * W]`` as ``[G, P, W]``."""
-    heads, length, width = shape
-    return np.ascontiguousarray(array[:length].reshape(length, heads, width).transpose(1, 0, 2))
-
-
-def _to_rows(array: Array) -> Array:
-    """Return keys or values ``[G, P, W]`` as ``[P, G * W]``."""
-    heads, length, width = array.shape
-    return array.transpose(1, 0, 2).reshape(length, heads * width)
 
 
 def _layers(config: Config, graph: Graph) -> Iterator[tuple[Tensor, ...]]:
