@@ -1,13 +1,29 @@
 """What scripts for llama-cpp-python do gives results of its shapes, with npurt's text."""
 
+import inspect
 import itertools
+import json
+import pickle
+import sys
 import threading
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import npurt
-from npurt.compat.llama_cpp import DEFAULTS, MACHINE, MODEL_DEFAULTS, RANDOM_SEED, Llama
+from npurt.compat import llama_cpp
+from npurt.compat.llama_cpp import (
+    Llama,
+    LlamaGrammar,
+    LlamaState,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteriaList,
+)
+from npurt.compat.llama_cpp.arguments import DEFAULTS, MODEL_DEFAULTS, RANDOM_SEED
+from npurt.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from npurt.errors import LayoutError, SettingError, UnsupportedOp
 from npurt.llm.decode import generate
 from tests.llm import tiny
@@ -19,6 +35,13 @@ MESSAGES = [
     {"role": "user", "content": "Hello"},
 ]
 GREEDY = {"temperature": 0.0}
+RECORDED = json.loads((Path(__file__).parents[1] / "data/compat/llama_cpp_python.json").read_text())
+RECORDED_NAMES = {n: {p[0] for p in ps} for n, ps in RECORDED["methods"].items()}
+MACHINE = {  # arguments that change no text
+    "flash_attn": True, "main_gpu": 1, "n_gpu_layers": -1, "n_threads_batch": 1, "n_ubatch": 1,
+    "no_perf": True, "numa": True, "offload_kqv": False, "op_offload": True, "split_mode": 2,
+    "swa_full": True, "tensor_split": [1.0], "use_mlock": True, "use_mmap": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +54,29 @@ def llm():
 def own():
     with npurt.Llama(PATH, n_ctx=512, progress=False) as model:
         yield model
+
+
+# --- The interface -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECORDED["methods"])
+def test_arguments_have_the_recorded_names_order_and_defaults(name):
+    wanted = [tuple(parameter) for parameter in RECORDED["methods"][name]]
+    owner = llama_cpp if name in llama_cpp.__all__ else Llama
+    parameters = inspect.signature(getattr(owner, name)).parameters.values()
+    here = [
+        (p.name,) if p.default is p.empty else (p.name, listed(p.default))
+        for p in parameters
+        if p.name not in ("self", "kwargs", "device")
+    ]
+    if name == "from_pretrained":  # npurt needs no file name
+        wanted[1] = ("filename", None)
+
+    assert here == wanted
+
+
+def listed(value):
+    return list(value) if isinstance(value, tuple) else value
 
 
 # --- Completions ----------------------------------------------------------------------------------
@@ -111,7 +157,7 @@ def test_a_completion_echoes_its_prompt_when_asked(llm, own):
 def test_a_text_that_ends_says_stop_and_counts_no_end_token(llm, own, monkeypatch, end):
     word = own.tokenize("abc", add_bos=False)
     queue = itertools.chain(word, [own.tokenizer.eos])
-    monkeypatch.setattr("npurt.llm.decode.text.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(queue))
 
     result = llm(PROMPT, max_tokens=50, stop=None if end else "c")
 
@@ -132,13 +178,18 @@ def test_the_usual_limit_of_a_completion_is_16(llm):
     assert llm(PROMPT, **GREEDY)["usage"]["completion_tokens"] == 16
 
 
-def test_seeds_are_those_of_calls_or_of_the_model(llm):
+def test_a_seed_gives_one_series_of_texts(llm):
     def text(**options):
         return llm(PROMPT, temperature=2.0, max_tokens=20, **options)["choices"][0]["text"]
 
     assert text(seed=3) == text(seed=3) != text(seed=4)
     llm.set_seed(3)
-    assert text() == text(seed=3)
+    series = [text(), text()]
+    assert series[0] != series[1]
+    llm.set_seed(3)
+    assert [text(), text()] == series
+    with Llama(PATH, seed=3, verbose=False) as other:
+        assert other(PROMPT, temperature=2.0, max_tokens=20)["choices"][0]["text"] == series[0]
     for seed in (-1, RANDOM_SEED):
         llm.set_seed(seed)
         assert len({text() for _ in range(4)}) > 1
@@ -177,25 +228,191 @@ def test_sizes_are_those_of_the_model(llm, own):
 def test_a_state_comes_back(llm):
     llm.reset()
     llm.eval([1, 5, 9])
+    llm.set_seed(7)
     state = llm.save_state()
     wanted = llm([1, 5, 9, 7], max_tokens=5, **GREEDY)["choices"][0]["text"]
     llm.reset()
+    llm.set_seed(8)
     assert llm.n_tokens == 0
 
     llm.load_state(state)
 
     assert llm.n_tokens == 3
+    assert llm._seed == 7
     assert llm([1, 5, 9, 7], max_tokens=5, **GREEDY)["choices"][0]["text"] == wanted
     assert llm._llm.timing.reused_tokens == 3
+    with pytest.raises(LayoutError, match="is no state"):
+        llm.load_state(None)
+
+
+def test_a_state_has_fields_and_is_pickled(llm):
+    llm.reset()
+    llm.eval([1, 5, 9])
+    wanted = llm.sample(temp=0.0)
+    state = pickle.loads(pickle.dumps(llm.save_state()))
+
+    assert isinstance(state, LlamaState)
+    assert state.input_ids.tolist() == [1, 5, 9]
+    assert state.scores.shape == (1, llm.n_vocab())
+    assert (state.n_tokens, state.llama_state_size) == (3, state.llama_state.nbytes)
+    llm.reset()
+    assert llm.save_state().scores.shape == (0, llm.n_vocab())
+    llm.load_state(state)
+    assert llm.sample(temp=0.0) == wanted
+
+
+# --- Single tokens --------------------------------------------------------------------------------
+
+
+def test_a_token_is_sampled_from_the_logits_of_eval(llm, own):
+    own.reset()
+    rows = own.eval([1, 5, 9])
+    llm.reset()
+    llm.eval([1, 5])
+    llm.eval([9])
+    llm.eval([])
+
+    assert list(llm.eval_tokens) == llm.input_ids.tolist() == [1, 5, 9]
+    assert np.array_equal(llm.eval_logits[0], rows[-1])
+    assert llm.sample(temp=0.0) == llm.sample(temp=0.0, idx=2) == int(np.argmax(rows[-1]))
+    assert llm.sample(logits_processor=[only(42)]) == 42
+    llm.set_seed(1)
+    tokens = [llm.sample(temp=2.0) for _ in range(8)]
+    assert len(set(tokens)) > 1
+    llm.set_seed(1)
+    assert [llm.sample(temp=2.0) for _ in range(8)] == tokens
+    with pytest.raises(UnsupportedOp, match="idx=1"):
+        llm.sample(idx=1)
+
+
+@pytest.mark.parametrize("forget", [Llama.reset, lambda llm: llm([1], max_tokens=1)])
+def test_nothing_is_sampled_from_old_logits(llm, forget):
+    llm.eval([1, 5])
+    forget(llm)
+
+    with pytest.raises(SettingError, match="no logits"):
+        llm.sample()
+
+
+def test_tokens_are_generated_one_by_one_with_the_end_token_last(llm, own, monkeypatch):
+    prompt = own.tokenize(PROMPT)
+    text = own.generate(prompt, max_tokens=6, **GREEDY)
+    tokens = list(itertools.islice(llm.generate(prompt, temp=0.0), 6))
+
+    assert llm.detokenize(tokens).decode(errors="replace") == text
+    follow = llm.generate(tokens[-1:], temp=0.0, reset=False)
+    assert next(follow) == next(itertools.islice(llm.generate(prompt, temp=0.0), 6, None))
+    queue = iter([5, own.tokenizer.eos])
+    monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(queue))
+    assert list(llm.generate(prompt)) == [5, own.tokenizer.eos]
+
+
+# --- Functions of the caller ----------------------------------------------------------------------
+
+
+def only(token):
+    def processor(ids, scores):
+        assert (ids.dtype, scores.dtype, scores.ndim) == (np.intc, np.float32, 1)
+        scores[:] = -np.inf
+        scores[token] = 0
+        return scores
+
+    return processor
+
+
+def test_logits_processors_change_logits_in_their_order(llm, own):
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(ids.tolist())
+        return scores
+
+    word = own.tokenize("abc", add_bos=False)[0]
+    text = own.tokenizer.stream(continued=True).push(word) * 3
+    for given in (LogitsProcessorList([only(9), watch, only(word)]), [only(word)], only(word)):
+        result = llm([1, 7], max_tokens=3, logits_processor=given)
+        assert result["choices"][0]["text"] == text
+    assert seen == [[1, 7], [1, 7, word], [1, 7, word, word]]
+    answer = llm.create_chat_completion(MESSAGES, max_tokens=3, logits_processor=[only(word)])
+    assert answer["choices"][0]["message"]["content"] == text
+    for wrong in (lambda ids, scores: scores[:-1], lambda ids, scores: scores[None]):
+        with pytest.raises(LayoutError, match="logits processor returned shape"):
+            llm(PROMPT, logits_processor=wrong)
+
+
+def test_a_text_has_the_least_number_of_tokens(llm):
+    end = llm.token_eos()
+    wish = {end: 1000.0}
+
+    for least in (0, 4):
+        processors = LogitsProcessorList([MinTokensLogitsProcessor(least, end)])
+        result = llm(PROMPT, logit_bias=wish, logits_processor=processors, max_tokens=9)
+        assert result["choices"][0]["finish_reason"] == "stop"
+        # A bias is added after the caller's processors, so -inf stays -inf.
+        assert result["usage"]["completion_tokens"] == least
+
+
+def test_stopping_criteria_end_a_text_before_the_next_token(llm, own):
+    prompt = own.tokenize(PROMPT)
+    tokens = list(itertools.islice(llm.generate(prompt, temp=0.0), 3))
+    shapes = set()
+
+    def enough(ids, scores):
+        shapes.add(scores.shape)
+        return len(ids) >= len(prompt) + 3
+
+    criteria = StoppingCriteriaList([lambda ids, scores: False, enough])
+    result = llm(prompt, stopping_criteria=criteria, max_tokens=9, **GREEDY)
+
+    assert result["choices"][0]["text"] == llm.detokenize(tokens).decode(errors="replace")
+    assert result["choices"][0]["finish_reason"] == "stop"
+    assert result["usage"]["completion_tokens"] == 3
+    assert list(llm.generate(prompt, temp=0.0, stopping_criteria=criteria)) == tokens
+    assert shapes == {(llm.n_vocab(),)}
+
+
+def test_biases_and_penalties_have_their_formula(llm):
+    llm.reset()
+    llm.eval([1, 5, 9, 5])
+    row = np.array(llm.eval_logits[0])
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(scores.copy())
+        return scores
+
+    sampler = llm._sampler(
+        0.0, None, top_k=40, frequency_penalty=0.5, presence_penalty=0.25,
+        logit_bias={3: -2.0}, logits_processor=[],
+    )  # fmt: skip
+    sampler._processors += (watch,)
+    sampler.sample(row.astype(np.float32), [1, 5, 9, 5])
+
+    wanted = row.copy()
+    wanted[[1, 5, 9]] -= [0.75, 1.25, 0.75]
+    wanted[3] -= 2
+    assert np.allclose(seen[0], wanted, atol=1e-6)
+    assert llm([1], max_tokens=1, logit_bias={42: 1000.0})["usage"]["completion_tokens"] == 1
+    with pytest.raises(LayoutError, match="99999"):
+        llm(PROMPT, logit_bias={99999: 1.0})
+
+
+def test_drafts_from_the_text_change_no_text(llm):
+    plain = llm("a b c a b c a b c", max_tokens=12, **GREEDY)["choices"][0]
+    with Llama(PATH, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4), verbose=False) as m:
+        assert m("a b c a b c a b c", max_tokens=12, **GREEDY)["choices"][0] == plain
+        assert m._llm.speculator is not None
+    with pytest.raises(UnsupportedOp, match="draft_model="):
+        Llama(PATH, draft_model=lambda ids: ids)
 
 
 # --- What is ignored, and what is refused ---------------------------------------------------------
 
 
 def test_arguments_of_machines_and_defaults_change_nothing():
-    idle = dict.fromkeys(MACHINE, 1)
-    with Llama(PATH, verbose=False, n_batch=2048, **idle, **MODEL_DEFAULTS) as model:
-        result = model(PROMPT, max_tokens=1, mirostat_tau=5.0, **DEFAULTS)
+    with Llama(PATH, verbose=False, n_batch=2048, **MACHINE, **MODEL_DEFAULTS) as model:
+        options = {n: v for n, v in DEFAULTS.items() if n in RECORDED_NAMES["create_completion"]}
+        result = model(PROMPT, max_tokens=1, mirostat_tau=5.0, **options | {"logprobs": None})
         assert result["usage"]["completion_tokens"] <= 1
 
 
@@ -205,11 +422,26 @@ def test_a_model_is_not_opened_with_what_npurt_does_not_have(name):
         Llama(PATH, **{name: "other"})
 
 
-@pytest.mark.parametrize("name", sorted(DEFAULTS))
-def test_options_that_npurt_does_not_have_are_refused(llm, name):
-    for call in (lambda **o: llm(PROMPT, **o), lambda **o: llm.create_chat_completion([], **o)):
-        with pytest.raises(UnsupportedOp, match=f"does not have {name}="):
-            call(**{name: "other"})
+CALLS = {"create_completion": (PROMPT,), "create_chat_completion": ([],), "generate": ([1],),
+         "sample": ()}  # fmt: skip
+
+
+REFUSED = [(m, n) for m in CALLS for n in sorted(DEFAULTS) if n in RECORDED_NAMES[m]]
+
+
+@pytest.mark.parametrize(("method", "name"), REFUSED)
+def test_options_that_npurt_does_not_have_are_refused(llm, method, name):
+    with pytest.raises(UnsupportedOp, match=f"does not have {name}="):
+        getattr(llm, method)(*CALLS[method], **{name: "other"})
+
+
+def test_answers_are_free_text_only(llm):
+    with pytest.raises(UnsupportedOp, match="response_format"):
+        llm.create_chat_completion(MESSAGES, response_format={"type": "json_object"})
+    llm.create_chat_completion(MESSAGES, response_format={"type": "text"}, max_tokens=1)
+    for make in (LlamaGrammar, LlamaGrammar.from_string, LlamaGrammar.from_json_schema):
+        with pytest.raises(UnsupportedOp, match="LlamaGrammar"):
+            make("root ::= [a-z]")
 
 
 def test_zero_logprobs_are_logprobs(llm):
@@ -217,7 +449,7 @@ def test_zero_logprobs_are_logprobs(llm):
         llm(PROMPT, logprobs=0)
 
 
-@pytest.mark.parametrize("name", ["create_embedding", "embed", "generate", "sample", "set_cache"])
+@pytest.mark.parametrize("name", ["create_embedding", "embed", "set_cache"])
 def test_methods_that_npurt_does_not_have_are_refused(llm, name):
     with pytest.raises(UnsupportedOp, match=f"does not have {name} yet"):
         getattr(llm, name)("x")
@@ -241,7 +473,7 @@ def test_formats_have_the_names_of_there():
 def test_the_cache_has_the_type_that_was_asked_for(given, kept):
     with Llama(PATH, type_k=given, type_v=given, verbose=False) as model:
         model.eval([1])
-        assert model.save_state().arrays[0].dtype == kept
+        assert model.save_state().llama_state.arrays[0].dtype == kept
     for wrong in ({"type_k": 8}, {"type_k": 0}, {"type_k": 8, "type_v": 8}):
         with pytest.raises(UnsupportedOp, match="type_k is"):
             Llama(PATH, **wrong)
@@ -275,3 +507,80 @@ def test_another_thread_cannot_end_a_completion(llm, own, monkeypatch):
     assert llm.create_chat_completion(MESSAGES, max_tokens=2)["usage"]["completion_tokens"] <= 2
     assert len(refused) >= 4
     assert all(refused)
+
+
+# --- The object -----------------------------------------------------------------------------------
+
+
+def test_a_model_is_pickled_by_its_arguments():
+    with Llama(PATH, n_ctx=64, seed=5, chat_format="chatml", verbose=False) as model:
+        model.eval([1, 5])
+        copy = pickle.loads(pickle.dumps(model))
+        with copy:
+            assert (copy.n_ctx(), copy.n_tokens, copy._seed, copy.chat_format) == (
+                64, 0, 5, "chatml"
+            )  # fmt: skip
+            assert (
+                copy(PROMPT, max_tokens=4, **GREEDY)["choices"]
+                == (model(PROMPT, max_tokens=4, **GREEDY)["choices"])
+            )
+
+
+def test_a_closed_model_says_so():
+    model = Llama(PATH, verbose=False)
+    model.close()
+    model.close()
+    with pytest.raises(SettingError, match="closed"):
+        model(PROMPT)
+
+
+def test_a_vocabulary_is_opened_alone(own):
+    with Llama(PATH, vocab_only=True, verbose=False) as model:
+        assert model.tokenize(b"abc") == own.tokenize("abc", special=False)
+        assert model.metadata["general.architecture"] == "llama"
+        for call in (model.n_ctx, model.save_state, lambda: model(PROMPT), lambda: model.eval([1])):
+            with pytest.raises(SettingError, match="only the vocabulary"):
+                call()
+
+
+def test_the_tokenizer_is_an_object(llm, own):
+    tokenizer = llm.tokenizer()
+
+    ids = tokenizer.encode("né")
+    assert ids == own.tokenize("né") == tokenizer.tokenize("né".encode())
+    assert tokenizer.decode(ids) == "né"
+    assert tokenizer.decode(ids[:-1]) == "n"  # half a character is left out
+    assert tokenizer.detokenize(ids) == "né".encode()
+    assert llm.token_nl() == own.tokenize("\n", add_bos=False)[-1]
+
+
+def test_functions_without_a_model():
+    logits = [[0.0, np.log(3.0)], [7.0, 7.0]]
+    assert np.allclose(np.exp(Llama.logits_to_logprobs(logits)), [[0.25, 0.75], [0.5, 0.5]])
+    prefix = Llama.longest_token_prefix
+    assert [prefix([1, 2], [1, 3]), prefix([1], [1, 2]), prefix([], [1]), prefix([2], [1])] == [
+        1, 1, 0, 0
+    ]  # fmt: skip
+
+
+def test_a_format_ends_with_its_text(llm, monkeypatch):
+    with Llama(PATH, chat_format="chatml", verbose=False) as model:
+        ids = itertools.chain(model.tokenize(b"ab<|im_end|>cd", add_bos=False), itertools.repeat(5))
+        monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(ids))
+        choice = model.create_chat_completion(MESSAGES, max_tokens=60)["choices"][0]
+        assert choice["message"]["content"] == "ab"
+        assert choice["finish_reason"] == "stop"
+
+
+def test_answers_are_objects_of_the_package_openai(llm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai.types.chat", None)
+    with pytest.raises(UnsupportedOp, match="openai is not installed"):
+        llm.create_chat_completion_openai_v1(MESSAGES)
+    fake = types.SimpleNamespace(ChatCompletion=dict, ChatCompletionChunk=dict)
+    monkeypatch.setitem(sys.modules, "openai.types.chat", fake)
+
+    done = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=1)
+    chunks = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=1, stream=True)
+
+    assert done["object"] == "chat.completion"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}

@@ -12,6 +12,8 @@ from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 
+NO_TOKEN = -1  # what a sampler may return to end a text
+
 
 @dataclass(slots=True)
 class Timing:
@@ -78,7 +80,7 @@ class Generation:
         """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
         stream = self._llm.tokenizer.stream(special=False, continued=True)
         held = ""
-        for token in self._tokens():
+        for token in self.tokens():
             held += stream.push(token)
             text, held, stopped = split_at_stop(held, self._stops)
             if stopped:
@@ -94,8 +96,8 @@ class Generation:
         if text or (held and not stopped):
             yield text if stopped else text + held
 
-    def _tokens(self) -> Iterator[int]:
-        """Yield the sampled tokens without the end token."""
+    def tokens(self) -> Iterator[int]:
+        """Yield the sampled tokens without the end token; iterate once, in place of the text."""
         llm, timing = self._llm, self._timing
         history = list(self._prompt)
         chosen = self._begin(history)
@@ -105,7 +107,7 @@ class Generation:
                 self._beyond = beyond
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
-                if token in llm.tokenizer.eog:
+                if token == NO_TOKEN or token in llm.tokenizer.eog:
                     timing.finish = "end"
                     return
                 history.append(token)

@@ -190,25 +190,49 @@ class TextGenerator(Generator):
                 f"response_format is {response_format!r:.100}, and npurt writes free text only yet",
                 remedy="leave response_format out, and ask for the format in a message",
             )
+        variables = without_missing(options)
+        options = {n: variables.pop(n) for n in Options.__annotations__ if n in variables}
+        if enable_thinking is not None:
+            variables["enable_thinking"] = enable_thinking
+        ids = self.apply_chat_template(messages, tools=tools, **variables)
+        return self.generate(ids, stream=stream, **options)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_variables: Any,
+    ) -> list[int]:
+        """Return the prompt that `chat` makes of *messages*, as token ids.
+
+        Args:
+            tools: As for `chat`.
+            add_generation_prompt: End the prompt with the start of the model's answer.
+            template_variables: Variables of the template, such as *enable_thinking*.
+
+        Raises:
+            LayoutError: *messages* are none, or the template refuses them.
+            ModelFormatError: The file has no chat template, or a broken one.
+            SettingError: The template does not read *tools* or a variable.
+        """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise LayoutError(
                 f"messages are {messages!r:.60}",
                 remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
             )
         given = joined_parts(messages)
-        variables = without_missing(options)
-        options = {n: variables.pop(n) for n in Options.__annotations__ if n in variables}
         if tools:
-            variables["tools"] = tools
-        if enable_thinking is not None:
-            variables["enable_thinking"] = enable_thinking
+            template_variables["tools"] = tools
         template = self.template
-        _require_read(template, variables)
-        text = template.render(given, **variables)
+        _require_read(template, template_variables)
+        text = template.render(
+            given, add_generation_prompt=add_generation_prompt, **template_variables
+        )
         bos = self._text(self.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
-        ids = self.tokenize(text, add_bos=False if printed else None)
-        return self.generate(ids, stream=stream, **options)
+        return self.tokenize(text, add_bos=False if printed else None)
 
     @property
     def template(self) -> ChatTemplate:

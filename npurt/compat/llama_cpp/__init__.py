@@ -1,0 +1,44 @@
+"""The interface of llama-cpp-python: change the import, and a script runs.
+
+Names, arguments, defaults and the shapes of results are those of llama-cpp-python 0.3.36.  What
+only chooses how a machine works, such as *n_gpu_layers*, has no effect.  What would change a result
+and is not here raises UnsupportedOp with its name.  docs/llama-cpp-python.md lists both.
+Source: PyPI, llama_cpp_python-0.3.36.tar.gz, MIT: names, arguments, defaults and shapes only.
+"""
+
+from npurt.compat.llama_cpp.context import LlamaTokenizer
+from npurt.compat.llama_cpp.lists import (
+    LlamaGrammar,
+    LlamaState,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from npurt.compat.llama_cpp.model import Llama
+
+__version__ = "0.3.36"  # of the interface
+
+# Numbers of its C interface that arguments of `Llama` take.
+GGML_TYPE_F32, GGML_TYPE_F16 = 0, 1
+LLAMA_DEFAULT_SEED = 0xFFFFFFFF
+LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW = 0, 1, 2
+
+__all__ = [
+    "GGML_TYPE_F16",
+    "GGML_TYPE_F32",
+    "LLAMA_DEFAULT_SEED",
+    "LLAMA_SPLIT_MODE_LAYER",
+    "LLAMA_SPLIT_MODE_NONE",
+    "LLAMA_SPLIT_MODE_ROW",
+    "Llama",
+    "LlamaGrammar",
+    "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+]

@@ -1,0 +1,148 @@
+"""Arguments of llama-cpp-python: which are refused, and the others in npurt's terms."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from npurt.errors import UnsupportedOp
+from npurt.runtime.open.arguments import integer, optional_integer
+
+RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
+
+# Its names of chat formats -> npurt's, where they differ.
+FORMATS = {"llama-2": "llama2", "llama-3": "llama3", "mistral-instruct": "mistral"}
+# The texts that end an answer in a format, for files that do not know them as end tokens.
+STOPS = {
+    "chatml": "<|im_end|>", "gemma": "<end_of_turn>\n", "llama-3": "<|eot_id|>",
+    "mistral-instruct": "</s>", "zephyr": "</s>",
+}  # fmt: skip
+# Arguments of the constructor that npurt does not have, and the values that change nothing.
+MODEL_DEFAULTS: dict[str, Any] = {
+    "attention_type": -1, "chat_handler": None, "embedding": False, "kv_overrides": None,
+    "logits_all": False, "lora_base": None, "lora_path": None, "lora_scale": 1.0,
+    "pooling_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
+    "spm_infill": False, "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0, "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,
+}  # fmt: skip
+# The same of completions.  Mirostat's constants have no effect while it is off.
+DEFAULTS: dict[str, Any] = {
+    "function_call": None, "functions": None, "grammar": None, "idx": None, "logprobs": False,
+    "mirostat_mode": 0, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto", "top_logprobs": None,
+    "typical_p": 1.0,
+}  # fmt: skip
+# What of completions `Llama` hands on to its sampler.
+SAMPLING = (
+    "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty",
+    "logits_processor", "stopping_criteria", "logit_bias",
+)  # fmt: skip
+KV_TYPES = {None: "f16", 0: "f32", 1: "f16"}  # numbers of ggml's types
+
+
+class Options(TypedDict, total=False):
+    """The arguments that completions and chats share."""
+
+    temperature: float
+    top_p: float
+    min_p: float
+    typical_p: float
+    stop: str | Sequence[str] | None
+    frequency_penalty: float
+    presence_penalty: float
+    repeat_penalty: float
+    top_k: int
+    seed: int | None
+    max_tokens: int | None
+    tfs_z: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    model: str | None
+    logits_processor: Any
+    grammar: Any
+    logit_bias: dict[int, float] | None
+
+
+class TextOptions(Options, total=False):
+    """The arguments of a completion."""
+
+    suffix: str | None
+    logprobs: int | None
+    echo: bool
+    stopping_criteria: Any
+
+
+class ChatOptions(Options, total=False):
+    """The arguments of a chat."""
+
+    functions: Any
+    function_call: Any
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: Any
+    response_format: Mapping[str, Any] | None
+    logprobs: bool | None
+    top_logprobs: int | None
+
+
+def missing(name: str) -> UnsupportedOp:
+    """Return the error about something that npurt does not have."""
+    return UnsupportedOp(
+        f"npurt.compat.llama_cpp does not have {name} yet", remedy=f"do without {name}"
+    )
+
+
+def refuse(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse those of *given* that npurt does not have, unless None or their default is given.
+
+    Raises:
+        UnsupportedOp: npurt does not have it.
+    """
+    for name, default in defaults.items():
+        value = given.get(name)
+        if value is not None and not _same(value, default):
+            raise missing(f"{name}={value!r:.60}")
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Return whether *value* is *default*; 0 is not False, because logprobs=0 asks for some."""
+    return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
+
+
+def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of *given* that are of `SAMPLING`; refuse what npurt does not have.
+
+    Raises:
+        UnsupportedOp: npurt does not have it.
+    """
+    refuse(given, DEFAULTS)
+    return {name: given[name] for name in SAMPLING if name in given}
+
+
+def seed_of(seed: int) -> int | None:
+    """Return *seed*; None if it asks for a different one each time."""
+    number = integer("seed", seed, -1)
+    return None if number in (-1, RANDOM_SEED) else number
+
+
+def limit(max_tokens: int | None) -> int | None:
+    """Return *max_tokens*; None if there is no limit."""
+    number = optional_integer("max_tokens", max_tokens)
+    return None if number is None or number <= 0 else number
+
+
+def kv_type(type_k: int | None, type_v: int | None) -> str:
+    """Return npurt's name of the type of both halves of a cache.
+
+    Raises:
+        UnsupportedOp: npurt does not have it, or not both halves have it.
+    """
+    if type_k not in KV_TYPES or type_v not in KV_TYPES or KV_TYPES[type_k] != KV_TYPES[type_v]:
+        raise UnsupportedOp(
+            f"type_k is {type_k!r} and type_v {type_v!r}",
+            remedy="use 1 (f16) or 0 (f32) for both, or leave them out",
+        )
+    return KV_TYPES[type_k]
+
+
+def all_stops(stop: Any, chat_format: str | None) -> list[str]:
+    """Return the stop texts of a chat: those given, and that of the format."""
+    given = [stop] if isinstance(stop, str) else list(stop or ())
+    return given + ([STOPS[chat_format]] if chat_format in STOPS else [])

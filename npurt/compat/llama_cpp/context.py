@@ -1,0 +1,318 @@
+"""The part of llama-cpp-python's `Llama` that writes no text: file, tokens, context, states."""
+
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from npurt.compat.llama_cpp.arguments import (
+    FORMATS,
+    MODEL_DEFAULTS,
+    RANDOM_SEED,
+    kv_type,
+    missing,
+    refuse,
+    seed_of,
+)
+from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
+from npurt.compat.sampling import F32, Ids
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.model import Llama as Model
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.open.arguments import integer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class OpenModel:
+    """An open file with a context.
+
+    It can be pickled: its file is opened again, and the context is empty.
+
+    Args:
+        model_path: The GGUF file.
+        vocab_only: Open only the vocabulary: what needs weights raises SettingError.
+        seed: Of sampling; -1: a different one each time.
+        n_ctx: Positions; 0: all that the model was trained for.
+        n_batch: Tokens evaluated at once; at most 512 are.
+        n_threads: CPU threads; by default what the machine suggests.
+        last_n_tokens_size: The tokens that penalties see.
+        chat_format: A name of a chat template; by default the file's own template.
+        draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
+        type_k, type_v: Element type of the KV cache, both alike: 1 for f16, 0 for f32.
+        verbose: Show progress bars on a terminal.
+        device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
+
+    Raises:
+        ValueError: The file cannot be opened; npurt's ModelFormatError and SettingError are that.
+        UnsupportedOp: npurt does not have what an argument asks for.
+    """
+
+    def __init__(
+        self, model_path: str, *, n_gpu_layers: int = 0, split_mode: int = 1, main_gpu: int = 0,
+        tensor_split: list[float] | None = None, vocab_only: bool = False, use_mmap: bool = True,
+        use_mlock: bool = False, kv_overrides: dict[str, Any] | None = None,
+        seed: int = RANDOM_SEED, n_ctx: int = 512, n_batch: int = 512, n_ubatch: int = 512,
+        n_threads: int | None = None, n_threads_batch: int | None = None,
+        rope_scaling_type: int | None = -1, pooling_type: int = -1, attention_type: int = -1,
+        rope_freq_base: float = 0.0, rope_freq_scale: float = 0.0, yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0, yarn_beta_fast: float = 32.0, yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0, logits_all: bool = False, embedding: bool = False,
+        offload_kqv: bool = True, flash_attn: bool = False, op_offload: bool | None = None,
+        swa_full: bool | None = None, no_perf: bool = False, last_n_tokens_size: int = 64,
+        lora_base: str | None = None, lora_scale: float = 1.0, lora_path: str | None = None,
+        numa: bool | int = False, chat_format: str | None = None, chat_handler: Any = None,
+        draft_model: Any = None, tokenizer: Any = None, type_k: int | None = None,
+        type_v: int | None = None, spm_infill: bool = False, verbose: bool = True,
+        device: str | None = "auto",
+    ) -> None:  # fmt: skip
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        refuse(self._arguments, MODEL_DEFAULTS)
+        if not (draft_model is None or isinstance(draft_model, LlamaPromptLookupDecoding)):
+            raise missing(f"draft_model={draft_model!r:.60}")
+        self.model_path = os.fspath(model_path)
+        self.chat_format = chat_format
+        self.verbose = verbose
+        self.n_batch = min(integer("n_batch", n_batch, 1), 512)
+        self.last_n_tokens_size = last_n_tokens_size
+        self._seed = seed_of(seed)
+        self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
+        self._model: Model | None = None
+        if vocab_only:
+            self._metadata = GGUF(self.model_path).metadata
+            self._tokenizer = Tokenizer.from_gguf(self._metadata)
+            return
+        self._model = Model(
+            self.model_path,
+            device,
+            n_ctx=n_ctx,
+            n_batch=self.n_batch,
+            n_threads=n_threads,
+            kv_type=kv_type(type_k, type_v),
+            chat_template=None if chat_format is None else FORMATS.get(chat_format, chat_format),
+            progress=bool(verbose),
+            draft=None if draft_model is None else "lookup",
+            draft_max=None if draft_model is None else draft_model.num_pred_tokens,
+        )
+        self._metadata, self._tokenizer = self._model.metadata, self._model.tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls, repo_id: str, filename: str | None = None, additional_files: Any = None,
+        local_dir: Any = None, local_dir_use_symlinks: Any = "auto", cache_dir: Any = None,
+        **kwargs: Any,
+    ) -> Self:  # fmt: skip
+        """Open a model of a Hugging Face hub; *filename* may be a pattern.
+
+        Args:
+            repo_id: ``user/repo``.
+            filename: The file, or a pattern such as ``*q8_0.gguf``.
+            additional_files, local_dir, cache_dir: Refused unless None.
+            local_dir_use_symlinks: No effect.
+            kwargs: Those of the class.
+
+        Raises:
+            DownloadError: The model cannot be downloaded.
+            UnsupportedOp: npurt does not have what an argument asks for.
+        """
+        from npurt.models.hub import Hub, Reference
+
+        refuse(locals(), dict.fromkeys(("additional_files", "local_dir", "cache_dir")))
+        path = Hub.usual().fetch(
+            Reference.of(repo_id, filename, None), progress=kwargs.get("verbose", True)
+        )
+        return cls(str(path), **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._arguments
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def _llm(self) -> Model:
+        if self._model is None:
+            raise SettingError(
+                "only the vocabulary of this model is open", remedy="leave vocab_only out"
+            )
+        return self._model
+
+    # --- Tokens ---------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the ids of UTF-8 *text*; *add_bos*: with BOS, if the model wants one.
+
+        Raises:
+            LayoutError: *text* is not bytes, or no UTF-8.
+        """
+        if not isinstance(text, bytes):
+            raise LayoutError(f"text is {text!r:.60}", remedy='pass bytes: text.encode("utf-8")')
+        try:
+            words = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise LayoutError(f"text is no UTF-8: {error}", remedy="encode it in UTF-8") from error
+        return self._tokenizer.encode(words, add_bos=None if add_bos else False, special=special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the bytes of *tokens*, without the space that follows a BOS at their begin."""
+        tokenizer, ids = self._tokenizer, list(tokens)
+        hidden = frozenset() if special else tokenizer.control
+        data = b"".join(tokenizer.piece(token) for token in ids if token not in hidden)
+        begins = bool(ids) and ids[0] == tokenizer.bos
+        return data.removeprefix(b" ") if begins else data
+
+    def tokenizer(self) -> "LlamaTokenizer":
+        """Return the tokenizer."""
+        return LlamaTokenizer(self)
+
+    def token_bos(self) -> int:
+        """Return the id of BOS; -1 if there is none."""
+        return -1 if self._tokenizer.bos is None else self._tokenizer.bos
+
+    def token_eos(self) -> int:
+        """Return the id of EOS; -1 if there is none."""
+        return -1 if self._tokenizer.eos is None else self._tokenizer.eos
+
+    def token_nl(self) -> int:
+        """Return the id of the end of a line, the last one of its text."""
+        return self._tokenizer.encode("\n", add_bos=False)[-1]
+
+    # --- The model and its state ----------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Return the positions of the context."""
+        return self._llm.n_ctx
+
+    def n_vocab(self) -> int:
+        """Return the size of the vocabulary."""
+        return self._llm.config.n_vocab
+
+    def n_embd(self) -> int:
+        """Return the width of the model."""
+        return self._llm.config.width
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the context."""
+        return self._llm.n_tokens
+
+    @property
+    def input_ids(self) -> Ids:
+        """The tokens of the context."""
+        return np.array(self._llm.history, np.intc)
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The tokens of the context, in a deque."""
+        return deque(self._llm.history, maxlen=self._llm.n_ctx)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The logits that `eval` computed last, after the last token of the context."""
+        rows = [] if self._row is None else [self._row.tolist()]
+        return deque(rows, maxlen=1)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the file, as text, without arrays."""
+        single = {k: v for k, v in self._metadata.items() if isinstance(v, str | int | float)}
+        return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in single.items()}
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of later completions; -1: a different one each time."""
+        self._seed = seed_of(seed)
+
+    def reset(self) -> None:
+        """Forget the context."""
+        self._row = None
+        self._llm.reset()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append *tokens* to the context.
+
+        Raises:
+            ContextFull: They do not fit.
+        """
+        if len(tokens):
+            self._row = self._llm.eval_last(tokens).copy()
+
+    def save_state(self) -> LlamaState:
+        """Return a copy of the state of the context, which can be pickled."""
+        snapshot = self._llm.snapshot()
+        rows = [] if self._row is None else [self._row]
+        return LlamaState(
+            input_ids=self.input_ids,
+            scores=np.array(rows, np.float32).reshape(-1, self.n_vocab()),
+            n_tokens=self.n_tokens,
+            llama_state=snapshot,
+            llama_state_size=snapshot.nbytes,
+            seed=self._seed,
+        )
+
+    def load_state(self, state: LlamaState) -> None:
+        """Set the state to what `save_state` returned.
+
+        Raises:
+            LayoutError: It is no state, or not of this model.
+        """
+        if not isinstance(state, LlamaState):
+            raise LayoutError(f"{state!r:.60} is no state", remedy="pass what save_state() gave")
+        self._llm.restore(state.llama_state)
+        self._row = state.scores[0].copy() if len(state.scores) else None
+        self._seed = state.seed
+
+    def close(self) -> None:
+        """Release the model."""
+        if self._model is not None:
+            self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @staticmethod
+    def logits_to_logprobs(logits: Any, axis: int = -1) -> F32:
+        """Return the logarithms of the probabilities that *logits* mean."""
+        values = np.asarray(logits, np.float32)
+        below = values - values.max(axis=axis, keepdims=True)
+        logs: F32 = below - np.log(np.exp(below).sum(axis=axis, keepdims=True))
+        return logs
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Return how many first tokens *a* and *b* share."""
+        same = [x == y for x, y in zip(a, b, strict=False)]
+        return same.index(False) if False in same else len(same)
+
+
+class LlamaTokenizer:
+    """The tokenizer of a model."""
+
+    def __init__(self, llama: OpenModel) -> None:
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """As `Llama.tokenize`."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As `Llama.detokenize`."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the ids of *text*."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*, without bytes that are no UTF-8."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")

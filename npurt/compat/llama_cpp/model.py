@@ -1,0 +1,326 @@
+"""`Llama` with the interface of llama-cpp-python: completions and chats."""
+
+import importlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn, Unpack, overload
+
+from npurt.compat.llama_cpp.arguments import (
+    ChatOptions,
+    TextOptions,
+    all_stops,
+    limit,
+    missing,
+    sampling,
+)
+from npurt.compat.llama_cpp.context import OpenModel
+from npurt.compat.llama_cpp.results import (
+    FINISH,
+    Result,
+    delta_choice,
+    head,
+    message_choice,
+    text_choice,
+    usage,
+)
+from npurt.compat.sampling import Criterion, ProcessedSampler, biased, penalised
+from npurt.errors import SettingError, UnsupportedOp
+from npurt.llm.decode.generate import Generation, stop_texts
+from npurt.llm.decode.sampler import Sampling
+from npurt.runtime.open.arguments import integer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Llama(OpenModel):
+    """A model behind llama-cpp-python's interface; see `OpenModel` for its arguments.
+
+    A second completion ends an open stream, whose next step raises SettingError.
+    """
+
+    # --- Single tokens --------------------------------------------------------------------------
+
+    def sample(
+        self, top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+        temp: float = 0.80, repeat_penalty: float = 1.0, frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0, tfs_z: float = 1.0, mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1, mirostat_tau: float = 5.0, penalize_nl: bool = True,
+        logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
+    ) -> int:  # fmt: skip
+        """Return a token that follows what `eval` appended last.
+
+        Raises:
+            SettingError: Nothing was appended by `eval`.
+            UnsupportedOp: npurt does not have an option.
+        """
+        if idx == self.n_tokens - 1:
+            idx = None
+        sampler = self._sampler(temp, None, **sampling(locals()))
+        history = self._llm.history
+        if self._row is None or not history:
+            raise SettingError("there are no logits to sample from", remedy="call eval() first")
+        return sampler.sample(self._row, history)
+
+    def generate(
+        self, tokens: Sequence[int], top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05,
+        typical_p: float = 1.0, temp: float = 0.80, repeat_penalty: float = 1.0,
+        reset: bool = True, frequency_penalty: float = 0.0, presence_penalty: float = 0.0,
+        tfs_z: float = 1.0, mirostat_mode: int = 0, mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1, penalize_nl: bool = True, logits_processor: Any = None,
+        stopping_criteria: Any = None, grammar: Any = None,
+    ) -> Iterator[int]:  # fmt: skip
+        """Return an iterator of the tokens that follow *tokens*; the end token is the last.
+
+        Args:
+            tokens: The prompt.
+            reset: Whether the prompt begins a text, or goes on with that of the context.
+            temp: 0 takes the most likely token each time.
+            top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty: As for
+                `create_completion`; so are logits_processor and stopping_criteria.
+            penalize_nl: No effect.
+            typical_p, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
+            mirostat_tau, mirostat_eta: No effect.
+
+        Raises:
+            UnsupportedOp: npurt does not have an option.
+        """
+        sampler = self._sampler(temp, None, **sampling(locals()))
+        prompt = list(tokens) if reset else [*self._llm.history, *tokens]
+        return self._tokens(self._generation(prompt, sampler, (), None), sampler)
+
+    def _tokens(self, generation: Generation, sampler: ProcessedSampler) -> Iterator[int]:
+        yield from generation.tokens()
+        if sampler.last in self._tokenizer.eog:
+            yield sampler.last
+
+    def _generation(
+        self, prompt: list[int], sampler: ProcessedSampler, stop: Any, max_tokens: int | None
+    ) -> Generation:
+        llm = self._llm
+        self._row = None  # what `eval` computed is not after the last token any more
+        return Generation(
+            llm, prompt, sampler, stop_texts(stop), limit(max_tokens), llm.speculator
+        )  # fmt: skip
+
+    def _sampler(
+        self,
+        temperature: float,
+        seed: int | None,
+        *,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logits_processor: Any = None,
+        stopping_criteria: Criterion | None = None,
+        logit_bias: dict[int, float] | None = None,
+        **options: Any,
+    ) -> ProcessedSampler:
+        """Return a sampler; as there, *seed* is that of later completions, too."""
+        if seed is not None:
+            self.set_seed(seed)
+        elif self._seed is not None:
+            self._seed = random.Random(self._seed).getrandbits(32)
+        processors = [] if logits_processor is None else [logits_processor]
+        if isinstance(logits_processor, Iterable):
+            processors = list(logits_processor)
+        if logit_bias:
+            processors.append(biased(logit_bias))
+        last = self.last_n_tokens_size
+        if frequency_penalty or presence_penalty:
+            processors.append(penalised(frequency_penalty, presence_penalty, last))
+        options["top_k"] = max(0, integer("top_k", options["top_k"]))
+        settings = Sampling(
+            temperature=temperature, repeat_last_n=last, seed=self._seed, **options
+        )  # fmt: skip
+        never = self._tokenizer.never_sampled
+        return ProcessedSampler(settings, never, processors, stopping_criteria)
+
+    # --- Completions ----------------------------------------------------------------------------
+
+    @overload
+    def create_completion(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[TextOptions],
+    ) -> Result: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[TextOptions]
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompt, *, stream: bool, **options: Unpack[TextOptions]
+    ) -> Result | Iterator[Result]: ...
+
+    def create_completion(
+        self, prompt: Prompt, suffix: str | None = None, max_tokens: int | None = 16,
+        temperature: float = 0.8, top_p: float = 0.95, min_p: float = 0.05,
+        typical_p: float = 1.0, logprobs: int | None = None, echo: bool = False,
+        stop: str | Sequence[str] | None = (), frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0, repeat_penalty: float = 1.0, top_k: int = 40,
+        stream: bool = False, seed: int | None = None, tfs_z: float = 1.0,
+        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+        model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
+        grammar: Any = None, logit_bias: dict[int, float] | None = None,
+    ) -> Result | Iterator[Result]:  # fmt: skip
+        """Continue *prompt*; return a completion, or an iterator of its chunks.
+
+        Args:
+            prompt: Text, or token ids.
+            max_tokens: The most tokens; None, 0 or less: no limit.
+            temperature: 0 takes the most likely token each time.
+            top_k, top_p, min_p, repeat_penalty: See `npurt.llm.decode.sampler.Sampling`.
+            frequency_penalty, presence_penalty: What the logit of a token loses for each time that
+                it is among the last ones, and once; the prompt counts, too.
+            logit_bias: What is added to the logits of tokens, by id.
+            logits_processor: A function, or several, of ids and logits; returns logits.
+            stopping_criteria: A function of ids and logits: whether the text ends here.
+            echo: Begin the text with the prompt.
+            stop: Texts that end it and are not part of it.
+            stream: Return chunks.
+            seed: Of this completion; by default one that follows from that of the model.
+            model: The name that the result has.
+            suffix, logprobs, typical_p, tfs_z, mirostat_mode, grammar: Refused unless they have no
+                effect.
+            mirostat_tau, mirostat_eta: No effect.
+
+        Raises:
+            ContextFull: The prompt does not fit.
+            UnsupportedOp: npurt does not have an option.
+        """
+        sampler = self._sampler(temperature, seed, **sampling(locals()))
+        ids = self._llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        pieces = iter(self._generation(ids, sampler, stop, max_tokens))
+        if echo:
+            text = prompt if isinstance(prompt, str) else self._llm.detokenize(prompt)
+            pieces = _chain(text, pieces)
+        common = head("cmpl", "text_completion", model or self.model_path)
+        if stream:
+            return self._chunks(common, pieces)
+        with self._llm.lock:  # another thread cannot end it
+            choice = text_choice("".join(pieces), self._finish)
+            return common | {"choices": [choice], "usage": usage(self._llm.timing)}
+
+    __call__ = create_completion
+
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
+    ) -> Result: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: bool, **options: Unpack[ChatOptions]
+    ) -> Result | Iterator[Result]: ...
+
+    def create_chat_completion(
+        self, messages: Messages, functions: Any = None, function_call: Any = None,
+        tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: Any = None,
+        temperature: float = 0.2, top_p: float = 0.95, top_k: int = 40, min_p: float = 0.05,
+        typical_p: float = 1.0, stream: bool = False, stop: str | Sequence[str] | None = (),
+        seed: int | None = None, response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None, presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0, repeat_penalty: float = 1.0, tfs_z: float = 1.0,
+        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+        model: str | None = None, logits_processor: Any = None, grammar: Any = None,
+        logit_bias: dict[int, float] | None = None, logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> Result | Iterator[Result]:  # fmt: skip
+        """Answer *messages*; return a chat completion, or an iterator of its chunks.
+
+        Args:
+            messages: As for `npurt.Llama.chat`.
+            tools: As for `npurt.Llama.chat`: calls are part of the content, as the model writes
+                them.
+            tool_choice: None or ``"auto"``.
+            response_format: None or ``{"type": "text"}``.
+            functions, function_call, top_logprobs: Refused unless None.
+            temperature, max_tokens, top_k, top_p, min_p, repeat_penalty, frequency_penalty,
+                presence_penalty, logit_bias, logits_processor, stop, stream, seed, model, logprobs,
+                typical_p, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, grammar: As for
+                `create_completion`.
+
+        Raises:
+            ContextFull: The prompt does not fit.
+            UnsupportedOp: npurt does not have an option.
+        """
+        sampler = self._sampler(temperature, seed, **sampling(locals()))
+        if response_format is not None and response_format.get("type") != "text":
+            raise missing(f"response_format={response_format!r:.60}")
+        ids = self._llm.apply_chat_template(messages, tools=tools)
+        stops = all_stops(stop, self.chat_format)
+        pieces = iter(self._generation(ids, sampler, stops, max_tokens))
+        name = model or self.model_path
+        if stream:
+            return self._chat_chunks(head("chatcmpl", "chat.completion.chunk", name), pieces)
+        with self._llm.lock:
+            choice = message_choice("".join(pieces), self._finish)
+            common = head("chatcmpl", "chat.completion", name)
+            return common | {"choices": [choice], "usage": usage(self._llm.timing)}
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what `create_chat_completion` does as objects of the package openai.
+
+        Raises:
+            UnsupportedOp: That package is not installed.
+        """
+        try:
+            types = importlib.import_module("openai.types.chat")
+        except ImportError as error:
+            raise UnsupportedOp(
+                "the package openai is not installed", remedy="run: pip install openai"
+            ) from error
+        result = self.create_chat_completion(*args, **kwargs)
+        if isinstance(result, dict):
+            return types.ChatCompletion(**result)
+        return (types.ChatCompletionChunk(**chunk) for chunk in result)
+
+    def _chunks(self, common: Result, pieces: Iterable[str]) -> Iterator[Result]:
+        for piece in pieces:
+            yield common | {"choices": [text_choice(piece)]}
+        yield common | {"choices": [text_choice("", self._finish)]}
+
+    def _chat_chunks(self, common: Result, pieces: Iterable[str]) -> Iterator[Result]:
+        yield common | {"choices": [delta_choice({"role": "assistant"})]}
+        for piece in pieces:
+            yield common | {"choices": [delta_choice({"content": piece})]}
+        yield common | {"choices": [delta_choice({}, self._finish)]}
+
+    @property
+    def _finish(self) -> str:
+        return FINISH[self._llm.timing.finish]
+
+    # --- What is not there yet ------------------------------------------------------------------
+
+    def create_embedding(self, input: Any, model: str | None = None) -> NoReturn:
+        """Refuse: npurt does not have embeddings yet."""
+        raise missing("create_embedding")
+
+    def embed(
+        self, input: Any, normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> NoReturn:
+        """Refuse: npurt does not have embeddings yet."""
+        raise missing("embed")
+
+    def pooling_type(self) -> NoReturn:
+        """Refuse: npurt does not have embeddings yet."""
+        raise missing("pooling_type")
+
+    def set_cache(self, cache: Any) -> None:
+        """Refuse a cache of states; the prefix that prompts share is kept anyway."""
+        if cache is not None:
+            raise missing("set_cache")
+
+
+def _chain(text: str, pieces: Iterable[str]) -> Iterator[str]:
+    yield text
+    yield from pieces
