@@ -43,7 +43,8 @@ class OpenModel:
         last_n_tokens_size: The tokens that penalties see.
         chat_format: A name of a chat template; by default the file's own template.
         draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
-        type_k, type_v: Element type of the KV cache, both alike: 1 for f16, 0 for f32.
+        type_k: Element type of the keys in the KV cache: 1 for f16, 0 for f32.
+        type_v: The same of the values; both are alike.
         verbose: Show progress bars on a terminal.
         device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
 
@@ -111,7 +112,9 @@ class OpenModel:
         Args:
             repo_id: ``user/repo``.
             filename: The file, or a pattern such as ``*q8_0.gguf``.
-            additional_files, local_dir, cache_dir: Refused unless None.
+            additional_files: Refused unless None.
+            local_dir: Refused unless None.
+            cache_dir: Refused unless None.
             local_dir_use_symlinks: No effect.
             kwargs: Those of the class.
 
