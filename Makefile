@@ -42,7 +42,7 @@ help:
 	@echo 'make kernel    run clients of the RK3588 on the rocket driver of Linux'
 	@echo 'make soak      look for more for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
-	@echo 'make wheels    build the wheels of x86_64 and aarch64 into dist/'
+	@echo 'make wheels    build what is released, into dist/, and test it'
 	@echo 'make docs      build the documentation site into build/docs; dead links fail'
 	@echo 'make lint      run the linters'
 	@echo 'make clean     remove what was built, but not .venv and models'
@@ -86,13 +86,18 @@ kernel: .venv/dev
 models: .venv/installed
 	$(BIN)/npurt models fetch --yes --folder models
 
-# Reproducible: the same sources give the same bytes in any folder.  Python's own build tools read
-# _PYTHON_HOST_PLATFORM as the platform to build for.
+# What is released: wheels of x86_64 and aarch64, one without libraries for all other machines, and
+# the source archive, into dist/; then the tests of these.  Reproducible: the same sources give the
+# same bytes in any folder.  Python's own build tools read _PYTHON_HOST_PLATFORM as the platform to
+# build for.
 wheels: .venv/dev
-	@set -e; for arch in x86_64 aarch64; do \
-		_PYTHON_HOST_PLATFORM=linux-$$arch $(BIN)/python -m hatchling build -t wheel -d dist; \
+	rm -f dist/npurt-*
+	@set -e; for platform in linux-x86_64 linux-aarch64 any; do \
+		_PYTHON_HOST_PLATFORM=$$platform $(BIN)/python -m hatchling build -t wheel -d dist; \
 	done
-	@cd dist && sha256sum *.whl
+	$(BIN)/python -m hatchling build -t sdist -d dist
+	@cd dist && sha256sum npurt-*
+	$(BIN)/python -m pytest -m release tests/release
 
 # The variable: no advertisement for the successor of the theme's program.
 docs: .venv/dev

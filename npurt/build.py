@@ -1,8 +1,8 @@
-"""Compile everything of npurt that is written in C, and put it into wheels.
+"""Compile everything of npurt that is written in C.
 
-Runs by hand (`python npurt/build.py --help`), from tests, and from hatchling, which finds
-`BuildHook`.  It needs only Python and the `ziglang` package, pinned in pyproject.toml, and is not
-installed itself.  It builds a product only when the contents of its sources or flags changed.
+Runs by hand (`python npurt/build.py --help`), from tests, and from `npurt/build_wheel.py`.  It
+needs only Python and the `ziglang` package, pinned in pyproject.toml, and is not installed itself.
+It builds a product only when the contents of its sources or flags changed.
 
 `PRODUCTS` are the CPU kernels, the host's parts of the NPU backends, the skels that run on the
 Hexagon with their manifest, and the simulators of both NPUs.
@@ -13,11 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-
-if __package__ != "npurt":  # run by hand, or by hatchling, which knows the path of this file alone
+if __package__ != "npurt":  # run by hand
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt import build_sanitize as sanitize
@@ -52,8 +49,10 @@ __all__ = [
     "compile_program",
     "compile_skel",
     "host",
+    "is_made",
     "library_sources",
     "make",
+    "sources",
 ]
 
 PACKAGE = sanitize.package()
@@ -158,33 +157,32 @@ def make(package: Path, target: str, names: Sequence[str] = ()) -> list[Path]:
     return made
 
 
-def _make(product: Product, package: Path, target: str) -> list[Path]:
-    inputs = product.inputs()
-    if not inputs:
-        return []
+def sources() -> list[Path]:
+    """Return every file that a product depends on, but for the code of the build, sorted."""
+    inputs = {path for product in PRODUCTS for path in product.inputs()}
+    return sorted(inputs.union(_files("idl"), rtlib()))
+
+
+def is_made(package: Path, target: str) -> bool:
+    """Return whether `make` has nothing to compile."""
+    stamps = (_stamp(product, package, target) for product in PRODUCTS if product.inputs())
+    return all(stamp.made() is not None for stamp in stamps)
+
+
+def _stamp(product: Product, package: Path, target: str) -> Stamp:
     name = "-".join([product.name, target, *filter(None, [sanitize.chosen()])])
-    stamp = Stamp(name, [*inputs, *_files("idl"), *rtlib()], str(package))
+    return Stamp(name, [*product.inputs(), *_files("idl"), *rtlib()], str(package))
+
+
+def _make(product: Product, package: Path, target: str) -> list[Path]:
+    if not product.inputs():
+        return []
+    stamp = _stamp(product, package, target)
     made = stamp.made()
     if made is None:
         made = list(product.make(package, target))
         stamp.record(made)
     return made
-
-
-class BuildHook(BuildHookInterface[Any]):
-    """Gives hatchling what was compiled and the platform tag of the wheel."""
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build in place for an editable install, else beside the sources, into the wheel."""
-        target = host()
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{target}"
-        if version == "editable":
-            make(PACKAGE, target)
-        else:
-            package = ROOT / "build" / target / "npurt"
-            for built in make(package, target):
-                build_data["force_include"][str(built)] = str(built.relative_to(package.parent))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

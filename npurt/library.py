@@ -9,7 +9,10 @@ from npurt.settings import LIBRARIES, read
 
 PACKAGE = Path(__file__).parent
 
-REINSTALL = "reinstall npurt; in a checkout run `pip install -e .`, which compiles it"
+REINSTALL = (
+    "reinstall npurt, which has libraries for Linux on x86_64 and aarch64 (glibc 2.28 or newer); "
+    "in a checkout run `pip install -e .`, which compiles them; elsewhere use the device numpy"
+)
 
 
 def declare(header: Path) -> Any:
@@ -49,10 +52,12 @@ def load(parser: Any, path: Path, what: str) -> Any:
     Raises:
         DeviceNotFound: It is missing, or cannot be loaded.
     """
+    remedy = REINSTALL
+    if read(LIBRARIES, str):
+        remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
+    if not path.exists():
+        raise DeviceNotFound(f"cannot load {what}: there is no {path}", remedy=remedy)
     try:
         return parser.dlopen(str(path))
     except OSError as error:
-        remedy = REINSTALL
-        if read(LIBRARIES, str):
-            remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
         raise DeviceNotFound(f"cannot load {what}: {error}", remedy=remedy) from error

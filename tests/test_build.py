@@ -1,22 +1,13 @@
-"""The build: what the name of a source means, what the library needs, wheels equal to the byte."""
+"""The build: what the name of a source means, what is made again, what the library needs."""
 
-import os
-import re
-import shutil
 import subprocess
-import sys
-import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 
-import npurt
 from npurt import build, build_host, build_zig
-from tests import elf
 
 PROJECT = Path(__file__).resolve().parents[1]
-PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 
 # What the compiler defines when it may use an instruction set.  Sources: GCC manual, "x86
 # Options", and Arm C Language Extensions, "Feature test macros".
@@ -220,169 +211,6 @@ def test_the_command_makes_a_program_of_the_kernels_and_a_file(tmp_path):
 
     assert status == 0
     assert subprocess.run(["qemu-aarch64", out], check=False).returncode == 3
-
-
-def test_an_editable_install_builds_in_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "PACKAGE", tmp_path)
-    monkeypatch.setattr(build, "PRODUCTS", build.PRODUCTS[:1])
-    monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
-    build_data = {"force_include": {}}
-
-    build.BuildHook(str(PROJECT), {}, None, None, "", "wheel").initialize("editable", build_data)
-
-    assert elf.read(tmp_path / "cpu/libnpurt_cpu.so").machine == "aarch64"
-    assert build_data == {
-        "force_include": {},
-        "pure_python": False,
-        "tag": "py3-none-manylinux_2_28_aarch64",
-    }
-
-
-def test_the_compiler_has_one_version():
-    pins = {
-        requirement
-        for requirement in (
-            *PYPROJECT["build-system"]["requires"],
-            *PYPROJECT["project"]["optional-dependencies"]["dev"],
-        )
-        if requirement.startswith("ziglang")
-    }
-
-    assert pins == {"ziglang==0.17.1"}
-
-
-# --- wheels --------------------------------------------------------------------------------------
-
-
-def make_wheel(project, target, folder):
-    """Build the wheel of *target* from the checkout at *project* into *folder*."""
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=project,
-        env={**os.environ, "_PYTHON_HOST_PLATFORM": f"linux-{target}"},
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = folder.iterdir()
-    return wheel
-
-
-@pytest.fixture(scope="module", params=build.TARGETS)
-def wheel(request, tmp_path_factory):
-    """The wheel of each architecture, made from this checkout."""
-    return make_wheel(PROJECT, request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def library(wheel, tmp_path_factory):
-    """The library in the wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract("npurt/cpu/libnpurt_cpu.so", tmp_path_factory.mktemp("lib")))
-
-
-def target_of(wheel):
-    return wheel.stem.partition("manylinux_2_28_")[2]
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """What a checkout holds, in another folder, with nothing built."""
-    project = tmp_path_factory.mktemp("elsewhere")
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(PROJECT / name, project)
-    sources = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard", "npurt", "dsp", "idl", "sim"],
-        cwd=PROJECT,
-        check=True,
-        text=True,
-        capture_output=True,
-    ).stdout.split("\0")
-    for name in filter(None, sources):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(PROJECT / name, project / name)
-    return project
-
-
-def test_a_wheel_made_in_another_folder_is_equal_to_the_byte(wheel, elsewhere, tmp_path):
-    """Nothing is left of the folder, the time, or what was built there before."""
-    again = make_wheel(elsewhere, target_of(wheel), tmp_path / "dist")
-
-    assert again.name == wheel.name
-    assert again.read_bytes() == wheel.read_bytes()
-
-
-def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    python = {
-        str(path.relative_to(PROJECT))
-        for path in (PROJECT / "npurt").rglob("*.py")
-        if not path.match("npurt/build*.py")
-    }
-    built = {
-        str(path.relative_to(PROJECT / "build" / target_of(wheel)))
-        for path in build.make(PROJECT / "build" / target_of(wheel) / "npurt", target_of(wheel))
-    }
-
-    assert wheel.name == f"npurt-{npurt.__version__}-py3-none-manylinux_2_28_{target_of(wheel)}.whl"
-    assert "npurt/cpu/libnpurt_cpu.so" in built
-    assert {name for name in names if name.startswith("npurt/")} == {
-        *python,
-        *built,
-        *PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].values(),
-        "npurt/py.typed",
-    }
-    assert {name.partition("/")[0] for name in names} == {
-        "npurt",
-        f"npurt-{npurt.__version__}.dist-info",
-    }
-
-
-def test_what_a_wheel_holds_is_enough_to_multiply_on_every_device(tmp_path_factory):
-    """Installed anywhere, without the checkout."""
-    folder = tmp_path_factory.mktemp("installed")
-    made = make_wheel(PROJECT, build.host(), tmp_path_factory.mktemp("dist"))
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target")
-    subprocess.run([sys.executable, *install, folder, made], check=True)
-    code = """
-import numpy, npurt
-print(npurt.__file__)
-for device in ("cpu", "hexagon:sim", "rknpu:sim"):
-    w = npurt.pack(numpy.eye(64, dtype="f4"), "q8_0", device=device)
-    assert abs(npurt.matmul(numpy.ones((1, 64), "f4"), w) - 1).max() < 0.02
-"""
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        check=False,
-        text=True,
-        capture_output=True,
-    )
-
-    assert (done.stdout.strip(), done.stderr) == (str(folder / "npurt/__init__.py"), "")
-
-
-def test_the_library_needs_nothing_newer_than_glibc_2_28(library, wheel):
-    """manylinux_2_28 (PEP 600) promises glibc 2.28; the rest of what it allows is not used."""
-    read = elf.read(library)
-
-    assert read.machine == target_of(wheel)
-    assert {n for n in read.needed if not n.startswith("ld-linux-")} <= {
-        "libc.so.6", "libm.so.6", "libpthread.so.0"
-    }  # fmt: skip
-    assert read.imports
-    for symbol, version in read.imports.items():
-        assert version.startswith("GLIBC_2."), symbol
-        assert tuple(map(int, version[6:].split("."))) <= (2, 28), symbol
-
-
-def test_the_library_exports_what_its_header_says_and_no_more(library):
-    header = (PROJECT / "npurt/cpu/npurt_cpu.h").read_text()
-    public = re.findall(r"^NPURT_API [^(;]*?(\w+)\(", header, flags=re.M)
-
-    assert sorted(elf.read(library).exports) == sorted(public)
-    assert [name for name in public if not name.startswith("npurt_")] == []
 
 
 def test_the_makefile_names_tests_that_exist():

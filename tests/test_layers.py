@@ -14,7 +14,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings", "version"},
-    {"build_metadata"},
+    {"build_metadata", "build_wheel"},
     {"doctor", "library", "models"},
     {"quant"},
     {"device", "graph", "restart"},

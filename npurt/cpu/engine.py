@@ -95,8 +95,8 @@ class Engine:
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
+        self.isa = abi.isa(isa)  # opens the library, which machines without Linux do not have
         self._here = topology()
-        self.isa = abi.isa(isa)
         self.isa_name = next(name for name, i in abi.isas().items() if i == self.isa)
         self.threads = threads_to_use(threads, self._here)
         self._retired: list[object] = []  # what dropped programs kept

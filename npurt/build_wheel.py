@@ -1,0 +1,122 @@
+"""Decide what a wheel holds besides Python; hatchling finds `BuildHook`.
+
+Part of the build: not installed.  A wheel for Linux on x86_64 or aarch64 has what `npurt/build.py`
+compiles.  On other machines, and with _PYTHON_HOST_PLATFORM=any, a wheel is Python alone, whose
+device is `numpy`.
+
+The libraries of a wheel in dist/ that was made from the same sources are used as they are.  Only
+where there is no such wheel is a compiler installed, for the time of the build.
+"""
+
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import sys_tags
+
+if __package__ != "npurt":  # run by hatchling, which knows the path of this file alone
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from npurt.build import GLIBC, PACKAGE, ROOT, BuildError, host, is_made, make, sources
+from npurt.build_zig import digest, write
+from npurt.version import __version__
+
+# Seconds that one CPU takes to compile everything: bench/RESULTS.md, "Building".
+CPU_SECONDS = 75
+
+# What the libraries of a wheel were made from, and their names; beside the wheel's METADATA.
+ORIGIN = "extra_metadata/libraries.json"
+
+
+def machine() -> str | None:
+    """Return the architecture to compile for; None: the wheel is Python alone."""
+    try:
+        target = host()
+    except BuildError:
+        return None
+    asked_for = "_PYTHON_HOST_PLATFORM" in os.environ
+    # An old glibc, musl and a 32-bit Python refuse the wheel that this would make.
+    return target if asked_for or tag(target) in map(str, sys_tags()) else None
+
+
+def tag(target: str) -> str:
+    """Return the tag of a wheel with libraries."""
+    return f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{target}"
+
+
+def finished_wheel(target: str, origin: str) -> Path | None:
+    """Return the wheel in dist/ whose libraries are made from *origin*, or None."""
+    wheel = ROOT / f"dist/npurt-{__version__}-{tag(target)}.whl"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return wheel if _origin_in(archive)["sources"] == origin else None
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def unpack(wheel: Path, package: Path) -> list[Path]:
+    """Copy the libraries of *wheel* into the folder *package*; return them."""
+    made = []
+    with zipfile.ZipFile(wheel) as archive:
+        for name in _origin_in(archive)["libraries"]:
+            out = package.parent / name
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_bytes(archive.read(name))
+            out.chmod(archive.getinfo(name).external_attr >> 16 & 0o777)
+            made.append(out)
+    return made
+
+
+def _origin_in(archive: zipfile.ZipFile) -> Any:
+    return json.loads(archive.read(f"npurt-{__version__}.dist-info/{ORIGIN}"))
+
+
+class BuildHook(BuildHookInterface[Any]):
+    """Gives hatchling what was compiled and the platform tag of the wheel."""
+
+    def dependencies(self) -> list[str]:
+        """Return the compiler, where one is needed."""
+        target = machine()
+        if target is None or finished_wheel(target, self._origin()):
+            return []
+        return [self.config["compiler"]]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build in place for an editable install, else beside the sources, into the wheel."""
+        target = machine()
+        if target is None:
+            self.app.display_info("npurt: no libraries for this machine; its device is numpy")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = tag(target)
+        beside = ROOT / "build" / target / "npurt"
+        made = self._libraries(target, PACKAGE if version == "editable" else beside)
+        if version != "editable":
+            names = {str(path): str(path.relative_to(beside.parent)) for path in made}
+            build_data["force_include"].update(names)
+            origin = {"sources": self._origin(), "libraries": sorted(names.values())}
+            write(beside.parent / "libraries.json", json.dumps(origin, indent=1) + "\n")
+            build_data["extra_metadata"][str(beside.parent / "libraries.json")] = Path(ORIGIN).name
+
+    def _libraries(self, target: str, package: Path) -> list[Path]:
+        """Return the compiled files in the folder *package*: of a finished wheel, or made now."""
+        wheel = finished_wheel(target, self._origin())
+        if wheel and not is_made(package, target):
+            self.app.display_info(f"npurt: takes the libraries of {wheel.relative_to(ROOT)}")
+            return unpack(wheel, package)
+        if not is_made(package, target):
+            minutes = CPU_SECONDS / (os.cpu_count() or 1) / 60
+            self.app.display_info(
+                f"npurt: compiles C: {minutes:.0f} minutes with CPUs as fast as an x86_64 "
+                "server's, longer on a board; docs/install.md says how to do without"
+            )
+        return make(package, target)
+
+    def _origin(self) -> str:
+        """Return what libraries are made from: sources, code of the build, compiler."""
+        code = (ROOT / "npurt").glob("build*.py")
+        return f"{digest([*sources(), *code])} {self.config['compiler']}"
