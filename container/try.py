@@ -4,7 +4,7 @@
 
 ROOT is a root file system that stands for the base image, such as debootstrap makes; WORK an empty
 folder for the stages.  COMMAND runs in the last stage, as its user.  It needs root, knows no more
-of Docker's language than the Dockerfile uses, and gives no isolation but chroot's.  PIP_* of the
+of Docker's language than the Dockerfile uses, and isolates by chroot and mounts.  PIP_* of the
 environment is handed on.
 """
 
@@ -45,8 +45,12 @@ class Stage:
         pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         cd = f"cd {shlex.quote(self.folder)} && exec {shlex.join(command)}"
         user = [] if self.user == "root" else [f"--userspec={self.user}:"]
+        mounts = " && ".join(
+            f'mount --rbind /{name} "$0/{name}"' for name in ("proc", "sys", "dev")
+        )
+        inside = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot "$@"', self.root]
         return subprocess.run(
-            ["chroot", *user, self.root, "/bin/sh", "-c", cd],
+            [*inside, *user, self.root, "/bin/sh", "-c", cd],
             env={"DEBIAN_FRONTEND": "noninteractive", **pip, **self.variables},
         ).returncode
 
