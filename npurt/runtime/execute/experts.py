@@ -7,7 +7,7 @@ from npurt.cpu.engine import Input
 from npurt.cpu.program import Routing
 from npurt.device import F32
 from npurt.runtime.execute.placement import Placed
-from npurt.runtime.execute.remote import RemoteStep
+from npurt.runtime.execute.remote import RemoteProducts
 from npurt.runtime.report.ledger import Ledger
 from npurt.verify import Sampler
 
@@ -34,25 +34,23 @@ class RemoteExperts:
     ) -> None:
         self._label = label
         self._x, self._y, self._column, self._routing = x, y, column, routing
-        self._each = [RemoteStep(cpu, ledger, sampler) for _ in each]
-        for step, weight in zip(self._each, each, strict=True):
-            step.matmul(label, x, [weight], y, skips_rows=False)
+        self._each = [RemoteProducts(cpu, ledger, sampler, label, [weight]) for weight in each]
 
     def about(self) -> tuple[str, str]:
         """Return the label of the step and its device."""
-        return self._label, ", ".join(dict.fromkeys([step.about()[1] for step in self._each]))
+        return self._label, ", ".join(dict.fromkeys([one.about()[1] for one in self._each]))
 
     def verify(self, sampler: Sampler) -> None:
         """Have products checked that *sampler* chooses."""
-        for step in self._each:
-            step.verify(sampler)
+        for one in self._each:
+            one.verify(sampler)
 
     def redirect_last(self, array: F32) -> None:
         """Replace the output by *array*."""
         self._y = array
 
     def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Multiply group by group; raises the errors of `RemoteStep.multiply`."""
+        """Multiply group by group; raises the errors of `RemoteProducts.multiply`."""
         del position, skip_rows
         groups = self._routing.groups[: rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():

@@ -21,7 +21,7 @@ from npurt.runtime.execute.experts import RemoteExperts
 from npurt.runtime.execute.host import HostStep
 from npurt.runtime.execute.placement import Placed, Stacked
 from npurt.runtime.execute.recurrence import RemoteDelta
-from npurt.runtime.execute.remote import RemoteStep
+from npurt.runtime.execute.remote import RemoteProducts, RemoteStep
 from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.segment import Counter
 from npurt.verify import Sampler
@@ -100,11 +100,11 @@ class Plan(Steps):
         if all(isinstance(w.packed, CpuPacked) for w in weights):
             super().matmul(label, x, weights, y, skips_rows=skips_rows, column=column)
             return
-        step = RemoteStep(self._cpu, self._ledger, self.sampler)
-        self._steps.append(step)
-        step.matmul(
-            label, x, [w for w in weights if isinstance(w, Placed)], y[:, column:], skips_rows
-        )
+        products = RemoteProducts(
+            self._cpu, self._ledger, self.sampler, label,
+            [w for w in weights if isinstance(w, Placed)], shortlists=skips_rows,
+        )  # fmt: skip
+        self._steps.append(RemoteStep(products, x, y[:, column:], skips_rows=skips_rows))
 
     def experts(
         self,

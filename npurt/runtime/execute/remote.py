@@ -36,32 +36,72 @@ class _Product:
 
 
 class RemoteStep:
-    """Products of one input with one or more weights, side by side in *y*."""
+    """Multiplies the rows of a buffer by one or more weights, side by side into *y*.
 
-    def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
-        self._cpu = cpu
-        self._ledger = ledger
-        self._sampler = sampler
+    Args:
+        skips_rows: The product makes logits, of the last rows only.
+    """
 
-    def matmul(
-        self, label: str, x: Input, weights: Sequence[Placed], y: F32, skips_rows: bool
+    def __init__(self, products: "RemoteProducts", x: Input, y: F32, *, skips_rows: bool) -> None:
+        self._products = products
+        self._x, self._y, self._skips_rows = x, y, skips_rows
+
+    def about(self) -> tuple[str, str]:
+        """Return the label of the step and its device."""
+        return self._products.about()
+
+    def verify(self, sampler: Sampler) -> None:
+        """Have products checked that *sampler* chooses."""
+        self._products.verify(sampler)
+
+    def redirect_last(self, array: F32) -> None:
+        """Replace the output by *array*."""
+        self._y = array
+
+    def run(self, rows: int, position: int, skip_rows: int) -> None:
+        """Multiply; raises the errors of `RemoteProducts.multiply`."""
+        del position
+        count = rows - skip_rows if self._skips_rows else rows
+        if count:
+            self._products.multiply(self._x.values[:count], self._y)
+
+
+class RemoteProducts:
+    """Products of the same rows with one or more weights, side by side.
+
+    The CPU takes over what a device cannot do, or does wrong.
+
+    Args:
+        label: The name of the op, for reports.
+        shortlists: The products make logits, the largest of which are computed again exactly.
+    """
+
+    def __init__(
+        self,
+        cpu: CpuDevice,
+        ledger: Ledger,
+        sampler: Sampler,
+        label: str,
+        weights: Sequence[Placed],
+        *,
+        shortlists: bool = False,
     ) -> None:
-        """Set what to multiply; *skips_rows*: the product makes logits, of the last rows only."""
-        self._label, self._x, self._y, self._skips_rows = label, x, y, skips_rows
+        self._cpu, self._ledger, self._sampler = cpu, ledger, sampler
+        self._label = label
         self._products: list[_Product] = []
         end = 0
         for w in weights:
             n, k = w.packed.n, w.packed.k
             product = _Product(w, slice(end, end + n), n * k, self._row(w), _check(w))
             end += n
-            if skips_rows:
+            if shortlists:
                 product.shortlist = Shortlist(w.packed.tensor, w.bias)
-                self._ledger.add_status_note(functools.partial(product.shortlist.note, w.device))
+                ledger.add_status_note(functools.partial(product.shortlist.note, w.device))
             self._products.append(product)
-            self._ledger.add_status_note(w.packed.device.status_note)
+            ledger.add_status_note(w.packed.device.status_note)
 
     def about(self) -> tuple[str, str]:
-        """Return the label of the step and its device."""
+        """Return the label and the device."""
         devices = dict.fromkeys([product.placed.device for product in self._products])
         return self._label, ", ".join(devices)
 
@@ -69,19 +109,10 @@ class RemoteStep:
         """Have products checked that *sampler* chooses; probes are made then."""
         self._sampler = sampler
 
-    def redirect_last(self, array: F32) -> None:
-        """Replace the output by *array*."""
-        self._y = array
-
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Multiply, verify the chosen products, add biases; raises the errors of `multiply`."""
-        del position
-        count = rows - skip_rows if self._skips_rows else rows
-        if count:
-            self.multiply(self._x.values[:count], self._y)
-
     def multiply(self, x: F32, y: F32) -> None:
-        """Multiply the rows *x*, into the first columns of the first rows of *y*.
+        """Multiply the rows *x*, into the first columns of the first rows of *y*; add biases.
+
+        Chosen products are verified.
 
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
