@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,23 +12,27 @@ import pytest
 from npurt.cli import parser
 from npurt.llm.arch import ARCHITECTURES
 from npurt.quant.types import FORMATS
-from tests import extending
+from tests import blocks, extending
 from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
 README = PROJECT / "README.md"
 TESTING = PROJECT / "docs/testing.md"
-ARRAYS = PROJECT / "docs/arrays.md"
-LLAMA_CPP = PROJECT / "docs/llama-cpp-python.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
-MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# The most blocks of the documents that may give a reason for not being run by the tests.
+MOST_THAT_DO_NOT_RUN = {
+    "a board": 32,
+    "the network": 16,
+    "root": 8,
+    "a program of the reader's": 2,
+    "clang 19": 1,
+    "ten minutes": 1,
+}
 
 
 def commands(path):
     """Yield each `npurt` command of a document's blocks, taken apart."""
-    text = path.read_text()
-    lines = "".join(re.findall(r"^```\w*\n(.+?)^```", text, re.M | re.S)).splitlines()
-    lines += re.findall(r"^ {4}(.*)", text, re.M)
+    lines = [x for b in blocks.blocks(path) if b.language == "sh" for x in b.body.splitlines()]
     for line in lines:
         for command in line.partition("#")[0].split(" ; "):
             if command.startswith("npurt "):
@@ -111,50 +116,105 @@ def test_what_ci_runs_is_what_the_documents_say():
     assert {name for name, _ in rows} == {"test", "sanitize", "foreign", "kernel", "soak"}
 
 
-def test_the_example_of_the_readme_runs(real_model):
-    (example,) = re.findall(r"```python\n(.+?)```", README.read_text(), re.S)
-    assert example.count(MODEL) == 1
-    code = re.sub(rf'"[^"]*{MODEL}"', repr(str(real_model("smollm2-135m"))), example)
+def pages_that_run():
+    """Return the documents with a block that can run here.
 
+    Those of docs/extending have tests of their own: test_extending.py, test_toy_npu.py, and below.
+    """
+    pages = [path for path in DOCUMENTS if path.parent.name != "extending"]
+    return [path for path in pages if any(block.runs for block in blocks.blocks(path))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(PROJECT)))
+def test_every_block_says_what_it_is(path):
+    assert [block.wrong for block in blocks.blocks(path) if block.wrong] == []
+
+
+@pytest.mark.parametrize("path", pages_that_run(), ids=lambda p: str(p.relative_to(PROJECT)))
+def test_every_block_of_code_runs(path, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-m", "tests.blocks", path.relative_to(PROJECT)],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
         cwd=PROJECT,
+        env=blocks.environment(tmp_path),
     )
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert "offload: 100.0 % of MACs on cpu" in result.stdout
 
 
-def test_the_example_for_llama_cpp_python_runs(real_model):
-    (example,) = re.findall(r"```python\n(.+?)```", LLAMA_CPP.read_text(), re.S)
-    assert example.count(MODEL) == 1
-    code = re.sub(rf'"[^"]*{MODEL}"', repr(str(real_model("smollm2-135m"))), example)
+def test_blocks_that_do_not_run_are_few_and_say_why():
+    needs = Counter(block.needs for path in DOCUMENTS for block in blocks.blocks(path))
+    del needs[""]
 
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        cwd=PROJECT,
-    )
-
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("Q: Name the planets. A: ")
+    assert {
+        reason: n for reason, n in needs.items() if n > MOST_THAT_DO_NOT_RUN.get(reason, 0)
+    } == {}
 
 
-def test_the_example_of_weights_in_numpy_runs():
-    (example,) = re.findall(r"^```python\n(.+?)^```", ARRAYS.read_text(), re.M | re.S)
+PAGE = """
+```c title="kernel.c"
+int x;
+```
 
-    result = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=HANG_SECONDS
-    )
+```python
+x = 2
+```
 
-    assert (result.returncode, result.stderr) == (0, "")
-    said = [line.partition("  # prints ")[2] for line in example.splitlines()]
-    assert result.stdout.splitlines() == [line for line in said if line]
+```sh
+cat kernel.c
+```
+
+```text
+int ...;
+```
+
+```python
+print(x + 1)  # prints 3
+```
+"""
+
+
+NOT_RUN = '```sh needs="a board"\nfalse\n```\n\n```text'
+BY_ITSELF = "cat kernel.c\n```\n\n```text\nint y;\n```"
+
+
+def run_page(folder, old, new):
+    """Run the page with *new* in place of *old*."""
+    (folder / "page.md").write_text(PAGE.replace(old, new, 1))
+    (folder / "run").mkdir()
+    blocks.run(folder / "page.md", folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("```sh\ncat kernel.c\n```\n\n```text", NOT_RUN)]
+)
+def test_a_page_runs(old, new, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "FOLDER", tmp_path)
+
+    run_page(tmp_path, old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("int ...", "char ...", "page.md:14: the block before it printed"),
+        ("prints 3", "prints 4", "page.md:18: printed"),
+        ("x = 2", "y = 2", "name 'x' is not defined"),
+        ("cat kernel.c", "npurt run -m no-model", "page.md:10: status"),
+        ("cat kernel.c", "sudo true", "page.md:10: status 127"),
+        ("```sh", "```", "page.md:10: the language must be"),
+        ("```sh", '```sh because="x"', "page.md:10: after the language"),
+        ("```sh", "```sh kernel.c", "page.md:10: after the language"),
+        ("cat kernel.c\n```", BY_ITSELF, "page.md:14: the block"),
+    ],
+)
+def test_a_block_that_is_wrong_is_found(old, new, complaint, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "FOLDER", tmp_path)
+
+    with pytest.raises((AssertionError, NameError), match=re.escape(complaint)):
+        run_page(tmp_path, old, new)
 
 
 def test_the_example_of_an_architecture_is_its_file():
