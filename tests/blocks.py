@@ -1,7 +1,7 @@
 """The blocks of code in the documents, and what runs them as a reader would, in order.
 
-A block of Python or of the shell runs in a folder of the page.  The blocks of Python of a page share
-a namespace, too.  The opening line says what is different:
+A block of Python or of the shell runs in a folder of the page.  Blocks of Python also share a
+namespace.  The opening line says what is different:
 
     ```sh needs="a board"       does not run, for this reason
     ```c title="kernel.c"       is the file of that name
@@ -36,7 +36,9 @@ MARK = re.compile(r' (\w+)="([^"]+)"')
 LANGUAGES = {"python", "sh", "text", "c", "diff", "toml"}
 PRINTS = "# prints "
 QWEN = "tests/data/models/qwen3/qwen3-q8_0.gguf"
-MODELS = {  # tiny ones under the names that the documents give to models
+FILES = {  # what the documents name: models are tiny ones
+    "kernel_skel.so": "npurt/hexagon/skel/libnpurt_skel_v68.so",
+    "text.txt": "tests/data/real/ppl_text.txt",
     "model.gguf": QWEN,
     "models/SmolLM2-135M-Instruct.Q4_1.gguf": QWEN,
     "model-f16.gguf": "tests/data/models/qwen3/qwen3-f32.gguf",
@@ -143,10 +145,11 @@ def _shell(block, folder):
 
 
 def _furnish(folder):
-    """Put models, `npurt`, `python` and a few tools into *folder*."""
-    for name, source in MODELS.items():
+    """Put files, `npurt`, `python` and a few tools into *folder*."""
+    for name, source in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).symlink_to(PROJECT / source)
+    (folder / "prompt.txt").write_text("What is an NPU?\n")
     tools = folder / ".bin"
     tools.mkdir()
     for name in TOOLS:

@@ -1,6 +1,7 @@
 """The documentation site: its navigation has every page, and the pages made from code have all."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def hooks():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "hooks"))
         yield importlib.import_module
-    for name in ("markup", "reference"):
+    for name in ("markup", "picture", "reference"):
         sys.modules.pop(name, None)
 
 
@@ -113,3 +114,16 @@ def test_the_readme_is_the_first_page_of_the_site(hooks):
     assert hooks("markup").seen_from_docs(text) == (
         "[a](a.md#b) [c](https://c) [d](#d) ![e](e.svg) [f](../bench/F.md) [g](.)"
     )
+
+
+def test_the_picture_shows_what_the_command_prints(hooks, real_model):
+    picture = hooks("picture")
+    shown, printed = picture.PICTURE.read_text(), picture.output(real_model("smollm2-135m"))
+
+    def lines(drawn):
+        """Return what each line says, without figures; rows are sorted by time."""
+        return sorted(re.sub(r"[\d.]+(e-\d+)?| +", " ", line) for line in drawn.splitlines())
+
+    assert lines(picture.draw(printed)) == lines(shown)
+    assert "red, blue, and yellow" in shown
+    assert len(shown) < 4096

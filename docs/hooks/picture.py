@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PICTURE = PROJECT / "docs/picture.svg"
 COMMAND = (
     "npurt run -m smollm2-135m -dev rknpu:sim --raw --temp 0 --report "
-    '-n 12 -p "The three primary colors are"'
+    '-n 10 -p "The three primary colors are"'
 )
 COLUMNS = 104
 WIDTH, HEIGHT, MARGIN = 7.23, 17, 14  # of a character, of a line, around them: pixels
