@@ -23,6 +23,7 @@ DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rgl
 # The most blocks of the documents that may give a reason for not being run by the tests.
 MOST_THAT_DO_NOT_RUN = {
     "a board": 32,
+    "a checkpoint": 2,
     "the network": 16,
     "root": 8,
     "a program of the reader's": 2,
