@@ -1,4 +1,4 @@
-"""Measure which of the files that `pip install npurt` brings the commands of the README never open.
+"""Measure which of the files that `pip install npurt` brings the commands of the documents never open.
 
     python bench/install_size.py dist/npurt-*_x86_64.whl
 
@@ -52,7 +52,7 @@ REGCMD = "matmul --m 4 --k 64 --n 64 --dtype int8 --layout row --a 0x10000 --w 0
 
 
 def commands(model: str, text: str, trace: str) -> list[list[str]]:
-    """Return the commands of the README, with a small model."""
+    """Return the commands of the documents, with a small model."""
     run = ["npurt", "run", "-m", model, "-n", "4"]
     return [
         ["python", "-c", TEN_LINES.format(model=model)],
