@@ -1,4 +1,4 @@
-"""Measure which of the files that `pip install npurt` brings the commands of the documents never open.
+"""Measure which of the files that `pip install npurt` brings the commands we document never open.
 
     python bench/install_size.py dist/npurt-*_x86_64.whl
 
