@@ -1,6 +1,7 @@
 """Flags that several verbs share, named as in llama-cli, and the library's arguments for them."""
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -178,6 +179,10 @@ def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> None:
                        action=KvType, type=_kv_type, choices=KV_TYPES, metavar="TYPE",
                        help="of the KV cache, keys and values alike: f16 or f32 "
                        "(default: f16)")  # fmt: skip
+    group.add_argument("--lora", "--lora-scaled", action="append", type=scaled, default=[],
+                       metavar="FILE[:SCALE]",
+                       help="LoRA adapter, a GGUF file, and its scale (default: 1); may be "
+                       "repeated")  # fmt: skip
     group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
     group.add_argument("--context-shift", action="store_true",
                        help="forget the oldest half when the context is full")  # fmt: skip
@@ -202,7 +207,17 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
         "draft": args.draft and draft_path(args.draft),
         "draft_max": args.draft_max,
         "draft_device": args.device_draft,
+        "lora": args.lora or None,
     }
+
+
+def scaled(text: str) -> tuple[str, float]:
+    """Return the file and the scale of ``FILE[:SCALE]``; a file of that whole name wins."""
+    path, _, scale = text.rpartition(":")
+    if path and not Path(text).exists():
+        with contextlib.suppress(ValueError):
+            return path, float(scale)
+    return text, 1.0
 
 
 def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Write the graph of a model file: weights are declared where they are used, and checked there."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Attention, Precision
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.file.metadata import CONVERT_AGAIN
+from npurt.quant.tensor import QTensor
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -53,11 +54,13 @@ class ModelGraph:
         graph: The forward pass: ``tokens`` in, ``logits`` out.
         parts: Weights that have no tensor of their own name.
         tables: Vectors that are computed from the configuration.
+        extra: Weights that are not in the file, by name.
     """
 
     graph: Graph
     parts: Mapping[str, RowsOf]
     tables: Mapping[str, npt.NDArray[np.float64]]
+    extra: Mapping[str, QTensor] = field(default_factory=dict)
 
     @property
     def windows(self) -> bool:

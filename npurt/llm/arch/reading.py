@@ -1,14 +1,16 @@
 """From a GGUF file to its configuration and graph."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm import arch
 from npurt.llm.arch import forward
+from npurt.llm.arch.adapters import adapted, require_architecture
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import ModelGraph
+from npurt.llm.file.adapter import Adapter
 from npurt.llm.file.config import Config, read_config
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import CONVERT_AGAIN
@@ -21,6 +23,7 @@ class Description:
     file: GGUF
     architecture: Architecture
     config: Config
+    adapters: Sequence[Adapter] = ()
 
     def divisors(self, n_ctx: int) -> F32 | None:
         """Return the divisors of the rotary frequencies in a context of *n_ctx* positions.
@@ -41,21 +44,31 @@ class Description:
         return None
 
     def graph(self, n_ctx: int, captured: Collection[int] = ()) -> ModelGraph:
-        """Return the graph for a context of *n_ctx* positions; see `forward.build`."""
-        return forward.build(
+        """Return the graph for a context of *n_ctx* positions; see `forward.build`.
+
+        Raises:
+            ModelFormatError: As there, or an adapter does not fit.
+        """
+        model = forward.build(
             self.architecture, self.config, self.file.tensors, self.divisors(n_ctx), captured
         )
+        return adapted(model, self.adapters) if self.adapters else model
 
 
-def describe(file: GGUF) -> Description:
+def describe(file: GGUF, adapters: Sequence[Adapter] = ()) -> Description:
     """Read and check the configuration of *file*.
 
+    Args:
+        adapters: Change the products of its graph.
+
     Raises:
-        ModelFormatError: npurt does not run it, or it contradicts itself.
+        ModelFormatError: npurt does not run it, or it contradicts itself; or an adapter is for
+            another architecture.
     """
+    require_architecture(adapters, file.architecture)
     architecture = arch.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)
     n_vocab = embedding.shape[0] if embedding else 1
     config = architecture.complete(read_config(file.metadata, n_vocab))
     forward.check(architecture, config)
-    return Description(file, architecture, config)
+    return Description(file, architecture, config, adapters)

@@ -26,6 +26,8 @@ class FileWeights:
 
     def quantised(self, name: str) -> QTensor:
         """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
+        if name in self._model.extra:
+            return self._model.extra[name]
         source = self.source(name)
         tensor = self._file[source.tensor]
         if tensor.ndim == 1 and name in self._matrices:
@@ -43,4 +45,5 @@ class FileWeights:
 
     def release(self, name: str) -> None:
         """Let the pages of a weight go; they are read again when somebody needs it."""
-        self._file.release(self.source(name).tensor)
+        if name not in self._model.extra:
+            self._file.release(self.source(name).tensor)

@@ -14,6 +14,7 @@ from npurt.device import Device
 from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.decode.generate import Timing
 from npurt.llm.decode.text import TextGenerator
+from npurt.llm.file.adapter import Lora, adapters
 from npurt.llm.file.gguf import TensorInfo, errors_of
 from npurt.llm.session.lock import Lock, locked
 from npurt.llm.spec.assistant import Assistant
@@ -70,6 +71,7 @@ class Llama(TextGenerator):
         draft_max: The most tokens to draft at once; a controller decides how many at each step.  By
             default 8, or as many as *n_batch* and *n_ctx* leave room for.
         draft_device: Where the products of a smaller model run, by name; by default the CPU.
+        lora: LoRA adapters in the form of GGUF: a path, ``(path, scale)``, or a list of these.
 
     Raises:
         ModelFormatError: npurt cannot run the file, or *draft* with it.
@@ -96,6 +98,7 @@ class Llama(TextGenerator):
         draft: str | os.PathLike[str] | None = None,
         draft_max: int | None = None,
         draft_device: str | None = None,
+        lora: Lora | None = None,
     ) -> None:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
@@ -113,6 +116,7 @@ class Llama(TextGenerator):
         self._opened = contextlib.ExitStack()  # what is closed with the model, last first
         self.lock = Lock()
         self.speculator: Speculator | None = None
+        self._adapters = adapters(lora)
         try:
             with errors_of(path):
                 self._open_model(path, n_ctx, kv_type)

@@ -22,6 +22,7 @@ from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.head import Head
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.adapter import Adapter
 from npurt.llm.file.config import Config, require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import Metadata
@@ -59,6 +60,7 @@ class Context:
     context_shift: bool
     lock: Lock
     _file: GGUF
+    _adapters: Sequence[Adapter]
     _device: Device
     _cpu: CpuDevice  # of a device that multiplies for it, or is it
     _other: Compiler  # runs what the device cannot
@@ -77,7 +79,7 @@ class Context:
         self._file = self._opened.enter_context(GGUF(path))
         self.path = self._file.path
         self.metadata = self._file.metadata
-        self._description = describe(self._file)
+        self._description = describe(self._file, self._adapters)
         self.config = self._description.config
         self.n_ctx = positions(self.config, n_ctx)
         self._graph = self._description.graph(self.n_ctx)
@@ -414,6 +416,8 @@ class Context:
         for name, info in sorted(self._file.tensors.items()):
             digest.update(repr((name, info.shape, info.format.name)).encode())
             digest.update(self._file.beginning(name, SAMPLE))
+        for adapter in self._adapters:
+            digest.update(adapter.digest)
         return digest.digest()
 
     def _valid(self, ids: Sequence[int]) -> list[int]:

@@ -1,0 +1,146 @@
+"""Read a LoRA adapter in the form of GGUF.
+
+For a weight W ``[N, K]`` it has A ``[R, K]``, the tensor ``NAME.lora_a``, and B ``[N, R]``, the
+tensor ``NAME.lora_b``; with it the product with W becomes ``W x + s B (A x)``.  The rank is R; s is
+the user's scale times alpha / R, or the user's scale alone where the file names no alpha.
+Source: llama.cpp src/llama-adapter.cpp and llama-adapter.h (keys, shapes, scale), MIT.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import ModelFormatError, SettingError
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.metadata import optional, require
+from npurt.quant.tensor import QTensor
+
+A, B = ".lora_a", ".lora_b"
+AGAIN = "make the adapter again, with llama.cpp's convert_lora_to_gguf.py"
+
+Source = str | os.PathLike[str]
+Lora = Source | tuple[Source, float] | Sequence[Source | tuple[Source, float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What an adapter adds to one product: ``factor * (x @ a.T) @ b.T``."""
+
+    a: QTensor  # [R, K], float32
+    b: QTensor  # [N, R], float32
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A LoRA adapter.
+
+    Attributes:
+        name: Of its file.
+        architecture: Of the models that it was made for.
+        parts: Name of a weight of the model -> what is added to its products.
+        digest: Of all that changes results.
+    """
+
+    name: str
+    architecture: str
+    parts: dict[str, LowRank]
+    digest: bytes
+
+    @classmethod
+    def read(cls, path: Source, scale: float = 1.0) -> "Adapter":
+        """Read a whole adapter.
+
+        Raises:
+            ModelFormatError: It is damaged, or no LoRA adapter that npurt applies.
+            SettingError: *scale* is not a finite number.
+        """
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise SettingError(
+                f"the scale of {path} is {scale!r:.40}", remedy="pass a finite number, such as 1.0"
+            )
+        with GGUF(path) as file:
+            name = file.path.name
+            if optional(file.metadata, "general.type", str, "model") != "adapter":
+                raise ModelFormatError(
+                    f"{name} is no adapter", remedy="give a model with -m, an adapter with --lora"
+                )
+            kind = optional(file.metadata, "adapter.type", str, "")
+            if kind != "lora" or "adapter.alora.invocation_tokens" in file.metadata:
+                raise ModelFormatError(
+                    f"{name} is an adapter of another kind ({kind or 'unknown'})",
+                    remedy="use a plain LoRA adapter",
+                )
+            alpha = optional(file.metadata, "adapter.lora.alpha", float, 0.0)
+            if not math.isfinite(alpha):
+                raise ModelFormatError(f"{name}: adapter.lora.alpha is {alpha}", remedy=AGAIN)
+            parts = _parts(file, float(scale), alpha)
+            digest = hashlib.sha256(repr((scale, alpha)).encode())
+            for tensor in sorted(file):
+                digest.update(tensor.encode("utf-8", "surrogateescape"))
+                digest.update(file[tensor].blocks.tobytes())
+            return cls(name, require(file.metadata, "general.architecture", str), parts,
+                       digest.digest())  # fmt: skip
+
+
+def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
+    """Return the pairs of *file*."""
+    name, found = file.path.name, {}
+    stems = dict.fromkeys(tensor.removesuffix(A).removesuffix(B) for tensor in file)
+    for stem in stems:
+        missing = [stem + end for end in (A, B) if stem + end not in file]
+        if stem in file:
+            raise ModelFormatError(
+                f"{name} has {stem}, which is no part of a LoRA",
+                remedy="use an adapter of LoRA pairs alone; without the rest the text would be "
+                "wrong",
+            )
+        if missing:
+            raise ModelFormatError(f"{name} lacks {', '.join(missing)}", remedy=AGAIN)
+        a, b = _values(file, stem + A), _values(file, stem + B)
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+            raise ModelFormatError(
+                f"{name}: {stem} has A {list(a.shape)} and B {list(b.shape)}; npurt applies "
+                "[R, K] and [N, R]",
+                remedy="use an adapter without experts" if a.ndim == 3 else AGAIN,
+            )
+        found[stem] = LowRank(a, b, scale * alpha / a.shape[0] if alpha else scale)
+    if not found:
+        raise ModelFormatError(f"{name} has no tensors", remedy=AGAIN)
+    return found
+
+
+def _values(file: GGUF, name: str) -> QTensor:
+    values = file[name].dequantize()
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"{file.path.name}: {name} holds NaN or infinity", remedy=AGAIN)
+    return QTensor(values, "f32")
+
+
+def adapters(lora: Lora | None) -> list[Adapter]:
+    """Read the adapters that a user names: a path, a path and a scale, or a list of these.
+
+    Errors as `Adapter.read`; SettingError when *lora* has another form.
+    """
+    if lora is None:
+        return []
+    one = isinstance(lora, str | os.PathLike) or (
+        isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], int | float)
+    )
+    listed: list[Any] = [lora] if one else list(lora)  # type: ignore[arg-type]  # as just tested
+    found = []
+    for each in listed:
+        path, scale = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if not isinstance(path, str | os.PathLike):
+            raise SettingError(
+                f"lora = {lora!r:.80} names no adapters",
+                remedy="pass a path, (path, scale), or a list of these",
+            )
+        found.append(Adapter.read(Path(path), scale))
+    return found
