@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npurt
+from npurt.compat import llama_cpp
 from npurt.errors import LayoutError, ModelFormatError, NpurtError, SettingError
 from npurt.graph.ops import MatMul
 from npurt.llm.arch.reading import describe
@@ -184,6 +185,18 @@ def test_on_an_npu_the_adapter_stays_on_the_cpu(tmp_path, device):
     assert len(own) == 3 * (4 + 7)  # a layer: A of each input together, B of each product
     assert {row.actual for row in own} == {"cpu"}
     assert {row.actual for row in rows if row.op == "attn_qkv"} == {device}
+
+
+def test_llama_cpp_pythons_arguments_mean_the_same(tmp_path):
+    path, ids = path_of("llama3"), tiny.ids("llama3", 8)
+    adapter = write(tmp_path / "a.gguf", pairs_of(path))
+    llm = llama_cpp.Llama(
+        str(path), n_ctx=64, lora_path=str(adapter), lora_scale=0.5, logits_all=False,
+        device="numpy", verbose=False,
+    )  # fmt: skip
+    with npurt.Llama(path, "numpy", n_ctx=64, lora=(adapter, 0.5)) as other:
+        assert (llm._llm.eval_last(ids) == other.eval_last(ids)).all()
+    llm.close()
 
 
 # --- The graph ------------------------------------------------------------------------------------

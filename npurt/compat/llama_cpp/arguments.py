@@ -18,7 +18,7 @@ STOPS = {
 # Arguments of the constructor that npurt does not have, and the values that change nothing.
 MODEL_DEFAULTS: dict[str, Any] = {
     "attention_type": -1, "chat_handler": None, "embedding": False, "kv_overrides": None,
-    "logits_all": False, "lora_base": None, "lora_path": None, "lora_scale": 1.0,
+    "logits_all": False, "lora_base": None,
     "pooling_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
     "spm_infill": False, "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
     "yarn_beta_slow": 1.0, "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,

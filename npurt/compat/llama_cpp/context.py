@@ -98,6 +98,7 @@ class OpenModel:
             progress=bool(verbose),
             draft=None if draft_model is None else "lookup",
             draft_max=None if draft_model is None else draft_model.num_pred_tokens,
+            lora=None if lora_path is None else (lora_path, lora_scale),
         )
         self._metadata, self._tokenizer = self._model.metadata, self._model.tokenizer
 
