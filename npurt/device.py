@@ -28,6 +28,7 @@ MOST_SUM = 2.0**27  # more than the sum of 32 products of those with codes of we
 MAX_ROWS = 512  # that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
+# Old names of what `npurt.delta` has; it imports this module, so they are looked up when used.
 _MOVED = (
     "STATE_EXPONENTS", "STATE_GAINS", "STATE_INTEGERS", "DeltaError", "DeltaNet", "DeltaNets",
     "DeltaState", "is_state", "require_delta", "state_values", "why_not_delta",
