@@ -22,11 +22,11 @@ if __package__ != "npurt":  # run by hatchling, which knows the path of this fil
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt.build import GLIBC, PACKAGE, ROOT, BuildError, host, is_made, make, sources
-from npurt.build_zig import digest, write
+from npurt.build_zig import digest, whole, write
 from npurt.version import __version__
 
-# Seconds that one CPU takes to compile everything: bench/RESULTS.md, "Building".
-CPU_SECONDS = 75
+# What one CPU of an x86_64 server takes to compile everything: bench/RESULTS.md, "Installing".
+CPU_SECONDS = 72
 
 # What the libraries of a wheel were made from, and their names; beside the wheel's METADATA.
 ORIGIN = "extra_metadata/libraries.json"
@@ -64,9 +64,9 @@ def unpack(wheel: Path, package: Path) -> list[Path]:
     with zipfile.ZipFile(wheel) as archive:
         for name in _origin_in(archive)["libraries"]:
             out = package.parent / name
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_bytes(archive.read(name))
-            out.chmod(archive.getinfo(name).external_attr >> 16 & 0o777)
+            with whole(out) as partial:
+                partial.write_bytes(archive.read(name))
+                partial.chmod(archive.getinfo(name).external_attr >> 16 & 0o777)
             made.append(out)
     return made
 
@@ -109,9 +109,9 @@ class BuildHook(BuildHookInterface[Any]):
             self.app.display_info(f"npurt: takes the libraries of {wheel.relative_to(ROOT)}")
             return unpack(wheel, package)
         if not is_made(package, target):
-            minutes = CPU_SECONDS / (os.cpu_count() or 1) / 60
+            seconds = CPU_SECONDS / (os.cpu_count() or 1)
             self.app.display_info(
-                f"npurt: compiles C: {minutes:.0f} minutes with CPUs as fast as an x86_64 "
+                f"npurt: compiles C, which takes {seconds:.0f} s with CPUs as fast as an x86_64 "
                 "server's, longer on a board; docs/install.md says how to do without"
             )
         return make(package, target)

@@ -8,6 +8,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import re
 import struct
 import subprocess
@@ -312,7 +313,9 @@ def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
     assert hook().dependencies() == [COMPILER]
 
 
-def test_an_editable_install_builds_in_place(tmp_path, monkeypatch):
+def test_an_editable_install_builds_in_place_and_says_how_long_that_takes(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setattr(build_wheel, "PACKAGE", tmp_path)
     monkeypatch.setattr(build_wheel, "finished_wheel", lambda *_: None)
     monkeypatch.setattr(build, "PRODUCTS", build.PRODUCTS[1:2])
@@ -321,6 +324,8 @@ def test_an_editable_install_builds_in_place(tmp_path, monkeypatch):
 
     hook().initialize("editable", build_data)
 
+    seconds = build_wheel.CPU_SECONDS / os.cpu_count()
+    assert f"compiles C, which takes {seconds:.0f} s" in capfd.readouterr().err
     assert elf.read(tmp_path / "rknpu/driver/libnpurt_rk.so").machine == "aarch64"
     assert build_data == {
         "force_include": {},
