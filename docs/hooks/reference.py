@@ -14,6 +14,7 @@ from npurt.cli import USAGE, parser
 PROJECT = Path(__file__).resolve().parents[2]
 BELOW = (  # what is documented for users, below the public names
     "npurt.compat.llama_cpp.Llama",
+    "npurt.compat.mlx_lm",
     "npurt.hexagon.session.own_skel",
     "npurt.device",
     "npurt.segment",

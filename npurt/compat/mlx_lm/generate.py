@@ -1,0 +1,280 @@
+"""`generate`, `stream_generate` and `generate_step`."""
+
+import importlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.compat.mlx_lm.missing import refuse
+from npurt.compat.mlx_lm.models.cache import PromptCache
+from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, make_sampler
+from npurt.compat.mlx_lm.sample_utils import Sampler as SamplerFunction
+from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.generate import Generation
+from npurt.llm.decode.model import Llama
+from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.runtime.open.arguments import none_at_minus_one
+
+F32 = npt.NDArray[np.float32]
+Prompt = str | Sequence[int] | npt.NDArray[Any]
+
+
+@dataclass
+class GenerationResponse:
+    """A token of a text, as `stream_generate` yields it.
+
+    Attributes:
+        text: The text that it completes, which may be empty.
+        token: Its id.
+        logprobs: The logarithms of the probabilities of all tokens, ``[V]``.
+        from_draft: False.
+        prompt_tokens: The tokens of the prompt.
+        prompt_tps: Those per second.
+        generation_tokens: The tokens so far.
+        generation_tps: Those per second.
+        peak_memory: The most memory that the process had so far, in GB.
+        finish_reason: ``"stop"`` or ``"length"`` in the last response, None before.
+    """
+
+    text: str
+    token: int
+    logprobs: F32
+    from_draft: bool
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+    finish_reason: str | None = None
+
+
+class _FunctionSampler(Sampler):
+    """Calls functions of the caller, and keeps what they chose."""
+
+    def __init__(
+        self,
+        sampler: SamplerFunction,
+        processors: Sequence[LogitsProcessor],
+        never: Sequence[int],
+        before: int,
+    ) -> None:
+        """Prepare; *before* tokens of the history are not shown to processors."""
+        super().__init__(Sampling(temperature=0.0))
+        self._sampler = sampler
+        self._processors = processors
+        self._excluded = list(never)
+        self._before = before
+        self.chosen: deque[tuple[int, F32]] = deque()
+
+    def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
+        row = logits[None].copy()
+        row[:, self._excluded] = -np.inf
+        if self._processors:
+            tokens = np.array(history[self._before :], np.int64)
+            for processor in self._processors:
+                row = np.asarray(processor(tokens, row), np.float32)
+                if row.shape != (1, len(logits)):
+                    raise LayoutError(
+                        f"a logits processor returned shape {row.shape}, not {(1, len(logits))}",
+                        remedy="return the logits that it got, changed",
+                    )
+        best = row.max()
+        logprobs = row - best - np.log(np.exp(row - best).sum())
+        tokens = np.asarray(self._sampler(logprobs)).reshape(-1)
+        if tokens.size != 1 or not 0 <= tokens[0] < len(logits):
+            raise LayoutError(
+                f"the sampler returned {tokens!r:.60}",
+                remedy=f"return one id from 0 to {len(logits) - 1}, in an array [1]",
+            )
+        self.chosen.append((int(tokens[0]), logprobs[0]))
+        return int(tokens[0])
+
+
+def generate_step(
+    prompt: Sequence[int] | npt.NDArray[Any],
+    model: Llama,
+    stream: Any = None,
+    *,
+    max_tokens: int = 256,
+    sampler: SamplerFunction | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    max_kv_size: int | None = None,
+    prompt_cache: Sequence[PromptCache] | None = None,
+    prefill_step_size: int = 2048,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 5000,
+    prompt_progress_callback: Callable[[int, int], object] | None = None,
+    input_embeddings: Any = None,
+) -> Iterator[tuple[int, F32]]:
+    """Yield tokens and the logarithms of the probabilities ``[V]``; an end token is the last.
+
+    Args:
+        prompt: Token ids, which follow those of *prompt_cache*.
+        model: What `load` returned.
+        stream: No effect.
+        max_tokens: The most tokens; -1: no limit.
+        sampler: A function of log-probabilities ``[1, V]`` that returns ids ``[1]``; by default it
+            takes the best.
+        logits_processors: Functions of the tokens so far ``[T]``, without those of *prompt_cache*,
+            and logits ``[1, V]`` that return logits.
+        max_kv_size: Refused unless None.
+        prompt_cache: What `make_prompt_cache` returned: it has all tokens afterwards.
+        prefill_step_size: No effect.
+        kv_bits: Refused unless None.
+        kv_group_size: No effect.
+        quantized_kv_start: No effect.
+        prompt_progress_callback: A function that gets the number of evaluated tokens of the prompt,
+            and of all; before and after.
+        input_embeddings: Refused unless None.
+
+    Raises:
+        ContextFull: The prompt does not fit.
+        SettingError: *max_tokens* makes no sense, or the model was used otherwise since.
+        UnsupportedOp: npurt does not have an option.
+    """
+    refuse(locals(), "max_kv_size", "kv_bits", "input_embeddings")
+    ids = [int(token) for token in prompt]
+    cache = PromptCache() if prompt_cache is None else prompt_cache[0]
+    before = list(cache.tokens)
+    function = _FunctionSampler(
+        sampler or make_sampler(),
+        logits_processors or (),
+        sorted(model.tokenizer.never_sampled),
+        len(before),
+    )
+    tell = prompt_progress_callback or (lambda *_: None)
+    tell(0, len(ids))
+    with model.lock:
+        cache.enter(model)
+    limit = none_at_minus_one("max_tokens", max_tokens)
+    text = Generation(model, before + ids, function, (), limit, model.speculator)
+    written: list[int] = []
+    try:
+        for token in text.tokens():
+            if not written:
+                tell(len(ids), len(ids))
+            written.append(token)
+            yield function.chosen.popleft()
+        if function.chosen:  # the end token
+            written.append(function.chosen[0][0])
+            yield function.chosen.popleft()
+    finally:
+        if written:
+            cache.leave(model, before + ids + written)
+
+
+def stream_generate(
+    model: Llama,
+    tokenizer: TokenizerWrapper,
+    prompt: Prompt,
+    max_tokens: int = 256,
+    draft_model: Any = None,
+    stream: Any = None,
+    **kwargs: Any,
+) -> Iterator[GenerationResponse]:
+    """Yield the text that follows *prompt*, token by token.
+
+    Args:
+        model: What `load` returned.
+        tokenizer: The same.
+        prompt: Text, or token ids.
+        max_tokens: The most tokens; -1: no limit.
+        draft_model: Refused unless None: ``load(..., draft=FILE)`` opens a model with its draft.
+        stream: No effect.
+        kwargs: Those of `generate_step`.
+
+    Raises:
+        ContextFull: The prompt does not fit.
+        SettingError: *max_tokens* is 0.
+        UnsupportedOp: npurt does not have an option.
+    """
+    refuse(locals(), "draft_model")
+    kwargs.pop("num_draft_tokens", None)
+    if max_tokens == 0:
+        raise SettingError("max_tokens is 0", remedy="use 1 or more, or -1 for no limit")
+    if isinstance(prompt, str):
+        bos = tokenizer.bos_token
+        prompt = tokenizer.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
+    steps = generate_step(prompt, model, max_tokens=max_tokens, **kwargs)
+    text, start, count, rate = tokenizer.detokenizer, time.perf_counter(), 0, 0.0
+
+    def response(token: int, logprobs: F32, finish: str | None = None) -> GenerationResponse:
+        passed = time.perf_counter() - start
+        return GenerationResponse(
+            text=text.last_segment, token=token, logprobs=logprobs, from_draft=False,
+            prompt_tokens=len(prompt), prompt_tps=rate, generation_tokens=count,
+            generation_tps=count / passed if passed else 0.0,
+            peak_memory=_peak_memory(),
+            finish_reason=finish,
+        )  # fmt: skip
+
+    finish = "length"
+    for token, logprobs in steps:
+        count += 1
+        if count == 1:
+            rate = len(prompt) / max(time.perf_counter() - start, 1e-9)
+            start = time.perf_counter()
+        if token in tokenizer.eos_token_ids:
+            finish = "stop"
+            break
+        text.add_token(token)
+        if count == max_tokens:
+            break
+        yield response(token, logprobs)
+    steps.close()  # type: ignore[attr-defined]
+    text.finalize()
+    yield response(token, logprobs, finish)
+
+
+def generate(
+    model: Llama, tokenizer: TokenizerWrapper, prompt: Prompt, verbose: bool = False, **kwargs: Any
+) -> str:
+    """Return the text that follows *prompt*.
+
+    Args:
+        model: What `load` returned.
+        tokenizer: The same.
+        prompt: Text, or token ids.
+        verbose: Print the text as it grows, and how fast it was.
+        kwargs: Those of `stream_generate`.
+
+    Raises:
+        ContextFull: The prompt does not fit.
+        SettingError: *max_tokens* is 0.
+        UnsupportedOp: npurt does not have an option.
+    """
+    write = sys.stdout.write if verbose else (lambda _: 0)
+    write("=" * 10 + "\n")
+    text = ""
+    for response in stream_generate(model, tokenizer, prompt, **kwargs):
+        write(response.text)
+        if verbose:
+            sys.stdout.flush()
+        text += response.text
+    write("\n" + "=" * 10 + "\n")
+    for name, count, rate in (
+        ("Prompt", response.prompt_tokens, response.prompt_tps),
+        ("Generation", response.generation_tokens, response.generation_tps),
+    ):
+        write(f"{name}: {count} tokens, {rate:.3f} tokens-per-sec\n")
+    write(f"Peak memory: {response.peak_memory:.3f} GB\n")
+    return text
+
+
+def _peak_memory() -> float:
+    """Return the most memory that the process had, in GB; 0 where the system does not say."""
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:  # Windows
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * unit / 1e9

@@ -1,0 +1,24 @@
+"""What of mlx-lm npurt does not have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from npurt.errors import UnsupportedOp
+
+
+def missing(name: str, remedy: str = "") -> UnsupportedOp:
+    """Return the error about something that npurt does not have."""
+    return UnsupportedOp(
+        f"npurt.compat.mlx_lm does not have {name} yet", remedy=remedy or f"do without {name}"
+    )
+
+
+def refuse(given: Mapping[str, Any], *names: str) -> None:
+    """Refuse those of *given* that are of *names*, unless they are None, False or empty.
+
+    Raises:
+        UnsupportedOp: One is something else.
+    """
+    for name in names:
+        if given[name] is not None and given[name] is not False and given[name] != {}:
+            raise missing(f"{name}={given[name]!r:.60}")

@@ -1,0 +1,1 @@
+"""As mlx_lm.models: prompt caches."""

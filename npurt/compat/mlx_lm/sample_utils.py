@@ -1,0 +1,221 @@
+"""Samplers and logits processors, as functions of numpy arrays.
+
+A sampler gets log-probabilities ``[..., V]`` and returns ids ``[...]``.  A processor gets the
+tokens so far, ``[T]``, and logits ``[1, V]``, and returns logits.
+Source: mlx-lm 0.32.2, mlx_lm/sample_utils.py, MIT: names, order and formulas.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError, SettingError
+
+Array = npt.NDArray[Any]
+Sampler = Callable[[Array], Array]
+LogitsProcessor = Callable[[Array, Array], Array]
+
+
+def make_sampler(
+    temp: float = 0.0,
+    top_p: float = 0.0,
+    min_p: float = 0.0,
+    min_tokens_to_keep: int = 1,
+    top_k: int = 0,
+    xtc_probability: float = 0.0,
+    xtc_threshold: float = 0.1,
+    xtc_special_tokens: Sequence[int] | None = None,
+    *,
+    seed: int | None = None,
+) -> Sampler:
+    """Return a sampler, which applies these in their order, and then draws.
+
+    Args:
+        temp: The divisor of the log-probabilities; 0 takes the best, whatever the others say.
+        top_p: Keep the fewest best that have this probability together; 0 or 1: all.
+        min_p: Keep those with at least this fraction of the best one's probability; 0: all.
+        min_tokens_to_keep: How many *min_p* keeps at least.
+        xtc_probability: How often all but the least of the likely ones are left out.
+        xtc_threshold: The probability from which on one is likely.
+        xtc_special_tokens: Ids that this never leaves out.
+        top_k: Keep the *top_k* best; 0: all.
+        seed: Of the random numbers, which mlx-lm takes from mlx.core.random.
+
+    Raises:
+        SettingError: A value is out of range.
+    """
+    _require("temp", temp, 0 <= temp < math.inf, "0 or more")
+    _require("min_p", min_p, 0 <= min_p <= 1, "0 to 1")
+    _require("min_tokens_to_keep", min_tokens_to_keep, min_tokens_to_keep >= 1, "1 or more")
+    _require("xtc_probability", xtc_probability, 0 <= xtc_probability <= 1, "0 to 1")
+    _require("xtc_threshold", xtc_threshold, 0 <= xtc_threshold <= 0.5, "0 to 0.5")
+    if temp == 0:
+        return lambda logprobs: np.argmax(logprobs, axis=-1)
+    random = np.random.default_rng(seed)
+
+    def sampler(logprobs: Array) -> Array:
+        kept = np.array(logprobs, np.float64)
+        if 0 < top_p < 1:
+            kept = apply_top_p(kept, top_p)
+        if min_p:
+            kept = apply_min_p(kept, min_p, min_tokens_to_keep)
+        if xtc_probability and random.random() <= xtc_probability:
+            kept = _without_likely(kept, xtc_threshold, xtc_special_tokens or ())
+        if top_k > 0:
+            kept = apply_top_k(kept, top_k)
+        # The maximum of logits plus Gumbel noise is a draw from their softmax.
+        chosen: Array = np.argmax(kept / temp + random.gumbel(size=kept.shape), axis=-1)
+        return chosen
+
+    return sampler
+
+
+def apply_top_k(logprobs: Array, top_k: int) -> Array:
+    """Return *logprobs* with -inf for all but the *top_k* best.
+
+    Raises:
+        SettingError: *top_k* is not from 1 to below their number.
+    """
+    count = logprobs.shape[-1]
+    _require("top_k", top_k, 0 < top_k < count, f"1 to {count - 1}")
+    worse = np.argsort(-logprobs, axis=-1, kind="stable")[..., top_k:]
+    kept = logprobs.copy()
+    np.put_along_axis(kept, worse, -np.inf, axis=-1)
+    return kept
+
+
+def apply_min_p(logprobs: Array, min_p: float, min_tokens_to_keep: int = 1) -> Array:
+    """Return *logprobs* with -inf where the probability is below *min_p* times the best one's."""
+    order = np.argsort(-logprobs, axis=-1, kind="stable")
+    below = logprobs < logprobs.max(axis=-1, keepdims=True) + math.log(min_p)
+    np.put_along_axis(below, order[..., :min_tokens_to_keep], False, axis=-1)
+    return np.where(below, -np.inf, logprobs)
+
+
+def apply_top_p(logprobs: Array, top_p: float) -> Array:
+    """Return *logprobs* with -inf for all but the fewest best that have *top_p* of the whole."""
+    order = np.argsort(-logprobs, axis=-1, kind="stable")
+    best = np.exp(np.take_along_axis(logprobs, order, axis=-1))
+    better = np.cumsum(best, axis=-1) - best  # what those before each have together
+    drop = better >= top_p * best.sum(axis=-1, keepdims=True)
+    kept = logprobs.copy()
+    np.put_along_axis(
+        kept, order, np.where(drop, -np.inf, np.take_along_axis(kept, order, -1)), axis=-1
+    )
+    return kept
+
+
+def _without_likely(logprobs: Array, threshold: float, never: Sequence[int]) -> Array:
+    """Return *logprobs* with -inf for the likely ones, but not for the least likely of these."""
+    chances = np.exp(logprobs - logprobs.max(axis=-1, keepdims=True))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    least = np.where(chances > threshold, chances, np.inf).min(axis=-1, keepdims=True)
+    left_out = chances > least
+    left_out[..., list(never)] = False
+    return np.where(left_out, -np.inf, logprobs)
+
+
+def make_logits_processors(
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float | None = None,
+    repetition_context_size: int | None = 20,
+    presence_penalty: float | None = None,
+    presence_context_size: int | None = 20,
+    frequency_penalty: float | None = None,
+    frequency_context_size: int | None = 20,
+) -> list[LogitsProcessor]:
+    """Return the processors for those that are neither None nor 0.
+
+    Args:
+        logit_bias: What is added to the logits of tokens, by id.
+        repetition_penalty: Divides positive logits of recent tokens, multiplies negative ones.
+        repetition_context_size: How many tokens are recent for that.
+        presence_penalty: What the logit of a recent token loses.
+        presence_context_size: How many tokens are recent for that.
+        frequency_penalty: What the logit of a recent token loses for each time that it is one.
+        frequency_context_size: How many tokens are recent for that.
+
+    Raises:
+        SettingError: *repetition_penalty* is negative.
+    """
+    processors: list[LogitsProcessor] = []
+    if logit_bias:
+        processors.append(_bias(logit_bias))
+    if repetition_penalty:
+        processors.append(make_repetition_penalty(repetition_penalty, repetition_context_size))
+    if presence_penalty:
+        processors.append(make_presence_penalty(presence_penalty, presence_context_size))
+    if frequency_penalty:
+        processors.append(make_frequency_penalty(frequency_penalty, frequency_context_size))
+    return processors
+
+
+def _bias(biases: Mapping[int, float]) -> LogitsProcessor:
+    ids = [int(token) for token in biases]
+    values = np.array(list(biases.values()), np.float32)
+
+    def processor(_: Array, logits: Array) -> Array:
+        if not all(0 <= token < logits.shape[-1] for token in ids):
+            raise LayoutError(
+                f"logit_bias has a token that is not one of {logits.shape[-1]}",
+                remedy="use ids of the model's tokens",
+            )
+        biased = logits.copy()
+        biased[:, ids] += values
+        return biased
+
+    return processor
+
+
+def make_repetition_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
+    """Return a processor that divides positive logits of recent tokens, multiplies negative ones.
+
+    Raises:
+        SettingError: *penalty* is not above 0.
+    """
+    _require("penalty", penalty, penalty > 0, "above 0")
+
+    def processor(tokens: Array, logits: Array) -> Array:
+        recent, lower = np.unique(_last(tokens, context_size)), logits.copy()
+        old = lower[:, recent]
+        lower[:, recent] = np.where(old < 0, old * penalty, old / penalty)
+        return lower
+
+    return processor
+
+
+def make_presence_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
+    """Return a processor that takes *penalty* from the logit of each recent token."""
+
+    def processor(tokens: Array, logits: Array) -> Array:
+        lower = logits.copy()
+        lower[:, np.unique(_last(tokens, context_size))] -= penalty
+        return lower
+
+    return processor
+
+
+def make_frequency_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
+    """Return a processor that takes *penalty* from a logit for each time its token is recent."""
+
+    def processor(tokens: Array, logits: Array) -> Array:
+        lower = logits.copy()
+        recent, counts = np.unique(_last(tokens, context_size), return_counts=True)
+        lower[:, recent] -= np.float32(penalty) * counts.astype(np.float32)
+        return lower
+
+    return processor
+
+
+def _last(tokens: Array, count: int | None) -> Array:
+    """Return the last *count* of *tokens*, as indices; None: all."""
+    ids = np.asarray(tokens, np.intp)
+    return ids if count is None else ids[max(0, len(ids) - count) :]
+
+
+def _require(name: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise SettingError(f"{name} is {value!r}", remedy=f"{name} must be {allowed}")

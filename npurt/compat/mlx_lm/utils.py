@@ -1,0 +1,81 @@
+"""`load`: a GGUF file by its path or repository, and its tokenizer."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from npurt.compat.mlx_lm.missing import missing, refuse
+from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
+from npurt.errors import ModelFormatError, SettingError
+from npurt.llm.decode.model import Llama
+
+IGNORED = frozenset(["trust_remote_code", "use_fast"])  # of tokenizers: they change no result
+
+
+def load(
+    path_or_hf_repo: str | os.PathLike[str],
+    tokenizer_config: Mapping[str, Any] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    adapter_path: str | None = None,
+    lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Any:
+    """Return a model and its tokenizer, and with *return_config* the metadata of the file.
+
+    Args:
+        path_or_hf_repo: A GGUF file, a folder with one in it, or a hub repository with GGUF files:
+            ``user/repo`` or ``user/repo:QUANT``.
+        tokenizer_config: ``eos_token``, another token that ends texts, and ``chat_template``.
+        model_config: Refused unless None or empty.
+        adapter_path: Refused unless None.
+        lazy: No effect.
+        return_config: Return the metadata, too.
+        revision: Branch, tag or commit of the repository.
+        trust_remote_code: No effect: nothing of a repository is run.
+        options: Arguments of `npurt.Llama`, such as *device* and *n_ctx*.
+
+    Raises:
+        DownloadError: The repository cannot be read.
+        ModelFormatError: npurt cannot run the file.
+        UnsupportedOp: npurt does not have what an argument asks for.
+    """
+    refuse(locals(), "model_config", "adapter_path")
+    config = {k: v for k, v in (tokenizer_config or {}).items() if k not in IGNORED}
+    end, template = config.pop("eos_token", None), config.pop("chat_template", None)
+    for name in config:
+        raise missing(f"tokenizer_config[{name!r}]")
+    llm = Llama(_file(path_or_hf_repo, revision), chat_template=template, **options)
+    try:
+        tokenizer = TokenizerWrapper(llm)
+        if end is not None:
+            tokenizer.add_eos_token(end)
+    except BaseException:
+        llm.close()
+        raise
+    return (llm, tokenizer, dict(llm.metadata)) if return_config else (llm, tokenizer)
+
+
+def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
+    path = Path(place)
+    if path.is_dir():
+        found = sorted(path.glob("*.gguf"))
+        first = [file for file in found if "-of-" not in file.name or "-00001-of-" in file.name]
+        if len(first) != 1:
+            raise ModelFormatError(
+                f"the folder {path} has {len(first)} GGUF models",
+                remedy="name the file; npurt convert makes one of safetensors",
+            )
+        return first[0]
+    if path.exists() or path.suffix == ".gguf":
+        return path
+    if str(place).count("/") != 1:
+        raise SettingError(
+            f"there is no file {place}", remedy="name a GGUF file, or a repository: user/repo"
+        )
+    from npurt.models.hub import Hub, Reference
+
+    return Hub.usual().fetch(Reference.of(str(place), None, revision))

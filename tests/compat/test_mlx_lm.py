@@ -1,0 +1,497 @@
+"""What scripts for mlx-lm do gives results of its shapes, with npurt's text."""
+
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.compat import mlx_lm
+from npurt.compat.mlx_lm import GenerationResponse, generate, load, stream_generate
+from npurt.compat.mlx_lm import sample_utils as sampling
+from npurt.compat.mlx_lm.generate import generate_step
+from npurt.compat.mlx_lm.models import cache as caches
+from npurt.compat.mlx_lm.models.cache import make_prompt_cache
+from npurt.compat.mlx_lm.sample_utils import make_logits_processors, make_sampler
+from npurt.errors import (
+    LayoutError,
+    ModelFormatError,
+    SettingError,
+    StateFormatError,
+    UnsupportedOp,
+)
+from tests.llm import tiny
+
+PATH = tiny.path()
+PROMPT = "Name the planets"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+GREEDY = {"temperature": 0.0}
+RECORDED = json.loads((Path(__file__).parents[1] / "data/compat/mlx_lm.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def pair():
+    model, tokenizer = load(PATH, n_ctx=512, progress=False)
+    with model:
+        yield model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def own():
+    with npurt.Llama(PATH, n_ctx=512, progress=False) as model:
+        yield model
+
+
+def only(token):
+    def sampler(logprobs):
+        return np.array([token])
+
+    return sampler
+
+
+# --- The interface -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECORDED["functions"])
+def test_arguments_have_the_recorded_names_order_and_defaults(name):
+    modules = (mlx_lm, sampling, caches, inspect.getmodule(generate_step))
+    owner = next(module for module in modules if hasattr(module, name))
+    here = [
+        [p.name] if p.default is p.empty else [p.name, p.default]
+        for p in inspect.signature(getattr(owner, name)).parameters.values()
+        if p.kind is not p.VAR_KEYWORD and not (name == "make_sampler" and p.name == "seed")
+    ]
+
+    assert here == RECORDED["functions"][name]
+
+
+def test_responses_have_the_recorded_fields():
+    fields = list(inspect.signature(GenerationResponse).parameters)
+    assert fields == RECORDED["fields"]["GenerationResponse"]
+
+
+# --- Loading --------------------------------------------------------------------------------------
+
+
+def test_a_model_is_loaded_from_a_file_or_from_its_folder(tmp_path, own):
+    (tmp_path / "model.gguf").symlink_to(PATH)
+    model, tokenizer, config = load(str(tmp_path), return_config=True, lazy=True, n_ctx=64)
+    with model:
+        assert isinstance(model, npurt.Llama)
+        assert model.n_ctx == 64
+        assert config["general.architecture"] == "llama"
+        assert tokenizer.vocab_size == own.config.n_vocab
+    (tmp_path / "other.gguf").symlink_to(PATH)
+    with pytest.raises(ModelFormatError, match="has 2 GGUF models"):
+        load(tmp_path)
+
+
+def test_a_repository_is_asked_from_the_hub(monkeypatch):
+    asked = []
+
+    def fetch(hub, wanted, **options):
+        asked.append(wanted)
+        return PATH
+
+    monkeypatch.setattr("npurt.models.hub.Hub.fetch", fetch)
+    model, _ = load("user/repo:Q8_0", revision="v1")
+    model.close()
+
+    (wanted,) = asked
+    assert (wanted.repo, wanted.revision) == ("user/repo", "v1")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"adapter_path": "lora"}, UnsupportedOp),
+        ({"model_config": {"rope": 1}}, UnsupportedOp),
+        ({"tokenizer_config": {"padding_side": "left"}}, UnsupportedOp),
+        ({"tokenizer_config": {"eos_token": "two tokens"}}, SettingError),
+    ],
+    ids=str,
+)
+def test_what_npurt_does_not_have_is_refused_when_a_model_is_loaded(options, error):
+    with pytest.raises(error, match=next(iter(options)) if error is UnsupportedOp else "one token"):
+        load(PATH, **options)
+
+
+def test_a_wrong_place_is_refused():
+    with pytest.raises(SettingError, match="there is no file"):
+        load("nothing")
+    with pytest.raises(ModelFormatError, match=r"nothing\.gguf"):
+        load("nothing.gguf")
+
+
+# --- Text -----------------------------------------------------------------------------------------
+
+
+def test_a_text_is_npurts_without_sampling(pair, own):
+    text = own.generate(PROMPT, max_tokens=9, **GREEDY)
+    ids = own.tokenize(PROMPT)
+
+    for prompt in (PROMPT, ids, np.array(ids)):
+        assert generate(*pair, prompt, max_tokens=9) == text
+    assert generate(*pair, prompt=tokenizer_text(pair, ids), max_tokens=9) == text
+
+
+def tokenizer_text(pair, ids):
+    text = pair[1].decode(ids)
+    assert text.startswith(pair[1].bos_token)  # which is not added again
+    return text
+
+
+def test_responses_come_token_by_token_and_the_reason_last(pair, own):
+    ids = own.tokenize(PROMPT)
+    own.reset()
+    logits = own.eval(ids)[-1]
+    *others, last = responses = list(stream_generate(*pair, PROMPT, max_tokens=5))
+
+    assert [r.generation_tokens for r in responses] == [1, 2, 3, 4, 5]
+    assert {r.finish_reason for r in others} == {None}
+    assert last.finish_reason == "length"
+    assert all(r.prompt_tokens == len(ids) and not r.from_draft for r in responses)
+    first = responses[0].logprobs
+    below = logits.astype(np.float64) - logits.max()
+    wanted = below - np.log(np.exp(below[np.isfinite(below)]).sum())
+    real = np.isfinite(first)  # padding rows are never sampled
+    assert first.shape == wanted.shape
+    assert np.exp(first).sum() == pytest.approx(1, abs=1e-5)
+    assert np.ptp((first - wanted)[real]) < 1e-4  # the same but for the padding's share
+    assert responses[0].token == int(np.argmax(np.where(real, wanted, -np.inf)))
+    assert responses[0].peak_memory > 0
+
+
+def test_a_text_ends_at_its_end_token(pair):
+    model, tokenizer = pair
+    words = tokenizer.encode("abc", add_special_tokens=False)
+    queue = iter([*words, tokenizer.eos_token_id])
+    *_, last = responses = list(
+        stream_generate(model, tokenizer, PROMPT, sampler=lambda x: np.array([next(queue)]))
+    )
+
+    assert "".join(r.text for r in responses) == "abc"
+    assert (last.finish_reason, last.token) == ("stop", tokenizer.eos_token_id)
+    assert last.generation_tokens == len(words) + 1
+
+
+def test_other_tokens_can_end_a_text(own):
+    word = own.tokenize("abc", add_bos=False)[0]
+    model, tokenizer = load(PATH, tokenizer_config={"eos_token": own.detokenize([word])})
+    with model:
+        assert word in tokenizer.eos_token_ids
+        (response,) = stream_generate(model, tokenizer, PROMPT, sampler=only(word))
+        assert (response.text, response.finish_reason) == ("", "stop")
+
+
+def test_verbose_prints_text_and_rates(pair, capsys):
+    text = generate(*pair, PROMPT, max_tokens=4, verbose=True)
+
+    printed = capsys.readouterr().out
+    assert f"==========\n{text}\n==========\nPrompt: " in printed
+    assert "Generation: 4 tokens, " in printed
+    generate(*pair, PROMPT, max_tokens=4)
+    assert capsys.readouterr().out == ""
+
+
+def test_no_limit_is_minus_one(pair):
+    *_, last = stream_generate(*pair, [5] * 490, max_tokens=-1, sampler=only(5))
+    assert (last.generation_tokens, last.finish_reason) == (23, "length")
+    for wrong in (0, -2):
+        with pytest.raises(SettingError, match="max_tokens"):
+            generate(*pair, PROMPT, max_tokens=wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["draft_model", "max_kv_size", "kv_bits", "input_embeddings"]
+)  # fmt: skip
+def test_options_that_npurt_does_not_have_are_refused(pair, name):
+    with pytest.raises(UnsupportedOp, match=name):
+        generate(*pair, PROMPT, **{name: 4})
+
+
+@pytest.mark.parametrize("function", [mlx_lm.batch_generate, mlx_lm.convert])
+def test_functions_that_npurt_does_not_have_are_refused(function):
+    with pytest.raises(UnsupportedOp, match=function.__name__):
+        function("x")
+
+
+def test_progress_and_tokens_are_told(pair, own):
+    told = []
+    steps = generate_step(
+        [1, 5, 9], pair[0], max_tokens=2, prompt_progress_callback=lambda *n: told.append(n)
+    )
+    tokens = [token for token, _ in steps]
+
+    assert told == [(0, 3), (3, 3)]
+    assert own.generate([1, 5, 9], max_tokens=2, **GREEDY) == own.detokenize(tokens)
+
+
+# --- Sampling -------------------------------------------------------------------------------------
+
+CHANCES = np.array([[0.4, 0.3, 0.2, 0.1]])
+
+
+def drawn(**options):
+    sampler = make_sampler(1.0, seed=0, **options)
+    return {int(sampler(np.log(CHANCES))[0]) for _ in range(300)}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.65}, {0, 1}),
+        ({"top_p": 0.75}, {0, 1, 2}),
+        ({"min_p": 0.6}, {0, 1}),
+        ({"min_p": 0.9, "min_tokens_to_keep": 3}, {0, 1, 2}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.15}, {2, 3}),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.15, "xtc_special_tokens": [0]}, {0, 2, 3}),
+    ],
+    ids=str,
+)
+def test_samplers_draw_from_what_is_kept(options, kept):
+    assert drawn(**options) == kept
+
+
+def test_samples_have_the_probabilities():
+    sampler = make_sampler(2.0, seed=1)
+    draws = sampler(np.repeat(np.log(CHANCES), 20000, axis=0))
+
+    wanted = np.sqrt(CHANCES[0]) / np.sqrt(CHANCES[0]).sum()
+    share = np.bincount(draws, minlength=4) / len(draws)
+    assert np.abs(share - wanted).max() < 5 * np.sqrt(0.25 / len(draws))  # 5 sigma
+    assert make_sampler()(np.log(CHANCES)).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temp": -1}, {"temp": 1, "min_p": 2}, {"min_tokens_to_keep": 0}, {"xtc_threshold": 0.6}],
+    ids=str,
+)
+def test_samplers_refuse_nonsense(options):
+    with pytest.raises(SettingError, match=list(options)[-1]):
+        make_sampler(**options)
+
+
+def test_top_k_is_below_the_number_of_tokens():
+    with pytest.raises(SettingError, match="top_k"):
+        make_sampler(1.0, top_k=4)(np.log(CHANCES))
+
+
+def test_processors_have_their_formulas():
+    tokens, logits = np.array([3, 0, 1, 1]), np.array([[2.0, -2.0, 1.0, 4.0]], np.float32)
+
+    def changed(**options):
+        row = logits.copy()
+        for processor in make_logits_processors(**options):
+            row = processor(tokens, row)
+        return row[0].tolist()
+
+    assert changed() == changed(repetition_penalty=0, presence_penalty=None) == logits[0].tolist()
+    assert changed(logit_bias={2: 5.0, 0: -1.0}) == [1, -2, 6, 4]
+    assert changed(repetition_penalty=2.0) == [1, -4, 1, 2]
+    assert changed(repetition_penalty=2.0, repetition_context_size=3) == [1, -4, 1, 4]
+    assert changed(presence_penalty=0.5) == [1.5, -2.5, 1, 3.5]
+    assert changed(frequency_penalty=0.5) == [1.5, -3, 1, 3.5]
+    assert changed(frequency_penalty=0.5, frequency_context_size=1) == [2, -2.5, 1, 4]
+    with pytest.raises(SettingError, match="penalty"):
+        make_logits_processors(repetition_penalty=-1.0)
+    with pytest.raises(LayoutError, match="logit_bias"):
+        changed(logit_bias={4: 1.0})
+
+
+def test_processors_see_the_tokens_of_the_prompt_and_the_text(pair, own):
+    seen = []
+
+    def watch(tokens, logits):
+        seen.append((tokens.tolist(), logits.shape))
+        return logits
+
+    cache = make_prompt_cache(pair[0])
+    generate(*pair, [1, 7], max_tokens=3, sampler=only(5), logits_processors=[watch])
+    shape = (1, own.config.n_vocab)
+    assert seen == [([1, 7], shape), ([1, 7, 5], shape), ([1, 7, 5, 5], shape)]
+    seen.clear()
+    generate(*pair, [1, 7], max_tokens=1, sampler=only(5), prompt_cache=cache)
+    generate(*pair, [9], max_tokens=1, prompt_cache=cache, logits_processors=[watch])
+    assert seen == [([9], shape)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": lambda logprobs: np.array([99999])},
+        {"sampler": lambda logprobs: logprobs},
+        {"logits_processors": [lambda tokens, logits: logits[0]]},
+    ],
+)
+def test_functions_that_return_something_else_are_refused(pair, options):
+    with pytest.raises(LayoutError, match="returned"):
+        generate(*pair, PROMPT, **options)
+
+
+# --- Prompt caches --------------------------------------------------------------------------------
+
+
+def test_a_cache_goes_on_where_it_was_after_other_texts(pair, own):
+    model = pair[0]
+    first, second = [1, 5, 9], [7, 8]
+    cache = make_prompt_cache(model)
+    steps = generate_step(first, model, max_tokens=4, prompt_cache=cache)
+    tokens = [token for token, _ in steps]
+    assert cache[0].offset == cache[0].size() == 7
+    wanted = own.generate([*first, *tokens, *second], max_tokens=6, **GREEDY)
+
+    generate(*pair, [3] * 30, max_tokens=5)
+
+    assert generate(*pair, second, max_tokens=6, prompt_cache=cache) == wanted
+    assert model.timing.reused_tokens == 6  # the last token of the first text was not evaluated
+    assert cache[0].offset == 7 + 2 + 6
+
+
+def test_two_caches_do_not_touch_each_other(pair):
+    a, b = make_prompt_cache(pair[0]), make_prompt_cache(pair[0])
+    generate(*pair, [1, 5, 9], max_tokens=3, prompt_cache=a)
+    kept = a[0].tokens
+    generate(*pair, [1, 5, 8], max_tokens=3, prompt_cache=b)
+
+    assert a[0].tokens == kept
+    assert b[0].tokens[:3] == (1, 5, 8)
+
+
+def test_a_cache_comes_back_from_a_file(pair, tmp_path):
+    model = pair[0]
+    cache = make_prompt_cache(model)
+    generate(*pair, [1, 5, 9], max_tokens=4, prompt_cache=cache)
+    file = tmp_path / "prompt.safetensors"
+
+    caches.save_prompt_cache(str(file), cache, {"model": "tiny"})
+    back, metadata = caches.load_prompt_cache(str(file), return_metadata=True)
+    wanted = generate(*pair, [7], max_tokens=5, prompt_cache=cache)
+    model.reset()
+
+    assert metadata == {"model": "tiny"}
+    assert caches.load_prompt_cache(file)[0].tokens == back[0].tokens
+    assert generate(*pair, [7], max_tokens=5, prompt_cache=back) == wanted
+    assert model.timing.reused_tokens == 6
+    assert [f.name for f in tmp_path.iterdir()] == ["prompt.safetensors"]
+
+
+def test_an_empty_cache_is_saved_too(pair, tmp_path):
+    caches.save_prompt_cache(tmp_path / "x", make_prompt_cache(pair[0]))
+    assert caches.load_prompt_cache(tmp_path / "x")[0].empty()
+
+
+def test_what_is_no_cache_is_refused(pair, tmp_path):
+    file = tmp_path / "prompt"
+    with pytest.raises(StateFormatError, match="prompt"):
+        caches.load_prompt_cache(file)
+    file.write_bytes(b"anything")
+    with pytest.raises(StateFormatError, match="holds no prompt cache"):
+        caches.load_prompt_cache(file)
+    with file.open("wb") as other:
+        np.savez(other, other=np.zeros(3))
+    with pytest.raises(StateFormatError, match="holds no prompt cache"):
+        caches.load_prompt_cache(file)
+    cache = make_prompt_cache(pair[0])
+    generate(*pair, [1, 5, 9], max_tokens=4, prompt_cache=cache)
+    caches.save_prompt_cache(file, cache)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StateFormatError, match="holds no prompt cache"):
+        caches.load_prompt_cache(file)
+    with pytest.raises(StateFormatError, match="cannot be written"):
+        caches.save_prompt_cache(tmp_path / "no" / "where", cache)
+
+
+def test_a_cache_of_another_model_is_refused(pair, tmp_path):
+    with npurt.Llama(PATH, kv_type="f32", n_ctx=64) as other:
+        cache = make_prompt_cache(other)
+        list(generate_step([1, 5, 9], other, max_tokens=2, prompt_cache=cache))
+    pair[0].reset()
+    with pytest.raises(LayoutError, match="another model"):
+        generate(*pair, [7], prompt_cache=cache)
+
+
+def test_tokens_of_a_cache_are_taken_back(pair, own):
+    cache = make_prompt_cache(pair[0])
+    list(generate_step([1, 5, 9, 4], pair[0], max_tokens=1, prompt_cache=cache))
+
+    assert caches.can_trim_prompt_cache(cache)
+    assert caches.trim_prompt_cache(cache, 2) == 2
+    assert cache[0].tokens == (1, 5, 9)
+    tokens = [t for t, _ in generate_step([7], pair[0], max_tokens=3, prompt_cache=cache)]
+    wanted = [t for t, _ in generate_step([1, 5, 9, 7], pair[0], max_tokens=3)]
+    assert tokens == wanted
+    assert caches.trim_prompt_cache(cache, 100) == 7
+    assert cache[0].empty()
+
+
+def test_a_stream_that_was_ended_keeps_what_it_wrote(pair):
+    cache = make_prompt_cache(pair[0])
+    steps = generate_step([1, 5, 9], pair[0], prompt_cache=cache)
+    tokens = [next(steps)[0], next(steps)[0]]
+    steps.close()
+    assert cache[0].tokens == (1, 5, 9, *tokens)
+
+    steps = generate_step([7], pair[0], prompt_cache=cache)
+    token, _ = next(steps)
+    generate(*pair, [2, 2], max_tokens=1)  # ends the stream
+    with pytest.raises(SettingError, match="something else used the model"):
+        next(steps)
+    assert cache[0].tokens == (1, 5, 9, *tokens, 7, token)
+    assert cache[0].snapshot.tokens[:3] == (1, 5, 9)  # not the state of the other text
+
+
+# --- Tokenizers -----------------------------------------------------------------------------------
+
+
+def test_tokenizers_are_those_of_transformers(pair, own):
+    tokenizer = pair[1]
+    ids = tokenizer.encode("né")
+
+    assert ids == own.tokenize("né")
+    assert tokenizer.encode("né", add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids) == own.detokenize(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "né"
+    assert tokenizer.decode(ids[1]) == own.detokenize(ids[1:2])
+    assert tokenizer.bos_token_id == ids[0] == own.tokenizer.bos
+    assert tokenizer.eos_token_ids == set(own.tokenizer.eog)
+    assert tokenizer.eos_token == own.detokenize([tokenizer.eos_token_id])
+
+
+def test_a_template_gives_ids_or_text(pair, own):
+    tokenizer = pair[1]
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+
+    ids = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    own.chat(MESSAGES, max_tokens=1)
+    assert tuple(ids) == own.history
+    assert own.template.render(MESSAGES) == text
+    short = tokenizer.apply_chat_template(MESSAGES, tokenize=False)
+    assert text.startswith(short)
+    assert len(short) < len(text)
+    assert tokenizer.chat_template == own.template.source
+    for options in ({"tools": [{"type": "function"}]}, {"continue_final_message": True}):
+        with pytest.raises(SettingError, match="does not read"):
+            tokenizer.apply_chat_template(MESSAGES, **options)
+
+
+def test_detokenizers_show_whole_characters(pair):
+    detokenizer = pair[1].detokenizer
+    ids = pair[1].encode("aé", add_special_tokens=False)
+    segments = []
+    for token in ids:
+        detokenizer.add_token(token)
+        segments.append(detokenizer.last_segment)
+    detokenizer.finalize()
+
+    assert "".join(segments) == detokenizer.text == "aé"
+    assert detokenizer.tokens == ids
+    detokenizer.reset()
+    assert (detokenizer.text, detokenizer.tokens, detokenizer.last_segment) == ("", [], "")
