@@ -61,7 +61,7 @@ def test_arguments_have_the_recorded_names_order_and_defaults(name):
     here = [
         [p.name] if p.default is p.empty else [p.name, p.default]
         for p in inspect.signature(getattr(owner, name)).parameters.values()
-        if p.kind is not p.VAR_KEYWORD and not (name == "make_sampler" and p.name == "seed")
+        if p.kind is not p.VAR_KEYWORD and p.name not in ("seed", "random")
     ]
 
     assert here == RECORDED["functions"][name]
@@ -255,6 +255,18 @@ def drawn(**options):
 )
 def test_samplers_draw_from_what_is_kept(options, kept):
     assert drawn(**options) == kept
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_best_is_always_kept(dtype):
+    logprobs = np.log(CHANCES).astype(dtype)
+    for top_p in (1e-8, 1e-4, 0.1):
+        assert np.isfinite(sampling.apply_top_p(logprobs, top_p)).tolist() == [
+            [True, False, False, False]
+        ]
+    likely = sampling.apply_xtc(logprobs, 1.0, 0.15, [])
+    assert np.isfinite(likely).tolist() == [[False, False, True, True]]
+    assert np.array_equal(sampling.apply_xtc(logprobs, 0.0, 0.15, []), logprobs)
 
 
 def test_samples_have_the_probabilities():

@@ -62,8 +62,9 @@ def make_sampler(
             kept = apply_top_p(kept, top_p)
         if min_p:
             kept = apply_min_p(kept, min_p, min_tokens_to_keep)
-        if xtc_probability and random.random() <= xtc_probability:
-            kept = _without_likely(kept, xtc_threshold, xtc_special_tokens or ())
+        if xtc_probability:
+            special = xtc_special_tokens or ()
+            kept = apply_xtc(kept, xtc_probability, xtc_threshold, special, random=random)
         if top_k > 0:
             kept = apply_top_k(kept, top_k)
         # The maximum of logits plus Gumbel noise is a draw from their softmax.
@@ -98,7 +99,7 @@ def apply_min_p(logprobs: Array, min_p: float, min_tokens_to_keep: int = 1) -> A
 def apply_top_p(logprobs: Array, top_p: float) -> Array:
     """Return *logprobs* with -inf for all but the fewest best that have *top_p* of the whole."""
     order = np.argsort(-logprobs, axis=-1, kind="stable")
-    best = np.exp(np.take_along_axis(logprobs, order, axis=-1))
+    best = np.exp(np.take_along_axis(logprobs, order, axis=-1).astype(np.float64))
     better = np.cumsum(best, axis=-1) - best  # what those before each have together
     drop = better >= top_p * best.sum(axis=-1, keepdims=True)
     kept = logprobs.copy()
@@ -108,14 +109,36 @@ def apply_top_p(logprobs: Array, top_p: float) -> Array:
     return kept
 
 
-def _without_likely(logprobs: Array, threshold: float, never: Sequence[int]) -> Array:
-    """Return *logprobs* with -inf for the likely ones, but not for the least likely of these."""
-    chances = np.exp(logprobs - logprobs.max(axis=-1, keepdims=True))
+def apply_xtc(
+    logits: Array,
+    xtc_probability: float,
+    xtc_threshold: float,
+    xtc_special_tokens: Sequence[int],
+    *,
+    random: np.random.Generator | None = None,
+) -> Array:
+    """Return *logits*, at times with -inf for the likely ones but the least likely of these.
+
+    Args:
+        logits: Logits, or log-probabilities, ``[..., V]``.
+        xtc_probability: How often that is done.
+        xtc_threshold: The probability above which one is likely.
+        xtc_special_tokens: Ids that are never left out.
+        random: The random numbers.
+
+    Raises:
+        SettingError: A value is out of range.
+    """
+    _require("xtc_probability", xtc_probability, 0 <= xtc_probability <= 1, "0 to 1")
+    _require("xtc_threshold", xtc_threshold, 0 <= xtc_threshold <= 0.5, "0 to 0.5")
+    if (random or np.random.default_rng()).random() >= xtc_probability:
+        return logits
+    chances = np.exp(np.asarray(logits - logits.max(axis=-1, keepdims=True), np.float64))
     chances /= chances.sum(axis=-1, keepdims=True)
-    least = np.where(chances > threshold, chances, np.inf).min(axis=-1, keepdims=True)
+    least = np.where(chances > xtc_threshold, chances, np.inf).min(axis=-1, keepdims=True)
     left_out = chances > least
-    left_out[..., list(never)] = False
-    return np.where(left_out, -np.inf, logprobs)
+    left_out[..., list(xtc_special_tokens)] = False
+    return np.where(left_out, -np.inf, logits)
 
 
 def make_logits_processors(
