@@ -108,6 +108,12 @@ def test_lists_are_written_as_mkdocs_reads_them(hooks, written, wanted):
     assert hooks("markup").with_lists(written) == wanted
 
 
+def test_what_a_block_needs_is_its_title(hooks):
+    text = '   ```sh needs="a board"\n   npurt\n   ```\n```sh\n```'
+
+    assert hooks("markup").with_reasons(text) == text.replace('needs="', 'title="needs ')
+
+
 def test_the_readme_is_the_first_page_of_the_site(hooks):
     text = "[a](docs/a.md#b) [c](https://c) [d](#d) ![e](docs/e.svg) [f](bench/F.md) [g](docs)"
 

@@ -19,6 +19,11 @@ def seen_from_docs(text: str) -> str:
     return LINK.sub(link, text)
 
 
+def with_reasons(markdown: str) -> str:
+    """Show what a block of code needs in its title; `needs` is a word of the tests."""
+    return re.sub(r'^( *```sh) needs="([^"\n]+)"$', r'\1 title="needs \2"', markdown, flags=re.M)
+
+
 def with_lists(markdown: str) -> str:
     """Write lists as Python-Markdown wants them, which GitHub's Markdown does not ask for.
 
