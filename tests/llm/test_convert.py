@@ -10,10 +10,11 @@ import struct
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError, NpurtError
+from npurt.llm.arch.reading import describe
 from npurt.llm.convert import safetensors
 from npurt.llm.convert.families import FAMILIES, TOP
 from npurt.llm.convert.folder import convert, interleaved
@@ -422,3 +423,70 @@ def test_a_table_never_leads_out_of_the_data(tmp_path_factory, entry):
     start, stop = entry["data_offsets"]
     assert 0 <= start <= stop <= 100
     assert len(stored.data) == stop - start
+
+
+# --- Folders of strangers -------------------------------------------------------------------------
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 2**40),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.integers(-1, 3) | st.text(max_size=2), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=2), max_size=2),
+)
+
+
+def places(value, path=()):
+    """Return the paths to all values within *value*; of long lists, those of the first few."""
+    found = [path] if path else []
+    if isinstance(value, dict):
+        found += [p for key in list(value)[:40] for p in places(value[key], (*path, key))]
+    elif isinstance(value, list):
+        found += [p for i, each in enumerate(value[:4]) for p in places(each, (*path, i))]
+    return found
+
+
+def with_value(value, path, new):
+    """Return a copy of *value* that has *new* at *path*."""
+    if not path:
+        return new
+    head, *rest = path
+    copy = value.copy()
+    copy[head] = with_value(value[head], rest, new)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("llama3", "config.json"), ("phi3-longrope", "config.json"), ("lfm2", "config.json"),
+     ("qwen3moe", "config.json"), ("exaone4", "config.json"), ("llama3", "tokenizer.json"),
+     ("llama3", "tokenizer_config.json")],
+)  # fmt: skip
+@settings(max_examples=40)
+@given(data=st.data())
+def test_whatever_is_in_a_file_it_is_converted_or_refused(tmp_path_factory, model, name, data):
+    folder = tmp_path_factory.getbasetemp() / f"odd-{model}"
+    if not folder.exists():
+        folder_of(model, folder)
+    good = json.loads((folder / name).read_text())
+    path = data.draw(st.sampled_from(places(good)))
+    (folder / name).write_text(json.dumps(with_value(good, path, data.draw(ODD))))
+    target = folder / "made.gguf"
+    target.unlink(missing_ok=True)
+    refusal = None
+    try:
+        convert(folder, target, "f16", progress=False)
+    except NpurtError as error:
+        refusal = error
+    finally:
+        (folder / name).write_text(json.dumps(good))
+    if refusal:
+        assert refusal.remedy
+        assert not target.exists()
+        return
+    with GGUF(target) as file:
+        Tokenizer.from_gguf(file.metadata)
+        for n_ctx in (32, 512):
+            describe(file).graph(n_ctx)

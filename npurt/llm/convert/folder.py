@@ -15,7 +15,7 @@ from npurt.llm.arch import forward
 from npurt.llm.convert.families import FAMILIES, TOP, Family
 from npurt.llm.convert.keys import keys_of, rope_tables
 from npurt.llm.convert.safetensors import Stored, read
-from npurt.llm.convert.settings import Settings
+from npurt.llm.convert.settings import Settings, meaning
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor, type_of
 from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.config import read_config
@@ -51,9 +51,13 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         raise ModelFormatError(
             f"{folder} is no folder", remedy="give the folder that has config.json and the weights"
         )
-    settings = Settings.read(folder)
-    family = family_of(settings)
-    tensors = _tensors(family, settings, _with_head(settings, read(folder)), kind)
+    with meaning("config.json"):
+        settings = Settings.read(folder)
+        family = family_of(settings)
+        tables = rope_tables(settings)
+        tensors = _tables(tables)
+        tensors += _tensors(family, settings, _with_head(settings, read(folder)), kind)
+        known = keys_of(family, settings)
     rows = _rows(tensors)
     keys = {
         "general.architecture": family.arch,
@@ -61,12 +65,13 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         "general.name": folder.resolve().name,
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
-        **keys_of(family, settings),
+        **known,
         f"{family.arch}.vocab_size": rows,
         **vocabulary_of(folder, family.arch, rows),
     }
-    pairs = {key: encoded(key, value) for key, value in keys.items()}
-    _check(pairs, tensors)
+    with meaning("config.json"):
+        pairs = {key: encoded(key, value) for key, value in keys.items()}
+    _check(pairs, tensors, list(tables.values()))
     write(target, pairs, tensors, progress=progress)
 
 
@@ -92,19 +97,23 @@ def _rows(tensors: Sequence[NewTensor]) -> int:
     return next((each.shape[0] for each in tensors if each.name == "token_embd.weight"), 0)
 
 
-def _check(pairs: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> None:
+def _check(
+    pairs: Mapping[str, bytes],
+    tensors: Sequence[NewTensor],
+    tables: Sequence[npt.NDArray[np.float32]],
+) -> None:
     """Refuse a model that npurt could not load.
 
     Raises:
-        ModelFormatError: It lacks tensors or has unknown ones, or its sizes or its tokenizer
-            contradict each other.
+        ModelFormatError: It lacks tensors or has unknown ones, or its sizes, its rotary tables or
+            its tokenizer contradict each other.
     """
     metadata = read_header(header(pairs.values())).metadata
     architecture = arch.find(metadata["general.architecture"])
     config = architecture.complete(read_config(metadata, _rows(tensors)))
     forward.check(architecture, config)
-    divisors = np.ones(config.rotated // 2, np.float32)
-    forward.build(architecture, config, {each.name: each for each in tensors}, divisors)
+    for divisors in tables or (None,):
+        forward.build(architecture, config, {each.name: each for each in tensors}, divisors)
     Tokenizer.from_gguf(metadata)
 
 
@@ -126,16 +135,21 @@ def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Store
     return {name: each for name, each in stored.items() if name != HEAD or not tied}
 
 
+def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
+    """Return the tensors that divide rotary frequencies."""
+    return [
+        new_tensor(name, values.shape, BY_NAME["f32"], partial(list, [QTensor(values, "f32")]))
+        for name, values in tables.items()
+    ]
+
+
 def _tensors(
     family: Family, settings: Settings, stored: Mapping[str, Stored], kind: str
 ) -> list[NewTensor]:
-    """Return the tensors of the file: those that apply everywhere, then layer by layer."""
+    """Return the tensors of the weights: those that apply everywhere, then layer by layer."""
     groups = _groups(family, stored)
     tied = "output.weight" not in groups
     found = []
-    for name, values in rope_tables(settings).items():
-        table = [QTensor(values, "f32")]
-        found.append(new_tensor(name, values.shape, BY_NAME["f32"], partial(list, table)))
     for name, members in groups.items():
         shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
         if any(each.shape != members[0].shape or not each.format for each in members):

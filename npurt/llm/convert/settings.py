@@ -1,9 +1,12 @@
 """The settings of a checkpoint: its config.json, read with checks."""
 
+import contextlib
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npurt.errors import ModelFormatError
+from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import parsed
 
 MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
@@ -26,6 +29,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise bad(f"{path.name} holds no object")
     return found
+
+
+@contextlib.contextmanager
+def meaning(name: str) -> Iterator[None]:
+    """Have what is wrong with the values in the file *name* be a `ModelFormatError`.
+
+    A file has too many places for values of a wrong type to ask for each.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error) as e:
+        if isinstance(e, NpurtError):
+            raise
+        raise bad(f"{name} is not as it must be ({e!r:.80})") from e
 
 
 class Settings:

@@ -15,7 +15,7 @@ import numpy as np
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.families import Keys
-from npurt.llm.convert.settings import bad, read_json
+from npurt.llm.convert.settings import bad, meaning, read_json
 from npurt.llm.text.pretokenize import RULES
 from npurt.llm.text.vocabulary import BPE, ENDS, MAX_TOKENS, Kind
 
@@ -43,17 +43,13 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
         )
     described = read_json(folder / "tokenizer.json")
     config = read_json(folder / "tokenizer_config.json")
-    try:
+    with meaning("tokenizer.json"):
         model = described["model"]
         _require_bytes(described, model)
         tokens, kinds = _tokens(model["vocab"], described.get("added_tokens") or [], rows)
         merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
         name = _rule(described, model, arch)
         ends = _template(described.get("post_processor"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, ModelFormatError):
-            raise
-        raise bad(f"tokenizer.json is not as it must be ({error!r:.80})") from error
     keys: Keys = {
         "model": BPE,
         "pre": name,
@@ -61,9 +57,10 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
         "token_type": np.array(kinds, np.int32),
         "merges": merges,
     }
-    keys |= _special(folder, config, {token: i for i, token in enumerate(tokens)}, ends)
+    with meaning("tokenizer_config.json"):
+        keys |= _special(folder, config, {token: i for i, token in enumerate(tokens)}, ends)
+        template = _chat_template(folder, config)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    template = _chat_template(folder, config)
     return keys | ({"tokenizer.chat_template": template} if template else {})
 
 
