@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import npurt
 from npurt.errors import ModelFormatError, NpurtError, NumericsError, SettingError
 from npurt.llm.convert import types
 from npurt.llm.convert.requantise import requantise
@@ -139,6 +140,18 @@ def test_every_tensor_is_what_the_encoder_gives(tmp_path, kind):
         assert after.metadata["general.file_type"] == FILE_TYPES[kind]
         for key in before.metadata.keys() - changed:
             assert after.encoded(key) == before.encoded(key)
+
+
+@pytest.mark.filterwarnings("ignore:.* quantised already")
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q6_k"])
+def test_products_are_those_of_weights_that_npurt_packs(tmp_path, kind):
+    requantise(tiny.path("llama3-256", "q8_0"), tmp_path / "a.gguf", kind, progress=False)
+    name = "blk.0.ffn_up.weight"
+    with GGUF(tiny.path("llama3-256", "q8_0")) as before, GGUF(tmp_path / "a.gguf") as after:
+        values, weight = before[name].dequantize(), after[name]
+    x = np.random.default_rng(0).standard_normal((3, values.shape[1])).astype(np.float32)
+    packed = npurt.pack(values.T, kind)
+    assert (npurt.matmul(x, weight.T) == npurt.matmul(x, packed)).all()
 
 
 @pytest.mark.parametrize("step", [1, 700, 1 << 22])

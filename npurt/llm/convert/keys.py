@@ -15,6 +15,7 @@ from npurt.llm.convert.families import Family, Keys
 from npurt.llm.convert.settings import Settings, bad
 
 ACTIVATIONS = ("silu", "swish")
+LARGEST = 1e30  # of a number in rotary settings; float32 holds it
 
 
 def keys_of(family: Family, settings: Settings) -> Keys:
@@ -140,7 +141,9 @@ def rope_tables(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _table(name: str, values: Any, head: int) -> npt.NDArray[np.float32]:
-    numbers = isinstance(values, list) and all(type(v) in (int, float) for v in values)
+    numbers = isinstance(values, list) and all(
+        type(v) in (int, float) and 0 < v < LARGEST for v in values
+    )
     if not numbers or not 0 < len(values) <= head // 2:
         raise bad(f"the rotary factors {name!r} are no list of numbers for heads of {head}")
     return np.array(values, np.float32)
@@ -163,6 +166,6 @@ def _llama3_divisors(rope: dict[str, Any], head: int) -> npt.NDArray[np.float32]
 
 def _real(rope: dict[str, Any], name: str) -> float:
     value = rope.get(name)
-    if not isinstance(value, int | float) or not 0 < value < 1e30:
+    if not isinstance(value, int | float) or not 0 < value < LARGEST:
         raise bad(f"config.json: {name} of the rotary settings is {value!r:.40}")
     return float(value)
