@@ -130,7 +130,7 @@ def test_a_model_is_opened_with_the_name_of_a_template():
         assert llm.template.source == NAMED["mistral"]
 
 
-@pytest.mark.parametrize("text", ["chatlm", "ChatML", "Hello", "template.jinja", "a" * 5000])
+@pytest.mark.parametrize("text", ["chatlm", "ChatML", "Hello", "template.jinja", "", "a" * 5000])
 def test_text_that_is_neither_name_nor_jinja_is_refused_at_once(text):
     with pytest.raises(SettingError, match="there is no chat template") as caught:
         npurt.Llama(tiny.path(), chat_template=text)
@@ -144,6 +144,14 @@ def test_text_that_is_neither_name_nor_jinja_is_refused_at_once(text):
 def test_a_template_is_text(value):
     with pytest.raises(SettingError, match="chat_template is"):
         npurt.Llama(tiny.path(), chat_template=value)
+
+
+@pytest.mark.parametrize("text", ["{{ messages", "{% if %}", "{{ x }}" * 10000])
+def test_jinja_that_does_not_work_is_refused_at_once(text):
+    with pytest.raises(SettingError, match="chat_template does not work: ") as caught:
+        npurt.Llama(tiny.path(), chat_template=text)
+
+    assert "Jinja" in caught.value.remedy
 
 
 def test_jinja_stays_as_it_is():

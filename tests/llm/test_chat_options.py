@@ -84,9 +84,28 @@ def test_the_variables_of_a_template_are_those_that_it_takes_from_its_caller():
 def test_what_npurt_does_not_have_is_refused_by_name(reader, name):
     for call in (lambda **o: reader.generate(PROMPT, **o), lambda **o: reader.chat(HELLO, **o)):
         with pytest.raises(UnsupportedOp, match=f"npurt does not have {name} yet") as caught:
-            call(**{name: 1})
+            call(**{name: 3})
         assert caught.value.remedy == f"leave {name} out"
-        call(max_tokens=0, **{name: None})
+        for neutral in (None, MISSING[name]):
+            call(max_tokens=0, **{name: neutral})
+
+
+def test_zero_logprobs_are_logprobs(reader):
+    with pytest.raises(UnsupportedOp, match="logprobs"):
+        reader.generate(PROMPT, logprobs=0)
+    reader.generate(PROMPT, logprobs=False, frequency_penalty=0, n=1, max_tokens=0)
+
+
+def test_messages_become_the_tokens_that_chat_continues(llm):
+    ids = llm.apply_chat_template(HELLO)
+    llm.chat(HELLO, max_tokens=1, temperature=0.0)
+
+    assert tuple(ids) == llm.history
+    short = llm.apply_chat_template(HELLO, add_generation_prompt=False)
+    assert ids[: len(short)] == short
+    assert len(short) < len(ids)
+    with pytest.raises(SettingError, match="does not read date"):
+        llm.apply_chat_template(HELLO, date="today")
 
 
 @pytest.mark.parametrize(

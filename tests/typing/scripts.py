@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import npurt
-from npurt.compat import llama_cpp
+from npurt.compat import llama_cpp, mlx_lm
 
 F32 = npt.NDArray[np.float32]
 
@@ -127,3 +127,15 @@ def mistakes(llm: npurt.Llama, a: F32, w: npurt.PackedWeight) -> None:
     llm.generate("Hello", stream=True).strip()  # type: ignore[attr-defined]
     npurt.matmul(a, w, divice="cpu")  # type: ignore[call-overload]
     npurt.pack(a, dtype=8)  # type: ignore[arg-type]
+
+
+def script_for_mlx_lm(path: str) -> str:
+    model, tokenizer = mlx_lm.load(path, n_ctx=128)
+    assert_type(model, npurt.Llama)
+    _, _, config = mlx_lm.load(path, return_config=True, n_ctx=128)
+    assert_type(config, dict[str, Any])
+    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
+    for response in mlx_lm.stream_generate(model, tokenizer, ids, max_tokens=4):
+        assert_type(response, mlx_lm.GenerationResponse)
+        print(response.text, response.logprobs.shape)
+    return mlx_lm.generate(model, tokenizer, prompt="Hello", max_tokens=4)

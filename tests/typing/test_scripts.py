@@ -44,6 +44,13 @@ def test_a_conversation_is_answered(stream):
         assert "".join(scripts.conversation(llm, stream))
 
 
+def test_a_script_for_mlx_lm_runs(capsys):
+    text = scripts.script_for_mlx_lm(str(tiny.path()))
+
+    assert isinstance(text, str)
+    assert capsys.readouterr().out
+
+
 def test_a_script_for_llama_cpp_runs():
     assert scripts.script_for_llama_cpp(str(tiny.path())).startswith("Q: What is an NPU? A: ")
 

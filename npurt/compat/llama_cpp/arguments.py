@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from npurt.errors import UnsupportedOp
+from npurt.llm.decode.text import asks_for_nothing
 from npurt.runtime.open.arguments import integer, optional_integer
 
 RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
@@ -96,14 +97,8 @@ def refuse(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         UnsupportedOp: npurt does not have it.
     """
     for name, default in defaults.items():
-        value = given.get(name)
-        if value is not None and not _same(value, default):
-            raise missing(f"{name}={value!r:.60}")
-
-
-def _same(value: Any, default: Any) -> bool:
-    """Return whether *value* is *default*; 0 is not False, because logprobs=0 asks for some."""
-    return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
+        if not asks_for_nothing(given.get(name), default):
+            raise missing(f"{name}={given[name]!r:.60}")
 
 
 def sampling(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -11,6 +11,26 @@ from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.decode.model import Llama
 
 IGNORED = frozenset(["trust_remote_code", "use_fast"])  # of tokenizers: they change no result
+
+
+@overload
+def load(
+    path_or_hf_repo: str | os.PathLike[str],
+    tokenizer_config: Mapping[str, Any] | None = None,
+    *,
+    return_config: Literal[False] = False,
+    **options: Any,
+) -> tuple[Llama, TokenizerWrapper]: ...
+
+
+@overload
+def load(
+    path_or_hf_repo: str | os.PathLike[str],
+    tokenizer_config: Mapping[str, Any] | None = None,
+    *,
+    return_config: Literal[True],
+    **options: Any,
+) -> tuple[Llama, TokenizerWrapper, dict[str, Any]]: ...
 
 
 def load(

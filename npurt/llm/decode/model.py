@@ -38,7 +38,10 @@ from npurt.verify import mode
 USUAL_DRAFT = 8  # the most tokens of a draft, by default
 # What other parts of npurt use of a model, and old names: dir() lists neither.
 OLD_NAMES = ("embed", "taps", "turn")
-INTERNALS = ("account", "can_shift", "head", "hidden_states", "output_matrix", "read", "speculator")
+INTERNALS = (
+    "account", "can_shift", "file", "head", "hidden_states", "lock", "output_matrix", "read",
+    "speculator", "weight_bytes",
+)  # fmt: skip
 
 
 class Llama(TextGenerator):
@@ -110,7 +113,7 @@ class Llama(TextGenerator):
         self.context_shift = context_shift
         self.timing = Timing()
         self._progress = progress
-        self._template = chat_template and named_templates.source(chat_template)
+        self._template = None if chat_template is None else named_templates.source(chat_template)
         self._checks = Checks(mode(verify))
         self._closed = False
         self._opened = contextlib.ExitStack()  # what is closed with the model, last first

@@ -15,13 +15,15 @@ from npurt.runtime.open.arguments import none_at_minus_one
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
-# Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have.
-MISSING_NAMES = """
-    best_of frequency_penalty function_call functions grammar logit_bias logits_processor logprobs
-    mirostat_eta mirostat_mode mirostat_tau n presence_penalty stopping_criteria suffix tfs_z
-    tool_choice top_logprobs typical_p
-"""
-MISSING = frozenset(MISSING_NAMES.split())
+# Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
+# values that ask for nothing.
+MISSING: dict[str, Any] = {
+    "best_of": 1, "frequency_penalty": 0.0, "function_call": None, "functions": None,
+    "grammar": None, "logit_bias": None, "logits_processor": None, "logprobs": False,
+    "mirostat_eta": 0.1, "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "presence_penalty": 0.0,
+    "stopping_criteria": None, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
+    "top_logprobs": None, "typical_p": 1.0,
+}  # fmt: skip
 
 
 class Options(TypedDict, total=False):
@@ -99,7 +101,7 @@ class TextGenerator(Generator):
             seed: Of this generation; by default the model's; -1: a different one each time.
             stop: Texts that end the generation and are not part of it.
             stream: Return an iterator of pieces of text instead of the whole.
-            unknown: Refused: options of other libraries by name, if they are not None.
+            unknown: Refused: options of other libraries by name, unless they ask for nothing.
 
         Raises:
             ContextFull: The prompt does not fit.
@@ -252,15 +254,21 @@ class TextGenerator(Generator):
 
 
 def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *options* without those of `MISSING`, which must be None.
+    """Return *options* without those of `MISSING`, which must ask for nothing.
 
     Raises:
-        UnsupportedOp: One is not.
+        UnsupportedOp: One does not.
     """
-    for name in MISSING & options.keys():
-        if options[name] is not None:
+    for name in MISSING.keys() & options.keys():
+        if not asks_for_nothing(options[name], MISSING[name]):
             raise UnsupportedOp(f"npurt does not have {name} yet", remedy=f"leave {name} out")
     return {name: value for name, value in options.items() if name not in MISSING}
+
+
+def asks_for_nothing(value: Any, neutral: Any) -> bool:
+    """Return whether *value* is None or *neutral*; 0 is not False: ``logprobs=0`` asks for some."""
+    alike = isinstance(value, bool) == isinstance(neutral, bool)
+    return value is None or (alike and bool(value == neutral))
 
 
 def _require_read(template: ChatTemplate, variables: Mapping[str, Any]) -> None:

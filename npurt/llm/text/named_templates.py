@@ -7,7 +7,8 @@ with their sources.
 
 import difflib
 
-from npurt.errors import SettingError
+from npurt.errors import ModelFormatError, SettingError
+from npurt.llm.text.chat import ChatTemplate
 
 # For formats without a turn of its own for a system message: it goes in front of the first user
 # turn.  Turns alternate.
@@ -80,13 +81,20 @@ def source(template: str) -> str:
     """Return the Jinja source of *template*: a name of `NAMED`, or a source itself.
 
     Raises:
-        SettingError: It is no such name, and no Jinja either, because it has no ``{``.
+        SettingError: It is neither such a name nor Jinja that works.
     """
     if not isinstance(template, str):
         raise SettingError(
             f"chat_template is {template!r:.60}", remedy="pass Jinja source or a name, as a str"
         )
     if "{" in template:
+        try:
+            ChatTemplate(template, bos=None, eos=None)
+        except ModelFormatError as error:
+            raise SettingError(
+                f"chat_template does not work: {error.what.partition(': ')[2]}",
+                remedy=f"mend the Jinja source, or use one of {', '.join(NAMED)}",
+            ) from error
         return template
     if template not in NAMED:
         close = difflib.get_close_matches(template, NAMED, 1)
