@@ -258,6 +258,7 @@ typedef struct {
     int code; /* returned without asking the DSP */
     bool crash, spoil;
     uint32_t delay; /* milliseconds */
+    uint32_t told;  /* settings_told() when it was chosen: later settings end the delay */
 } trouble;
 
 static trouble choose_trouble(void)
@@ -275,15 +276,15 @@ static trouble choose_trouble(void)
     t.crash = fault_due(FAULT_CRASH, &argument);
     t.spoil = fault_due(FAULT_WRONG_BYTE, &argument);
     t.delay = fault_due(FAULT_DELAY, &argument) ? argument : 0;
+    t.told = settings_told();
     pthread_mutex_unlock(&sim_lock);
     return t;
 }
 
-static void be_late(session *s, uint32_t milliseconds)
+static void be_late(session *s, const trouble *t)
 {
-    const uint32_t told = settings_told();
-    uint64_t now = clock_us(), end = now + milliseconds * 1000ull;
-    while (now < end && !load(&s->ended) && settings_told() == told) {
+    uint64_t now = clock_us(), end = now + t->delay * 1000ull;
+    while (now < end && !load(&s->ended) && settings_told() == t->told) {
         futex_wait(&s->ended, 0, now + LATE_LOOK_US < end ? now + LATE_LOOK_US : end);
         now = clock_us();
     }
@@ -303,7 +304,7 @@ static int run(call *c, uint32_t handle, uint32_t scalars, const trouble *t, uin
         spoil_result(c, pieces, n);
     }
     if (t->delay) {
-        be_late(c->s, t->delay);
+        be_late(c->s, t);
         result = load(&c->s->ended) ? c->s->death_in_flight : result;
     }
     return result;

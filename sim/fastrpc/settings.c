@@ -297,8 +297,8 @@ uint32_t settings_told(void)
 int npurt_sim_control(const char *text)
 {
     char word[WORD];
-    __atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_lock(&sim_lock);
+    __atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST);
     settings();
     bool good = text && set_all(text, word);
     if (good) {

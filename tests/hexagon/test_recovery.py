@@ -4,7 +4,9 @@ import gc
 import itertools
 import os
 import signal
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -242,12 +244,28 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
     assert not probe.queue_works(connection())
 
 
+def test_a_delay_ends_with_settings_that_come_before_it_begins(simulator):
+    """While the DSP is still at work on the call that will be delayed."""
+    with at_work(deadline=30.0) as hexagon:
+        values = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
+        packed = hexagon.pack(QTensor.quantize(values, "q8_0"))
+        x, y = np.ones((128, 1024), np.float32), np.zeros((128, 1024), np.float32)
+        hexagon.matmul(x, packed, y)  # maps memory, which takes calls as well
+        tell("delay=1:3600000")
+        with ThreadPoolExecutor(1) as pool:
+            product = pool.submit(hexagon.matmul, x, packed, y)
+            time.sleep(SOON)
+            tell("delay=0")
+            product.result()
+        assert hexagon.events() == []  # such as one of a deadline that passed
+
+
 def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("delay=1:3600000")
         caller = hexagon._sessions.opened[0].transport._owned.caller
-        interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell(""))
+        interrupt(work.multiply, lambda: caller._abandoned, then=lambda: tell("delay=0"))
         assert work.is_right()
         assert hexagon.events() == []
 

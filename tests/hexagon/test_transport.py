@@ -259,7 +259,7 @@ def test_ctrl_c_during_a_product_leaves_a_transport_that_works(fields, simulator
             while True:
                 product.run()
 
-        interrupt(work, begun.is_set, then=lambda: tell(""))
+        interrupt(work, begun.is_set, then=lambda: tell("delay=0"))
         transport.settle()
         assert product.run()
 
