@@ -9,7 +9,7 @@ import pytest
 from npurt import moved
 from npurt.delta import DeltaState
 from npurt.device import Device
-from npurt.llm.session.context import Context
+from npurt.llm.decode.model import Llama
 from npurt.llm.state.state import Snapshot
 
 
@@ -63,8 +63,8 @@ def moved_modules():
 @pytest.mark.parametrize(
     ("owner", "old", "new"),
     [
-        (Context, "taps", "hidden_states"),
-        (Context, "turn", "lock"),
+        (Llama, "taps", "hidden_states"),
+        (Llama, "turn", "lock"),
         (DeltaState, "keep", "checkpoint"),
         (DeltaState, "resume", "restore_checkpoint"),
         (DeltaState, "values", "to_float32"),

@@ -87,7 +87,7 @@ def test_models_run_on_it(model):
 def test_layers_are_whole():
     """One segment has all of a dense model, its states too."""
     with npurt.Llama(tiny.path(), "toy", n_ctx=64, progress=False) as llm:
-        (part,) = llm._decoder._executor.parts
+        (part,) = llm.model.executor.parts
     assert len(part.graph.tensors(Kind.STATE)) == 2 * llm.config.n_layers
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import npurt
 from npurt import errors, settings
 from npurt.cli import USAGE, parser
+from npurt.llm.decode import model
 
 PROJECT = Path(__file__).resolve().parents[2]
 BELOW = (  # what is documented for users, below the public names
@@ -38,7 +39,22 @@ def api() -> str:
     names = [f"npurt.{name}" for name in npurt.__all__ if not hasattr(errors, name)]
     names = [name for name in names if not name.endswith("__")]
     lines = ["# API", "", "The public names of `npurt`, then what lies below them.", ""]
-    return "\n".join([*lines, *(f"::: {name}\n" for name in [*names, *BELOW])])
+    for name in [*names, *BELOW]:
+        lines.append(f"::: {name}\n")
+        if name == "npurt.Llama":
+            lines += methods()
+    return "\n".join(lines)
+
+
+def methods() -> Iterator[str]:
+    """Yield the public methods of `Llama` that are those of its parts: see `decode/parts.py`."""
+    for name, method in vars(model.Llama).items():
+        if not inspect.isfunction(method) or name[0] == "_" or name in model.INTERNALS:
+            continue
+        if method.__module__ != model.__name__:
+            home = f"{method.__module__}.{method.__qualname__}"
+            heading = f"      heading: Llama.{name}\n      heading_level: 3\n"
+            yield f"::: {home}\n    options:\n{heading}"
 
 
 def verbs(top: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:

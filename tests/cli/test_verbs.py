@@ -11,6 +11,7 @@ import pytest
 
 import npurt as library
 from npurt.cli import VERBS
+from npurt.llm.decode.text import TextGenerator
 from npurt.llm.measure.perplexity import perplexity
 from npurt.runtime.open.devices import devices
 from tests.cli.conftest import PROJECT, assert_failed, assert_usage, environment, spawn
@@ -164,7 +165,7 @@ def test_minus_one_is_no_limit_and_a_random_seed_as_in_llama_cli(npurt, monkeypa
         said.append((options["max_tokens"], options["seed"]))
         return iter(())
 
-    monkeypatch.setattr(library.Llama, "generate", generate)
+    monkeypatch.setattr(TextGenerator, "generate", generate)  # which `chat` calls
     for n, seed in ((-1, -1), (0, 0)):
         assert npurt("run", "-m", MODEL, "-p", "x", "-n", n, "-s", seed).code == 0
 

@@ -171,7 +171,7 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
         llm.eval(ids[:32])
         llm.eval(ids[32:])
         new.eval(llm.history)
-        first = next(op for op in llm._graph.graph.ops if isinstance(op, ops.Attention))
+        first = next(op for op in llm.model.setup.graph.graph.ops if isinstance(op, ops.Attention))
         keys, values, new_keys, new_values = (
             model.state._executor.read()[state.name]
             for model in (llm, new)
@@ -189,15 +189,15 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
     """Within what ten sums of products in float32 round; the stream is below 64."""
     ids, layers = tiny.ids(model, 10), (0, 2)
     with open_tiny(path(model)) as llm:
-        graph, (_, load) = llm._description.graph(64, layers), read(path(model))
+        graph, (_, load) = llm.model.setup.description.graph(64, layers), read(path(model))
         exact = Interpreter(graph.graph, load).run(
             {"tokens": np.array(ids)}, Rows.of(10), States(graph.graph, np.float64)
         )
         hidden_states, made = HiddenStates(layers, 10, llm.config.width), []
         hidden_states.reader = lambda values, position: made.append(values.copy())
         executor = Executor(
-            graph.graph, llm._host, llm._other, FileWeights(llm.file, graph),
-            Limits(10, 64, kv_dtype="f32"), llm._ledger, [residual(graph)],
+            graph.graph, llm.model._offload, llm.model.devices.other, FileWeights(llm.file, graph),
+            Limits(10, 64, kv_dtype="f32"), llm.model.ledger, [residual(graph)],
         )  # fmt: skip
         decoder = Decoder(graph, executor, 10, hidden_states)
         hidden_states.begin(0, 10)
@@ -228,7 +228,7 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
 
 def as_rounded(llm, path, ids, monkeypatch):
     """Return the interpreter's logits with every product of what the device multiplies."""
-    weights = llm._host.weights
+    weights = llm.model._offload.weights
 
     def multiply(x, packed):
         x = packed.device.multiplied(x.astype(np.float32), packed)

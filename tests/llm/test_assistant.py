@@ -69,7 +69,7 @@ def test_more_padding_than_that_is_another_vocabulary(target, tmp_path):
 
 def test_nothing_is_drafted_after_a_token_that_the_draft_does_not_know(target, tmp_path):
     with npurt.Llama(padded(tmp_path, 602), **OPTIONS) as small:
-        drafter = Assistant(small, target)
+        drafter = Assistant(small.context, target.model)
 
         assert drafted(drafter, [1, 2, 603, 4], 3) == []
         drafter.prepare([1, 2, 603, 4])
@@ -78,7 +78,7 @@ def test_nothing_is_drafted_after_a_token_that_the_draft_does_not_know(target, t
 
 def test_draft_tokens_end_with_the_drafts_context(target):
     with npurt.Llama(target.path, **OPTIONS) as small:
-        drafter = Assistant(small, target)
+        drafter = Assistant(small.context, target.model)
 
         lengths = [len(drafted(drafter, IDS[:n], 10)) for n in (54, 62, 64, 65, 90)]
 
@@ -88,10 +88,10 @@ def test_draft_tokens_end_with_the_drafts_context(target):
 def test_a_draft_token_has_its_probability(target):
     """By the draft model itself, among the tokens that it may propose."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
-        drafter = Assistant(small, target)
+        drafter = Assistant(small.context, target.model)
         for start in range(0, 60, 4):
             history = IDS[start : start + 8]
-            columns = TruncatedHead(small, small.head).columns(history)
+            columns = TruncatedHead(small.model, small.head).columns(history)
             tokens, chances = zip(*drafter.draft(history, 6), strict=True)
             small.reset()
             logits = small.eval([*history, *tokens])[7:-1, :columns].astype(np.float64)

@@ -7,7 +7,7 @@ import pytest
 
 import npurt
 from npurt.errors import DriverError, NpurtError, SettingError
-from npurt.llm.decode import model
+from npurt.llm.session import devices
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
 
@@ -33,14 +33,14 @@ class Closing(FakeDevice):
 @pytest.fixture
 def opened(monkeypatch):
     """Let a device be opened by name, and return all that were."""
-    devices = []
+    made = []
 
     def open_device(name, threads):
-        devices.append(Closing())
-        return devices[-1]
+        made.append(Closing())
+        return made[-1]
 
-    monkeypatch.setattr(model, "open_device", open_device)
-    return devices
+    monkeypatch.setattr(devices, "open_device", open_device)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_device_that_was_given_stays_open_until_the_model_is_closed():
 def test_a_device_that_cannot_be_closed_keeps_nothing_else_open():
     error = DriverError("it hangs", remedy="wait", call="close", code=5)
     llm = npurt.Llama(tiny.path(), Closing(error), **OPTIONS)
-    cpu = llm._cpu
+    cpu = llm.model.devices.cpu
 
     with pytest.raises(DriverError, match="it hangs"):
         llm.close()
@@ -122,9 +122,10 @@ CALLS = {
     "hidden_states": lambda llm: llm.hidden_states,
     "weight_bytes": lambda llm: llm.weight_bytes,
 }
-HARMLESS = {"account", "can_shift", "chat", "close", "config", "detokenize", "device", "file",
-            "from_pretrained", "history", "n_tokens", "report", "state", "template", "tensors",
-            "threads", "tokenize", "trace"}  # fmt: skip
+HARMLESS = {"account", "apply_chat_template", "can_shift", "chat", "close", "config",
+            "context_shift", "detokenize", "device", "file", "from_pretrained", "history",
+            "n_tokens", "report", "seed", "speculator", "state", "template", "tensors", "threads",
+            "timing", "tokenize", "trace"}  # fmt: skip
 RENAMED = {"embed", "taps", "turn"}  # the new names are tested
 
 

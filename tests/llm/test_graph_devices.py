@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import DriverError, LayoutError, NotOffloaded, SettingError, UnknownDevice
+from npurt.errors import (
+    DriverError,
+    LayoutError,
+    NotOffloaded,
+    SettingError,
+    UnknownDevice,
+    UnsupportedOp,
+)
 from npurt.graph import ops
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.open import devices
@@ -100,6 +107,22 @@ def test_threads_and_drafts():
         assert llm.threads == 1
     with pytest.raises(SettingError, match="numpy does not verify drafts"):
         opened("llama3", draft="lookup")
+
+
+def test_matrices_of_a_device_that_runs_graphs_are_its_own():
+    """They cannot be asked for; what the host adds to the account is numpy's."""
+    with opened("llama3") as llm:
+        for call in (
+            lambda: llm.weight_bytes,
+            lambda: llm.head("draft", 1),
+            lambda: llm.output_matrix(1),
+        ):
+            with pytest.raises(UnsupportedOp, match="numpy runs graphs") as caught:
+                call()
+            assert "CPU" in caught.value.remedy
+        llm.account("draft").calls += 3
+        (row,) = [row for row in llm.report().rows if row.op == "draft"]
+    assert (row.actual, row.calls, row.offloaded) == ("numpy", 3, True)
 
 
 def test_matmul_on_numpy_is_numpys():
@@ -221,7 +244,7 @@ def test_a_dropped_model_gives_its_segments_back_at_once(device):
     """Not when garbage is collected next: weights are large."""
     llm = opened("qwen35", device)
     llm.eval([1, 2, 3])
-    segments = [weakref.ref(part.segment) for part in llm._decoder._executor.parts]
+    segments = [weakref.ref(part.segment) for part in llm.model.executor.parts]
     assert len(segments) > (device != "numpy")
     gc.collect()
     gc.disable()

@@ -305,7 +305,7 @@ def test_a_draft_model_that_never_drafts_reads_nothing(llm, temperature):
 
 def test_a_draft_model_reads_a_prompt_once(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
-        drafter = Assistant(small, llm)
+        drafter = Assistant(small.context, llm.model)
         history = tiny.ids(count=40)
 
         assert drafter.behind(history) == 39
@@ -353,7 +353,7 @@ def test_what_is_said_of_a_draft_without_one_is_refused(said):
 def test_a_draft_model_drafts_what_it_would_write(llm):
     with npurt.Llama(tiny.path(kind="q8_0"), n_ctx=128, n_threads=2, progress=False) as small:
         own = tokens(small, count=12)
-        drafter = Assistant(small, llm)
+        drafter = Assistant(small.context, llm.model)
 
         assert drafted(drafter, PROMPT, 5) == own[12:17]
         assert drafted(drafter, own[:14], 4) == own[14:18]

@@ -75,7 +75,7 @@ def test_only_the_last_batch_gives_logits(llm):
 def test_the_least_cut_is_taken_that_holds_nearly_all_of_the_latest_tokens(llm, rare):
     latest = rare[-LATEST:]
 
-    columns = TruncatedHead(llm, llm.head).columns(rare)
+    columns = TruncatedHead(llm.model, llm.head).columns(rare)
 
     behind = {cut: sum(token >= cut for token in latest) for cut in (QUARTER, HALF, ALL)}
     assert behind[columns] <= RARE * len(latest)
@@ -86,13 +86,13 @@ def test_markup_is_no_part_of_a_text(llm):
     markup = max(llm.tokenizer.control)
     assert markup >= HALF
 
-    assert TruncatedHead(llm, llm.head).columns([5, markup, 7, markup]) == QUARTER
+    assert TruncatedHead(llm.model, llm.head).columns([5, markup, 7, markup]) == QUARTER
 
 
 def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
     """And the report says how much of the matrix was read."""
     with npurt.Llama(llm.path, **SHORT) as small:
-        drafter = Assistant(small, llm)
+        drafter = Assistant(small.context, llm.model)
         common = [token for token in IDS if token < QUARTER][:12]
 
         tokens = drafted(drafter, common, 20)
@@ -106,8 +106,8 @@ def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
 def test_a_draft_costs_what_it_reads(llm):
     """Without the embedding, and a quarter of the output matrix."""
     with npurt.Llama(llm.path, **SHORT) as small:
-        share = Assistant(small, llm).share
+        share = Assistant(small.context, llm.model).share
 
     head = llm.output_matrix(ALL).nbytes
     assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / llm.weight_bytes)
-    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm._host.weights.values())
+    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm.model._offload.weights.values())

@@ -7,10 +7,12 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
+from npurt.graph import ops
 from npurt.llm.spec.controller import Controller
 from npurt.runtime.report.trace import Trace
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice
+from tests.runtime.test_execute import Partial
 
 IDS = list(range(2, 12))
 OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False, "verify": "off"}
@@ -112,6 +114,26 @@ def test_a_draft_is_in_the_trace_of_its_target(tmp_path):
 
     names = {event["name"] for event, _ in inside(json.loads(path.read_text()))}
     assert {"run", "draft_run"} <= names
+
+
+@pytest.mark.parametrize("failing", [(), (2,)], ids=["works", "fails"])
+def test_segments_of_devices_that_run_graphs_are_in_the_trace(tmp_path, failing):
+    """Those of the other device too, and a run that failed beside the one that replaced it."""
+    path = tmp_path / "trace.json"
+    with open_model(Partial((ops.Attention,), failing=failing)) as llm:
+        wanted = [(part.graph.name, part.actual) for part in llm.model.executor.parts]
+        assert [device for _, device in wanted] == [*["partial", "cpu"] * 3, "partial"]
+        if failing:
+            wanted.insert(3, (wanted[2][0], "cpu"))
+        with llm.trace(path):
+            llm.eval(IDS)
+        llm.eval([3])
+
+    found = inside(json.loads(path.read_text()))
+    assert [(event["name"], event["cat"]) for event, _ in found] == wanted
+    for event, parent in found:
+        assert parent is None
+        assert event["args"] == {"rows": len(IDS)}
 
 
 @pytest.mark.parametrize("name", ["", "no/such/folder/trace.json"])

@@ -97,10 +97,9 @@ class Llama(OpenModel):
     def _generation(
         self, prompt: list[int], sampler: ProcessedSampler, stop: Any, max_tokens: int | None
     ) -> Generation:
-        llm = self._llm
         self._row = None  # what `eval` computed is not after the last token any more
         return Generation(
-            llm, prompt, sampler, stop_texts(stop), limit(max_tokens), llm.speculator
+            self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens)
         )  # fmt: skip
 
     def _sampler(

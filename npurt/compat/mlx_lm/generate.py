@@ -155,7 +155,7 @@ def generate_step(
     with model.lock:
         cache.enter(model)
     limit = none_at_minus_one("max_tokens", max_tokens)
-    text = Generation(model, before + ids, function, (), limit, model.speculator)
+    text = Generation(model.generator, before + ids, function, (), limit)
     written: list[int] = []
     try:
         for token in text.tokens():

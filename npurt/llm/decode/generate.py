@@ -48,10 +48,21 @@ class Timing:
         )
 
 
-class Generator(Context):
-    """A context in which text is generated, by one `Generation` at a time."""
+class Generator:
+    """Continues token ids in a context, by one `Generation` at a time.
 
-    timing: Timing  # of the latest generation
+    Args:
+        context: The context.
+        speculator: Drafts tokens; None: plain decoding.
+
+    Attributes:
+        timing: Of the latest generation.
+    """
+
+    def __init__(self, context: Context, speculator: Speculator | None = None) -> None:
+        self.context = context
+        self.speculator = speculator
+        self.timing = Timing()
 
 
 class Generation:
@@ -59,26 +70,27 @@ class Generation:
 
     def __init__(
         self,
-        llm: Generator,
+        generator: Generator,
         prompt: list[int],
         sampler: Sampler,
         stops: tuple[str, ...],
         max_tokens: int | None,
-        speculator: Speculator | None = None,
     ) -> None:
         if not prompt:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
-        self._llm = llm
+        self._generator = generator
+        self._context = generator.context
+        self._speculator = generator.speculator
+        self._tokenizer = generator.context.model.tokenizer
         self._prompt = prompt
         self._sampler = sampler
         self._stops = stops
         self._limit = max_tokens
-        self._speculator = speculator
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
         """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
-        stream = self._llm.tokenizer.stream(special=False, continued=True)
+        stream = self._tokenizer.stream(special=False, continued=True)
         held = ""
         for token in self.tokens():
             held += stream.push(token)
@@ -98,7 +110,7 @@ class Generation:
 
     def tokens(self) -> Iterator[int]:
         """Yield the sampled tokens without the end token; iterate once, in place of the text."""
-        llm, timing = self._llm, self._timing
+        timing = self._timing
         history = list(self._prompt)
         chosen = self._begin(history)
         start = time.perf_counter()
@@ -107,7 +119,7 @@ class Generation:
                 self._beyond = beyond
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
-                if token == NO_TOKEN or token in llm.tokenizer.eog:
+                if token == NO_TOKEN or token in self._tokenizer.eog:
                     timing.finish = "end"
                     return
                 history.append(token)
@@ -119,25 +131,25 @@ class Generation:
 
     def _begin(self, history: list[int]) -> list[int]:
         """Evaluate the prompt; return the first token, or none if `max_tokens` is 0."""
-        llm, timing = self._llm, self._timing
-        with llm.lock:
-            llm.timing = timing
+        context, timing = self._context, self._timing
+        with context.lock:
+            self._generator.timing = timing
             if self._limit == 0:
                 timing.finish = "length"
                 return []
             start = time.perf_counter()
-            chosen = self._choose(llm.eval_last(self._reuse())[None], [], history)
+            chosen = self._choose(context.eval_last(self._reuse())[None], [], history)
             timing.prefill_seconds = time.perf_counter() - start
             if self._speculator is not None:
                 timing.speculation = self._expect(self._speculator.controller)
-            self._changes = llm.state.changes
+            self._changes = context.state.changes
         return chosen
 
     def _expect(self, controller: Controller) -> Speculation:
         """Begin a text in *controller*; return its counts."""
         timing = self._timing
         each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
-        room = self._llm.n_ctx - self._llm.n_tokens
+        room = self._context.n_ctx - self._context.n_tokens
         return controller.begin(None if self._limit is None else min(self._limit, room), each)
 
     def _step(self, history: list[int]) -> list[int]:
@@ -146,38 +158,38 @@ class Generation:
         Raises:
             SettingError: The model was used otherwise since the last step.
         """
-        llm = self._llm
-        with llm.lock:
-            if llm.timing is not self._timing or llm.state.changes != self._changes:
+        context = self._context
+        with context.lock:
+            if self._generator.timing is not self._timing or context.state.changes != self._changes:
                 raise SettingError(
                     "something else used the model while it was generating",
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            if llm.n_tokens >= llm.n_ctx and not llm.can_shift:
+            if context.n_tokens >= context.n_ctx and not context.can_shift:
                 self._timing.finish = "context"
                 return []
             chosen = self._next(history)
-            self._changes = llm.state.changes
+            self._changes = context.state.changes
         return chosen
 
     def _next(self, history: list[int]) -> list[int]:
         """Evaluate the last token and its draft, if there is one; return the tokens that follow."""
-        llm = self._llm
+        context = self._context
         if self._speculator is None:
-            return self._choose(llm.eval_last(history[-1:])[None], [], history)
-        room = llm.n_ctx - llm.n_tokens - 1
+            return self._choose(context.eval_last(history[-1:])[None], [], history)
+        room = context.n_ctx - context.n_tokens - 1
         if self._limit is not None:
             room = min(room, self._limit - self._timing.generated_tokens - 1)
-        return self._speculator.step(llm, history, room, self._choose)
+        return self._speculator.step(context, history, room, self._choose)
 
     def _stop(self) -> None:
         """End at a stop text; take back the accepted draft tokens beyond it."""
-        llm = self._llm
+        context = self._context
         self._timing.finish = "stop"
-        with llm.lock:
-            if self._beyond and llm.state.changes == self._changes:
-                llm.rollback(self._beyond)
+        with context.lock:
+            if self._beyond and context.state.changes == self._changes:
+                context.rollback(self._beyond)
 
     def _choose(self, rows: F32, draft: Sequence[int], history: Sequence[int]) -> list[int]:
         """Sample a token from each row, up to the first that is not the draft's.
@@ -189,19 +201,19 @@ class Generation:
         for i, row in enumerate(rows):
             token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
             chosen.append(token)
-            if i == len(draft) or token != draft[i] or token in self._llm.tokenizer.eog:
+            if i == len(draft) or token != draft[i] or token in self._tokenizer.eog:
                 break
         return chosen
 
     def _reuse(self) -> list[int]:
         """Keep the common prefix of context and prompt; return the rest of the prompt."""
         shared = 0
-        for have, want in zip(self._llm.history, self._prompt[:-1], strict=False):
+        for have, want in zip(self._context.history, self._prompt[:-1], strict=False):
             if have != want:
                 break
             shared += 1
-        shared = self._llm.state.reach(min(shared, self._llm.state.own))
-        self._llm.rewind(shared)
+        shared = self._context.state.reach(min(shared, self._context.state.own))
+        self._context.rewind(shared)
         self._timing.reused_tokens = shared
         return self._prompt[shared:]
 

@@ -1,50 +1,48 @@
-"""`Llama`: load a GGUF file, generate text, chat, report."""
+"""`Llama`: open a GGUF file, generate text, chat, report."""
 
 import contextlib
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Self
 
+from npurt import moved
 from npurt.cpu.abi import limits
-from npurt.cpu.device import CpuDevice
-from npurt.cpu.recurrent import SPACING
-from npurt.device import Device
-from npurt.errors import ModelFormatError, SettingError
-from npurt.llm.decode.generate import Timing
+from npurt.device import F32, Device
+from npurt.errors import UnsupportedOp
+from npurt.llm.decode.generate import Generator, Timing
+from npurt.llm.decode.parts import Part
 from npurt.llm.decode.text import TextGenerator
 from npurt.llm.file.adapter import Lora, adapters
-from npurt.llm.file.gguf import TensorInfo, errors_of
+from npurt.llm.file.gguf import GGUF, TensorInfo, errors_of
+from npurt.llm.session.context import Context
+from npurt.llm.session.devices import Devices
 from npurt.llm.session.lock import Lock, locked
-from npurt.llm.spec.assistant import Assistant
-from npurt.llm.spec.diffusion import Diffusion, open_network
-from npurt.llm.spec.drafter import Drafter
-from npurt.llm.spec.lookup import Lookup
+from npurt.llm.session.model import Model
+from npurt.llm.session.setup import set_up
+from npurt.llm.spec.diffusion import open_network
+from npurt.llm.spec.opening import open_speculator, require_draft, require_verifies
 from npurt.llm.spec.speculator import Speculator
+from npurt.llm.state.hidden_states import HiddenStates
+from npurt.llm.state.state import State
 from npurt.llm.text import named_templates
-from npurt.llm.text.tokenizer import Tokenizer
-from npurt.llm.text.vocabulary import token_texts
-from npurt.reference.device import ReferenceDevice
-from npurt.runtime.execute.executor import runs_graphs
+from npurt.llm.text.chat import ChatTemplate
 from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
-from npurt.runtime.open.devices import open_device, open_host
-from npurt.runtime.report.ledger import Ledger, Report
-from npurt.runtime.report.trace import written_to
-from npurt.segment import Compiler
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
-USUAL_DRAFT = 8  # the most tokens of a draft, by default
 # What other parts of npurt use of a model, and old names: dir() lists neither.
 OLD_NAMES = ("embed", "taps", "turn")
 INTERNALS = (
-    "account", "can_shift", "file", "head", "hidden_states", "lock", "output_matrix", "read",
-    "speculator", "weight_bytes",
+    "account", "can_shift", "context", "file", "generator", "head", "hidden_states", "lock",
+    "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
+of_model = Part["Llama", Model]("model")
+of_context = Part["Llama", Context]("context")
+of_texts = Part["Llama", TextGenerator]("_texts")
 
-class Llama(TextGenerator):
+
+class Llama:
     """A language model from a GGUF file.
 
     One thread at a time can use it: concurrent use raises SettingError.  Open a model for each
@@ -83,6 +81,8 @@ class Llama(TextGenerator):
         NotOffloaded: See *strict*.
     """
 
+    lock: Lock  # held by the thread that uses the model
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -106,41 +106,41 @@ class Llama(TextGenerator):
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
-        _require_draft(draft, draft_max=draft_max, draft_device=draft_device)
+        require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         most = limits().rows
         self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
-        self.seed = none_at_minus_one("seed", seed)
-        self.context_shift = context_shift
-        self.timing = Timing()
-        self._progress = progress
-        self._template = None if chat_template is None else named_templates.source(chat_template)
-        self._checks = Checks(mode(verify))
-        self._closed = False
-        self._opened = contextlib.ExitStack()  # what is closed with the model, last first
-        self.lock = Lock()
-        self.speculator: Speculator | None = None
-        self._adapters = adapters(lora)
-        try:
+        seed = none_at_minus_one("seed", seed)
+        template = None if chat_template is None else named_templates.source(chat_template)
+        checks, adapted = Checks(mode(verify)), adapters(lora)
+        with contextlib.ExitStack() as opened:  # closed if anything fails, last first
             with errors_of(path):
-                self._open_model(path, n_ctx, kv_type)
-                self._check_vocabulary()
-            self._network = open_network(draft, self) if draft and draft != "lookup" else None
-            self._open_devices(device, n_threads)
-            self._ledger = Ledger(f"{self._device.caps.name}: {self._device.caps.detail}", strict)
-            if draft is not None and runs_graphs(self._device):
-                raise SettingError(
-                    f"{self._device.caps.name} does not verify drafts",
-                    remedy="leave draft (-md) out",
-                )
-            with errors_of(path):
-                self._load()
+                file = opened.enter_context(GGUF(path))
+                setup = set_up(file, n_ctx, self.n_batch, kv_type, adapted)
+            network = open_network(draft, setup) if draft and draft != "lookup" else None
+            devices = opened.enter_context(Devices(device, n_threads))
             if draft is not None:
-                self._speculate(draft, draft_max, draft_device or "cpu")
-        except BaseException:
-            self._opened.close()
-            raise
-        if self._device is device:
-            self._opened.callback(device.close)
+                require_verifies(devices)
+            with errors_of(path):
+                if network is not None:
+                    setup = setup.capturing(network.shape.layers)
+                self.model = opened.enter_context(
+                    Model(setup, devices, checks, strict=strict, progress=progress)
+                )
+            self.context = Context(self.model, shift=context_shift)
+            opened.callback(self.context.release)
+            self.generator = Generator(self.context)
+            self._texts = TextGenerator(self.generator, seed=seed, template=template)
+            if draft is not None:
+                self.speculator = open_speculator(
+                    draft, network, self.context, opened, most=draft_max, device=draft_device
+                )
+            self._opened = contextlib.ExitStack()
+            if devices.device is device:
+                self._opened.callback(device.close)
+            self._opened.push(opened.pop_all())
+        self.path, self.metadata = file.path, file.metadata
+        self.config, self.n_ctx = self.model.config, self.model.n_ctx
+        self.tokenizer, self.lock = self.model.tokenizer, self.model.lock
 
     @classmethod
     def from_pretrained(
@@ -172,123 +172,138 @@ class Llama(TextGenerator):
         path = Hub.usual().fetch(wanted, progress=progress)
         return cls(path, progress=progress, **arguments)
 
-    # --- Loading --------------------------------------------------------------------------------
+    # --- Text -----------------------------------------------------------------------------------
 
-    def _open_devices(self, device: str | Device | None, threads: int | None) -> None:
-        if isinstance(device, Device):
-            self._device = device
-        else:
-            self._device = self._opened.enter_context(open_device(device, threads=threads))
-        if isinstance(self._device, CpuDevice):
-            self._cpu = self._device
-        elif not runs_graphs(self._device):
-            self._cpu = self._opened.enter_context(CpuDevice(threads))
-        self._other = ReferenceDevice()  # it refuses nothing
-        if runs_graphs(self._device) and type(self._device) is not ReferenceDevice:
-            host = self._opened.enter_context(open_host(threads))
-            assert isinstance(host, Compiler), "a host that runs no graphs"
-            self._other = host
-
-    def _load(self) -> None:
-        with ThreadPoolExecutor(1) as beside:  # the vocabulary takes as long as the weights
-            tokenizer = beside.submit(Tokenizer.from_gguf, self.metadata)
-            self._build(self._network.shape.layers if self._network else ())
-        self.tokenizer = tokenizer.result()
-
-    def _check_vocabulary(self) -> None:
-        """Refuse a vocabulary without embeddings before memory is spent on it."""
-        count = len(token_texts(self.metadata))
-        if count != self.config.n_vocab:
-            raise ModelFormatError(
-                f"the vocabulary has {count} tokens, the embedding {self.config.n_vocab} rows",
-                remedy="convert the model to GGUF again; its metadata and tensors disagree",
-            )
-
-    def _speculate(self, draft: str | os.PathLike[str], most: int | None, device: str) -> None:
-        most = self._most_drafted(most)
-        self.speculator = Speculator(self._drafter(draft, device), most)
-        self._ledger.add_status_note(self.speculator.controller.speculation.line)
-
-    def _most_drafted(self, wanted: int | None) -> int:
-        """Return the most draft tokens of a pass; a rollback of all of them needs no pass."""
-        room = self._decoder.rows - 1
-        if not self._state.shifts:
-            room = min(room, SPACING)
-        if room < 1:
-            raise SettingError(
-                "a model that takes tokens one by one cannot verify a draft",
-                remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
-            )
-        most = min(USUAL_DRAFT, room) if wanted is None else wanted
-        if not 1 <= most <= room:
-            raise SettingError(
-                f"{most} tokens cannot be drafted at once",
-                remedy=f"use a draft_max of 1 to {room}",
-            )
-        return most
-
-    def _drafter(self, draft: str | os.PathLike[str], device: str) -> Drafter:
-        if draft != "lookup" and self._network is None:
-            return self._assistant(draft, device)
-        if device != "cpu":
-            raise SettingError(
-                f"{Path(draft).name} cannot draft on {device}",
-                remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
-            )
-        if self._network is None:
-            return Lookup()
-        return Diffusion(Path(draft).name, self._network, self)
-
-    def _assistant(self, path: str | os.PathLike[str], device: str) -> Assistant:
-        small = Llama(path, device, n_ctx=self.n_ctx, n_threads=self.threads, seed=self.seed,
-                      verify=self._checks.mode.value, strict=self._ledger.strict,
-                      progress=self._progress)  # fmt: skip
-        self._opened.enter_context(small)
-        if runs_graphs(small.device):
-            raise SettingError(
-                f"{device} cannot draft", remedy="leave draft_device (-devd) out, or use an NPU"
-            )
-        assistant = Assistant(small, self)
-        self._ledger.include("draft_", small._ledger)
-        return assistant
-
-    # --- Accounts -------------------------------------------------------------------------------
+    tokenize = of_texts(TextGenerator.tokenize)
+    detokenize = of_texts(TextGenerator.detokenize)
+    generate = of_texts(TextGenerator.generate)
+    chat = of_texts(TextGenerator.chat)
+    apply_chat_template = of_texts(TextGenerator.apply_chat_template)
 
     @property
-    def device(self) -> Device:
-        """Where products run."""
-        return self._device
+    def template(self) -> ChatTemplate:
+        """The chat template, from the file or as given."""
+        return self._texts.template
 
     @property
-    def threads(self) -> int:
-        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
-        host = self._other if runs_graphs(self._device) else self._cpu
-        return host.engine.threads if isinstance(host, CpuDevice) else 1
+    def seed(self) -> int | None:
+        """Of sampling; None: different each time."""
+        return self._texts.seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._texts.seed = seed
+
+    @property
+    def timing(self) -> Timing:
+        """Counts and times of the latest generation."""
+        return self.generator.timing
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """What drafts tokens; None without a draft."""
+        return self.generator.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self.generator.speculator = speculator
+
+    # --- The context ----------------------------------------------------------------------------
+
+    eval = of_context(Context.eval)
+    eval_last = of_context(Context.eval_last)
+    read = of_context(Context.read)
+    reset = of_context(Context.reset)
+    rewind = of_context(Context.rewind)
+    rollback = of_context(Context.rollback)
+    snapshot = of_context(Context.snapshot)
+    restore = of_context(Context.restore)
+    save_state = of_context(Context.save_state)
+    load_state = of_context(Context.load_state)
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in the context."""
+        return self.context.n_tokens
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The tokens in the context."""
+        return self.context.history
+
+    @property
+    def state(self) -> State:
+        """The state of the context."""
+        return self.context.state
+
+    @property
+    def hidden_states(self) -> HiddenStates | None:
+        """The captured hidden states; None when no draft network reads them."""
+        return self.context.hidden_states
+
+    @property
+    def context_shift(self) -> bool:
+        """Whether a full context forgets its older half."""
+        return self.context.shift
+
+    @context_shift.setter
+    def context_shift(self, shift: bool) -> None:
+        self.context.shift = shift
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether a full context makes room for another token."""
+        return self.context.can_shift
+
+    # --- The model ------------------------------------------------------------------------------
+
+    token_embeddings = of_model(Model.token_embeddings)
+    output_matrix = of_model(Model.output_matrix)
+    head = of_model(Model.head)
+    account = of_model(Model.account)
+    report = of_model(Model.report)
+    trace = of_model(Model.trace)
+    turn = moved.attribute("lock")
+    taps = moved.attribute("hidden_states")
+
+    def embed(self, ids: Sequence[Any]) -> F32:
+        """Refuse texts, whose embeddings npurt does not have yet; of ids see `token_embeddings`.
+
+        Raises:
+            UnsupportedOp: It is a text, or are texts.
+        """
+        if isinstance(ids, Sequence) and any(isinstance(text, str) for text in (ids, *ids)):
+            raise UnsupportedOp(
+                "npurt does not have embeddings of texts yet",
+                remedy="for the rows of the embedding matrix, use token_embeddings(tokenize(text))",
+            )
+        moved.warn("Llama.embed(ids)", "Llama.token_embeddings(ids)")
+        return self.token_embeddings(ids)
+
+    @property
+    def file(self) -> GGUF:
+        """The file."""
+        return self.model.file
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
         """The tensors of the file."""
-        return tuple(self._file.tensors.values())
+        return tuple(self.model.file.tensors.values())
 
-    def report(self) -> Report:
-        """Return the ledger: which ops ran on which device, how long, verified or not."""
-        return self._ledger.report()
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, with the output matrix, without the embedding."""
+        return self.model.weight_bytes
 
-    @contextlib.contextmanager
-    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Write a trace of the ``with`` body to *path*, for Perfetto or chrome://tracing.
+    @property
+    def device(self) -> Device:
+        """Where products run."""
+        return self.model.devices.device
 
-        The file is written whole at the end, also after an error or Ctrl-C.
-
-        Raises:
-            SettingError: The file cannot be written.
-        """
-        with written_to(path) as trace:
-            self._ledger.watch(trace)
-            try:
-                yield
-            finally:
-                self._ledger.watch(None)
+    @property
+    def threads(self) -> int:
+        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
+        return self.model.devices.threads
 
     @locked
     def close(self) -> None:
@@ -299,16 +314,8 @@ class Llama(TextGenerator):
         Raises:
             SettingError: Another thread is using the model; nothing is released.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self._ledger.freeze()
-        try:
-            self._opened.close()
-        finally:
-            self._state.release()
-            self._forget()
-            self.speculator = self._network = None
+        self.speculator = None
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -322,14 +329,5 @@ class Llama(TextGenerator):
         return [name for name in names if not name.startswith("_") or name.startswith("__")]
 
     def __repr__(self) -> str:
-        return f"Llama({self.path.name}, {self.config.architecture}, {self._ledger.device})"
-
-
-def _require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> None:
-    """Refuse draft options without a draft."""
-    for name, value in settings.items():
-        if value is not None and draft is None:
-            raise SettingError(
-                f"{name} is {value}, and there is no draft",
-                remedy=f"name a draft (-md), or leave {name} out",
-            )
+        ledger = self.model.ledger
+        return f"Llama({self.path.name}, {self.config.architecture}, {ledger.device})"

@@ -1,4 +1,4 @@
-"""The base of `Llama` that writes text: `generate` from a prompt, `chat` from messages."""
+"""Write text with a model: `generate` from a prompt, `chat` from messages."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,6 @@ from npurt.errors import LayoutError, ModelFormatError, SettingError, Unsupporte
 from npurt.llm.decode.generate import Generation, Generator, stop_texts
 from npurt.llm.decode.sampler import Sampler, Sampling
 from npurt.llm.file.metadata import optional
-from npurt.llm.spec.speculator import Speculator
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.runtime.open.arguments import none_at_minus_one
 
@@ -39,22 +38,33 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
 
 
-class TextGenerator(Generator):
-    """A context in which prompts and messages are continued.  `Llama` sets the attributes."""
+class TextGenerator:
+    """Continues prompts and answers messages.
 
-    seed: int | None
-    speculator: Speculator | None
-    _template: str | None  # Jinja source in place of the file's
+    Args:
+        generator: Continues token ids.
+        seed: Of sampling; None: a different one each time.
+        template: Jinja source of the chat template; None: the file's.
+
+    Attributes:
+        seed: As given; it may be changed.
+    """
+
+    def __init__(self, generator: Generator, *, seed: int | None, template: str | None) -> None:
+        self.seed = seed
+        self._generator = generator
+        self._model = generator.context.model
+        self._template = template
 
     # --- Tokens ---------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the ids of *text*; see `Tokenizer.encode`."""
-        return self.tokenizer.encode(text, add_bos=add_bos, special=special)
+        return self._model.tokenizer.encode(text, add_bos=add_bos, special=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of *ids*."""
-        return self.tokenizer.decode(self._valid(ids))
+        return self._model.tokenizer.decode(self._model.valid(ids))
 
     # --- Generation -----------------------------------------------------------------------------
 
@@ -119,19 +129,20 @@ class TextGenerator(Generator):
             repeat_penalty=repeat_penalty,
             seed=none_at_minus_one("seed", self.seed if seed is None else seed),
         )
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._valid(prompt)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
         limit = none_at_minus_one("max_tokens", max_tokens)
-        sampler = Sampler(sampling, self.tokenizer.never_sampled)
-        pieces = iter(Generation(self, ids, sampler, stop_texts(stop), limit, self.speculator))
+        sampler = Sampler(sampling, self._model.tokenizer.never_sampled)
+        pieces = iter(Generation(self._generator, ids, sampler, stop_texts(stop), limit))
         if stream:
             return pieces
-        with self.lock:
+        with self._model.lock:
             return "".join(pieces)
 
     # A TypedDict cannot stand beside other variables, so these name the options again.
+    # `self` is positional, so that mypy does not take it for a template's variable in `Part`.
     @overload
     def chat(
-        self, messages: Sequence[Message], *, stream: Literal[False] = False,
+        self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
@@ -141,7 +152,7 @@ class TextGenerator(Generator):
 
     @overload
     def chat(
-        self, messages: Sequence[Message], *, stream: Literal[True],
+        self, /, messages: Sequence[Message], *, stream: Literal[True],
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
@@ -151,7 +162,7 @@ class TextGenerator(Generator):
 
     @overload
     def chat(
-        self, messages: Sequence[Message], *, stream: bool,
+        self, /, messages: Sequence[Message], *, stream: bool,
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
@@ -161,6 +172,7 @@ class TextGenerator(Generator):
 
     def chat(
         self,
+        /,
         messages: Sequence[Message],
         *,
         stream: bool = False,
@@ -201,6 +213,7 @@ class TextGenerator(Generator):
 
     def apply_chat_template(
         self,
+        /,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -232,22 +245,21 @@ class TextGenerator(Generator):
         text = template.render(
             given, add_generation_prompt=add_generation_prompt, **template_variables
         )
-        bos = self._text(self.tokenizer.bos)
+        bos = self._text(self._model.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         return self.tokenize(text, add_bos=False if printed else None)
 
     @property
     def template(self) -> ChatTemplate:
         """The chat template, from the file or as given."""
-        source = self._template or optional(self.metadata, "tokenizer.chat_template", str, "")
+        file, tokenizer = self._model.file, self._model.tokenizer
+        source = self._template or optional(file.metadata, "tokenizer.chat_template", str, "")
         if not source:
             raise ModelFormatError(
-                f"{self.path.name} has no chat template",
+                f"{file.path.name} has no chat template",
                 remedy="use generate() with a plain prompt, or pass chat_template=",
             )
-        return ChatTemplate(
-            source, bos=self._text(self.tokenizer.bos), eos=self._text(self.tokenizer.eos)
-        )
+        return ChatTemplate(source, bos=self._text(tokenizer.bos), eos=self._text(tokenizer.eos))
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.detokenize([token])

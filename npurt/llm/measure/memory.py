@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.session.context import positions
+from npurt.llm.session.setup import positions
 
 F16_BYTES = 2  # of an element of the KV cache, by default
 

@@ -1,5 +1,5 @@
-"""An open model with one sequence: loading, evaluation, states, one thread at a time.
+"""A loaded model, and contexts that run on it: evaluation, states, one thread at a time.
 
 May import the rooms `file`, `text`, `state` and `arch`.
-Begin with `context`.
+Begin with `model`, which is loaded once, and `context`, the tokens of a sequence.
 """

@@ -7,6 +7,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import strings
 from npurt.llm.session.context import Context
+from npurt.llm.session.model import Model
 from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
 
@@ -18,21 +19,22 @@ class Assistant(Drafter):
     """Proposes the most likely tokens of a draft model.
 
     Args:
-        draft: The draft model.
+        draft: A context of the draft model.
         target: The model that it drafts for.
 
     Raises:
         ModelFormatError: The vocabularies differ.
     """
 
-    def __init__(self, draft: Context, target: Context) -> None:
-        require_same_vocabulary(draft.file, target.file)
-        self.name = f"draft model {draft.path.name}"
+    def __init__(self, draft: Context, target: Model) -> None:
+        model = draft.model
+        require_same_vocabulary(model.file, target.file)
+        self.name = f"draft model {model.file.path.name}"
         self._draft = draft
-        self._n_vocab = min(draft.config.n_vocab, target.config.n_vocab)
-        self._head = TruncatedHead(draft, functools.partial(draft.head, "output"))
-        spared = draft.output_matrix(draft.config.n_vocab).nbytes - self._head.nbytes
-        self.share = (draft.weight_bytes - spared) / target.weight_bytes
+        self._n_vocab = min(model.config.n_vocab, target.config.n_vocab)
+        self._head = TruncatedHead(model, functools.partial(model.head, "output"))
+        spared = model.output_matrix(model.config.n_vocab).nbytes - self._head.nbytes
+        self.share = (model.weight_bytes - spared) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens must be evaluated first; 0 if few, or if it cannot draft."""

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from npurt.device import F32
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import Context
+from npurt.llm.session.setup import Setup
 from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
 from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
@@ -19,7 +19,7 @@ from npurt.llm.spec.truncated_head import TruncatedHead
 from npurt.runtime.report.ledger import Row
 
 
-def open_network(path: str | os.PathLike[str], target: Context) -> Network | None:
+def open_network(path: str | os.PathLike[str], target: Setup) -> Network | None:
     """Return the network in the file *path*; None if the file has another architecture.
 
     Raises:
@@ -28,8 +28,8 @@ def open_network(path: str | os.PathLike[str], target: Context) -> Network | Non
     with GGUF(path) as file:
         if file.architecture != NAME:
             return None
-        require_same_vocabulary(file, target.file)
-        return Network(file, target.config, target.n_ctx)
+        require_same_vocabulary(file, target.description.file)
+        return Network(file, target.description.config, target.limits.positions)
 
 
 class Diffusion(Drafter):
@@ -38,7 +38,7 @@ class Diffusion(Drafter):
     Args:
         name: The name of the draft's file.
         network: The network.
-        target: The model, which captures the hidden states that *network* reads.
+        target: A context that captures the hidden states that *network* reads.
     """
 
     at_once = True
@@ -46,17 +46,18 @@ class Diffusion(Drafter):
     def __init__(self, name: str, network: Network, target: Context) -> None:
         self.name = f"block draft {name}"
         assert target.hidden_states is not None, "the target captures no hidden states"
+        model = target.model
         self._network = network
-        self._target = weakref.proxy(target)  # the target refers to this drafter
+        self._model = model
         self._hidden_states = target.hidden_states
-        self._row = target.account("draft_layers")
+        self._row = model.account("draft_layers")
         self._hidden_states.reader = functools.partial(_read, network, self._row)
-        norm, eps, owner = network.output_norm, network.shape.config.eps, self._target
+        norm, eps = network.output_norm, network.shape.config.eps
         self._head = TruncatedHead(
-            target, lambda columns: owner.head("draft_output", columns, norm=norm, eps=eps)
+            model, lambda columns: model.head("draft_output", columns, norm=norm, eps=eps)
         )
         layers = network.fill_size * np.dtype(np.float32).itemsize
-        self.share = (layers + self._head.nbytes) / target.weight_bytes
+        self.share = (layers + self._head.nbytes) / model.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
         """Return how many tokens' hidden states must be read first; 0 if few."""
@@ -74,11 +75,11 @@ class Diffusion(Drafter):
         It yields none if the captured states are not those of *history*, as after `Llama.restore`.
         """
         shape, known = self._network.shape, len(history) - 1
-        count = min(most, shape.block - 1, self._target.n_ctx - known - 1)
+        count = min(most, shape.block - 1, self._model.n_ctx - known - 1)
         if count < 1 or self._hidden_states.tokens != list(history[:-1]):
             return
         self._hidden_states.flush()
-        x = self._target.token_embeddings([history[-1], *[shape.mask] * count])
+        x = self._model.token_embeddings([history[-1], *[shape.mask] * count])
         with _counted(self._row, len(x), self._network.fill_size):
             filled = self._network.fill_in(x, known)[1:]
         if not np.isfinite(filled).all():

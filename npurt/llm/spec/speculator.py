@@ -26,12 +26,12 @@ class Speculator:
             most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
 
-    def step(self, llm: Context, history: list[int], room: int, choose: Choose) -> list[int]:
+    def step(self, context: Context, history: list[int], room: int, choose: Choose) -> list[int]:
         """Return the tokens, at least one, that follow *history*.
 
         Args:
-            llm: The model.  Its cache holds ``history[:-1]``; afterwards it holds *history* and all
-                returned tokens but the last.
+            context: It holds ``history[:-1]``; afterwards it holds *history* and all returned
+                tokens but the last.
             history: Prompt and text so far.
             room: The most tokens that may be drafted.
             choose: A function that gets logits ``[1 + draft, V]``, the draft tokens and the
@@ -45,7 +45,7 @@ class Speculator:
         ready = time.perf_counter()
         draft, drawn = self._draft(history, wanted) if wanted > 0 else ([], 0)
         drafted = time.perf_counter()
-        chosen = self._verify(llm, history, draft, choose)
+        chosen = self._verify(context, history, draft, choose)
         self.controller.observe(
             len(draft),
             len(chosen) - 1,
@@ -71,15 +71,15 @@ class Speculator:
         return tokens, len(tokens)
 
     def _verify(
-        self, llm: Context, history: list[int], draft: list[int], choose: Choose
+        self, context: Context, history: list[int], draft: list[int], choose: Choose
     ) -> list[int]:
         """Return the tokens of *draft* that are right, and one token more."""
-        before = llm.n_tokens
+        before = context.n_tokens
         if draft:
-            chosen = choose(llm.eval([history[-1], *draft]), draft, history)
-            llm.rewind(before + len(chosen))
+            chosen = choose(context.eval([history[-1], *draft]), draft, history)
+            context.rewind(before + len(chosen))
             return chosen
-        logits = llm.eval_last(history[-1:])
+        logits = context.eval_last(history[-1:])
         if self.drafter.share and self.controller.curious:
             self.controller.believe(likeliest(logits)[1])
         return choose(logits[None], [], history)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from npurt.llm.arch.head import Head
-from npurt.llm.session.context import Context
+from npurt.llm.session.model import Model
 
 PARTS = (1 / 4, 1 / 2, 1)  # shares of the vocabulary that a head may have
 LATEST = 64  # tokens of a text that decide which part it gets
@@ -30,7 +30,7 @@ class TruncatedHead:
         nbytes: The size of the smallest part, which suffices for most texts.
     """
 
-    def __init__(self, model: Context, make: Callable[[int], Head]) -> None:
+    def __init__(self, model: Model, make: Callable[[int], Head]) -> None:
         cuts = [model.output_matrix(int(part * model.config.n_vocab)) for part in PARTS]
         self.nbytes = cuts[0].nbytes
         self._columns = [cut.n for cut in cuts]

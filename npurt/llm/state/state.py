@@ -179,8 +179,7 @@ class State:
 
     def release(self) -> None:
         """Release everything but the tokens, for good."""
-        self._executor.close()
-        del self._executor  # which keeps the file
+        del self._executor
 
     # --- Snapshots ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
+from npurt.runtime.execute.offload import Offload
 from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.segment import Array, Compiler, Limits, Segment, Shifts, Weights, recurrent, split
 from npurt.verify import Sampler
@@ -115,6 +116,8 @@ class Executor:
         self._checks = checks
         self._device, self._other = _require_compiler(device), _require_compiler(other)
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
+        # The device whose segments record their runs themselves, in more detail.
+        self._records = device.caps.name if isinstance(device, Offload) else ""
         self._weights, self._limits, self._ledger = weights, limits, ledger
         reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.check().ops}
         if ledger.strict and any(reasons.values()):
@@ -184,15 +187,25 @@ class Executor:
         values = dict(inputs)
         for part in self._parts:
             try:
-                made = part.segment.run_into(values, rows, out or {})
+                made = self._run(part, values, rows, out or {})
             except DriverError as error:
                 self._move(part, error)
                 if part.graph.tensors(Kind.STATE):
                     return None
-                made = part.segment.run(values, rows)
+                made = self._run(part, values, rows, {})
             values |= made
             self._ledger.notes += part.segment.events()
         return values
+
+    def _run(
+        self, part: Part, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Run a segment, and record it in the ledger's trace."""
+        trace = self._ledger.trace
+        if trace is None or part.actual == self._records:
+            return part.segment.run_into(values, rows, out)
+        with trace.span(part.graph.name, part.actual, rows=len(rows)):
+            return part.segment.run_into(values, rows, out)
 
     def _move(self, part: Part, error: DriverError) -> None:
         """Move a part to the other device for good; raise *error* if it is there already."""

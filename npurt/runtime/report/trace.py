@@ -2,8 +2,8 @@
 
 There are three kinds of events, one inside the other: a run of a plan; its steps (consecutive ops
 on the host, or products or a delta net on an NPU); and in those the calls of a device, without
-verification and rescoring.  The format is Google's Trace Event Format: a JSON array of complete
-events ("ph": "X") in microseconds.
+verification and rescoring.  A run of a segment on a device that runs graphs is one event.  The
+format is Google's Trace Event Format: a JSON array of complete events ("ph": "X") in microseconds.
 """
 
 import contextlib

@@ -1,0 +1,34 @@
+"""Methods of an object that are those of its parts."""
+
+import functools
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Concatenate, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Whole = TypeVar("Whole")
+S = TypeVar("S")
+
+
+class Part(Generic[Whole, S]):
+    """A part of an object: called with a method of the part, it returns one of the whole.
+
+    Args:
+        name: The attribute of the whole.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._get = attrgetter(name)
+
+    def __call__(
+        self, method: Callable[Concatenate[S, P], R]
+    ) -> Callable[Concatenate[Whole, P], R]:
+        """Return a method that calls *method* of the part."""
+        get = self._get
+
+        @functools.wraps(method)
+        def call(whole: Whole, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(get(whole), *args, **kwargs)
+
+        return call

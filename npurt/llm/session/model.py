@@ -1,0 +1,253 @@
+"""A loaded model: its weights on their devices, and what runs its graph.  It knows no text."""
+
+import contextlib
+import functools
+import hashlib
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+import numpy as np
+
+from npurt.device import F32, Packed
+from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.llm.arch.architecture import EMBEDDING
+from npurt.llm.arch.decoder import output, residual
+from npurt.llm.arch.head import Head
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.session.devices import Devices
+from npurt.llm.session.lock import Lock
+from npurt.llm.session.progress import Progress
+from npurt.llm.session.setup import Setup
+from npurt.llm.state.state import layout
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.execute.executor import Executor
+from npurt.runtime.execute.offload import Offload
+from npurt.runtime.execute.placement import Placed
+from npurt.runtime.report.ledger import Ledger, Report, Row
+from npurt.runtime.report.trace import written_to
+from npurt.segment import KV_DTYPES
+from npurt.verify import Sampler as Checks
+
+SAMPLE = 512  # bytes of each tensor that identify a model
+
+
+class Model:
+    """A loaded model, on which contexts run.  One of them runs at a time: see `lock`.
+
+    The states of its contexts are in the executor's segments, by sequence.  So far there is one
+    sequence, which means one `Context` a model.
+
+    Args:
+        setup: What its file says; the file stays open as long as the model.
+        devices: Open devices, which stay open as long as the model.
+        checks: Chooses the products to verify.
+        strict: See `Llama`.
+        progress: Show a progress bar on a terminal.
+
+    Attributes:
+        setup, devices, checks, progress: As given.
+        n_ctx: Positions of a context.
+        ledger: What ran where.
+        lock: Held by the thread that uses the model.
+        executor: Runs the graph.
+
+    Raises:
+        ModelFormatError: A weight or the vocabulary is damaged.
+        NotOffloaded: See *strict*.
+    """
+
+    def __init__(
+        self, setup: Setup, devices: Devices, checks: Checks, *, strict: bool, progress: bool
+    ) -> None:
+        caps = devices.device.caps
+        self.setup = setup
+        self.file = setup.description.file
+        self.config = setup.description.config
+        self.n_ctx = setup.limits.positions
+        self.devices = devices
+        self.ledger = Ledger(f"{caps.name}: {caps.detail}", strict)
+        self.lock = Lock()
+        self.progress = progress
+        self.checks = checks
+        self._closed = False
+        self._embedding = self.file[EMBEDDING]
+        self._offload: Offload | None = None  # None of a device that runs graphs
+        with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as beside:
+            # The vocabulary takes as long as the weights.
+            tokenizer = beside.submit(Tokenizer.from_gguf, self.file.metadata)
+            self.executor = self._compile()
+            opened.callback(self.executor.close)
+            self.tokenizer = tokenizer.result()
+            opened.pop_all()
+
+    def _compile(self) -> Executor:
+        """Compile the graph: for the device, or for the host and a device that multiplies."""
+        graph, config, devices = self.setup.graph, self.config, self.devices
+        weights = FileWeights(self.file, graph)
+        total = sum(info.nbytes for info in self.file.tensors.values())
+        with Progress("load", total, "B", shown=self.progress) as bar:
+
+            def packed(name: str, nbytes: int) -> None:
+                weights.release(name)
+                bar.add(nbytes)
+
+            if devices.cpu is not None:
+                used = config.experts.top_k / config.experts.count if config.experts else 1.0
+                self._offload = Offload(
+                    devices.device, devices.cpu, self.ledger, used=used, packed=packed
+                )
+            return Executor(
+                graph.graph,
+                self._offload or devices.device,
+                devices.other,
+                weights,
+                self.setup.limits,
+                self.ledger,
+                [residual(graph)],  # captured layers are outputs of the graph
+                self.checks,
+            )
+
+    @functools.cached_property
+    def identity(self) -> bytes:
+        """32 bytes that identify the model and the type of its cache.
+
+        The beginning of each tensor represents all of it, because training changes every row.
+        """
+        kv = np.dtype(KV_DTYPES[self.setup.limits.kv_dtype])
+        digest = hashlib.sha256(repr((self.config, list(layout(self.config, kv, 1)))).encode())
+        for name, info in sorted(self.file.tensors.items()):
+            digest.update(repr((name, info.shape, info.format.name)).encode())
+            digest.update(self.file.beginning(name, SAMPLE))
+        for adapter in self.setup.description.adapters:
+            digest.update(adapter.digest)
+        return digest.digest()
+
+    # --- Token ids ------------------------------------------------------------------------------
+
+    def valid(self, ids: Sequence[int]) -> list[int]:
+        """Return *ids* as a list of ints.
+
+        Raises:
+            LayoutError: They are no integers, or not in the vocabulary.
+        """
+        if isinstance(ids, bytes | bytearray):
+            raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
+        try:
+            tokens = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise LayoutError(
+                f"token ids are integers: {error}", remedy="pass ids from tokenize() of this model"
+            ) from error
+        n_vocab = self.config.n_vocab
+        wrong = [i for i in tokens if not 0 <= i < n_vocab]
+        if wrong:
+            raise LayoutError(
+                f"token id {wrong[0]} is not in the vocabulary of {n_vocab}",
+                remedy="pass ids from tokenize() of this model",
+            )
+        return tokens
+
+    def token_embeddings(self, ids: Sequence[int]) -> F32:
+        """Return the rows of the embedding matrix for *ids*, as the first layer gets them, [T, D].
+
+        Raises:
+            LayoutError: An id is not in the vocabulary.
+        """
+        self.require_open()
+        rows = self._embedding[np.asarray(self.valid(ids), np.intp)].dequantize()
+        scale = self.config.conventions.embedding_scale
+        return rows if scale == 1 else rows * np.float32(scale)
+
+    # --- The output matrix alone, for drafts ----------------------------------------------------
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, with the output matrix, without the embedding."""
+        return sum(weight.packed.nbytes for weight in self._host().weights.values())
+
+    def output_matrix(self, columns: int) -> Packed:
+        """Return the output matrix ``[V, D]``, of *columns* logits or more: see `Packed.first`."""
+        return self._output(columns).packed
+
+    def head(
+        self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
+    ) -> Head:
+        """Return a head that computes *columns* logits or more.
+
+        Args:
+            op: The name of the product, for reports.
+            norm: Weight of the norm before it, ``[D]``; by default the model's.
+            eps: Of that norm; by default the model's.
+
+        Raises:
+            UnsupportedOp: The device runs graphs: the model's output matrix is its own.
+        """
+        weight, host, config = self._output(columns), self._host(), self.config
+        norm = host.vectors["output_norm.weight"] if norm is None else norm
+        eps = config.eps if eps is None else eps
+        plan, rows = host.plan(self.checks), self.setup.limits.rows
+        return Head(plan, op, weight, norm, eps, config.conventions, rows)
+
+    def _output(self, columns: int) -> Placed:
+        return self._host().weights[output(self.setup.graph).weight.name].first(columns)
+
+    def _host(self) -> Offload:
+        self.require_open()
+        if self._offload is None:
+            raise UnsupportedOp(
+                f"{self.devices.device.caps.name} runs graphs, and keeps the matrices to itself",
+                remedy="to draft with this model, open it on the CPU or on an NPU that multiplies",
+            )
+        return self._offload
+
+    # --- Accounts -------------------------------------------------------------------------------
+
+    def account(self, op: str) -> Row:
+        """Return the ledger's row of an op that the host computes outside the plan."""
+        host = self.devices.host.caps.name
+        return self.ledger.row(Row(op, "", (), host, host))
+
+    def report(self) -> Report:
+        """Return the ledger: which ops ran on which device, how long, verified or not."""
+        return self.ledger.report()
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write a trace of the ``with`` body to *path*, for Perfetto or chrome://tracing.
+
+        The file is written whole at the end, also after an error or Ctrl-C.
+
+        Raises:
+            SettingError: The file cannot be written.
+        """
+        with written_to(path) as trace:
+            self.ledger.watch(trace)
+            try:
+                yield
+            finally:
+                self.ledger.watch(None)
+
+    # --- Closing --------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise SettingError if the model is closed."""
+        if self._closed:
+            raise SettingError("this model is closed", remedy="open the file again with Llama()")
+
+    def close(self) -> None:
+        """Release the weights; file and devices stay open.  A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.ledger.freeze()
+        self.executor.close()
+        del self.executor, self._offload, self._embedding  # which keep the file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

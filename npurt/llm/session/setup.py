@@ -1,0 +1,85 @@
+"""What is known of a model before its weights are loaded: description, graph, sizes."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from npurt.errors import ModelFormatError
+from npurt.llm.arch.model_builder import ModelGraph
+from npurt.llm.arch.reading import Description, describe
+from npurt.llm.file.adapter import Adapter
+from npurt.llm.file.config import Config, require_context
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.state.state import require_positions
+from npurt.llm.text.vocabulary import token_texts
+from npurt.segment import Limits
+
+USUAL_CONTEXT = 4096  # the most positions by default
+
+
+def positions(config: Config, n_ctx: int | None) -> int:
+    """Return how many positions *n_ctx* means: None the usual number, 0 all of the training's."""
+    return n_ctx or min(config.n_context, USUAL_CONTEXT if n_ctx is None else config.n_context)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model as its file describes it, for contexts of one size.
+
+    Attributes:
+        graph: The graph for contexts of that size.
+        limits: Rows of a run, positions of a context, element type of the KV cache.
+        captured: Layers whose inputs are outputs of the graph.
+    """
+
+    description: Description
+    graph: ModelGraph
+    limits: Limits
+    captured: tuple[int, ...] = ()
+
+    def capturing(self, layers: Sequence[int]) -> "Setup":
+        """Return the same with the inputs of *layers* as outputs of the graph."""
+        graph = self.description.graph(self.limits.positions, layers)
+        return replace(self, graph=graph, captured=tuple(layers))
+
+
+def set_up(
+    file: GGUF,
+    n_ctx: int | None,
+    n_batch: int,
+    kv_type: str,
+    adapters: Sequence[Adapter] = (),
+) -> Setup:
+    """Read and check what *file* says of its model; arguments are those of `Llama`.
+
+    It warns the caller of the caller when *n_ctx* is more than the model was trained for.
+
+    Raises:
+        ModelFormatError: npurt does not run the model, or not with such a context or adapter.
+        SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
+    """
+    description = describe(file, adapters)
+    config = description.config
+    count = positions(config, n_ctx)
+    graph = description.graph(count)
+    if not graph.windows:
+        require_context(file.metadata, count)
+    require_positions(count, kv_type)
+    if count > config.n_context:
+        warnings.warn(
+            f"a context of {count} tokens is more than the {config.n_context} that "
+            f"{file.path.name} was trained for: text beyond them may make no sense",
+            stacklevel=3,
+        )
+    _check_vocabulary(file, config)
+    return Setup(description, graph, Limits(min(n_batch, count), count, kv_dtype=kv_type))
+
+
+def _check_vocabulary(file: GGUF, config: Config) -> None:
+    """Refuse a vocabulary without embeddings before memory is spent on it."""
+    count = len(token_texts(file.metadata))
+    if count != config.n_vocab:
+        raise ModelFormatError(
+            f"the vocabulary has {count} tokens, the embedding {config.n_vocab} rows",
+            remedy="convert the model to GGUF again; its metadata and tensors disagree",
+        )
