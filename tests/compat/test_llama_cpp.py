@@ -537,10 +537,18 @@ def test_a_closed_model_says_so():
 def test_a_vocabulary_is_opened_alone(own):
     with Llama(PATH, vocab_only=True, verbose=False) as model:
         assert model.tokenize(b"abc") == own.tokenize("abc", special=False)
+        assert model.n_vocab() == own.config.n_vocab
         assert model.metadata["general.architecture"] == "llama"
         for call in (model.n_ctx, model.save_state, lambda: model(PROMPT), lambda: model.eval([1])):
             with pytest.raises(SettingError, match="only the vocabulary"):
                 call()
+
+
+def test_a_vocabulary_of_a_damaged_file_is_refused_by_name(tmp_path):
+    file = tmp_path / "damaged.gguf"
+    file.write_bytes(Path(PATH).read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"damaged\.gguf"):
+        Llama(str(file), vocab_only=True)
 
 
 def test_the_tokenizer_is_an_object(llm, own):

@@ -365,6 +365,11 @@ def test_a_cache_goes_on_where_it_was_after_other_texts(pair, own):
     assert cache[0].offset == 7 + 2 + 6
 
 
+def test_without_a_cache_no_state_is_copied(pair, monkeypatch):
+    monkeypatch.setattr(npurt.Llama, "snapshot", lambda _: pytest.fail("a copy for nobody"))
+    generate(*pair, PROMPT, max_tokens=2)
+
+
 def test_two_caches_do_not_touch_each_other(pair):
     a, b = make_prompt_cache(pair[0]), make_prompt_cache(pair[0])
     generate(*pair, [1, 5, 9], max_tokens=3, prompt_cache=a)

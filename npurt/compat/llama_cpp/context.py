@@ -20,8 +20,9 @@ from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
 from npurt.compat.sampling import F32, Ids
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.model import Llama as Model
-from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.gguf import GGUF, errors_of
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.llm.text.vocabulary import token_texts
 from npurt.runtime.open.arguments import integer
 
 Prompt = str | Sequence[int]
@@ -84,8 +85,9 @@ class OpenModel:
         self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
         self._model: Model | None = None
         if vocab_only:
-            self._metadata = GGUF(self.model_path).metadata
-            self._tokenizer = Tokenizer.from_gguf(self._metadata)
+            with errors_of(self.model_path), GGUF(self.model_path) as file:
+                self._metadata = file.metadata
+                self._tokenizer = Tokenizer.from_gguf(self._metadata)
             return
         self._model = Model(
             self.model_path,
@@ -195,7 +197,7 @@ class OpenModel:
 
     def n_vocab(self) -> int:
         """Return the size of the vocabulary."""
-        return self._llm.config.n_vocab
+        return len(token_texts(self._metadata))
 
     def n_embd(self) -> int:
         """Return the width of the model."""

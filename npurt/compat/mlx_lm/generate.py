@@ -167,7 +167,7 @@ def generate_step(
             written.append(function.chosen[0][0])
             yield function.chosen.popleft()
     finally:
-        if written:
+        if written and prompt_cache is not None:
             cache.leave(model, before + ids + written)
 
 
