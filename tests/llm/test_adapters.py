@@ -95,7 +95,8 @@ def logits(path, ids, device="numpy", **options):
 @pytest.mark.parametrize(
     ("model", "parts"),
     [("llama3", EVERY), ("qwen2", EVERY), ("qwen3", EVERY), ("qwen3moe", EVERY[:4]),
-     ("olmo2", EVERY), ("phi3", FUSED), ("granite", EVERY)],
+     ("olmo2", EVERY), ("phi3", FUSED), ("granite", EVERY),
+     ("qwen35", (*EVERY, "attn_qkv", "attn_gate", "ssm_out"))],
 )  # fmt: skip
 def test_logits_are_those_of_merged_weights(tmp_path, model, parts, device):
     path, ids = path_of(model), tiny.ids(model, 24)

@@ -341,6 +341,26 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path, name):
     refused(folder, tmp_path / "a.gguf", name)
 
 
+def test_an_output_matrix_that_the_embedding_stands_for_is_left_out(tmp_path):
+    folder = folder_of("qwen2", tmp_path / "m")
+    tensors = checkpoints.weights("qwen2")
+    head = {"lm_head.weight": ("F32", np.ones((608, 128), np.float32))}
+    (folder / "model.safetensors").write_bytes(checkpoints.encode(tensors | head))
+    convert(folder, tmp_path / "a.gguf", "f32", progress=False)
+    with GGUF(tmp_path / "a.gguf") as file:
+        assert "output.weight" not in file
+    changed(folder, "config.json", tie_word_embeddings=False)
+    convert(folder, tmp_path / "a.gguf", "f32", progress=False)
+    with GGUF(tmp_path / "a.gguf") as file:
+        assert (file["output.weight"].dequantize() == 1).all()
+
+
+def test_an_output_matrix_that_is_missing_is_named(tmp_path):
+    folder = folder_of("qwen2", tmp_path / "m")
+    changed(folder, "config.json", tie_word_embeddings=False)
+    refused(folder, tmp_path / "a.gguf", "lm_head")
+
+
 def test_what_is_no_folder_is_refused(tmp_path):
     refused(tmp_path / "none", tmp_path / "a.gguf", "no folder")
 
