@@ -4,12 +4,10 @@ Nothing that is made here is kept in the repository.
 """
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -66,13 +64,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{mark}[{words}]({server}/{name}/blob/v{__version__}/{at}{section or ''})"
 
     return markup.LINK.sub(link, markup.with_lists(markup.with_reasons(markdown)))
-
-
-def on_page_content(html: str, page: Any, **_: Any) -> None:
-    """Refuse a page with a block of code that was taken for text.
-
-    Raises:
-        PluginError: There is one.
-    """
-    if found := re.search(r"^(<p>)? *```.*", html, re.M):
-        raise PluginError(f"{page.file.src_uri}: this begins no block of code: {found[0]}")
