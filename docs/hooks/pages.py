@@ -4,6 +4,7 @@ Nothing that is made here is kept in the repository.
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
