@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def commands(path):
     for line in lines:
         for command in line.partition("#")[0].split(" ; "):
             if command.startswith("npurt "):
-                yield shlex.split(command)[1:]
+                words = shlex.split(command)[1:]
+                yield list(takewhile(lambda word: not re.match(r"\d?>|<|\||&", word), words))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(PROJECT)))
