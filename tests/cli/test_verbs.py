@@ -112,7 +112,7 @@ def test_what_is_said_of_a_draft_without_one_is_refused(npurt, verb, flag):
 
 
 def test_flags_reach_the_library(npurt, monkeypatch):
-    """Every flag of `run`, with a value that is not its default."""
+    """Every flag of `run` but --lora, with a value that is not its default."""
     said = {}
 
     class Recorder(library.Llama):
@@ -143,6 +143,7 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         "verify": "always",
         "strict": True,
         "context_shift": True,
+        "lora": None,  # tests/cli/test_lora.py
         "draft": "lookup",
         "draft_max": 5,
         "draft_device": "cpu",
