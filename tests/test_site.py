@@ -56,6 +56,15 @@ def test_the_reference_has_every_public_name(hooks):
         assert there == (not hasattr(errors, name) and name != "__version__"), name
 
 
+def test_the_reference_has_the_methods_that_a_model_has_of_its_parts(hooks):
+    page = hooks("reference").api()
+
+    for name in ("generate", "chat", "tokenize", "eval", "rewind", "snapshot", "report", "trace"):
+        assert page.count(f"heading: Llama.{name}\n") == 1
+    assert "heading: Llama.read\n" not in page  # no user calls it
+    assert "::: npurt.llm.session.context.Context.eval\n" in page
+
+
 def test_the_reference_has_the_help_of_every_verb(hooks, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
 

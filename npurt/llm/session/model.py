@@ -49,6 +49,8 @@ class Model:
 
     Attributes:
         setup, devices, checks, progress: As given.
+        file, config: The file, and what it says of the model.
+        tokenizer: Its vocabulary.
         n_ctx: Positions of a context.
         ledger: What ran where.
         lock: Held by the thread that uses the model.
