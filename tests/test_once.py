@@ -21,7 +21,7 @@ VALUES = {
     ("hexagon/layout/formats.py", "_kernels"),
     ("hexagon/layout/quantise.py", "_reciprocals"),
     ("hexagon/session/messages.py", "_number"),
-    ("rknpu/device/device.py", "rows_prepared"),
+    ("rknpu/device/multiply.py", "rows_prepared"),
     ("rknpu/plan/tiling.py", "plan"),
     ("rknpu/plan/tiling.py", "plan_weights"),
     ("rknpu/device/needs.py", "rows_within"),
