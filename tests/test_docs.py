@@ -232,3 +232,12 @@ def test_the_example_of_an_architecture_is_its_file():
     (example,) = re.findall(r"^```python\n(.+?)^```", text, re.M | re.S)
 
     assert (PROJECT / "npurt/llm/arch/smollm3.py").read_text().endswith(f"\n\n{example}")
+
+
+def test_decisions_are_numbered_without_a_gap():
+    """Each begins with its number, which no other one has."""
+    found = sorted((PROJECT / "docs" / "decisions").glob("*.md"))
+
+    assert [path.name[:4] for path in found] == [f"{i:03}-" for i in range(1, len(found) + 1)]
+    for path in found:
+        assert path.read_text().startswith(f"# {path.name[:3]}"), path.name

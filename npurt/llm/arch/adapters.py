@@ -1,4 +1,4 @@
-"""Add the products of LoRA adapters to the graph of a model (docs/decisions/025)."""
+"""Add the products of LoRA adapters to the graph of a model (docs/decisions/028)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
