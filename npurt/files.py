@@ -25,6 +25,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name has a null character", str(path))
+    try:
+        os.fsencode(path)
+    except UnicodeError as error:
+        why = "its name cannot be written in the encoding of the locale"
+        raise OSError(errno.EINVAL, why, str(path)) from error
     target = Path(os.path.realpath(path))
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/clear": "forget the conversation, and keep the system message (also /reset)",
     "/regen": "answer the last message again",
-    "/system [TEXT]": "show the system message, or replace it",
+    "/system [TEXT]": "show the system message, or replace it; \"\" removes it",
     "/set [NAME VALUE]": "show the settings of sampling, or change one, as /set temp 0.5",
     "/save FILE": "write the conversation to a file, as JSON",
     "/load FILE": "go on with a conversation from such a file",
@@ -81,27 +82,32 @@ class Chat:
     def take(self, message: str) -> bool:
         """Answer *message*, or do the command that it is; False: leave."""
         word, _, rest = message.partition(" ")
-        if not re.fullmatch(r"/\w*", word):  # a path such as /etc/hosts begins a message
-            if message:
-                self._answer([*self._messages, {"role": "user", "content": message}])
-            return True
         word = ALIASES.get(word, word)
         if word == "/quit":
             return False
-        known = [command.split()[0] for command in COMMANDS]
         try:
-            if word not in known:
-                raise SettingError(
-                    f"there is no command {word}{like(word, [*known, *ALIASES])}",
-                    remedy="/help lists the commands",
-                )
-            getattr(self, f"_{word[1:]}")(rest.strip())
+            if re.fullmatch(r"/\w*", word):  # a path such as /etc/hosts begins a message
+                self._command(word, rest.strip())
+            elif message:
+                self._answer([*self._messages, {"role": "user", "content": message}])
         except NpurtError as error:
             print(error, file=sys.stderr)
+        except MemoryError as error:
+            print(f"no memory left: {error}\n  remedy: /clear, or close other programs",
+                  file=sys.stderr)  # fmt: skip
         return True
 
+    def _command(self, word: str, rest: str) -> None:
+        known = [command.split()[0] for command in COMMANDS]
+        if word not in known:
+            raise SettingError(
+                f"there is no command {word}{like(word, [*known, *ALIASES])}",
+                remedy="/help lists the commands",
+            )
+        getattr(self, f"_{word[1:]}")(rest)
+
     def _answer(self, asked: Messages) -> None:
-        """Answer *asked*; the conversation stays as it was when there is no room."""
+        """Answer *asked*; the conversation stays as it was after an error."""
         pieces = []
         try:
             for piece in self._llm.chat(asked, stream=True, **options.sampling(self._args)):
@@ -144,7 +150,7 @@ class Chat:
 
     def _system(self, text: str) -> None:
         if text:
-            self._set_system(text)
+            self._set_system("" if text == '""' else text)
         else:
             said = [m["content"] for m in self._messages if m["role"] == "system"]
             print("\n".join(said) or "there is no system message")
@@ -166,13 +172,19 @@ class Chat:
         self._args = changed
 
     def _save(self, path: str) -> None:
+        target = _named(path, "/save")
         text = json.dumps(self._messages, ensure_ascii=False, indent=1)
         try:
-            with replacing(_named(path, "/save")) as file:
+            with replacing(target) as file:
                 file.write(f"{text}\n".encode())
         except OSError as error:
             raise NpurtError(
                 f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
+            ) from error
+        except UnicodeError as error:
+            raise NpurtError(
+                f"cannot write {path}: a message is no text: {error}",
+                remedy="replace the system message with /system, or /clear the conversation",
             ) from error
 
     def _load(self, path: str) -> None:
@@ -202,9 +214,9 @@ def _check_sampling(args: argparse.Namespace) -> None:
 
 
 def _named(path: str, command: str) -> Path:
-    if not path:
-        raise SettingError(f"{command} needs a file", remedy=f"write: {command} FILE")
-    return Path(path).expanduser()
+    if path in ("", "-"):  # standard input has the messages
+        raise SettingError(f"{command} needs the name of a file", remedy=f"write: {command} FILE")
+    return Path(os.path.expanduser(path))  # leaves the ~ of an unknown user as it is
 
 
 def _conversation(path: str) -> Messages:
@@ -213,11 +225,13 @@ def _conversation(path: str) -> Messages:
     Raises:
         NpurtError: It cannot be read, or holds something else.
     """
+    text = options.text_of(path)
     try:
-        held = parsed(options.text_of(path))
+        held = parsed(text)
         messages = [{"role": m["role"], "content": m["content"]} for m in held]
         if not all(isinstance(text, str) for m in messages for text in m.values()):
             raise TypeError("a role or content is no text")
+        json.dumps(messages, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, TypeError, KeyError) as error:
         raise NpurtError(
             f"{path} holds no conversation", remedy="give a file that /save wrote"

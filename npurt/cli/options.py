@@ -312,6 +312,8 @@ def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
         raise NpurtError(
             f"cannot read {path}: {error.strerror}", remedy="check the path"
         ) from error
+    except ValueError as error:  # a null character, or what the locale cannot write
+        raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
     if len(data) > most:
         raise NpurtError(f"{path} has more than {most} bytes", remedy="give a smaller file")
     return data
