@@ -20,7 +20,7 @@ STARTS = {
     IMPORT: ({"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}, 10),
     VERSION: (
         {"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}
-        | {"npurt.cli", "npurt.cli.parser", "npurt.settings"},
+        | {"npurt.cli", "npurt.cli.parser", "npurt.cli.signals", "npurt.settings"},
         42,
     ),
 }

@@ -1,6 +1,7 @@
 """The command `npurt`: one verb, one library call, printed.
 
-Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrupted.
+Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrupted; after SIGTERM
+143, after SIGHUP 129.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 from npurt.cli.parser import Parser
+from npurt.cli.signals import Unwinding
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 from npurt.version import __version__
@@ -53,6 +55,18 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
+    signals = Unwinding()
+    try:
+        with signals:
+            return _run(argv)
+    except BaseException as error:
+        if signals.ends(error):
+            return signals.status
+        raise
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Run one verb; print what went wrong with it."""
     _open_streams()
     if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
         print(VERSION)  # without the import of the verbs
@@ -75,8 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"npurt: {error}", file=sys.stderr)
         return 2 if isinstance(error, USAGE) else 1
-    except KeyboardInterrupt:
-        return 130
     except MemoryError as error:
         print(f"npurt: no memory left: {error}", file=sys.stderr)
         print("  remedy: close other programs, or ask for less at once", file=sys.stderr)

@@ -22,7 +22,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/clear": "forget the conversation, and keep the system message (also /reset)",
     "/regen": "answer the last message again",
-    "/system [TEXT]": "show the system message, or replace it; \"\" removes it",
+    "/system [TEXT]": 'show the system message, or replace it; "" removes it',
     "/set [NAME VALUE]": "show the settings of sampling, or change one, as /set temp 0.5",
     "/save FILE": "write the conversation to a file, as JSON",
     "/load FILE": "go on with a conversation from such a file",

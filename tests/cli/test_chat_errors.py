@@ -1,4 +1,4 @@
-"""`npurt chat` after an error: the line of the error, the old conversation, and the next message."""
+"""`npurt chat` after an error: it prints the error, keeps the conversation, and goes on."""
 
 import json
 
