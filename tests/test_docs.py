@@ -240,4 +240,4 @@ def test_decisions_are_numbered_without_a_gap():
 
     assert [path.name[:4] for path in found] == [f"{i:03}-" for i in range(1, len(found) + 1)]
     for path in found:
-        assert path.read_text().startswith(f"# {path.name[:3]}"), path.name
+        assert path.read_text().startswith(f"# {int(path.name[:3])}. "), path.name
