@@ -77,6 +77,24 @@ def _nothing(settings: Settings) -> Keys:
     return {}
 
 
+def _width(settings: Settings) -> int:
+    return settings.integer("intermediate_size")
+
+
+def _lfm2_width(settings: Settings) -> int:
+    """Return the width of the feed-forward blocks, which config.json says before adjustment.
+
+    Source: transformers models/lfm2, Lfm2Config (names) and Lfm2MLP (arithmetic), Apache-2.0.
+    """
+    name = "intermediate_size" if settings.get("block_ff_dim") is None else "block_ff_dim"
+    width = settings.integer(name)
+    if not settings.get("block_auto_adjust_ff_dim", True):
+        return width
+    scaled = int(settings.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+    multiple = settings.integer("block_multiple_of", 256)
+    return -(-scaled // multiple) * multiple
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One kind of model.
@@ -87,6 +105,7 @@ class Family:
         permuted: Rows of q and k are interleaved: halves of a head become adjacent pairs.
         windows: Its layers may attend to the last positions only.
         extra: Returns the keys that only it has, without the architecture before them.
+        width: Returns the width of its dense feed-forward blocks.
     """
 
     arch: str
@@ -94,6 +113,7 @@ class Family:
     permuted: bool = False
     windows: bool = False
     extra: Callable[[Settings], Keys] = _nothing
+    width: Callable[[Settings], int] = _width
 
 
 def _qwen2(settings: Settings) -> Keys:
@@ -184,5 +204,5 @@ FAMILIES = {
     "glm4": Family("glm4", _NORMS_AROUND),
     "exaone4": Family("exaone4", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
     "phi3": Family("phi3", _FUSED, windows=True, extra=_sliding),
-    "lfm2": Family("lfm2", _CONVOLUTIONS, extra=_lfm2),
+    "lfm2": Family("lfm2", _CONVOLUTIONS, extra=_lfm2, width=_lfm2_width),
 }
