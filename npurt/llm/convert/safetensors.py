@@ -5,14 +5,17 @@ the range of its data, and the data.  The files may come from a stranger: everyt
 Source: huggingface/safetensors README, "Format", Apache-2.0.
 """
 
+import json
 import math
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from npurt.errors import ModelFormatError
 from npurt.files import parsed
+from npurt.llm.convert.settings import content_of, opened
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Format
 
@@ -59,7 +62,7 @@ def read(folder: Path) -> dict[str, Stored]:
         ModelFormatError: A file is missing or damaged, or two have a tensor of the same name.
     """
     found: dict[str, Stored] = {}
-    for path in _files(folder):
+    for path in files(folder):
         for stored in _tensors(path):
             if stored.name in found:
                 raise _bad(path, f"{stored.name} is in another file as well")
@@ -67,7 +70,12 @@ def read(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def _files(folder: Path) -> list[Path]:
+def files(folder: Path) -> list[Path]:
+    """Return the files that have the weights of a checkpoint.
+
+    Raises:
+        ModelFormatError: There are none, or the index is damaged or lists missing ones.
+    """
     index = folder / INDEX
     if not index.exists():
         whole = folder / WHOLE
@@ -79,7 +87,7 @@ def _files(folder: Path) -> list[Path]:
             "again with safe_serialization=True first",
         )
     try:
-        names = set(parsed(index.read_bytes())["weight_map"].values())
+        names = set(parsed(content_of(index))["weight_map"].values())
         plain = len(names) <= MAX_FILES and all(Path(name).name == name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(index, f"it lists no files ({error!r:.80})") from error
@@ -93,7 +101,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _tensors(path: Path) -> list[Stored]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise _bad(path, f"it cannot be read ({error})") from error
@@ -101,13 +109,34 @@ def _tensors(path: Path) -> list[Stored]:
     if len(data) < 8 or size > min(MAX_HEADER, len(data) - 8):
         raise _bad(path, f"its header has {size} bytes, the file {len(data)}")
     try:
-        entries = parsed(bytes(data[8 : 8 + size]))
+        entries = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_unique)
         entries.pop("__metadata__", None)
+        _require_contiguous(path, entries, len(data) - 8 - size)
         return [_stored(path, name, entry, data[8 + size :]) for name, entry in entries.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ModelFormatError):
             raise
         raise _bad(path, f"its header is no table of tensors ({error!r:.80})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.  ValueError when a name stands twice in it."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{twice:.40} stands there twice")
+    return found
+
+
+def _require_contiguous(path: Path, entries: dict[str, Any], size: int) -> None:
+    """Refuse data that overlap, and bytes that belong to no tensor: the format has neither."""
+    end = 0
+    for (start, stop), name in sorted((each["data_offsets"], n) for n, each in entries.items()):
+        if start != end:
+            raise _bad(path, f"{name} begins at {start}, the tensor before it ends at {end}")
+        end = stop
+    if end != size:
+        raise _bad(path, f"its tensors end at {end}, its data at {size}")
 
 
 def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> Stored:

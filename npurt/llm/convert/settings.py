@@ -1,15 +1,41 @@
 """The settings of a checkpoint: its config.json, read with checks."""
 
 import contextlib
+import errno
+import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import parsed
 
 MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to read it.
+
+    Raises:
+        OSError: It cannot be read, or is none: a FIFO would block for ever.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        yield file
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a regular file.  Errors as `opened`."""
+    with opened(path) as file:
+        return file.read()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -23,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
             return {}
         if path.stat().st_size > MOST:
             raise ValueError(f"it has more than {MOST} bytes")
-        found = parsed(path.read_bytes())
+        found = parsed(content_of(path))
     except (OSError, ValueError) as error:
         raise bad(f"{path.name} cannot be read: {error}") from error
     if not isinstance(found, dict):
@@ -39,7 +65,8 @@ def meaning(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error) as e:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError,
+            struct.error) as e:  # fmt: skip
         if isinstance(e, NpurtError):
             raise
         raise bad(f"{name} is not as it must be ({e!r:.80})") from e

@@ -7,6 +7,7 @@ Sources: tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base
 (`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
 """
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.families import Keys
-from npurt.llm.convert.settings import bad, meaning, read_json
+from npurt.llm.convert.settings import bad, content_of, meaning, read_json
 from npurt.llm.text.pretokenize import RULES
 from npurt.llm.text.vocabulary import BPE, ENDS, MAX_TOKENS, Kind
 
@@ -89,7 +90,10 @@ def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    inner = next(step[k] for k in ("pretokenizers", "normalizers", "processors") if k in step)
+    names = [name for name in ("pretokenizers", "normalizers", "processors") if name in step]
+    if not names:
+        raise bad("tokenizer.json: a Sequence has no list of its parts")
+    inner = step[names[0]]
     return [part for each in inner for part in _parts(each)]
 
 
@@ -201,7 +205,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
-            return path.read_text("utf-8")
+            return io.TextIOWrapper(io.BytesIO(content_of(path)), "utf-8").read()  # \r\n is \n
         except (OSError, ValueError) as error:
             raise bad(f"{path.name} cannot be read: {error}") from error
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get(
