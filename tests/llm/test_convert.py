@@ -427,21 +427,22 @@ def test_bytes_that_are_no_safetensors_are_refused(tmp_path_factory, content):
     st.fixed_dictionaries({
         "dtype": st.sampled_from(["F32", "BF16", "I8", 3, None]),
         "shape": st.lists(st.integers(-1, 5) | st.just(2**62) | st.none(), max_size=3),
-        "data_offsets": st.lists(st.integers(-2, 200) | st.text(max_size=1), max_size=3),
+        "data_offsets": st.just([0, 8])
+        | st.lists(st.integers(-2, 10) | st.text(max_size=1), max_size=3),
     })
 )  # fmt: skip
 def test_a_table_never_leads_out_of_the_data(tmp_path_factory, entry):
     head = json.dumps({"x": entry}).encode()
     folder = tmp_path_factory.getbasetemp() / "table"
     folder.mkdir(exist_ok=True)
-    data = len(head).to_bytes(8, "little") + head + bytes(100)
+    data = len(head).to_bytes(8, "little") + head + bytes(8)
     (folder / "model.safetensors").write_bytes(data)
     try:
         stored = safetensors.read(folder)["x"]
     except ModelFormatError:
         return
     start, stop = entry["data_offsets"]
-    assert 0 <= start <= stop <= 100
+    assert 0 <= start <= stop <= 8
     assert len(stored.data) == stop - start
 
 

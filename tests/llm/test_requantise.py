@@ -264,3 +264,39 @@ def test_a_damaged_source_is_refused(tmp_path):
     with pytest.raises(ModelFormatError):
         requantise(tmp_path / "b.gguf", tmp_path / "a.gguf", "q8_0")
     assert not Path(tmp_path / "a.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, kind, value):
+    values = np.ones((352, 128), np.float32)
+    values[77, 5] = value
+    file = tiny.with_tensor(tiny.read(F32), "blk.0.ffn_up.weight", values)
+    source = tiny.write(file, tmp_path, "nan.gguf")
+    with pytest.raises(NumericsError, match=r"row 77 of blk\.0\.ffn_up\.weight") as caught:
+        requantise(source, tmp_path / "a.gguf", kind, progress=False)
+    assert "f32" not in caught.value.remedy
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_blocks_that_are_copied_are_numbers_as_well(tmp_path):
+    name = "blk.0.ffn_up.weight"
+    with GGUF(WIDE) as file:
+        tensors = [NewTensor(n, i.shape, i.format, lambda n=n: [blocks[n]]) for n, i in
+                   file.tensors.items()]  # fmt: skip
+        blocks = {n: file[n].blocks.copy() for n in file}
+        blocks[name]["d"][3, 0] = np.nan
+        write(tmp_path / "nan.gguf", {k: file.encoded(k) for k in file.metadata}, tensors)
+    with pytest.raises(NumericsError, match=r"row 3 of blk\.0\.ffn_up\.weight"):
+        requantise(tmp_path / "nan.gguf", tmp_path / "a.gguf", "q8_0", progress=False)
+
+
+def test_a_tensor_of_four_axes_is_refused_by_name(tmp_path):
+    values = np.zeros((2, 2, 4, 32), np.float32)
+    keys = {"general.architecture": encoded("general.architecture", "clip")}
+    tensor = NewTensor("v.patch.weight", values.shape, BY_NAME["f32"], lambda: [values])
+    write(tmp_path / "b.gguf", keys, [tensor])
+    with pytest.raises(ModelFormatError, match=r"v\.patch\.weight has 4 axes") as caught:
+        requantise(tmp_path / "b.gguf", tmp_path / "a.gguf", "q8_0", progress=False)
+    assert "array" not in str(caught.value)
+    assert not (tmp_path / "a.gguf").exists()

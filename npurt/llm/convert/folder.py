@@ -14,19 +14,20 @@ from npurt.llm import arch
 from npurt.llm.arch import forward
 from npurt.llm.convert.families import FAMILIES, TOP, Family
 from npurt.llm.convert.keys import keys_of, rope_tables
-from npurt.llm.convert.safetensors import Stored, read
+from npurt.llm.convert.safetensors import Stored, files, read
 from npurt.llm.convert.settings import Settings, meaning
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor, type_of
 from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.config import read_config
 from npurt.llm.file.gguf import read_header
-from npurt.llm.file.writer import NewTensor, encoded, header, write
+from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")  # which old versions saved
 HEAD = "lm_head.weight"
+NUMBER = r"(?:0|[1-9]\d{0,4})"  # of a layer or an expert; transformers writes no zeros before it
 SHOWN = 5  # names that an error lists
 
 
@@ -40,10 +41,10 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         kind: Type of the matrices, as of `requantise`.
 
     Raises:
-        SettingError: npurt writes no such type.
+        SettingError: npurt writes no such type, or *target* is a file of the checkpoint.
         ModelFormatError: A file is missing or damaged, or the model is of a kind that npurt does
             not convert.
-        NumericsError: A value does not fit in the type.
+        NumericsError: A value is NaN or infinite, or does not fit in the type.
         NpurtError: *target* cannot be written.
     """
     kind = chosen(kind)
@@ -58,6 +59,7 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         tensors = _tables(tables)
         tensors += _tensors(family, settings, _with_head(settings, read(folder)), kind)
         known = keys_of(family, settings)
+    refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja")])
     rows = _rows(tensors)
     keys = {
         "general.architecture": family.arch,
@@ -126,7 +128,7 @@ def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Store
     Raises:
         ModelFormatError: config.json says that there is one, and there is none.
     """
-    tied = settings.get("tie_word_embeddings")
+    tied = settings.get("tie_embedding", settings.get("tie_word_embeddings"))  # LFM2: the first
     if tied is False and HEAD not in stored:
         raise ModelFormatError(
             f"config.json: tie_word_embeddings is false, and there is no {HEAD}",
@@ -172,8 +174,11 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
         place = _place(family, name)
         if place is None:
             unknown.append(name)
-        else:
-            groups.setdefault(place[0], {})[place[1]] = each
+        elif (twin := groups.setdefault(place[0], {}).setdefault(place[1], each)) is not each:
+            raise ModelFormatError(
+                f"the checkpoint has both {twin.name} and {name}, which are the same tensor",
+                remedy="download the folder again",
+            )
     if unknown:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         raise ModelFormatError(
@@ -201,14 +206,14 @@ def _place(family: Family, name: str) -> tuple[str, int] | None:
         return None
     if stem in TOP:
         return f"{TOP[stem]}.{suffix}", 0
-    match = re.fullmatch(r"model\.layers\.(\d{1,4})\.(.+)", stem, re.ASCII)
+    match = re.fullmatch(rf"model\.layers\.({NUMBER})\.(.+)", stem, re.ASCII)
     if match is None:
         return None
     inner = match[2]
-    expert = re.search(r"(?<=\.experts\.)\d{1,5}(?=\.)", inner, re.ASCII)
+    expert = re.search(rf"(?<=\.experts\.){NUMBER}(?=\.)", inner, re.ASCII)
     if expert:
         inner = f"{inner[: expert.start()]}*{inner[expert.end() :]}"
-    if inner not in family.names:
+    if inner not in family.names or "*" in match[2]:
         return None
     number = int(expert[0]) if expert else 0
     return f"blk.{int(match[1])}.{family.names[inner]}.{suffix}", number

@@ -36,7 +36,7 @@ def keys_of(family: Family, settings: Settings) -> Keys:
         "block_count": settings.layers,
         "context_length": settings.integer("max_position_embeddings"),
         "embedding_length": width,
-        "feed_forward_length": settings.integer("intermediate_size"),
+        "feed_forward_length": family.width(settings),
         "attention.head_count": heads,
         "attention.head_count_kv": settings.integer("num_key_value_heads", heads),
         "attention.key_length": head,
@@ -64,18 +64,11 @@ def rope_of(settings: Settings) -> dict[str, Any]:
     """Return the rotary settings, in the form of transformers 5; older ones are brought into it.
 
     Raises:
-        ModelFormatError: Layers have different ones.
+        ModelFormatError: They are no objects, or layers have different ones.
     """
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    kinds = [value for value in rope.values() if isinstance(value, dict)]
-    if kinds:
-        if any(kind != kinds[0] for kind in kinds):
-            raise ModelFormatError(
-                "config.json: sliding and other layers rotate differently, which GGUF cannot say "
-                "for this architecture",
-                remedy="use the GGUF file of its makers, if there is one",
-            )
-        rope = kinds[0]
+    trained = _one_for_all_layers(settings, "rope_parameters")
+    scaling = _one_for_all_layers(settings, "rope_scaling")  # what users add; it counts first
+    rope = scaling or trained
     found = {
         "rope_theta": settings.get("rope_theta", 10000.0),
         "partial_rotary_factor": settings.get("partial_rotary_factor", 1.0),
@@ -84,7 +77,28 @@ def rope_of(settings: Settings) -> dict[str, Any]:
     original = settings.get("original_max_position_embeddings")
     if original is not None:
         found["original_max_position_embeddings"] = original
-    return found | {key: value for key, value in rope.items() if value is not None}
+    kept = {key: trained[key] for key in ("rope_theta", "partial_rotary_factor") if key in trained}
+    return found | kept | rope
+
+
+def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
+    """Return an object of rotary settings without its nulls; an empty one when there is none.
+
+    Raises:
+        ModelFormatError: It is no object, or layers have different settings.
+    """
+    rope = settings.get(name, {})
+    if not isinstance(rope, dict):
+        raise bad(f"config.json: {name} is {rope!r:.40}, not an object")
+    kinds = [value for value in rope.values() if isinstance(value, dict)]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ModelFormatError(
+            "config.json: sliding and other layers rotate differently, which GGUF cannot say "
+            "for this architecture",
+            remedy="use the GGUF file of its makers, if there is one",
+        )
+    found = kinds[0] if kinds else rope
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _rope_keys(settings: Settings, head: int) -> Keys:

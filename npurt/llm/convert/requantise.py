@@ -4,12 +4,13 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from npurt.errors import SettingError
+from npurt.errors import ModelFormatError
 from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor, type_of
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.file.writer import encoded, write
+from npurt.llm.file.writer import encoded, refuse_source, write
 from npurt.quant.tensor import QTensor
 
+MAX_AXES = 3  # a stack of matrices
 DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 
 
@@ -24,19 +25,22 @@ def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) 
 
     Raises:
         SettingError: npurt writes no such type, or *target* is a file of *source*.
-        ModelFormatError: *source* is damaged.
-        NumericsError: A value does not fit in the type.
+        ModelFormatError: *source* is damaged, or has a tensor of more than 3 axes.
+        NumericsError: A value is NaN or infinite, or does not fit in the type.
         NpurtError: *target* cannot be written.
     """
     kind = chosen(kind)
     with GGUF(source) as file:
-        if target.exists() and any(target.samefile(path) for path in file.paths):
-            raise SettingError(
-                f"{target} is the file to be read", remedy="give the new file another name"
-            )
+        refuse_source(target, map(Path, file.paths))
         tied = "output.weight" not in file
         again, tensors = 0, []
         for name, info in file.tensors.items():
+            if len(info.shape) > MAX_AXES:
+                raise ModelFormatError(
+                    f"tensor {name} has {len(info.shape)} axes, more than a text model has",
+                    remedy="give the file of a text model; projectors of images and sound stay "
+                    "as they are",
+                )
             fmt = type_of(name, info.shape, kind, tied=tied)
             again += info.format.name not in FLOATS and info.format is not fmt
             tensors.append(new_tensor(name, info.shape, fmt, partial(_one, file, name)))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from npurt.errors import NumericsError, SettingError
 from npurt.llm.file.writer import NewTensor
+from npurt.quant.decode import not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Blocks, Format
@@ -72,17 +73,25 @@ def new_tensor(
         matrices: Returns its values: one tensor, or those of a stack in order.
 
     Raises (when it is written):
-        NumericsError: A value does not fit in the type.
+        NumericsError: A value is NaN or infinite, or does not fit in the type.
     """
     return NewTensor(name, shape, fmt, lambda: _blocks(name, matrices(), fmt))
 
 
 def _blocks(name: str, matrices: Iterable[QTensor], fmt: Format) -> Iterator[Blocks]:
+    before = 0  # rows of the matrices before
     for matrix in matrices:
         rows = matrix.blocks.reshape(-1, matrix.blocks.shape[-1])
         step = max(1, STEP // matrix.shape[-1])
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
+            bad = not_finite(part, matrix.format).any(axis=-1)
+            if bad.any():
+                raise NumericsError(
+                    f"row {before + start + int(bad.argmax())} of {name} holds NaN or infinity",
+                    remedy="take other weights of the model: these are damaged, or their training "
+                    "or merging diverged",
+                )
             if matrix.format is fmt:
                 yield part
                 continue
@@ -90,6 +99,9 @@ def _blocks(name: str, matrices: Iterable[QTensor], fmt: Format) -> Iterator[Blo
                 yield quantize(QTensor(part, matrix.format).dequantize(), fmt)
             except NumericsError as error:
                 raise NumericsError(
-                    f"{name}, from row {start} on: {error.what}",
-                    remedy="choose bf16 or f32, which hold more",
+                    f"{name}, from row {before + start} on: {error.what}",
+                    remedy="choose f32, which holds more"
+                    if fmt.name == "bf16"
+                    else "choose bf16 or f32, which hold more",
                 ) from error
+        before += len(rows)

@@ -5,6 +5,7 @@ Source: ggml docs/gguf.md, MIT.
 
 import itertools
 import math
+import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +98,20 @@ def header(keys: Iterable[bytes], tensors: Sequence[NewTensor] = ()) -> bytes:
 
 def _padded(nbytes: int) -> int:
     return -(-nbytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def refuse_source(target: Path, sources: Iterable[Path]) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        SettingError: *target* is one of *sources*, also by a link.
+    """
+    exists = os.path.exists  # also of names that no file can have
+    if exists(target) and any(exists(each) and target.samefile(each) for each in sources):
+        raise SettingError(
+            f"{target} is the file to be read, or one of them",
+            remedy="give the new file another name",
+        )
 
 
 def write(
