@@ -8,7 +8,8 @@ from npurt.errors import DeviceNotFound, LayoutError
 from npurt.quant.tensor import QTensor
 from npurt.runtime.api.products import Products
 from tests.runtime.fake import FakeDevice
-from tests.runtime.test_matmul import GOOD, numbers
+from tests.runtime.products import numbers
+from tests.runtime.test_operands import GOOD
 
 
 def test_packing_to_another_format_quantises_what_the_codes_mean():
