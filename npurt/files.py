@@ -23,16 +23,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Raises:
         OSError: The file cannot be written, or *path* is no regular file, such as a device node.
     """
-    if "\0" in str(path):
-        raise OSError(errno.EINVAL, "its name has a null character", str(path))
-    try:
-        os.fsencode(path)
-    except UnicodeError as error:
-        why = "its name cannot be written in the encoding of the locale"
-        raise OSError(errno.EINVAL, why, str(path)) from error
+    require_file(path)
     target = Path(os.path.realpath(path))
-    if target.is_symlink() or (target.exists() and not target.is_file()):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     partial = target.parent / f".npurt-{os.urandom(8).hex()}"  # fits wherever *path* does
     with contextlib.ExitStack() as undo:
         undo.callback(_remove, partial)
@@ -43,6 +35,24 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         os.replace(partial, target)
         undo.pop_all()
+
+
+def require_file(path: Path) -> None:
+    """Refuse a *path* that `replacing` could not give to a file, before anything is written.
+
+    Raises:
+        OSError: It is no regular file, such as a folder or a device node, or no name of a file.
+    """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name has a null character", str(path))
+    try:
+        os.fsencode(path)
+    except UnicodeError as error:
+        why = "its name cannot be written in the encoding of the locale"
+        raise OSError(errno.EINVAL, why, str(path)) from error
+    target = Path(os.path.realpath(path))
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _remove(path: Path) -> None:

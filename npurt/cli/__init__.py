@@ -94,13 +94,13 @@ def _run(argv: Sequence[str] | None) -> int:
         print("  remedy: close other programs, or ask for less at once", file=sys.stderr)
         return 1
     except OSError as error:
-        if error.filename is not None:  # of a file, which is no stream
-            raise
-        if not _is_of_output(error):
+        if error.filename is not None or not _is_of_output(error):
             if debug:
                 raise
-            print(f"npurt: the system refuses: {error.strerror or error}", file=sys.stderr)
-            print("  remedy: set NPURT_DEBUG=1 to see where that happens", file=sys.stderr)
+            what = "the system refuses" if error.filename is None else error.filename
+            print(f"npurt: {what}: {error.strerror or error}", file=sys.stderr)
+            print("  remedy: check paths and permissions; NPURT_DEBUG=1 shows where that happens",
+                  file=sys.stderr)  # fmt: skip
             return 1
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()

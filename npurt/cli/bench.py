@@ -134,6 +134,7 @@ def run_spec(args: argparse.Namespace) -> int:
     if args.compare or args.report or args.n_depth or args.n_prompt is not None:
         args.usage_error("--spec knows no --compare, --report, -d/--n-depth and -p/--n-prompt")
     if args.plot:
+        options.require_apart(args.plot, args.model[0], args.draft)
         spec_table.require_plot(args.plot)
     rows: list[dict[str, Any]] = []
     interrupted = False

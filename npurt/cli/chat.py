@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
-    with Llama(options.model_path(args), **options.model(args)) as llm:
+    path = options.model_path(args)
+    with Llama(path, **options.model(args)) as llm:
         print(f"{llm!r}\n{HELP}", file=sys.stderr)
-        chat = Chat(llm, args)
+        chat = Chat(llm, args, options.models_of(args, path))
         while True:
             try:
                 if not chat.take(_message()):
@@ -73,8 +75,11 @@ def run(args: argparse.Namespace) -> int:
 class Chat:
     """A conversation with a model, and the settings of its answers."""
 
-    def __init__(self, llm: "Llama", args: argparse.Namespace) -> None:
+    def __init__(
+        self, llm: "Llama", args: argparse.Namespace, models: Sequence[str | Path]
+    ) -> None:
         self._llm = llm
+        self._models = models  # files, which /save must not replace
         self._args = args
         self._messages: Messages = []
         self._set_system(args.system or "")
@@ -173,6 +178,7 @@ class Chat:
 
     def _save(self, path: str) -> None:
         target = _named(path, "/save")
+        options.require_apart(target, *self._models)
         text = json.dumps(self._messages, ensure_ascii=False, indent=1)
         try:
             with replacing(target) as file:

@@ -1,10 +1,13 @@
 """`npurt convert`: make a GGUF file of a checkpoint."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from npurt.cli import options
 from npurt.cli.quantize import TYPES, print_written
+from npurt.errors import SettingError
 
 
 def add(verbs: Any) -> None:
@@ -29,9 +32,13 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.convert.folder import convert
     from npurt.llm.convert.types import chosen
 
-    kind, folder = chosen(args.type), args.folder.resolve()
+    kind, folder = chosen(args.type), Path(os.path.abspath(args.folder))
+    if args.output is None and not folder.name:
+        raise SettingError(f"{folder} has no name for the file", remedy="name the file with -o")
     if args.output is None:
         args.output = folder.with_name(f"{folder.name}-{kind}.gguf")
+    held = args.folder.iterdir() if os.path.isdir(args.folder) else ()
+    options.require_output(args.output, *(file for file in held if file.suffix != ".gguf"))
     convert(args.folder, args.output, kind)
     print_written(args, {"source": str(args.folder), "type": kind})
     return 0

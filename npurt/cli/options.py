@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError, SettingError
+from npurt.files import require_file
+from npurt.gguf_parts import part_names
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
@@ -147,6 +149,48 @@ def model_path(args: argparse.Namespace) -> Path:
     except KeyboardInterrupt:
         print(GOES_ON.format(args.model), file=sys.stderr)
         raise
+
+
+def require_apart(output: str | Path, *inputs: str | Path | None) -> None:
+    """Refuse an *output* that is one of the files to be read; a split model is all its parts.
+
+    Raises:
+        SettingError: That is so.
+    """
+    for path in [Path(each) for each in inputs if each]:
+        for part in part_names(path.name):
+            if _is_same(output, path.parent / part):
+                raise SettingError(
+                    f"{output} is a file to be read", remedy="give the output another name"
+                )
+
+
+def _is_same(output: str | Path, path: Path) -> bool:
+    try:
+        return os.path.samefile(output, path)
+    except (OSError, ValueError):  # one of the two is not there
+        return False
+
+
+def require_output(output: str | Path, *inputs: str | Path | None) -> None:
+    """Refuse an *output* that is no place for a file, or one of the files to be read.
+
+    Raises:
+        NpurtError: That is so.
+    """
+    try:
+        require_file(Path(output))
+    except OSError as error:
+        raise NpurtError(
+            f"cannot write {output}: {error.strerror}",
+            remedy="name a file, new or to be replaced, in a folder that exists",
+        ) from error
+    require_apart(output, *inputs)
+
+
+def models_of(args: argparse.Namespace, path: Path) -> list[str | Path]:
+    """Return the files that a model is made of: its own at *path*, a draft and adapters."""
+    return [path, *([args.draft] if args.draft else []), *(file for file, _ in args.lora)]
 
 
 def draft_path(draft: str) -> str | Path:

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     kind = chosen(args.type)  # before a download
     source = locate(args.file)
+    options.require_output(args.output, source)
     again = requantise(source, args.output, kind)
     print_written(args, {"source": str(source), "type": kind, "quantised_before": again})
     return 0

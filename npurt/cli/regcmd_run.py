@@ -116,8 +116,11 @@ def run_program(args: argparse.Namespace) -> int:
     from npurt.rknpu.driver.execute import execute
     from npurt.rknpu.driver.names import connection
 
-    words = words_of(args.file)
     inputs, files = _inputs(args.input), _outputs(args.output)
+    read = [args.file, *(_pair(text, INPUT)[1] for text in args.input)]
+    for path, _ in files.values():
+        options.require_apart(path, *read)
+    words = words_of(args.file)
     system, connect = connection(args.device)
     driver = connect()
     try:

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.decode.model import Llama
 
     prompt = _prompt(args)
-    with Llama(options.model_path(args), **options.model(args)) as llm:
+    path = options.model_path(args)
+    if args.trace:
+        options.require_apart(args.trace, *options.models_of(args, path), args.file)
+    with Llama(path, **options.model(args)) as llm:
         pieces = []
         said, interrupted = _how(llm, args), False
         try:

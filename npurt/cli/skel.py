@@ -59,6 +59,8 @@ def _build(args: argparse.Namespace) -> Path:
             "skel build needs the interface of the skel",
             remedy="name it with --idl FILE.idl; examples/own_skel has one",
         )
+    if args.out:
+        options.require_apart(args.out, *args.files, args.idl)
     interface = idl.load(args.idl)
     out = args.out or Path(f"lib{interface.name}_skel.so")
     own_skel.build(args.files, interface, out, arch=f"v{args.arch or 68}")

@@ -3,6 +3,7 @@
 Source: ggml docs/gguf.md, MIT.
 """
 
+import errno
 import itertools
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import NpurtError, SettingError
-from npurt.files import replacing
+from npurt.files import replacing, require_file
 from npurt.llm.file.gguf import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from npurt.models.download import progress_bar
 from npurt.quant.types import Blocks, Format
@@ -144,14 +145,17 @@ def write(
     except NpurtError:
         raise
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        way = "make room, or choose another folder" if full else "choose another name or folder"
         raise NpurtError(
             f"cannot write {path}: {error.strerror or error}",
-            remedy="make room, or choose another folder; nothing was left there",
+            remedy=f"{way}; nothing was left there",
         ) from error
 
 
 def _require_room(path: Path, nbytes: int) -> None:
-    folder = path.resolve().parent
+    require_file(path)
+    folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
         raise SettingError(f"there is no folder {folder}", remedy="make it, or choose another")
     free = shutil.disk_usage(folder).free
