@@ -1,9 +1,11 @@
 """Arguments of llama-cpp-python: which are refused, and the others in npurt's terms."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, TypedDict
 
-from npurt.errors import UnsupportedOp
+from npurt.errors import SettingError, UnsupportedOp
+from npurt.llm.decode.generate import stop_texts
 from npurt.llm.decode.text import asks_for_nothing
 from npurt.runtime.open.arguments import integer, optional_integer
 
@@ -35,7 +37,7 @@ SAMPLING = (
     "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty",
     "logits_processor", "stopping_criteria", "logit_bias",
 )  # fmt: skip
-KV_TYPES = {None: "f16", 0: "f32", 1: "f16"}  # numbers of ggml's types
+KV_TYPES: dict[Any, str] = {None: "f16", 0: "f32", 1: "f16"}  # numbers of ggml's types
 
 
 class Options(TypedDict, total=False):
@@ -111,6 +113,24 @@ def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in SAMPLING if name in given}
 
 
+def refuse_format(response_format: Any) -> None:
+    """Refuse the form of an answer unless it is None or text.
+
+    Raises:
+        SettingError: It is no mapping.
+        UnsupportedOp: npurt does not have it.
+    """
+    if response_format is None:
+        return
+    if not isinstance(response_format, Mapping):
+        raise SettingError(
+            f"response_format is {response_format!r:.60}",
+            remedy='pass {"type": "text"}, or leave it out',
+        )
+    if response_format.get("type") != "text":
+        raise missing(f"response_format={response_format!r:.60}")
+
+
 def seed_of(seed: int) -> int | None:
     """Return *seed*; None if it asks for a different one each time."""
     number = integer("seed", seed, -1)
@@ -129,15 +149,16 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
     Raises:
         UnsupportedOp: npurt does not have it, or not both halves have it.
     """
-    if type_k not in KV_TYPES or type_v not in KV_TYPES or KV_TYPES[type_k] != KV_TYPES[type_v]:
+    kinds = (type_k, type_v)
+    names = [KV_TYPES.get(kind) if isinstance(kind, Real | None) else None for kind in kinds]
+    if names[0] is None or names[0] != names[1]:
         raise UnsupportedOp(
             f"type_k is {type_k!r} and type_v {type_v!r}",
             remedy="use 1 (f16) or 0 (f32) for both, or leave them out",
         )
-    return KV_TYPES[type_k]
+    return names[0]
 
 
 def all_stops(stop: Any, chat_format: str | None) -> list[str]:
     """Return the stop texts of a chat: those given, and that of the format."""
-    given = [stop] if isinstance(stop, str) else list(stop or ())
-    return given + ([STOPS[chat_format]] if chat_format in STOPS else [])
+    return list(stop_texts(stop)) + ([STOPS[chat_format]] if chat_format in STOPS else [])

@@ -41,7 +41,7 @@ class OpenModel:
         n_ctx: Positions; 0: all that the model was trained for.
         n_batch: Tokens evaluated at once; at most 512 are.
         n_threads: CPU threads; by default what the machine suggests.
-        last_n_tokens_size: The tokens that penalties see.
+        last_n_tokens_size: The number of last tokens that penalties see; -1: all.
         chat_format: A name of a chat template; by default the file's own template.
         draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
         type_k: Element type of the keys in the KV cache: 1 for f16, 0 for f32.
@@ -77,10 +77,14 @@ class OpenModel:
         if not (draft_model is None or isinstance(draft_model, LlamaPromptLookupDecoding)):
             raise missing(f"draft_model={draft_model!r:.60}")
         self.model_path = os.fspath(model_path)
+        if not isinstance(chat_format, str | None):
+            raise SettingError(
+                f"chat_format is {chat_format!r:.60}", remedy="pass a name such as chatml"
+            )
         self.chat_format = chat_format
         self.verbose = verbose
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
-        self.last_n_tokens_size = last_n_tokens_size
+        self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
         self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
         self._model: Model | None = None
@@ -244,9 +248,11 @@ class OpenModel:
 
         Raises:
             ContextFull: They do not fit.
+            LayoutError: They are no token ids.
         """
-        if len(tokens):
-            self._row = self._llm.eval_last(tokens).copy()
+        ids = self._llm.model.valid(tokens)
+        if ids:
+            self._row = self._llm.eval_last(ids).copy()
 
     def save_state(self) -> LlamaState:
         """Return a copy of the state of the context, which can be pickled."""

@@ -11,6 +11,7 @@ from npurt.compat.llama_cpp.arguments import (
     all_stops,
     limit,
     missing,
+    refuse_format,
     sampling,
 )
 from npurt.compat.llama_cpp.context import OpenModel
@@ -23,7 +24,14 @@ from npurt.compat.llama_cpp.results import (
     text_choice,
     usage,
 )
-from npurt.compat.sampling import Criterion, ProcessedSampler, biased, penalised
+from npurt.compat.sampling import (
+    ProcessedSampler,
+    biased,
+    checked_biases,
+    finite,
+    functions,
+    penalised,
+)
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import Generation, stop_texts
 from npurt.llm.decode.sampler import Sampling
@@ -86,7 +94,8 @@ class Llama(OpenModel):
             UnsupportedOp: npurt does not have an option.
         """
         sampler = self._sampler(temp, None, **sampling(locals()))
-        prompt = list(tokens) if reset else [*self._llm.history, *tokens]
+        ids = self._llm.model.valid(tokens)
+        prompt = ids if reset else [*self._llm.history, *ids]
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
     def _tokens(self, generation: Generation, sampler: ProcessedSampler) -> Iterator[int]:
@@ -107,10 +116,10 @@ class Llama(OpenModel):
         temperature: float,
         seed: int | None,
         *,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
+        frequency_penalty: float | None = 0.0,
+        presence_penalty: float | None = 0.0,
         logits_processor: Any = None,
-        stopping_criteria: Criterion | None = None,
+        stopping_criteria: Any = None,
         logit_bias: dict[int, float] | None = None,
         **options: Any,
     ) -> ProcessedSampler:
@@ -119,20 +128,24 @@ class Llama(OpenModel):
             self.set_seed(seed)
         elif self._seed is not None:
             self._seed = random.Random(self._seed).getrandbits(32)
-        processors = [] if logits_processor is None else [logits_processor]
-        if isinstance(logits_processor, Iterable):
-            processors = list(logits_processor)
-        if logit_bias:
-            processors.append(biased(logit_bias))
+        processors = functions("logits_processor", logits_processor)
+        criteria = functions("stopping_criteria", stopping_criteria)
+        biases = checked_biases(logit_bias)
+        if biases:
+            processors.append(biased(biases))
         last = self.last_n_tokens_size
-        if frequency_penalty or presence_penalty:
-            processors.append(penalised(frequency_penalty, presence_penalty, last))
+        frequency = finite(
+            "frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty
+        )
+        presence = finite("presence_penalty", 0.0 if presence_penalty is None else presence_penalty)
+        if frequency or presence:
+            processors.append(penalised(frequency, presence, last))
         options["top_k"] = max(0, integer("top_k", options["top_k"]))
         settings = Sampling(
             temperature=temperature, repeat_last_n=last, seed=self._seed, **options
         )  # fmt: skip
         never = self._tokenizer.never_sampled
-        return ProcessedSampler(settings, never, processors, stopping_criteria)
+        return ProcessedSampler(settings, never, processors, criteria)
 
     # --- Completions ----------------------------------------------------------------------------
 
@@ -177,7 +190,7 @@ class Llama(OpenModel):
                 it is among the last ones, and once; the prompt counts, too.
             logit_bias: What is added to the logits of tokens, by id.
             logits_processor: A function, or several, of ids and logits; returns logits.
-            stopping_criteria: A function of ids and logits: whether the text ends here.
+            stopping_criteria: The same; one that returns true ends the text here.
             echo: Begin the text with the prompt.
             stop: Texts that end it and are not part of it.
             stream: Return chunks.
@@ -189,14 +202,19 @@ class Llama(OpenModel):
 
         Raises:
             ContextFull: The prompt does not fit.
+            LayoutError: The prompt is neither text nor token ids.
+            SettingError: An option makes no sense.
             UnsupportedOp: npurt does not have an option.
         """
         sampler = self._sampler(temperature, seed, **sampling(locals()))
-        ids = self._llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            ids, begin = self._llm.tokenize(prompt), prompt
+        else:
+            ids = self._llm.model.valid(prompt)
+            begin = self.detokenize(ids).decode(errors="replace")
         pieces = iter(self._generation(ids, sampler, stop, max_tokens))
         if echo:
-            text = prompt if isinstance(prompt, str) else self._llm.detokenize(prompt)
-            pieces = _chain(text, pieces)
+            pieces = _chain(begin, pieces)
         common = head("cmpl", "text_completion", model or self.model_path)
         if stream:
             return self._chunks(common, pieces)
@@ -253,8 +271,7 @@ class Llama(OpenModel):
             UnsupportedOp: npurt does not have an option.
         """
         sampler = self._sampler(temperature, seed, **sampling(locals()))
-        if response_format is not None and response_format.get("type") != "text":
-            raise missing(f"response_format={response_format!r:.60}")
+        refuse_format(response_format)
         ids = self._llm.apply_chat_template(messages, tools=tools)
         stops = all_stops(stop, self.chat_format)
         pieces = iter(self._generation(ids, sampler, stops, max_tokens))

@@ -16,10 +16,11 @@ from npurt.compat.mlx_lm.models.cache import PromptCache
 from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, make_sampler
 from npurt.compat.mlx_lm.sample_utils import Sampler as SamplerFunction
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
+from npurt.compat.sampling import functions, returned, unusable
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.model import Llama
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampler, Sampling, greedy
 from npurt.runtime.open.arguments import none_at_minus_one
 
 F32 = npt.NDArray[np.float32]
@@ -74,21 +75,20 @@ class _FunctionSampler(Sampler):
         self.chosen: deque[tuple[int, F32]] = deque()
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
+        greedy(logits)  # an error here is the model's
         row = logits[None].copy()
         row[:, self._excluded] = -np.inf
         if self._processors:
             tokens = np.array(history[self._before :], np.int64)
             for processor in self._processors:
-                row = np.asarray(processor(tokens, row), np.float32)
-                if row.shape != (1, len(logits)):
-                    raise LayoutError(
-                        f"a logits processor returned shape {row.shape}, not {(1, len(logits))}",
-                        remedy="return the logits that it got, changed",
-                    )
+                row = returned(processor(tokens, row), (1, len(logits)))
         best = row.max()
+        if not np.isfinite(best):
+            raise unusable(f"the largest logit is {best}")
         logprobs = row - best - np.log(np.exp(row - best).sum())
         tokens = np.asarray(self._sampler(logprobs)).reshape(-1)
-        if tokens.size != 1 or not 0 <= tokens[0] < len(logits):
+        whole = tokens.size == 1 and np.issubdtype(tokens.dtype, np.integer)
+        if not whole or not 0 <= tokens[0] < len(logits):
             raise LayoutError(
                 f"the sampler returned {tokens!r:.60}",
                 remedy=f"return one id from 0 to {len(logits) - 1}, in an array [1]",
@@ -141,12 +141,14 @@ def generate_step(
         UnsupportedOp: npurt does not have an option.
     """
     refuse(locals(), "max_kv_size", "kv_bits", "input_embeddings")
-    ids = [int(token) for token in prompt]
+    if sampler is not None and not callable(sampler):
+        raise SettingError(f"sampler is {sampler!r:.60}", remedy="sampler must be a function")
+    ids = model.model.valid(prompt)
     cache = PromptCache() if prompt_cache is None else prompt_cache[0]
     before = list(cache.tokens)
     function = _FunctionSampler(
         sampler or make_sampler(),
-        logits_processors or (),
+        functions("logits_processors", logits_processors),
         sorted(model.tokenizer.never_sampled),
         len(before),
     )
@@ -203,6 +205,8 @@ def stream_generate(
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
         prompt = tokenizer.encode(prompt, add_special_tokens=not (bos and prompt.startswith(bos)))
+    else:
+        prompt = model.model.valid(prompt)
     steps = generate_step(prompt, model, max_tokens=max_tokens, **kwargs)
     text, start, count, rate = tokenizer.detokenizer, time.perf_counter(), 0, 0.0
 

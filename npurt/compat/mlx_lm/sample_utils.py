@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.compat.sampling import checked_biases, finite
 from npurt.errors import LayoutError, SettingError
+from npurt.runtime.open.arguments import integer, optional_integer
 
 Array = npt.NDArray[Any]
 Sampler = Callable[[Array], Array]
@@ -47,9 +49,15 @@ def make_sampler(
     Raises:
         SettingError: A value is out of range.
     """
-    _require("temp", temp, 0 <= temp < math.inf, "0 or more")
+    for name, value in (
+        ("temp", temp), ("top_p", top_p), ("min_p", min_p), ("xtc_probability", xtc_probability),
+        ("xtc_threshold", xtc_threshold),
+    ):  # fmt: skip
+        finite(name, value)
+    integer("top_k", top_k)
+    integer("min_tokens_to_keep", min_tokens_to_keep, 1)
+    _require("temp", temp, temp >= 0, "0 or more")
     _require("min_p", min_p, 0 <= min_p <= 1, "0 to 1")
-    _require("min_tokens_to_keep", min_tokens_to_keep, min_tokens_to_keep >= 1, "1 or more")
     _require("xtc_probability", xtc_probability, 0 <= xtc_probability <= 1, "0 to 1")
     _require("xtc_threshold", xtc_threshold, 0 <= xtc_threshold <= 0.5, "0 to 0.5")
     if temp == 0:
@@ -162,11 +170,12 @@ def make_logits_processors(
         frequency_context_size: How many tokens are recent for that.
 
     Raises:
-        SettingError: *repetition_penalty* is negative.
+        SettingError: *repetition_penalty* is negative, or a value is not of its type.
     """
     processors: list[LogitsProcessor] = []
-    if logit_bias:
-        processors.append(_bias(logit_bias))
+    biases = checked_biases(logit_bias)
+    if biases:
+        processors.append(_bias(biases))
     if repetition_penalty:
         processors.append(make_repetition_penalty(repetition_penalty, repetition_context_size))
     if presence_penalty:
@@ -177,8 +186,7 @@ def make_logits_processors(
 
 
 def _bias(biases: Mapping[int, float]) -> LogitsProcessor:
-    ids = [int(token) for token in biases]
-    values = np.array(list(biases.values()), np.float32)
+    ids, values = list(biases), np.array(list(biases.values()), np.float32)
 
     def processor(_: Array, logits: Array) -> Array:
         if not all(0 <= token < logits.shape[-1] for token in ids):
@@ -199,7 +207,8 @@ def make_repetition_penalty(penalty: float, context_size: int | None = 20) -> Lo
     Raises:
         SettingError: *penalty* is not above 0.
     """
-    _require("penalty", penalty, penalty > 0, "above 0")
+    _require("penalty", penalty, finite("penalty", penalty) > 0, "above 0")
+    optional_integer("context_size", context_size, 0)
 
     def processor(tokens: Array, logits: Array) -> Array:
         recent, lower = np.unique(_last(tokens, context_size)), logits.copy()
@@ -212,6 +221,8 @@ def make_repetition_penalty(penalty: float, context_size: int | None = 20) -> Lo
 
 def make_presence_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
     """Return a processor that takes *penalty* from the logit of each recent token."""
+    finite("penalty", penalty)
+    optional_integer("context_size", context_size, 0)
 
     def processor(tokens: Array, logits: Array) -> Array:
         lower = logits.copy()
@@ -223,6 +234,8 @@ def make_presence_penalty(penalty: float, context_size: int | None = 20) -> Logi
 
 def make_frequency_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
     """Return a processor that takes *penalty* from a logit for each time its token is recent."""
+    finite("penalty", penalty)
+    optional_integer("context_size", context_size, 0)
 
     def processor(tokens: Array, logits: Array) -> Array:
         lower = logits.copy()

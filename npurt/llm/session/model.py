@@ -5,7 +5,7 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -129,7 +129,7 @@ class Model:
 
     # --- Token ids ------------------------------------------------------------------------------
 
-    def valid(self, ids: Sequence[int]) -> list[int]:
+    def valid(self, ids: Iterable[int]) -> list[int]:
         """Return *ids* as a list of ints.
 
         Raises:
