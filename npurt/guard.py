@@ -100,6 +100,10 @@ class Guard:
         length = self._lengths.get(sequence, 0)
         self._lengths[sequence] = len(values) if POSITIONS in state.shape else length
 
+    def has(self, sequence: int) -> bool:
+        """Say whether a sequence has states."""
+        return sequence in self._lengths
+
     def rewind(self, sequence: int, length: int) -> None:
         """Record that a sequence keeps its first *length* positions."""
         self._lengths[sequence] = min(length, self._lengths.get(sequence, 0))

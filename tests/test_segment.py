@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.segment import SequenceProgram
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows
@@ -87,3 +88,54 @@ def test_a_run_that_one_sequence_refuses_changes_no_other():
         for t in states:
             for i in (0, 1):
                 assert np.array_equal(segment.read(t, i), kept[t.name, i]), (t, i)
+
+
+def interrupted(monkeypatch, sequence):
+    """Let the run of *sequence* end with Ctrl-C."""
+    run = SequenceProgram.run
+
+    def stop(self, values, rows, outs):
+        if rows.sequences[0] == sequence:
+            raise KeyboardInterrupt
+        return run(self, values, rows, outs)
+
+    monkeypatch.setattr(SequenceProgram, "run", stop)
+
+
+@pytest.mark.parametrize("model", [("qwen35",), ("lfm2", "bf16"), ("llama3",)])
+def test_sequences_of_a_run_that_broke_off_are_lost_and_can_begin_again(model, monkeypatch):
+    with GGUF(tiny.path(*model)) as file, CpuDevice() as device:
+        graph = describe(file).graph(64)
+        limits = Limits(rows=8, positions=16, sequences=2)
+        segment = device.compile(graph.graph, FileWeights(file, graph), limits)
+        tokens = {"tokens": np.arange(6)}
+        both = Rows(np.repeat([0, 5], 3), np.tile(np.arange(3), 2), np.ones(6, np.bool_))
+        first = segment.run(tokens, both)
+        with monkeypatch.context() as patch:
+            interrupted(patch, 5)
+            with pytest.raises(KeyboardInterrupt):
+                segment.run(tokens, Rows(both.sequences, both.positions + 3, both.wanted))
+        with pytest.raises(LayoutError, match="has 0 positions, not 3"):
+            segment.run(tokens, Rows(both.sequences, both.positions + 3, both.wanted))
+        again = segment.run(tokens, both)
+
+        assert all(np.array_equal(again[name], values) for name, values in first.items())
+
+
+def test_sequences_whose_first_run_broke_off_take_no_memory(monkeypatch):
+    with GGUF(tiny.path("llama3")) as file, CpuDevice() as device:
+        graph = describe(file).graph(64)
+        limits = Limits(rows=8, positions=16, sequences=2)
+        segment = device.compile(graph.graph, FileWeights(file, graph), limits)
+        made = []
+        build = SequenceProgram.__init__
+        monkeypatch.setattr(
+            SequenceProgram, "__init__", lambda self, *a: made.append(1) or build(self, *a)
+        )
+        for sequence in range(4):
+            with monkeypatch.context() as patch:
+                interrupted(patch, sequence)
+                with pytest.raises(KeyboardInterrupt):
+                    segment.run({"tokens": np.arange(2)}, Rows.of(2, sequence=sequence))
+
+        assert len(made) <= limits.sequences - 1  # the first was there before

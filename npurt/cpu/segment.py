@@ -320,7 +320,13 @@ class CpuSegment(Segment):
         for part in parts:  # before any of them runs; new sequences begin at 0
             if part.sequence in self._sequences:
                 self._sequences[part.sequence].states.require(part.first)
-        made = self._run(parts, values, rows, out)
+        try:
+            made = self._run(parts, values, rows, out)
+        except BaseException:
+            for part in parts:  # some of several have run, others not: all are lost
+                if len(parts) > 1 or not self._guard.has(part.sequence):
+                    self.forget(part.sequence)
+            raise
         self._guard.end_run(rows)
         return made
 
