@@ -69,12 +69,13 @@ class Mode(Enum):
 
 def mode(name: str | None = None) -> Mode:
     """Return the mode called *name*, by default the one of `NPURT_VERIFY`."""
-    name = name or read(VERIFY, str)
+    chosen = name or read(VERIFY, str)
     try:
-        return Mode(name)
+        return Mode(chosen)
     except ValueError:
+        of = "" if name else f", which {VERIFY.name}={chosen!r} states,"
         raise SettingError(
-            f"verification mode {name!r} does not exist", remedy="use off, sample or always"
+            f"verification mode {chosen!r}{of} does not exist", remedy="use off, sample or always"
         ) from None
 
 

@@ -87,7 +87,6 @@ def _format(text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Measure every model and print a table, JSON, or the ratio to an earlier run."""
     from npurt.llm.measure.bench import bench
-    from npurt.models.location import locate
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         for name in args.model:
             _, report = bench(
-                locate(name),
+                options.located(name),
                 prompts=PROMPTS if args.n_prompt is None else args.n_prompt,
                 generations=args.n_gen,
                 depth=args.n_depth,
@@ -127,7 +126,6 @@ def run_spec(args: argparse.Namespace) -> int:
     """Measure one model with one draft, prompt by prompt."""
     from npurt.cli import spec_table
     from npurt.llm.measure.speculation import bench_spec
-    from npurt.models.location import locate
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
@@ -140,7 +138,7 @@ def run_spec(args: argparse.Namespace) -> int:
     interrupted = False
     try:
         bench_spec(
-            locate(args.model[0]),
+            options.located(args.model[0]),
             options.draft_path(args.draft),
             numbers=DRAFT_LENGTHS if args.draft_n is None else args.draft_n,
             tokens=args.n_gen[0],

@@ -5,6 +5,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from npurt.gguf_parts import part_names
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
 DEVICE = "cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto (default: NPURT_DEVICE, else cpu)"
-THREADS = "CPU threads (default: as the machine's cores and limits suggest)"
+# llama.cpp, common/arg.cpp: -1 is the default of --threads, and means the usual number.
+THREADS = "CPU threads; -1: as the machine's cores and limits suggest (default: -1)"
 INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "what the model was trained for, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
@@ -89,7 +91,7 @@ def add_device(group: Any) -> None:
 
 def add_compute(group: Any) -> None:
     """Add what says how a model is computed."""
-    group.add_argument("-t", "--threads", type=int, metavar="N", help=THREADS)
+    group.add_argument("-t", "--threads", type=number, metavar="N", help=THREADS)
     group.add_argument("-b", "--batch-size", type=int, metavar="N",
                        help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
     group.add_argument("--verify", choices=("off", "sample", "always"),
@@ -108,7 +110,10 @@ def _layers(text: str) -> int:
     """Read the number of layers that a device shall run; -1 for all of them."""
     if text in ("auto", "all"):
         return -1
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers") from None
 
 
 def device(args: argparse.Namespace) -> str | None:
@@ -142,12 +147,24 @@ def of_hub(text: str) -> str:
 
 def model_path(args: argparse.Namespace) -> Path:
     """Return the file of the model that *args* name; one that is not here is downloaded."""
+    return located(args.model)
+
+
+def located(model: str) -> Path:
+    """Return the file that *model* names, downloaded if need be; Ctrl-C says how to go on."""
     from npurt.models.location import locate
 
+    with goes_on(model):
+        return locate(model)
+
+
+@contextlib.contextmanager
+def goes_on(model: str) -> Iterator[None]:
+    """Say how to go on with the download of *model* when Ctrl-C stops it."""
     try:
-        return locate(args.model)
+        yield
     except KeyboardInterrupt:
-        print(GOES_ON.format(args.model), file=sys.stderr)
+        print(GOES_ON.format(model), file=sys.stderr)
         raise
 
 
@@ -195,9 +212,7 @@ def models_of(args: argparse.Namespace, path: Path) -> list[str | Path]:
 
 def draft_path(draft: str) -> str | Path:
     """Return the file of a draft model, or *draft* where it names none."""
-    from npurt.models.location import locate
-
-    return draft if draft == "lookup" else locate(draft)
+    return draft if draft == "lookup" else located(draft)
 
 
 def add_draft(group: Any) -> None:
@@ -323,7 +338,10 @@ def words(text: str) -> str:
 
 def number(text: str) -> int | None:
     """Read a number of 0 or more, or -1, which is llama-cli's way to give none."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < -1:
         raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 0 or more")
     return None if value == -1 else value

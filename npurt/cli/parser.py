@@ -49,7 +49,11 @@ class Parser(argparse.ArgumentParser):
                 return  # what follows belongs to a program, or to a verb
             action = self._option_string_actions.get(written)
             if action is not None and action.nargs is None:
-                next(words, None)  # its value
+                _, value = next(words, (i, ""))
+                if self._is_unknown(value):
+                    long = max(action.option_strings, key=lambda name: name.startswith("--"))
+                    self.error(f"{written} has no value; one that begins with - is written "
+                               f"{long}={value}")  # fmt: skip
             if self._is_unknown(written):
                 value = args[i + 1] if i + 1 < len(args) else "-"
                 shown = written if value.startswith("-") else f"{written} {value}"

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from npurt.cli import options
@@ -32,13 +33,14 @@ def run(args: argparse.Namespace) -> int:
             interrupted = True
         size = llm.n_ctx
     status = options.INTERRUPTED if interrupted else 0
-    if not so_far:
-        return status
-    result = so_far[-1]
+    result = so_far[-1] if so_far else None
     if args.json:
-        held = {"perplexity": result.value, "error": result.error,
-                "tokens": result.tokens, "chunks": result.chunks}  # fmt: skip
+        held = {"perplexity": result and result.value, "error": result and result.error,
+                "tokens": result.tokens if result else 0,
+                "chunks": result.chunks if result else 0}  # fmt: skip
         print(json.dumps(held | ({"interrupted": True} if interrupted else {})))
+    elif result is None:
+        print("[stopped before the first chunk was finished]", file=sys.stderr)
     else:
         end = ", interrupted" if interrupted else ""
         print(f"perplexity {result.value:.4f} +- {result.error:.4f} "

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.file.remote import RemoteGGUF
     from npurt.models.location import look_up
 
-    source = look_up(args.file or args.option)
+    with options.goes_on(args.file or args.option):
+        source = look_up(args.file or args.option)
     here = source if isinstance(source, Path) else None
     with GGUF(source) if isinstance(source, Path) else RemoteGGUF(source) as file:
         described = describe(file)

@@ -30,10 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the file and print its size."""
     from npurt.llm.convert.requantise import requantise
     from npurt.llm.convert.types import chosen
-    from npurt.models.location import locate
 
     kind = chosen(args.type)  # before a download
-    source = locate(args.file)
+    source = options.located(args.file)
     options.require_output(args.output, source)
     again = requantise(source, args.output, kind)
     print_written(args, {"source": str(source), "type": kind, "quantised_before": again})

@@ -94,6 +94,8 @@ def require_secure(url: str) -> None:
         return
     if parts.scheme == "http" and is_loopback(parts.hostname or ""):
         return
+    if parts.scheme == "https":
+        raise SettingError(f"{shown(url)} names no host", remedy="write https://HOST/PATH")
     raise SettingError(
         f"{shown(url)} is not an https URL",
         remedy="use https: what comes over another connection may be anybody's",

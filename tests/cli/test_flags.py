@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -343,8 +344,13 @@ def test_control_c_in_a_download_says_how_to_go_on(npurt, monkeypatch, tmp_path)
 
     monkeypatch.setattr("npurt.models.catalogue.fetch", interrupted)
     monkeypatch.setattr("npurt.models.location.locate", interrupted)
-    for verb in (("run", "-p", "x"), ("chat",)):
-        other = npurt(*verb, "-hf", "some/model")
+    monkeypatch.setattr("npurt.models.location.look_up", interrupted)
+    model = "hf:some/model"
+    spec = ("bench", "--spec", "-n", 4, "-md", "lookup")
+    for command in (("run", "-p", "x", "-m", model), ("chat", "-m", model), ("plan", model),
+                    ("quantize", model, tmp_path / "out.gguf", "q4_0"), ("bench", "-m", model),
+                    (*spec, "-m", model)):  # fmt: skip
+        other = npurt(*command)
         assert (other.code, other.out) == (130, "")
         assert "hf:some/model is not complete; the same command goes on" in other.err
     result = npurt("models", "fetch", "smollm2-135m", "--folder", tmp_path, "--json")
@@ -352,3 +358,65 @@ def test_control_c_in_a_download_says_how_to_go_on(npurt, monkeypatch, tmp_path)
     assert result.code == 130
     assert json.loads(result.out) == {"interrupted": True, "paths": []}
     assert "smollm2-135m is not complete; the same command goes on" in result.err
+
+
+def test_control_c_in_the_download_of_a_draft_names_the_draft(npurt, monkeypatch):
+    def locate(name, **options):
+        if str(name).startswith("hf:"):
+            raise KeyboardInterrupt
+        return Path(name)
+
+    monkeypatch.setattr("npurt.models.location.locate", locate)
+    result = npurt("run", "-m", MODEL, "-md", "hf:some/draft", "-p", "x")
+
+    assert (result.code, result.out) == (130, "")
+    assert "hf:some/draft is not complete; the same command goes on" in result.err
+
+
+def test_perplexity_interrupted_before_the_first_chunk_says_so(npurt, monkeypatch, tmp_path):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("npurt.llm.measure.perplexity.perplexity", interrupted)
+    (tmp_path / "text").write_text("Hello")
+    command = ("perplexity", "-m", MODEL, "-f", tmp_path / "text")
+
+    held = npurt(*command, "--json")
+    assert held.code == 130
+    assert json.loads(held.out) == {
+        "perplexity": None, "error": None, "tokens": 0, "chunks": 0, "interrupted": True
+    }  # fmt: skip
+    said = npurt(*command)
+    assert (said.code, said.out) == (130, "")
+    assert "stopped before the first chunk" in said.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("run", "-m", "https://", "-p", "x"), "names no host"),
+        (("run", "-m", MODEL, "-p", "-x"), "--prompt=-x"),
+        (("run", "-m", MODEL, "-sys", "--brief", "-p", "x"), "--system-prompt=--brief"),
+        (("run", "-m", MODEL, "-p", "x", "-ngl", "1e3"), "'1e3' is no number of layers"),
+        (("run", "-m", MODEL, "-p", "x", "-n", "1e3"), "'1e3' is no whole number"),
+        (("run", "-m", MODEL, "-p", "x", "-t", "-2"), "-2 is neither -1 nor 0 or more"),
+    ],
+)
+def test_a_value_that_is_misread_is_explained(npurt, command, said):
+    result = npurt(*command)
+
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+@pytest.mark.parametrize("name", ["NPURT_DEVICE", "NPURT_VERIFY"])
+def test_an_error_of_a_variable_names_it(npurt, monkeypatch, name):
+    monkeypatch.setenv(name, "zz")
+    result = npurt("run", "-m", MODEL, "-p", "x")
+
+    assert result.code == 2
+    assert f"{name}='zz'" in result.err
+
+
+def test_minus_one_thread_is_the_usual_number(npurt):
+    assert npurt("run", "-m", MODEL, "-p", "x", "-n", 1, "-t", -1).code == 0

@@ -40,8 +40,10 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
     threads = optional_integer("threads", threads, 0)
+    said = repr(name)
     if name is None or name == "auto":
         name = read(DEVICE, str)
+        said = f"{DEVICE.name}={name!r}"
     if name == "auto":
         return open_host(threads)
     if name == "cpu":
@@ -50,7 +52,7 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     opener = OPENERS.get(kind) or _of_others(kind)
     if opener is None:
         raise UnknownDevice(
-            f"{name!r} is not a device name",
+            f"{said} is not a device name",
             remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
         )
     try:
