@@ -201,7 +201,6 @@ def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):
         (("--stop", ""), "stop"),
         (("-c", -1), "-1"),
         (("-b", 513), "512"),
-        (("-t", -1), "threads"),
         (("-dev", "gpu"), "not a device name"),
         (("-dev", "hexagon:simple"), "names no Hexagon"),
         (("-dev", "rknpu:7"), "one NPU"),
