@@ -129,3 +129,87 @@ def test_an_image_that_nobody_has_any_more_leaves_the_npu(device):
     device.pack(tensor)
 
     assert len(device._weights._packed) <= 1
+
+
+# --- Weights without memory -----------------------------------------------------------------------
+
+
+def test_outliers_stay_in_float16_after_a_restart_without_room_for_weights(device, simulator):
+    x, w = case(256)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
+    wanted, y = np.empty((2, 8, 96), np.float32)
+    device.matmul(x, packed, wanted)
+    simulator.set("memory=1000 fault=eio@submit")
+    with pytest.raises(DeviceFull):
+        device.matmul(x, packed, y)
+    simulator.set("memory=0")
+
+    device.matmul(x, packed, y)
+
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_outliers_stay_in_float16_after_ctrl_c_during_a_restart(device, simulator, monkeypatch):
+    x, w = case(256)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
+    wanted, y = np.empty((2, 8, 96), np.float32)
+    device.matmul(x, packed, wanted)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    simulator.set("fault=eio@submit")
+    monkeypatch.setattr(device, "_connect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        device.matmul(x, packed, y)
+    monkeypatch.undo()
+
+    device.matmul(x, packed, y)
+
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_a_check_after_a_shortage_of_memory_finds_products_right(simulator):
+    """With "always" the probe is made before the shortage, with "off" after it."""
+    x, w = case(256)
+    exact = x.astype(np.float64) @ w
+    for first in ("off", "always"):
+        packed = npurt.pack(w, "q8_0", device=NAMES[0])
+        npurt.matmul(x, packed, verify=first)
+        simulator.set("memory=1000 fault=eio@submit")
+        with pytest.raises(DeviceFull):
+            npurt.matmul(x, packed)
+        simulator.set("memory=0")
+
+        y = npurt.matmul(x, packed, verify="always")
+
+        assert (np.linalg.norm(y - exact, axis=1) < 0.03 * np.linalg.norm(exact, axis=1)).all()
+    assert not any(row.failed for row in npurt.report(NAMES[0]).rows)
+
+
+@pytest.mark.parametrize("int16", [None, False, True])
+def test_what_threads_read_of_a_weight_is_the_same_during_a_restart(device, monkeypatch, int16):
+    """Rows with outliers, and what checks use: other threads read them without the lock."""
+    x, w = case(256)
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=int16)
+    device.matmul(x, packed, np.empty((8, 96), np.float32))
+
+    def read():
+        rows = slice(5, 70)
+        values = packed.multiplied(rows)
+        outliers = [packed.outlier_rows(x)] if int16 is None else []
+        bounds = packed.error(rows), packed.floor(rows), packed.peak(rows, np.ones(values.shape[1]))
+        return [*outliers, values, *bounds, device.multiplied(x, packed)]
+
+    before, during, connect = read(), [], device._connect
+
+    def look():
+        during.extend(read())
+        return connect()
+
+    monkeypatch.setattr(device, "_connect", look)
+    device._restarts.surviving(device._reopen, device._reopen)
+
+    assert during
+    for one, other in zip(before, during, strict=True):
+        np.testing.assert_array_equal(one, other)

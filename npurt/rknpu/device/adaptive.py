@@ -12,7 +12,6 @@ from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.quantise import (
     BY_NAME,
     QuantisedWeight,
-    outlier_rows,
     quantise_weight,
     to_float16,
 )
@@ -53,9 +52,8 @@ class AdaptivePacked(Packed):
         """
         error = BY_NAME["int8"].x_error
         outliers = np.zeros(len(x), np.bool_)
-        for part in self.int8.parts:
-            mine = x[:, part.columns]
-            outliers |= outlier_rows(mine, error, kp=part.kp, signs=part.signs, block=part.block)
+        for part in self.int8.inputs:
+            outliers |= part.outlier_rows(x, error)
         return outliers
 
     def images(

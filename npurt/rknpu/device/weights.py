@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,54 @@ from npurt.rknpu.device.quantise import (
     Part,
     QuantisedWeight,
     Scheme,
+    outlier_rows,
     quantise_weight,
     to_float16,
 )
-from npurt.rknpu.driver.host import round_rows
+from npurt.rknpu.driver.host import I8, round_rows
 from npurt.rknpu.driver.memory import Buffer, Space
 from npurt.rknpu.isa.formats import number_format
-from npurt.rknpu.plan.images import weights_image, weights_rows
+from npurt.rknpu.plan.images import weights_image
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfInput:
+    """The columns of x that one part of a weight multiplies, and how they are rounded.
+
+    Attributes:
+        columns: Which.
+        kp: How many they are once padded.
+        block: Columns of a rotation, 1 for none.
+        signs: int8 ``[kp]`` or None.
+    """
+
+    columns: slice
+    kp: int
+    block: int
+    signs: I8 | None
+
+    def outlier_rows(self, x: F32, x_error: float) -> npt.NDArray[np.bool_]:
+        """Say which rows of x ``[M, K]`` have outliers here; see `quantise.outlier_rows`."""
+        mine = x[:, self.columns]
+        return outlier_rows(mine, x_error, kp=self.kp, signs=self.signs, block=self.block)
+
+    def quantise(self, x: F32, scheme: Scheme) -> F64:
+        """Return x ``[M, K]`` as the part multiplies it, ``[M, kp]``."""
+        mine = x[:, self.columns]
+        if scheme.task != "int8":
+            halves = np.zeros((len(x), self.kp))
+            halves[:, : mine.shape[1]] = to_float16(mine)
+            return halves
+        codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
+        scales = np.empty(len(x), np.float32)
+        round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
+        values = codes[: len(x)].astype(np.float64)
+        if scheme.passes == 2:
+            values += codes[len(x) :] / REMAINDER_STEPS
+        exact: F64 = values * scales[:, None]
+        return exact
 
 
 class PartOnNpu:
@@ -53,38 +92,23 @@ class PartOnNpu:
             self.free()
             raise
 
-    def quantise_input(self, x: F32, scheme: Scheme) -> F64:
-        """Return x ``[M, K]`` as this part multiplies it, ``[M, Kp]``."""
-        mine = x[:, self.columns]
-        if scheme.task != "int8":
-            halves = np.zeros((len(x), self.kp))
-            halves[:, : mine.shape[1]] = to_float16(mine)
-            return halves
-        codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
-        scales = np.empty(len(x), np.float32)
-        round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
-        values = codes[: len(x)].astype(np.float64)
-        if scheme.passes == 2:
-            values += codes[len(x) :] / REMAINDER_STEPS
-        exact: F64 = values * scales[:, None]
-        return exact
-
     def free(self) -> None:
         """Give the memory back."""
         for image in self.images:
             image.free()
 
-    def codes(self, rows: slice) -> npt.NDArray[Any]:
-        """Return *rows* as the NPU's memory has them, ``[n, Kp]``."""
-        images = []
-        for core, buffer in enumerate(self.images):
-            with buffer.cpu_access(write=False) as memory:
-                images.append(memory[: self.plan.image_bytes(core)])
-        return weights_rows(images, self.plan, rows)
-
 
 class RkPacked(Packed):
-    """A weight that was quantised within its error budget; `upload` puts it on the NPU."""
+    """A weight that was quantised within its error budget; `upload` puts it on the NPU.
+
+    The NPU's memory can be lost at any moment, and other threads must not touch it meanwhile.  So
+    only products use `parts`, while they have the device's lock.  Everything else is computed from
+    what the host keeps: the tensor or the codes, and how x is rounded.
+
+    Attributes:
+        parts: The parts of K in the NPU's memory; none when there is no memory.
+        inputs: How x is rounded for each part of K.
+    """
 
     def __init__(
         self, device: Device, tensor: QTensor, quantised: QuantisedWeight, number: int
@@ -94,7 +118,11 @@ class RkPacked(Packed):
         self.number = number  # never used twice
         self.scheme: Scheme = quantised.scheme
         self.expected_error = quantised.error
-        self.parts: list[PartOnNpu] = []  # none: it has no memory there
+        self.parts: list[PartOnNpu] = []
+        self.inputs = tuple(
+            PartOfInput(part.columns, part.codes.shape[1], part.block, part.signs)
+            for part in quantised.parts
+        )
         self.arena: Arena | None = None  # the last that it was in
         self._nbytes = sum(part.codes.nbytes for part in quantised.parts)
         self._quantised: QuantisedWeight | None = quantised
@@ -131,14 +159,18 @@ class RkPacked(Packed):
 
     def multiplied(self, rows: slice) -> F64:
         """Return *rows* of what is multiplied, rotated: the parts side by side."""
-        values = [
-            part.codes(rows).astype(np.float64) * part.scales[rows, None] for part in self.parts
-        ]
+        known = self._quantised
+        if known:
+            rounded = [(part.codes[rows], part.scales[rows]) for part in known.parts]
+        else:  # each row is rounded by itself
+            parts = quantise_weight(self.tensor[rows], self.scheme).parts
+            rounded = [(part.codes, part.scales) for part in parts]
+        values = [codes.astype(np.float64) * scales[:, None] for codes, scales in rounded]
         return np.concatenate(values, axis=1)
 
     def quantise_input(self, x: F32) -> F64:
         """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
-        return np.concatenate([part.quantise_input(x, self.scheme) for part in self.parts], axis=1)
+        return np.concatenate([part.quantise(x, self.scheme) for part in self.inputs], axis=1)
 
     def error(self, rows: slice) -> F64:
         """Return the standard error; see `Packed.error`.
@@ -148,12 +180,12 @@ class RkPacked(Packed):
         independent, of at most the norms' product.
         """
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
-        roundings = 2 * len(self.parts) + (0 if self.scheme.task == "int8" else self.k)
+        roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
         return UNIT * math.sqrt(roundings) * norms
 
     def floor(self, rows: slice) -> F64:
         """Return how far results may be off besides: the parts and their sums may be flushed."""
-        return np.full(len(range(self.n)[rows]), 3 * len(self.parts) * FLUSHED)
+        return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
         """Return what parts and their sums do not exceed; before them are integers or float64."""
