@@ -16,6 +16,7 @@ from npurt.errors import DeviceFull, DeviceLost
 from npurt.hexagon.connect import measurements, probe
 from npurt.hexagon.device import session_memory, sessions
 from npurt.hexagon.device.device import HexagonDevice
+from npurt.hexagon.device.weights import HexagonPacked
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.session import messages
@@ -278,6 +279,53 @@ def test_ctrl_c_in_the_middle_of_recovery_costs_nothing_but_another_try(simulato
         kill()
         interrupt(work.multiply, lambda: process() not in (0, old), then=lambda: tell("delay=0"))
         assert work.is_right()
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["before it", "after it"])
+def test_ctrl_c_while_a_session_is_closed_counts_no_packet_twice(closed, simulator, monkeypatch):
+    with at_work() as hexagon:
+        Work(hexagon)
+        packets = hexagon.packets()
+        transport = hexagon._sessions.opened[0].transport
+        close, presses = transport.close, [KeyboardInterrupt]
+
+        def interrupted():
+            if closed or not presses:
+                close()
+            if presses:
+                raise presses.pop()
+
+        monkeypatch.setattr(transport, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hexagon.close()
+        assert hexagon.packets() == packets > 0
+        hexagon.close()
+        assert hexagon.packets() == packets
+        assert process() == 0
+
+
+def test_what_threads_read_of_a_weight_is_the_same_during_a_restart(simulator, monkeypatch):
+    """What checks use: other threads read it without the lock."""
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        packed = work.weights[0]
+
+        def read():
+            return packed.multiplied(slice(None)), packed.error(slice(None))
+
+        before, during, write = read(), [], HexagonPacked._write
+
+        def look(*args):
+            during.append(read())
+            write(*args)
+
+        monkeypatch.setattr(HexagonPacked, "_write", look)
+        kill()
+        assert work.is_right()
+        assert len(during) == 2
+        for values in during:
+            np.testing.assert_array_equal(values[0], before[0])
+            np.testing.assert_array_equal(values[1], before[1])
 
 
 def test_a_reply_that_is_damaged_is_that_of_a_lost_device(simulator, monkeypatch):

@@ -34,6 +34,12 @@ class SessionMemory:
         self._own: list[Block] = []  # blocks with one owner each
         self._returned: deque[Block] = deque()
         self.written: list[Block] = []  # whose weights the DSP cannot see yet
+        self._packets = 0
+
+    def packets(self) -> int:
+        """Return the packets that the session executed; after its end, what was last returned."""
+        self._packets = max(self._packets, self.transport.packets())
+        return self._packets
 
     # --- Weights ----------------------------------------------------------------------------------
 

@@ -91,11 +91,13 @@ class Sessions:
 
     def packets(self) -> int:
         """Return the packets that the DSP executed so far; 0 where nothing counts them."""
-        return self._packets + sum(memory.transport.packets() for memory in self.opened)
+        return self._packets + sum(memory.packets() for memory in self.opened)
 
     def close(self) -> None:
-        """Close all sessions; their memory goes with them."""
-        self._packets = self.packets()
-        for memory in self.opened:
+        """Close all sessions; their memory goes with them.  After Ctrl-C, call it again."""
+        while self.opened:
+            memory = self.opened[0]
+            packets = memory.packets()
             memory.transport.close()
-        self.opened.clear()
+            del self.opened[0]
+            self._packets += packets

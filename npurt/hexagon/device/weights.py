@@ -60,13 +60,16 @@ class HexagonPacked(Packed):
         return images.image_bytes(self.format, self.n, self.k)
 
     def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
-        """Write the image to *part*, which goes back to *arena* when this object goes."""
+        """Write the image to *part*, which goes back to *arena* when this object goes.
+
+        Other threads may read the image meanwhile: the last one, which stays until this is whole.
+        """
         if self._finalizer:
             self._finalizer.detach()  # memory of a session that is no more
         self._finalizer = weakref.finalize(self, arena.free, part)
-        self.memory, self.part, self.batches = memory, part, {}
         self._write(part.array)
         memory.wrote(part)
+        self.memory, self.part, self.batches = memory, part, {}
 
     def _write(self, image: U8) -> None:
         images.pack(self.tensor, image)
