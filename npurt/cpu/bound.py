@@ -78,6 +78,11 @@ class Columns:
     count: int
 
     @property
+    def is_whole(self) -> bool:
+        """True when the buffer has no other columns."""
+        return self.count == self.buffer.shape[1]
+
+    @property
     def view(self) -> F32:
         """The columns."""
         return self.buffer[:, self.start : self.start + self.count]

@@ -83,7 +83,7 @@ class Buffers:
         """Return the input of products that *tensor* is; call *quantise* where nobody has."""
         value = self._value(tensor)
         if isinstance(value, Columns):
-            if value.count != value.buffer.shape[1]:
+            if not value.is_whole:
                 raise unsupported(op, f"{tensor.name} lies beside others")
             value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
             if value.quantised:
@@ -240,8 +240,18 @@ def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
-    """Return for each tensor that an op wants beside others all of those, in order."""
+    """Return for each tensor that an op wants beside others all of those, in order.
+
+    A sum is written over its first operand, so it is that operand which needs the place.
+    """
     found: dict[str, tuple[Tensor, ...]] = {}
+    sums = {op.out.name: op.a for op in graph.ops if isinstance(op, ops.Add)}
+
+    def written_first(tensor: Tensor) -> Tensor:
+        while tensor.name in sums:
+            tensor = sums[tensor.name]
+        return tensor
+
     for op in graph.ops:
         together: tuple[Tensor, ...] = ()
         if isinstance(op, ops.GatedUnit) and op.up is not None:
@@ -251,6 +261,7 @@ def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
         elif isinstance(op, Fused) and op.pattern == "delta_inputs":
             gates = next(part for part in op.parts if isinstance(part, ops.DeltaGates))
             together = gates.beta, gates.alpha
+        together = tuple(map(written_first, together))
         if len(set(together)) == len(together):
             found |= {t.name: together for t in together if t.name not in found}
     return found

@@ -45,6 +45,13 @@ static int input_fits(const npurt_input *x, char *why)
            holds(x->codes || !x->remainders, why, "an input has remainders alone");
 }
 
+static int sum_fits(const npurt_sum *s, char *why)
+{
+    return input_fits(&s->out, why) &&
+           fits(s->out.k, 1, s->stride, why, "columns of a sum in place") &&
+           holds(!s->out.codes || s->stride == s->out.k, why, "codes are not of whole rows");
+}
+
 static int image_fits(int type, int64_t n, int64_t k, char *why)
 {
     return columns_fit(k, why, "columns of a weight") &&

@@ -132,10 +132,14 @@ class Lowering:
         self._require_last(op, op)
         if len(op.out.shape) == 3:
             raise unsupported(op, "the host adds rows of a run, not of experts")
-        out = self.values.shared_input(op.out, self.values.beside(op, [op.a]))
-        added = self.values.beside(op, [op.b])
-        self._steps.host().add("sum", Program.sum, added, out, scale=op.scale)
-        self.values.put(op.out, out)
+        added, x = self.values.beside(op, [op.b]), self.values.columns(op.a)
+        if x.is_whole:
+            out = self.values.shared_input(op.out, x.buffer)
+            self._steps.host().add("sum", Program.sum, added, out, scale=op.scale)
+            self.values.put(op.out, out)
+        else:
+            self._steps.host().add("sum", Program.sum_columns, added, x.view, scale=op.scale)
+            self.values.put(op.out, x)
 
     def _scale(self, op: ops.Scale) -> None:
         self._cap_logits(op, factor=op.factor)

@@ -158,9 +158,10 @@ typedef struct {
 } npurt_unit;
 
 typedef struct {
-    float *x;         /* [rows][k], updated when add is given */
+    float *x;         /* [rows][k] at `stride`, updated when add is given */
     const float *add; /* [rows][k] or NULL */
-    npurt_input out;  /* its values are x */
+    npurt_input out;  /* its values are x; it has codes only where `stride` is k */
+    int64_t stride;   /* from one row of x to the next, in elements */
     float scale;
 } npurt_sum;
 

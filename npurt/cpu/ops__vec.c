@@ -88,7 +88,7 @@ void AT_LEVEL(npurt_sum)(const npurt_sum *op, int64_t row)
 {
     const int64_t k = op->out.k;
     if (op->add) {
-        add_scaled(op->x + row * k, op->add + row * k, op->scale, k);
+        add_scaled(op->x + row * op->stride, op->add + row * k, op->scale, k);
     }
     if (op->out.codes) {
         AT_LEVEL(npurt_quantise)(&op->out, row, 0, k / BLOCK);

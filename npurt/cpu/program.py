@@ -205,7 +205,16 @@ class Program:
         """Add *scale* times *add* to the values of *out*, and fill its codes if it has any."""
         op = self._add("SUM").sum
         op.x, op.add, op.scale = self._address(out.values), self._address(add), scale
+        op.stride = out.k
         self._input(op.out, out)
+        return len(self) - 1
+
+    def sum_columns(self, add: F32, x: F32, *, scale: float = 1.0) -> int:
+        """Add *scale* times *add* ``[rows, k]`` to *x*, a view of k columns of ``[rows, more]``."""
+        op = self._add("SUM").sum
+        op.x, op.add, op.scale = self._address(x), self._address(add), scale
+        op.stride = x.strides[0] // x.itemsize
+        op.out.values, op.out.k = op.x, x.shape[1]
         return len(self) - 1
 
     def cap(

@@ -137,6 +137,15 @@ def plain_sum(program, x, add, scale):
     return [out.values, *arrays(out)]
 
 
+def sum_of_columns(program, x, add, scale, start):
+    """Return *x* after *scale* times *add* came to its columns from *start* on."""
+    program.rows = len(x)
+    whole = empty(*x.shape)
+    whole[:] = x
+    program.sum_columns(add, whole[:, start : start + add.shape[1]], scale=scale)
+    return [whole]
+
+
 def cap(program, x, factor, limit, head=0):
     """Return the rows of *x* scaled and capped, those that a run with *head* has."""
     program.rows, program.head = len(x), head
@@ -344,6 +353,9 @@ def every_case():
         cases[f"norm k{k}"] = _floats(lambda p, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
         cases[f"norm of the last k{k}"] = _floats(lambda p, x: norm(p, x, x[1], 0, None, 2), 4, k)
         cases[f"sum k{k}"] = _floats(lambda p, x: plain_sum(p, x, 3 * x[::-1], 0.22), 3, k)
+        cases[f"sum of columns k{k}"] = _floats(
+            lambda p, x: sum_of_columns(p, x, x[::-1, 2:].copy(), 0.22, 1), 3, k
+        )
         cases[f"cap k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 3.0), 3, k)
         cases[f"scale k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 0.0), 3, k)
         for kind in (SILU, Unit("GELU"), Unit("CLAMPED", 7.0, 1.702, 1.0)):

@@ -77,6 +77,8 @@ REFUSED = [
     ("ATTEND", "attention.positions", 0, "positions of a cache: 1, where 0 to 0"),
     ("UNIT", "unit.activation", 3, "activation: 3, where 0 to 2"),
     ("SUM", "sum.out.k", 0, "columns of an input: 0"),
+    ("SUM", "sum.stride", 1, "columns of a sum in place: 32, where 1 to 1"),
+    ("SUM", "sum.stride", 33, "codes are not of whole rows"),
     ("CAP", "cap.k", 0, "columns of capped values: 0"),
     ("ATTEND", "attention.window", -1, "positions of a window: -1"),
     ("ROPE", "attention.whole", 1, "norms over all heads need weights"),

@@ -89,6 +89,21 @@ def test_a_scaled_sum_is_rounded_once(run, k, scale, seed):
     same(residual, y)
 
 
+@given(k=widths, before=st.integers(0, 20), after=st.integers(0, 20), seed=seeds,
+       scale=st.sampled_from([1.0, 0.22, -3.0]))  # fmt: skip
+def test_a_sum_of_columns_is_the_sum_and_leaves_the_others(run, k, before, after, scale, seed):
+    rng = cases.rng_of(seed)
+    x = rng.standard_normal((3, before + k + after), dtype=np.float32)
+    add = rng.standard_normal((3, k), dtype=np.float32)
+    own = slice(before, before + k)
+    expected = x.copy()
+    expected[:, own], *_ = run(lambda program: cases.plain_sum(program, x[:, own], add, scale))
+
+    (y,) = run(lambda program: cases.sum_of_columns(program, x, add, scale, before))
+
+    same(y, expected)
+
+
 @given(k=st.sampled_from([1, 17, 96, 5000]), factor=st.sampled_from([1.0, 0.125]), seed=seeds)
 def test_capped_values_lie_within_their_rounding(run, k, factor, seed):
     rng = cases.rng_of(seed)

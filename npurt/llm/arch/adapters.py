@@ -110,23 +110,20 @@ class _Rewriting:
                 self._flush()
 
     def _flush(self) -> None:
-        """Add what adapters do to the products that wait: all by A, all by B, then the sums.
+        """Add what adapters do to the products that wait.
 
-        So devices can do the products with A of one input together.
+        The three ops of a product stay together: the next product's can use their buffers again.
         """
-        steps: tuple[list[Op], ...] = [], [], []
         for product in self._waiting:
             out = product.out
             for i, adapter in enumerate(self._adapters):
                 part = adapter.parts.get(product.weight.name)
-                if part:
+                if part and part.factor:
                     added = self._added(product, out, i, part)
                     out = added[-1].out
-                    for step, op in zip(steps, added, strict=True):
-                        step.append(op)
+                    self.ops += added
             if out is not product.out:
                 self._renamed[product.out.name] = out
-        self.ops += [op for step in steps for op in step]
         self._waiting.clear()
 
     def _added(

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class LowRank:
 
     a: QTensor  # [R, K], float32
     b: QTensor  # [N, R], float32
-    factor: float
+    factor: float  # 0 adds nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +60,16 @@ class Adapter:
 
         Raises:
             ModelFormatError: It is damaged, or no LoRA adapter that npurt applies.
-            SettingError: *scale* is not a finite number.
+            SettingError: *scale* is not a finite number, or too large for float32.
         """
-        if not isinstance(scale, int | float) or not math.isfinite(scale):
+        try:
+            scale = float(scale) if isinstance(scale, Real) else math.nan
+        except OverflowError:  # of an integer
+            scale = math.inf
+        if not math.isfinite(scale):
             raise SettingError(
-                f"the scale of {path} is {scale!r:.40}", remedy="pass a finite number, such as 1.0"
+                f"the scale of {path} is no finite number ({scale})",
+                remedy="pass one, such as 1.0",
             )
         with GGUF(path) as file:
             name = file.path.name
@@ -80,7 +86,7 @@ class Adapter:
             alpha = optional(file.metadata, "adapter.lora.alpha", float, 0.0)
             if not math.isfinite(alpha):
                 raise ModelFormatError(f"{name}: adapter.lora.alpha is {alpha}", remedy=AGAIN)
-            parts = _parts(file, float(scale), alpha)
+            parts = _parts(file, scale, alpha)
             digest = hashlib.sha256(repr((scale, alpha)).encode())
             for tensor in sorted(file):
                 digest.update(tensor.encode("utf-8", "surrogateescape"))
@@ -110,10 +116,22 @@ def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
                 "[R, K] and [N, R]",
                 remedy="use an adapter without experts" if a.ndim == 3 else AGAIN,
             )
-        found[stem] = LowRank(a, b, scale * alpha / a.shape[0] if alpha else scale)
+        found[stem] = LowRank(a, b, _factor(name, scale, alpha, a.shape[0]))
     if not found:
         raise ModelFormatError(f"{name} has no tensors", remedy=AGAIN)
     return found
+
+
+def _factor(name: str, scale: float, alpha: float, rank: int) -> float:
+    """Return what products are multiplied by: 0 for what is 0 in float32."""
+    factor = scale * alpha / rank if alpha else scale
+    if abs(factor) > float(np.finfo(np.float32).max):
+        raise SettingError(
+            f"the scale of {name} is {scale}, which makes its factor {factor}: more than float32 "
+            f"can hold (alpha {alpha}, rank {rank})",
+            remedy="pass a smaller scale",
+        )
+    return factor if np.float32(factor) else 0.0
 
 
 def _values(file: GGUF, name: str) -> QTensor:
@@ -131,7 +149,7 @@ def adapters(lora: Lora | None) -> list[Adapter]:
     if lora is None:
         return []
     one = isinstance(lora, str | os.PathLike) or (
-        isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], int | float)
+        isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], Real)
     )
     listed: list[Any] = [lora] if one else list(lora)  # type: ignore[arg-type]  # as just tested
     found = []

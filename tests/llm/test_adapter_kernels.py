@@ -1,0 +1,150 @@
+"""LoRA adapters run in kernels: in one program, verified, with bits that no batch changes."""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import SettingError, StateFormatError
+from npurt.llm.file.adapter import Adapter
+from npurt.llm.file.gguf import GGUF
+from tests.llm import tiny
+from tests.llm.test_adapters import EVERY, FUSED, logits, pairs_of, path_of, write
+
+IDS = tiny.ids("llama3", 40)
+DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
+
+
+def path():
+    return tiny.path("llama3", "q8_0")
+
+
+def adapter_of(tmp_path, model=None, parts=EVERY, rank=16, name="lora.gguf"):
+    model = model or path()
+    with GGUF(model) as file:
+        arch = file.architecture
+    return write(tmp_path / name, pairs_of(model, parts, rank), arch)
+
+
+def steps_of(llm):
+    return [
+        step
+        for part in llm.model.executor.parts
+        for program in part.segment._programs()
+        for step in program.steps
+    ]
+
+
+# --- Bits -----------------------------------------------------------------------------------------
+
+
+def in_batches(model, device, adapter, n_batch, n_threads=2):
+    """Return the logits of all ids, *n_batch* at a time."""
+    options = {"n_ctx": 64, "n_batch": n_batch, "n_threads": n_threads, "progress": False}
+    with npurt.Llama(model, device, lora=adapter, **options) as llm:
+        return np.concatenate([llm.eval(IDS[i : i + n_batch]) for i in range(0, 40, n_batch)])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rank", [3, 64])
+def test_logits_do_not_depend_on_the_batch(tmp_path, device, rank):
+    adapter = adapter_of(tmp_path, rank=rank)
+    whole = in_batches(path(), device, adapter, 40)
+    for n_batch, n_threads in ((1, 2), (7, 1)):
+        assert np.array_equal(in_batches(path(), device, adapter, n_batch, n_threads), whole)
+
+
+@pytest.mark.parametrize("parts", [("attn_q",), ("attn_v", "ffn_up"), ("attn_output", "ffn_down")])
+def test_no_choice_of_matrices_makes_logits_depend_on_the_batch(tmp_path, parts):
+    adapter = adapter_of(tmp_path, parts=parts)
+    whole = in_batches(path(), "cpu", adapter, 40)
+    assert np.array_equal(in_batches(path(), "cpu", adapter, 1), whole)
+
+
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+def test_drafts_change_no_text(tmp_path, draft):
+    adapter = adapter_of(tmp_path, rank=64)
+    options = {"n_ctx": 128, "lora": adapter, "progress": False}
+    with npurt.Llama(path(), "cpu", **options) as llm:
+        text = llm.generate("hello hello hello", max_tokens=40, temperature=0)
+    chosen = "lookup" if draft == "lookup" else tiny.path("llama3", "f32")
+    with npurt.Llama(path(), "cpu", draft=chosen, **options) as llm:
+        assert llm.generate("hello hello hello", max_tokens=40, temperature=0) == text
+
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [("llama3", EVERY), ("llama3", ("attn_q",)), ("llama3", ("ffn_up",)), ("qwen2", EVERY),
+     ("qwen3", EVERY), ("qwen3moe", EVERY[:4]), ("olmo2", EVERY), ("phi3", FUSED),
+     ("gemma3", EVERY), ("granite", EVERY),
+     ("qwen35", (*EVERY, "attn_qkv", "attn_gate", "ssm_out", "ssm_alpha", "ssm_beta")),
+     ("lfm2", (*EVERY, "shortconv.in_proj", "shortconv.out_proj"))],
+)  # fmt: skip
+def test_a_run_is_one_program(tmp_path, model, parts):
+    chosen = path_of(model)
+    first, second = (adapter_of(tmp_path, chosen, parts, rank, f"{rank}.gguf") for rank in (5, 16))
+    for lora in (first, [first, (second, -0.5)]):
+        with npurt.Llama(chosen, "cpu", n_ctx=64, lora=lora, progress=False) as llm:
+            count = len(steps_of(llm))
+        with npurt.Llama(chosen, "cpu", n_ctx=64, progress=False) as llm:
+            assert count == len(steps_of(llm))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_products_of_adapters_are_verified(tmp_path, device):
+    options = {"n_ctx": 64, "verify": "always", "progress": False}
+    with npurt.Llama(path(), device, lora=adapter_of(tmp_path), **options) as llm:
+        llm.eval([1, 2, 3])
+        llm.eval([4])
+        rows = [row for row in llm.report().rows if row.op in ("lora_a", "lora_b")]
+    assert len(rows) == 2 * 3 * 7  # A and B of each matrix of each layer
+    assert {(row.calls, row.verified, row.failed) for row in rows} == {(2, 2, 0)}
+
+
+# --- Scales ---------------------------------------------------------------------------------------
+
+
+def test_an_adapter_of_scale_zero_adds_nothing_however_large_it_is(tmp_path):
+    large = {
+        name: (a * np.float32(1e25), b * np.float32(1e25))
+        for name, (a, b) in pairs_of(path()).items()
+    }
+    adapter = write(tmp_path / "large.gguf", large)
+    plain = logits(path(), IDS, "cpu")
+    for scale in (0.0, 1e-60):  # float32 has no such small numbers but 0
+        with npurt.Llama(path(), "cpu", n_ctx=64, kv_type="f32", lora=(adapter, scale)) as llm:
+            assert np.array_equal(llm.eval(IDS), plain)
+            assert not [row for row in llm.report().rows if "lora" in row.op]
+
+
+def test_factors_that_float32_cannot_hold_are_refused(tmp_path):
+    pairs = pairs_of(path(), ("attn_q",))
+    adapter = write(tmp_path / "a.gguf", pairs)
+    strong = write(tmp_path / "b.gguf", pairs, alpha=1e38)
+    assert Adapter.read(strong, 1.0).parts
+    for file, scale in ((adapter, 1e39), (adapter, -1e39), (adapter, 10**400), (strong, 100)):
+        with pytest.raises(SettingError, match=rf"scale of .*{file.name}") as caught:
+            Adapter.read(file, scale)
+        assert caught.value.remedy
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.5), np.float64(0.5), np.float16(0.5)])
+def test_a_scale_may_be_a_number_of_numpy(tmp_path, scale):
+    adapter = adapter_of(tmp_path, parts=("attn_q",))
+    expected = logits(path(), IDS[:3], "cpu", lora=(adapter, 0.5))
+    assert np.array_equal(logits(path(), IDS[:3], "cpu", lora=(adapter, scale)), expected)
+
+
+@pytest.mark.parametrize("scale", [1, np.int64(1), np.float32(1)])
+def test_a_saved_state_knows_the_value_of_a_scale_not_its_type(tmp_path, scale):
+    adapter = adapter_of(tmp_path, parts=("attn_q",))
+    with npurt.Llama(path(), "cpu", n_ctx=64, lora=adapter) as llm:
+        llm.eval(IDS)
+        llm.save_state(tmp_path / "state")
+    with npurt.Llama(path(), "cpu", n_ctx=64, lora=(adapter, scale)) as llm:
+        llm.load_state(tmp_path / "state")
+    with npurt.Llama(path(), "cpu", n_ctx=64, lora=(adapter, 2)) as llm:
+        with pytest.raises(StateFormatError):
+            llm.load_state(tmp_path / "state")
