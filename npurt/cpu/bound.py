@@ -77,6 +77,14 @@ class Columns:
     start: int
     count: int
 
+    def overlaps(self, other: "Columns") -> bool:
+        """Say whether both have a column."""
+        return (
+            self.buffer is other.buffer
+            and self.start < other.start + other.count
+            and other.start < self.start + self.count
+        )
+
     @property
     def is_whole(self) -> bool:
         """True when the buffer has no other columns."""

@@ -58,8 +58,17 @@ class Buffers:
         return tensor.name in self._values
 
     def is_read_after(self, tensor: Tensor) -> bool:
-        """Say whether *tensor* is needed once the op that is being added is done."""
-        return self._last_use.get(tensor.name, -1) > self.index
+        """Say whether *tensor* is needed once the op that is being added is done.
+
+        So is what else lies in its columns: a whole and its parts have the same memory.
+        """
+        own = self.columns(tensor)
+        names = self._held.get(_address(own.buffer), set()) | {tensor.name}
+        return any(
+            own.overlaps(self._columns(name))
+            for name in names & self._values.keys()
+            if self._last_use.get(name, -1) > self.index
+        )
 
     def leaves(self, tensor: Tensor) -> bool:
         """Say whether another part wants *tensor*."""
@@ -76,8 +85,8 @@ class Buffers:
 
     def columns(self, tensor: Tensor) -> Columns:
         """Return where *tensor* is, which no product needs codes of."""
-        value = self._value(tensor)
-        return Columns(value.values, 0, value.k) if isinstance(value, Input) else value
+        self._value(tensor)
+        return self._columns(tensor.name)
 
     def input(self, op: Op, tensor: Tensor, quantise: Callable[[Input], None]) -> Input:
         """Return the input of products that *tensor* is; call *quantise* where nobody has."""
@@ -105,6 +114,10 @@ class Buffers:
     def codes(self, tensor: Tensor) -> tuple[bool, bool]:
         """Say whether products of *tensor* need codes, and whether int16 ones."""
         return self._precisions.get(local(tensor.name), (False, False))
+
+    def _columns(self, name: str) -> Columns:
+        value = self._values[name]
+        return Columns(value.values, 0, value.k) if isinstance(value, Input) else value
 
     def _value(self, tensor: Tensor) -> Columns | Input:
         if tensor.name not in self._values and tensor.name in self.loose:
