@@ -145,6 +145,6 @@ def test_a_saved_state_knows_the_value_of_a_scale_not_its_type(tmp_path, scale):
         llm.save_state(tmp_path / "state")
     with npurt.Llama(path(), "cpu", n_ctx=64, lora=(adapter, scale)) as llm:
         llm.load_state(tmp_path / "state")
-    with npurt.Llama(path(), "cpu", n_ctx=64, lora=(adapter, 2)) as llm:
-        with pytest.raises(StateFormatError):
-            llm.load_state(tmp_path / "state")
+    other = npurt.Llama(path(), "cpu", n_ctx=64, lora=(adapter, 2))
+    with other as llm, pytest.raises(StateFormatError):
+        llm.load_state(tmp_path / "state")
