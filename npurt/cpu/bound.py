@@ -88,7 +88,7 @@ class Columns:
     @property
     def is_whole(self) -> bool:
         """True when the buffer has no other columns."""
-        return self.count == self.buffer.shape[1]
+        return bool(self.count == self.buffer.shape[1])
 
     @property
     def view(self) -> F32:

@@ -62,15 +62,7 @@ class Adapter:
             ModelFormatError: It is damaged, or no LoRA adapter that npurt applies.
             SettingError: *scale* is not a finite number, or too large for float32.
         """
-        try:
-            scale = float(scale) if isinstance(scale, Real) else math.nan
-        except OverflowError:  # of an integer
-            scale = math.inf
-        if not math.isfinite(scale):
-            raise SettingError(
-                f"the scale of {path} is no finite number ({scale})",
-                remedy="pass one, such as 1.0",
-            )
+        scale = _number(path, scale)
         with GGUF(path) as file:
             name = file.path.name
             if optional(file.metadata, "general.type", str, "model") != "adapter":
@@ -120,6 +112,19 @@ def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
     if not found:
         raise ModelFormatError(f"{name} has no tensors", remedy=AGAIN)
     return found
+
+
+def _number(path: Source, scale: Any) -> float:
+    """Return *scale*, which may be of numpy, as a float."""
+    try:
+        value = float(scale) if isinstance(scale, Real) else math.nan
+    except OverflowError:  # of an integer
+        value = math.inf
+    if not math.isfinite(value):
+        raise SettingError(
+            f"the scale of {path} is {scale!r:.40}", remedy="pass a finite number, such as 1.0"
+        )
+    return value
 
 
 def _factor(name: str, scale: float, alpha: float, rank: int) -> float:
