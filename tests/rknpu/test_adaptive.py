@@ -213,3 +213,19 @@ def test_what_threads_read_of_a_weight_is_the_same_during_a_restart(device, monk
     assert during
     for one, other in zip(before, during, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_shortage_after_a_restart_does_not_keep_outliers_in_int8(device, simulator):
+    """There is no float16 image yet, and neither image finds room."""
+    x, w = case(256)
+    x, exact = x[:4], x[:4].astype(np.float64) @ w
+    packed = device.pack(npurt.QTensor.quantize(w.T, "q8_0"), int16=None)
+    y = np.empty((4, 96), np.float32)
+    simulator.set("memory=1000 fault=eio@create")
+    with pytest.raises(DeviceFull):
+        device.matmul(x, packed, y)
+    simulator.set("memory=0")
+
+    device.matmul(x, packed, y)
+
+    assert (np.linalg.norm(y - exact, axis=1) < 0.03 * np.linalg.norm(exact, axis=1)).all()

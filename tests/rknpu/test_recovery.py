@@ -168,6 +168,21 @@ def test_weights_that_do_not_fit_any_more_end_in_a_clear_error_until_they_do(nam
         assert work.is_right()
 
 
+def test_a_weight_is_packed_once_there_is_room_again_after_a_restart_without(name, simulator):
+    """No product with the weights that lost their memory comes before."""
+    with open_rknpu(name) as device:
+        work = Work(device)
+        simulator.set("fault=eio@create fault=enomem@create:2+")
+        with pytest.raises(DeviceFull, match="no room for"):
+            device.pack(tensor(96, 64, "q8_0"))
+        simulator.set(f"reload=1 {STRICT}")
+
+        packed = device.pack(tensor(96, 64, "q8_0"))
+
+        assert multiply(device, inputs(1, 64), packed).any()
+        assert work.is_right()
+
+
 def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
     name, simulator, monkeypatch
 ):

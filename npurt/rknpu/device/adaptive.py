@@ -66,6 +66,7 @@ class AdaptivePacked(Packed):
 
         Raises:
             NumericsError: x holds NaN or infinity.
+            DeviceFull: A restart found no room for the weight.
         """
         outliers = self.outlier_rows(x)
         if not outliers.all():
@@ -74,11 +75,19 @@ class AdaptivePacked(Packed):
             yield outliers, self._float16_image(upload)
 
     def _float16_image(self, upload: Callable[[QTensor, QuantisedWeight], RkPacked]) -> RkPacked:
-        """Return the float16 image; the int8 image when float16 or the memory cannot hold it."""
+        """Return the float16 image; the int8 image when float16 or the memory cannot hold it.
+
+        Raises:
+            DeviceFull: A restart found no room for either image.  The next product tries again.
+        """
         if self.float16 is None:
             try:
                 self.float16 = upload(self.tensor, quantise_weight(self.tensor, BY_NAME["fp16"]))
-            except (NumericsError, DeviceFull):
+            except NumericsError:
+                self.float16 = self.int8
+            except DeviceFull:
+                if not self.int8.has_memory:
+                    raise
                 self.float16 = self.int8
         return self.float16
 

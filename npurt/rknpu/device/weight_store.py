@@ -51,6 +51,8 @@ class WeightStore:
         Raises:
             DeviceFull: There is no room for it.
         """
+        if self.evicted:  # there may be room again
+            self._arenas.freed()
         self._upload(packed)
         self._packed[packed.number] = packed
         dropped = packed.number, packed.parts
@@ -102,7 +104,7 @@ class WeightStore:
         """
         self._arenas.freed()
         for w in weights:
-            if not w.parts:
+            if not w.has_memory:
                 self._upload(w)
 
     def clear(self) -> None:

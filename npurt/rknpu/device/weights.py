@@ -102,7 +102,7 @@ class RkPacked(Packed):
     """A weight that was quantised within its error budget; `upload` puts it on the NPU.
 
     The NPU's memory can be lost at any moment, and other threads must not touch it meanwhile.  So
-    only products use `parts`, while they have the device's lock.  Everything else is computed from
+    only products use `parts`, while they have the device's lock.  Checks and the choice of rows use
     what the host keeps: the tensor or the codes, and how x is rounded.
 
     Attributes:
@@ -151,6 +151,11 @@ class RkPacked(Packed):
         for part in self.parts:
             part.free()
         self.parts.clear()
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the NPU's memory has the weight; without the device's lock, only a moment ago."""
+        return bool(self.parts)
 
     @property
     def nbytes(self) -> int:
