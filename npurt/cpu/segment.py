@@ -21,7 +21,7 @@ from npurt.cpu.steps import Steps
 from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
-from npurt.graph.meaning import MEANING
+from npurt.graph.meaning import by_row
 from npurt.graph.ops import Fused, Op
 from npurt.graph.rows import Rows, Span
 from npurt.graph.state import Run, States
@@ -141,7 +141,7 @@ class Current:
 
 
 class NumpyStep:
-    """An op that no kernel runs, by its function in `npurt.graph.meaning`.
+    """An op that no kernel runs, by its function in `npurt.graph.meaning`, row by row.
 
     Attributes:
         makes: What it makes.
@@ -168,7 +168,7 @@ class NumpyStep:
         for part, counter in zip(self._parts, self._counters, strict=True):
             start = time.perf_counter()
             with np.errstate(over="ignore", invalid="ignore"):  # as in kernels
-                results = MEANING[type(part)](part, run)
+                results = by_row(part, run)
             current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
             counter.count(part, len(results[0]), time.perf_counter() - start)
         for tensor, view in self.targets:
@@ -179,7 +179,7 @@ class NumpyStep:
         return ", ".join(counter.op for counter in self._counters), "cpu"
 
     def verify(self, sampler: Sampler) -> None:
-        """Nothing is verified: numpy multiplies by nothing that was packed."""
+        """Nothing is verified, and counters say so: what numpy multiplies by was not packed."""
 
     def redirect_last(self, array: F32) -> None:
         """It has no product."""

@@ -63,6 +63,18 @@ def _heads(x: Array, heads: int) -> Array:
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)  # also when there are no rows
 
 
+def by_row(op: ops.Op, run: Run) -> tuple[Array, ...]:
+    """Compute *op* row by row: no row depends on how many others there are.
+
+    The sums of a BLAS do: it cuts large products in other ways than small ones.
+    """
+    meaning = MEANING[type(op)]
+    if len(run.rows) <= 1:
+        return meaning(op, run)
+    rows = [meaning(op, row) for row in run.each_row(op)]
+    return tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
+
+
 # --- Rows -----------------------------------------------------------------------------------------
 
 

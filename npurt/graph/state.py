@@ -1,6 +1,7 @@
 """The states of sequences, and the values of a run, as the interpreter keeps them."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import numpy.typing as npt
 
 from npurt.errors import LayoutError
 from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
-from npurt.graph.tensor import Kind, Tensor, sizes
+from npurt.graph.tensor import SELECTED, Kind, Tensor, sizes
 
 Array = npt.NDArray[Any]
 
@@ -101,6 +103,25 @@ class Run:
             return self.values[tensor.name]
         shape = [dim.size or -1 for dim in tensor.shape]  # a file may hold one row as a vector
         return self._load(tensor.name).astype(self.dtype, copy=False).reshape(shape)
+
+    def each_row(self, op: Op) -> Iterator["Run"]:
+        """Yield a run of each row, with what *op* reads of it; weights are loaded once."""
+        load, rows = functools.cache(self._load), self.rows
+        read = [tensor for tensor in op.reads if tensor.name in self.values]
+        end = 0  # of the wanted rows so far
+        for t in range(len(rows)):
+            own = slice(t, t + 1)
+            start, end = end, end + int(rows.wanted[t])
+            selected = slice(start, end)
+            yield Run(
+                self.dtype,
+                {x.name: self.values[x.name][selected if x.shape[0] == SELECTED else own]
+                 for x in read},
+                load,
+                self._load_rows,
+                Rows(rows.sequences[own], rows.positions[own], rows.wanted[own]),
+                self.states,
+            )  # fmt: skip
 
     def rows_of(self, tensor: Tensor, index: Array) -> Array:
         """Return some rows of a weight: cheaper than all of a large one."""

@@ -6,7 +6,9 @@ import numpy as np
 
 from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import NpurtError
+from npurt.graph import meaning
 from npurt.graph.graph import Graph
+from npurt.graph.meaning import MEANING
 from npurt.graph.ops import Op
 from npurt.quant.tensor import QTensor
 from npurt.reference.segment import ReferenceSegment
@@ -49,9 +51,15 @@ class ReferencePacked(Packed):
 
 
 class ReferenceDevice(Device):
-    """numpy, wherever it runs."""
+    """numpy, wherever it runs.
 
-    def __init__(self) -> None:
+    Args:
+        by_row: Compute graphs row by row, so that a row does not depend on the others that it comes
+            with.  That is slower: a product reads its weight for each row.
+    """
+
+    def __init__(self, *, by_row: bool = False) -> None:
+        self._kernels = dict.fromkeys(MEANING, meaning.by_row) if by_row else None
         self.caps = Caps("numpy", f"numpy {np.__version__}, float32, no compiled code", False)
         self._closed = False
 
@@ -91,7 +99,7 @@ class ReferenceDevice(Device):
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
         """Make a segment of *part*."""
         self._require_open()
-        return ReferenceSegment(part, weights, limits)
+        return ReferenceSegment(part, weights, limits, self._kernels)
 
     def close(self) -> None:
         """Refuse to work from now on; there is nothing to release."""

@@ -26,7 +26,7 @@ class Devices:
 
     def __init__(self, device: str | Device | None, threads: int | None) -> None:
         self.cpu: CpuDevice | None = None
-        self.other: Device = ReferenceDevice()  # it refuses nothing
+        self.other: Device = ReferenceDevice(by_row=True)  # it refuses nothing
         with contextlib.ExitStack() as opened:
             if not isinstance(device, Device):
                 device = opened.enter_context(open_device(device, threads=threads))
