@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.cpu.segment import NumpyStep
 from npurt.errors import SettingError, StateFormatError
+from npurt.graph.ops import MatMul
+from npurt.llm.arch.reading import describe
 from npurt.llm.file.adapter import Adapter
 from npurt.llm.file.gguf import GGUF
 from tests.llm import tiny
-from tests.llm.test_adapters import EVERY, FUSED, logits, pairs_of, path_of, write
+from tests.llm.test_adapters import EVERY, logits, pairs_of, path_of, write
 
 IDS = tiny.ids("llama3", 40)
+MODELS = (
+    "exaone4", "gemma2", "gemma3", "glm4", "gpt-oss", "granite", "lfm2", "llama3", "mistral3",
+    "olmo2", "phi3", "qwen2", "qwen3", "qwen35", "qwen3moe", "smollm3",
+)  # fmt: skip
 DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
 
 
@@ -74,22 +81,44 @@ def test_drafts_change_no_text(tmp_path, draft):
 # --- Programs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("model", "parts"),
-    [("llama3", EVERY), ("llama3", ("attn_q",)), ("llama3", ("ffn_up",)), ("qwen2", EVERY),
-     ("qwen3", EVERY), ("qwen3moe", EVERY[:4]), ("olmo2", EVERY), ("phi3", FUSED),
-     ("gemma3", EVERY), ("granite", EVERY),
-     ("qwen35", (*EVERY, "attn_qkv", "attn_gate", "ssm_out", "ssm_alpha", "ssm_beta")),
-     ("lfm2", (*EVERY, "shortconv.in_proj", "shortconv.out_proj"))],
-)  # fmt: skip
-def test_a_run_is_one_program(tmp_path, model, parts):
+def of_every_matrix(target, model, rank):
+    """Write an adapter of all matrices of *model* that npurt adapts; return its path."""
+    rng, pairs = np.random.default_rng(rank), {}
+    with GGUF(model) as file:
+        graph = describe(file).graph(64)
+        for op in graph.graph.ops:
+            if isinstance(op, MatMul) and op.role != "output" and op.weight.name not in graph.parts:
+                n, k = (dim.size for dim in op.weight.shape)
+                a = rng.standard_normal((rank, k), dtype=np.float32) / np.sqrt(k)
+                b = rng.standard_normal((n, rank), dtype=np.float32) / np.sqrt(rank)
+                pairs[op.weight.name] = a.astype(np.float32), b.astype(np.float32)
+        return write(target, pairs, file.architecture)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_of_any_architecture_is_the_programs_without_adapters(tmp_path, model):
     chosen = path_of(model)
-    first, second = (adapter_of(tmp_path, chosen, parts, rank, f"{rank}.gguf") for rank in (5, 16))
-    for lora in (first, [first, (second, -0.5)]):
-        with npurt.Llama(chosen, "cpu", n_ctx=64, lora=lora, progress=False) as llm:
-            count = len(steps_of(llm))
-        with npurt.Llama(chosen, "cpu", n_ctx=64, progress=False) as llm:
-            assert count == len(steps_of(llm))
+    first, second = (of_every_matrix(tmp_path / f"{rank}", chosen, rank) for rank in (5, 16))
+    options = {"n_ctx": 64, "progress": False}
+    with npurt.Llama(chosen, "cpu", **options) as llm:
+        plain = len(steps_of(llm))
+    made = []
+    for n_batch in (20, 1):
+        lora = [first, (second, -0.5)]
+        with npurt.Llama(chosen, "cpu", lora=lora, n_batch=n_batch, **options) as llm:
+            parts = [llm.eval(IDS[i : i + n_batch]) for i in range(0, 20, n_batch)]
+            made.append(np.concatenate(parts))
+            steps = steps_of(llm)
+        assert len(steps) == plain
+        assert not [step for step in steps if isinstance(step, NumpyStep)]
+    assert np.array_equal(*made)
+
+
+@pytest.mark.parametrize("parts", [("attn_q",), ("attn_k", "attn_v"), ("ffn_gate",), ("ffn_up",)])
+def test_a_run_is_one_program_whichever_matrices_are_adapted(tmp_path, parts):
+    adapter = adapter_of(tmp_path, parts=parts)
+    with npurt.Llama(path(), "cpu", n_ctx=64, lora=adapter, progress=False) as llm:
+        assert len(steps_of(llm)) == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
