@@ -138,8 +138,9 @@ def test_a_process_that_ends_leaves_nothing(spawn, device, end):
     done = spawn("-c", OPEN.format(device=device) + end)
 
     assert done.returncode == ENDS[end]
-    if "daemon" in end and done.stderr:  # it may be at work when its device is closed
-        assert "closed" in done.stderr
+    if "daemon" in end and done.stderr:
+        # It may be at work when its device is closed, and Python may end it while it says so.
+        assert done.stderr.startswith("Exception in thread")
     else:
         assert "ZeroDivisionError" in done.stderr if end == "1 / 0" else done.stderr == ""
     for child in done.stdout.split():

@@ -6,7 +6,7 @@ import pytest
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.errors import DeviceLost, NotOffloaded, NumericsError, UnsupportedOp
-from npurt.llm.decode import model
+from npurt.llm.session import devices as opened_devices
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import Wanted, place
 from npurt.runtime.report.ledger import Report, Row
@@ -121,7 +121,7 @@ def test_a_device_lost_in_the_middle_of_a_model_costs_no_token(monkeypatch):
     """The CPU of the fake computes what the CPU does, so the texts must be equal."""
 
     def generate(device):
-        monkeypatch.setattr(model, "open_device", lambda name, threads: device)
+        monkeypatch.setattr(opened_devices, "open_device", lambda name, threads: device)
         with npurt.Llama(tiny.path("llama3-256", "q4_k_m"), n_ctx=160) as llm:
             text = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
             return text, llm.report()

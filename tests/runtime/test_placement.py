@@ -7,7 +7,7 @@ import npurt
 from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
 from npurt.errors import NotOffloaded, UnsupportedOp
-from npurt.llm.decode import model
+from npurt.llm.session import devices as opened_devices
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import Wanted, place
 from tests.llm import reference, tiny
@@ -89,7 +89,7 @@ def test_what_even_the_cpu_refuses_is_an_error(cpu):
 
 def on_fake(monkeypatch, device, kind="q4_k_m", **options):
     """Open a tiny model on *device*."""
-    monkeypatch.setattr(model, "open_device", lambda name, threads: device)
+    monkeypatch.setattr(opened_devices, "open_device", lambda name, threads: device)
     return npurt.Llama(tiny.path("llama3-256", kind), n_ctx=160, verify="always", **options)
 
 

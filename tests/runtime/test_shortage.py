@@ -8,7 +8,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.device import Saving
 from npurt.errors import DeviceFull, DeviceLost, NotOffloaded
-from npurt.llm.decode import model
+from npurt.llm.session import devices as opened_devices
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import PROMPT, REPLY, Wanted, place
 from npurt.runtime.execute.plan import Plan
@@ -184,7 +184,7 @@ def test_a_model_counts_what_had_no_room_as_planned_and_says_it_once(monkeypatch
             t.nbytes for t in llm.tensors if t.name.startswith("blk.0.") and len(t.shape) > 1
         )
     device = SmallDevice(CpuDevice(2), layer + 1000, lambda rows, n, k: rows * n * k)
-    monkeypatch.setattr(model, "open_device", lambda name, threads: device)
+    monkeypatch.setattr(opened_devices, "open_device", lambda name, threads: device)
     with npurt.Llama(path, n_ctx=64, verify="always", progress=False) as llm:
         llm.eval(tiny.ids("llama3-256", 20))
         report = llm.report()
