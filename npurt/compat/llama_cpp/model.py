@@ -14,7 +14,7 @@ from npurt.compat.llama_cpp.arguments import (
     refuse_format,
     sampling,
 )
-from npurt.compat.llama_cpp.context import OpenModel
+from npurt.compat.llama_cpp.context import Messages, OpenModel, Prompt
 from npurt.compat.llama_cpp.results import (
     FINISH,
     Result,
@@ -36,9 +36,6 @@ from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import Generation, stop_texts
 from npurt.llm.decode.sampler import Sampling
 from npurt.runtime.open.arguments import integer
-
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class Llama(OpenModel):
