@@ -78,7 +78,7 @@ class Columns:
     count: int
 
     def overlaps(self, other: "Columns") -> bool:
-        """Say whether both have a column."""
+        """Return whether they share a column of one buffer."""
         return (
             self.buffer is other.buffer
             and self.start < other.start + other.count
