@@ -17,6 +17,7 @@
     +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
     +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
     +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
+    +-- OutOfPages                               other sequences have the pages that a run needs
     +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
 
 Catching NpurtError catches everything a user can act on; anything else is a bug in npurt.
@@ -115,6 +116,10 @@ class StateFormatError(NpurtError, ValueError):
 
 class ContextFull(NpurtError, ValueError):
     """The KV cache has no room for these tokens."""
+
+
+class OutOfPages(NpurtError):
+    """Other sequences have the pages of keys and values that a run or a fork needs."""
 
 
 class DownloadError(NpurtError, OSError):

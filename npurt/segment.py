@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from npurt.delta import state_values
 from npurt.device import Caps
-from npurt.errors import SettingError
+from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
 from npurt.graph.graph import Graph
@@ -39,6 +39,8 @@ class Limits:
         positions: Positions of one sequence.
         sequences: Sequences that have states at the same time.
         kv_dtype: Element type of cached keys and values, one of `KV_DTYPES`.
+        kv_bytes: Bytes of keys and values that a segment with pages (see `Room`) has for all its
+            sequences, over all its layers; None: as many as *sequences* of *positions* take.
 
     Raises:
         SettingError: A size is below 1, or there is no such element type.
@@ -48,6 +50,7 @@ class Limits:
     positions: int
     sequences: int = 1
     kv_dtype: str = "f16"
+    kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
@@ -55,12 +58,34 @@ class Limits:
                 f"kv_dtype {self.kv_dtype!r} is not an element type of keys and values",
                 remedy=f"use {' or '.join(map(repr, KV_DTYPES))}",
             )
-        for name in ("rows", "positions", "sequences"):
-            if getattr(self, name) < 1:
+        for name in ("rows", "positions", "sequences", "kv_bytes"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
                 raise SettingError(
-                    f"a segment cannot be ready for {getattr(self, name)} {name}",
+                    f"a segment cannot be ready for {size} {name}",
                     remedy=f"use {name}=1 or more",
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Pages of keys and values: memory that sequences take as they grow, and share after a fork.
+
+    A page has so many positions of every layer of the segment.
+
+    Attributes:
+        page: Positions of a page.
+        free: Pages that no sequence has.
+        total: All pages.
+    """
+
+    page: int
+    free: int
+    total: int
+
+    def pages(self, length: int) -> int:
+        """Return how many pages *length* positions of a sequence take."""
+        return -(-length // self.page)
 
 
 class Weights(Protocol):
@@ -150,6 +175,7 @@ class Segment(abc.ABC):
 
         Raises:
             LayoutError: Values or rows do not fit; nothing has changed.
+            OutOfPages: The rows need more pages than are free (`room`); nothing has changed.
             DriverError: The device failed; the states of these sequences are lost.
         """
 
@@ -198,27 +224,65 @@ class Segment(abc.ABC):
         return length if self.rewinds or not recurrent(self.part) else 0
 
     def rewind(self, sequence: int, length: int) -> None:  # noqa: B027
-        """Keep the first *length* positions, which `reach` returned.
+        """Keep the first *length* positions, which `reach` returned; give other pages back.
 
         Here it does nothing: keys and values of later positions are overwritten.  Nor does it do
         anything to a sequence without states, which a closed segment's are.
         """
 
     def checkpoint(self, sequence: int) -> Any:
-        """Return a copy of the recurrent states, which cannot be truncated as keys and values can.
+        """Return an exact copy of the recurrent states, which nobody can truncate.
 
         Only this segment knows its form.
         """
-        return {t.name: self.read(t, sequence) for t in recurrent(self.part)}
+        return {t.name: self.read_exact(t, sequence) for t in recurrent(self.part)}
 
     def restore(self, sequence: int, checkpoint: Any) -> None:
         """Go back to what `checkpoint` returned."""
         for tensor in recurrent(self.part):
-            self.write(tensor, sequence, checkpoint[tensor.name])
+            self.write_exact(tensor, sequence, checkpoint[tensor.name])
+
+    # --- Several sequences ----------------------------------------------------------------------
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let *target* begin with the first *length* positions of *source*, and no others.
+
+        Recurrent states are copied as they are.  Where *source* has more than *length* positions,
+        `restore` a checkpoint of *length* positions to *target* before it runs.  What *target* had
+        is forgotten.
+
+        Raises:
+            LayoutError: *source* has fewer positions, *target* is *source*, or there is no room for
+                another sequence; nothing has changed.
+            OutOfPages: There is no page for what cannot be shared; nothing has changed.
+            DriverError: The device failed.
+        """
+        if source == target:
+            raise LayoutError(
+                f"sequence {source} cannot be forked to itself",
+                remedy="name a sequence without states as the target",
+            )
+        kept = {t: self.read(t, source) for t in positional(self.part)}
+        for state, values in kept.items():
+            if len(values) < length:
+                raise LayoutError(
+                    f"sequence {source} has {len(values)} positions of {state.name}, not {length}",
+                    remedy="fork no more positions than the sequence has run",
+                )
+        moving = self.checkpoint(source) if recurrent(self.part) else None
+        self.forget(target)
+        for state, values in kept.items():
+            self.write(state, target, values[:length])
+        if moving is not None:
+            self.restore(target, moving)
+
+    def room(self) -> Room | None:
+        """Return how many pages there are; None where each sequence has memory of its own."""
+        return None
 
     @abc.abstractmethod
     def forget(self, sequence: int) -> None:
-        """Drop all states of a sequence."""
+        """Drop all states of a sequence, and give its pages back."""
 
     @abc.abstractmethod
     def counters(self) -> Iterable[Counter]:
@@ -268,6 +332,11 @@ class Compiler(Protocol):
 def recurrent(part: Graph) -> list[Tensor]:
     """Return the states of *part* that have no axis of positions."""
     return [t for t in part.tensors(Kind.STATE) if POSITIONS not in t.shape]
+
+
+def positional(part: Graph) -> list[Tensor]:
+    """Return the states of *part* that have an axis of positions: keys and values."""
+    return [t for t in part.tensors(Kind.STATE) if POSITIONS in t.shape]
 
 
 def split(

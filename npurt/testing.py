@@ -25,7 +25,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, SELECTED, Dim, Kind, Tensor
 from npurt.quant.tensor import QTensor
-from npurt.segment import Compiler, Limits, Segment, split
+from npurt.segment import Compiler, Limits, Segment, positional, split
 
 Array = npt.NDArray[Any]
 EIGHT_BITS = 1e-3  # nmse of products whose operands are rounded to 8 bits; 2e-4 is usual
@@ -222,6 +222,71 @@ class DeviceSuite(abc.ABC):
             rows = Rows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2), np.ones(12, np.bool_))
             both = run(segments, {"tokens": np.concatenate([one, two])}, rows)
             assert nmse(both, np.concatenate(alone)) < self.tolerance
+
+    def test_a_fork_goes_on_as_the_sequence_that_it_was_taken_from(self) -> None:
+        """It has the first positions, goes its own way, and leaves the other as it is."""
+        ids = np.arange(11, 27) % VOCABULARY
+        with self.segments() as (segments, _, _):
+            evaluate(segments, ids[:8])
+            evaluate(segments, ids[8:12], 8)
+            for segment in segments:
+                segment.fork(0, 1, 8)
+            other = evaluate(segments, ids[:4], 8, sequence=1)
+            then = evaluate(segments, ids[12:], 12)
+            for segment in segments:
+                segment.fork(0, 1, 12)  # what it had is forgotten
+            assert np.array_equal(evaluate(segments, ids[12:], 12, sequence=1), then)
+
+            forget(segments)
+            evaluate(segments, ids[:8])
+            assert np.array_equal(evaluate(segments, ids[:4], 8), other)
+
+    def test_a_fork_outlives_the_sequence_that_it_was_taken_from(self) -> None:
+        """Its states are its own when the other one is forgotten or goes back."""
+        ids = np.arange(30, 46) % VOCABULARY
+        with self.segments() as (segments, _, _):
+            evaluate(segments, ids[:8])
+            then = evaluate(segments, ids[8:12], 8)
+            for segment in segments:
+                segment.fork(0, 1, 8)
+                segment.forget(0)
+            evaluate(segments, ids[4:12])
+            assert np.array_equal(evaluate(segments, ids[8:12], 8, sequence=1), then)
+
+    def test_forks_that_cannot_be_are_refused(self) -> None:
+        """LayoutError is raised, and nothing changes."""
+        with self.segments() as (segments, _, _):
+            evaluate(segments, np.arange(3))
+            evaluate(segments, np.arange(5), sequence=1)
+            for segment in segments:
+                kept = {(t, i): segment.read(t, i) for t in _states(segment) for i in (0, 1)}
+                with refusal("a fork to itself"):
+                    segment.fork(0, 0, 2)
+                if positional(segment.part):
+                    with refusal("a fork of more than there is"):
+                        segment.fork(0, 1, 4)
+                    with refusal("a third sequence"):
+                        segment.fork(0, 7, 2)
+                for (tensor, i), values in kept.items():
+                    assert np.array_equal(segment.read(tensor, i), values)
+
+    def test_pages_are_taken_when_they_are_needed_and_given_back(self) -> None:
+        """`room` counts them; None where each sequence has memory of its own."""
+        ids = np.arange(20) % VOCABULARY
+        with self.segments() as (segments, _, _):
+            for room in (segment.room() for segment in segments):
+                assert room is None or (room.page > 0 and room.free == room.total)
+            evaluate(segments, ids)
+            evaluate(segments, ids[:3], sequence=1)
+            for segment in segments:
+                if room := segment.room():
+                    assert room.total - room.free == room.pages(20) + room.pages(3)
+                segment.rewind(0, segment.reach(0, 1))
+                segment.forget(1)
+                if room := segment.room():
+                    assert room.total - room.free <= room.pages(1)
+                segment.forget(0)
+                assert (room := segment.room()) is None or room.free == room.total
 
     def test_counters_count(self) -> None:
         """The counters add up to the multiply-adds of all products that ran."""

@@ -13,7 +13,7 @@ from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
-from npurt.segment import Limits, split
+from npurt.segment import Limits, Room, split
 from tests.llm import tiny
 
 
@@ -22,7 +22,7 @@ def test_an_unknown_element_type_of_keys_and_values_names_the_choices():
         Limits(rows=1, positions=1, kv_dtype="q8_0")
 
 
-@pytest.mark.parametrize("name", ["rows", "positions", "sequences"])
+@pytest.mark.parametrize("name", ["rows", "positions", "sequences", "kv_bytes"])
 def test_limits_below_1_are_refused(name):
     with pytest.raises(SettingError, match=f"0 {name}"):
         Limits(**{"rows": 1, "positions": 1, "sequences": 1, name: 0})
@@ -42,6 +42,39 @@ def test_limits_below_1_are_refused(name):
 def test_rows_of_other_shapes_or_types_are_refused(name, arrays):
     with pytest.raises(LayoutError, match=f"^{name} of 3 rows"):
         Rows(*arrays)
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 128])
+def test_a_length_takes_pages_for_all_its_positions(length):
+    pages = Room(page=64, free=2, total=3).pages(length)
+
+    assert 64 * pages >= length > 64 * (pages - 1)
+
+
+@pytest.mark.parametrize("device", [ReferenceDevice, CpuDevice])
+@pytest.mark.parametrize("model", [("qwen35",), ("lfm2", "bf16"), ("gpt-oss", "bf16")])
+def test_recurrent_states_are_forked_as_they_are(device, model):
+    """A shorter fork goes on once a checkpoint of its length is restored."""
+    ids = np.array(tiny.ids(model[0], 16))
+    with GGUF(tiny.path(*model)) as file, device() as opened:
+        graph = describe(file).graph(64)
+        limits = Limits(rows=16, positions=32, sequences=2)
+        segment = opened.compile(graph.graph, FileWeights(file, graph), limits)
+
+        def run(start, end, sequence=0):
+            rows = Rows.of(end - start, start, sequence=sequence)
+            return segment.run({"tokens": ids[start:end]}, rows)["logits"]
+
+        run(0, 6)
+        checkpoint = segment.checkpoint(0)
+        six = run(6, 10)
+        segment.fork(0, 1, 10)
+        ten = run(10, 16)
+        assert np.array_equal(run(10, 16, 1), ten)
+        segment.fork(0, 1, 6)
+        segment.restore(1, checkpoint)
+        assert np.array_equal(run(6, 10, 1), six)
+        assert np.array_equal(run(10, 16, 1), ten)
 
 
 @pytest.mark.parametrize("device", [ReferenceDevice, CpuDevice])
