@@ -8,7 +8,7 @@ import pytest
 import npurt
 from npurt.errors import LayoutError, NpurtError, SettingError, UnsupportedOp
 from npurt.llm.decode import model
-from npurt.llm.decode.text import Options
+from npurt.llm.decode.options import Options
 from tests.llm import tiny
 from tests.llm.conftest import PROMPT
 
@@ -53,7 +53,6 @@ def test_a_path_is_text_or_a_path(path):
         {"top_k": 1.5},
         {"top_k": "x"},
         {"temperature": "hot"},
-        {"temperature": None},
         {"top_p": "0.5"},
         {"min_p": [0.1]},
         {"repeat_penalty": "1"},
@@ -68,7 +67,7 @@ def test_options_of_a_generation_are_numbers(llm, options):
         assert f"{name} must be a" in caught.value.remedy
 
 
-@pytest.mark.parametrize("stop", [5, [5], b"x", ["a", b"x"], [None]])
+@pytest.mark.parametrize("stop", [2.5, [True], b"x", ["a", b"x"], [None], [1, 0.5]])
 def test_stop_texts_are_texts(llm, stop):
     with pytest.raises(SettingError, match="a stop text is"):
         llm.generate(PROMPT, max_tokens=1, stop=stop)

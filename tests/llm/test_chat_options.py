@@ -7,7 +7,7 @@ import pytest
 
 import npurt
 from npurt.errors import LayoutError, SettingError, UnsupportedOp
-from npurt.llm.decode.text import MISSING, Options
+from npurt.llm.decode.options import MISSING, Options
 from npurt.llm.text.chat import ChatTemplate
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from npurt.errors import LayoutError, NumericsError, SettingError
-from npurt.llm.decode.sampler import BLOCK, Sampler, Sampling, distribution, greedy, top_k
+from npurt.llm.decode.sampler import Sampler, Sampling, distribution, greedy
+from npurt.llm.decode.samplers.top_k import BLOCK, best
 
 LLAMA_CPP = json.loads(
     (Path(__file__).parents[1] / "data/sampler/llama_cpp_chain.json").read_text()
@@ -103,7 +104,7 @@ def test_top_k_is_the_start_of_the_whole_order_whatever_the_ties(logits, k, n_ru
     logits[:n_ruled_out] = -np.inf
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
 
-    assert top_k(logits, k).tolist() == [i for i in order[:k] if logits[i] > -np.inf]
+    assert best(logits, k).tolist() == [i for i in order[:k] if logits[i] > -np.inf]
 
 
 def test_draws_come_as_often_as_their_probability_says():
@@ -112,7 +113,7 @@ def test_draws_come_as_often_as_their_probability_says():
     sampler = Sampler(sampling)
     n = 20_000
 
-    counts = np.bincount([sampler.sample(logits) for _ in range(n)], minlength=5)
+    counts = np.bincount([sampler.sample(logits, range(i)) for i in range(n)], minlength=5)
 
     expected = by_hand(logits, [], sampling)
     for i, probability in expected.items():
@@ -130,7 +131,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
 
     def tokens(seed):
         sampler = Sampler(Sampling(top_k=0, seed=seed))
-        return [sampler.sample(logits) for _ in range(20)]
+        return [sampler.sample(logits, range(i)) for i in range(20)]
 
     assert tokens(1) == tokens(1)
     assert tokens(1) != tokens(2)
@@ -192,6 +193,28 @@ def test_a_temperature_next_to_0_is_greedy():
         {"repeat_penalty": math.inf},
         {"repeat_last_n": -2},
         {"seed": -1},
+        {"seed": 1 << 128},
+        {"typical_p": 1.1},
+        {"top_n_sigma": math.nan},
+        {"top_n_sigma": math.inf},
+        {"xtc_probability": -0.1},
+        {"xtc_threshold": 2},
+        {"dry_multiplier": -1},
+        {"dry_base": 0.9},
+        {"dry_base": math.inf},
+        {"dry_allowed_length": -1},
+        {"dry_penalty_last_n": -2},
+        {"dry_sequence_breakers": "\n"},
+        {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": [5]},
+        {"frequency_penalty": math.inf},
+        {"presence_penalty": math.nan},
+        {"presence_penalty": "1"},
+        {"logit_bias": {1: math.inf}},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {"a": 1.0}},
+        {"logit_bias": [1.0]},
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import stop_texts
-from npurt.llm.decode.text import asks_for_nothing
+from npurt.llm.decode.options import asks_for_nothing
 from npurt.runtime.open.arguments import integer, optional_integer
 
 RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
@@ -30,12 +30,11 @@ MODEL_DEFAULTS: dict[str, Any] = {
 DEFAULTS: dict[str, Any] = {
     "function_call": None, "functions": None, "grammar": None, "idx": None, "logprobs": False,
     "mirostat_mode": 0, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto", "top_logprobs": None,
-    "typical_p": 1.0,
 }  # fmt: skip
 # What of completions `Llama` hands on to its sampler.
 SAMPLING = (
-    "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty",
-    "logits_processor", "stopping_criteria", "logit_bias",
+    "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
+    "presence_penalty", "logits_processor", "stopping_criteria", "logit_bias",
 )  # fmt: skip
 KV_TYPES: dict[Any, str] = {None: "f16", 0: "f32", 1: "f16"}  # numbers of ggml's types
 

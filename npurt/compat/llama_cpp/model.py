@@ -24,17 +24,10 @@ from npurt.compat.llama_cpp.results import (
     text_choice,
     usage,
 )
-from npurt.compat.sampling import (
-    ProcessedSampler,
-    biased,
-    checked_biases,
-    finite,
-    functions,
-    penalised,
-)
+from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import Generation, stop_texts
-from npurt.llm.decode.sampler import Sampling
+from npurt.llm.decode.options import Request
 from npurt.runtime.open.arguments import integer
 
 
@@ -81,10 +74,10 @@ class Llama(OpenModel):
             tokens: The prompt.
             reset: Whether the prompt begins a text, or goes on with that of the context.
             temp: 0 takes the most likely token each time.
-            top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty: As for
-                `create_completion`; so are logits_processor and stopping_criteria.
+            top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, presence_penalty: As
+                for `create_completion`; so are logits_processor and stopping_criteria.
             penalize_nl: No effect.
-            typical_p, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
+            tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
             mirostat_tau, mirostat_eta: No effect.
 
         Raises:
@@ -95,13 +88,13 @@ class Llama(OpenModel):
         prompt = ids if reset else [*self._llm.history, *ids]
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
-    def _tokens(self, generation: Generation, sampler: ProcessedSampler) -> Iterator[int]:
+    def _tokens(self, generation: Generation, sampler: LastSampler) -> Iterator[int]:
         yield from generation.tokens()
         if sampler.last in self._tokenizer.eog:
             yield sampler.last
 
     def _generation(
-        self, prompt: list[int], sampler: ProcessedSampler, stop: Any, max_tokens: int | None
+        self, prompt: list[int], sampler: LastSampler, stop: Any, max_tokens: int | None
     ) -> Generation:
         self._row = None  # what `eval` computed is not after the last token any more
         return Generation(
@@ -112,37 +105,16 @@ class Llama(OpenModel):
         self,
         temperature: float,
         seed: int | None,
-        *,
-        frequency_penalty: float | None = 0.0,
-        presence_penalty: float | None = 0.0,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        logit_bias: dict[int, float] | None = None,
         **options: Any,
-    ) -> ProcessedSampler:
+    ) -> LastSampler:
         """Return a sampler; as there, *seed* is that of later completions, too."""
         if seed is not None:
             self.set_seed(seed)
         elif self._seed is not None:
             self._seed = random.Random(self._seed).getrandbits(32)
-        processors = functions("logits_processor", logits_processor)
-        criteria = functions("stopping_criteria", stopping_criteria)
-        biases = checked_biases(logit_bias)
-        if biases:
-            processors.append(biased(biases))
-        last = self.last_n_tokens_size
-        frequency = finite(
-            "frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty
-        )
-        presence = finite("presence_penalty", 0.0 if presence_penalty is None else presence_penalty)
-        if frequency or presence:
-            processors.append(penalised(frequency, presence, last))
         options["top_k"] = max(0, integer("top_k", options["top_k"]))
-        settings = Sampling(
-            temperature=temperature, repeat_last_n=last, seed=self._seed, **options
-        )  # fmt: skip
-        never = self._tokenizer.never_sampled
-        return ProcessedSampler(settings, never, processors, criteria)
+        options |= {"temperature": temperature, "repeat_last_n": self.last_n_tokens_size}
+        return Request.of(options, self._seed).sampler(self._tokenizer, 0, LastSampler)
 
     # --- Completions ----------------------------------------------------------------------------
 
@@ -182,7 +154,8 @@ class Llama(OpenModel):
             prompt: Text, or token ids.
             max_tokens: The most tokens; None, 0 or less: no limit.
             temperature: 0 takes the most likely token each time.
-            top_k, top_p, min_p, repeat_penalty: See `npurt.llm.decode.sampler.Sampling`.
+            top_k, top_p, min_p, typical_p, repeat_penalty: See
+                `npurt.llm.decode.sampler.Sampling`.
             frequency_penalty, presence_penalty: What the logit of a token loses for each time that
                 it is among the last ones, and once; the prompt counts, too.
             logit_bias: What is added to the logits of tokens, by id.
@@ -193,8 +166,7 @@ class Llama(OpenModel):
             stream: Return chunks.
             seed: Of this completion; by default one that follows from that of the model.
             model: The name that the result has.
-            suffix, logprobs, typical_p, tfs_z, mirostat_mode, grammar: Refused unless they have no
-                effect.
+            suffix, logprobs, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
             mirostat_tau, mirostat_eta: No effect.
 
         Raises:

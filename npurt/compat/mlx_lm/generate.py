@@ -16,11 +16,11 @@ from npurt.compat.mlx_lm.models.cache import PromptCache
 from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, make_sampler
 from npurt.compat.mlx_lm.sample_utils import Sampler as SamplerFunction
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
-from npurt.compat.sampling import functions, returned, unusable
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.sampler import Sampler, Sampling, greedy
+from npurt.llm.decode.samplers.checks import functions, returned, unusable
 from npurt.runtime.open.arguments import none_at_minus_one
 
 F32 = npt.NDArray[np.float32]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.compat.sampling import checked_biases, finite
 from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.samplers.checks import checked_biases, finite
 from npurt.runtime.open.arguments import integer, optional_integer
 
 Array = npt.NDArray[Any]

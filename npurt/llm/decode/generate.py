@@ -2,22 +2,26 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from npurt.device import F32
 from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
+from npurt.llm.decode.sampler import NO_TOKEN as NO_TOKEN
 from npurt.llm.decode.sampler import Sampler
 from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
-
-NO_TOKEN = -1  # what a sampler may return to end a text
+from npurt.runtime.open.arguments import integer
 
 
 @dataclass(slots=True)
 class Timing:
-    """Counts and times of a generation."""
+    """Counts and times of a generation, how it ended, and log probabilities if wanted."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, found in the cache
@@ -26,6 +30,7 @@ class Timing:
     decode_seconds: float = 0.0
     finish: str = ""  # "end", "stop", "length" or "context"
     speculation: Speculation | None = None  # None: nothing drafted
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the text
 
     @property
     def prefill_rate(self) -> float:
@@ -75,6 +80,9 @@ class Generation:
         sampler: Sampler,
         stops: tuple[str, ...],
         max_tokens: int | None,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        top_logprobs: int | None = None,
     ) -> None:
         if not prompt:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
@@ -85,7 +93,10 @@ class Generation:
         self._prompt = prompt
         self._sampler = sampler
         self._stops = stops
+        self._ends = self._tokenizer.eog | stop_ids
         self._limit = max_tokens
+        self._top = top_logprobs
+        self._logprobs: list[TokenLogprob] = []  # of the tokens of the latest step
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
@@ -119,10 +130,12 @@ class Generation:
                 self._beyond = beyond
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
-                if token == NO_TOKEN or token in self._tokenizer.eog:
-                    timing.finish = "end"
+                if token == NO_TOKEN or token in self._ends:
+                    stopped = token != NO_TOKEN and token not in self._tokenizer.eog
+                    timing.finish = "stop" if stopped else "end"
                     return
                 history.append(token)
+                timing.logprobs += self._logprobs[-1 - beyond : len(self._logprobs) - beyond]
                 yield token
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
@@ -198,10 +211,13 @@ class Generation:
         drafts change nothing but the time.
         """
         chosen: list[int] = []
+        self._logprobs.clear()
         for i, row in enumerate(rows):
             token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
             chosen.append(token)
-            if i == len(draft) or token != draft[i] or token in self._tokenizer.eog:
+            if self._top is not None and token != NO_TOKEN:
+                self._logprobs.append(logprob_of(row, token, self._top))
+            if i == len(draft) or token != draft[i] or token in self._ends:
                 break
         return chosen
 
@@ -218,6 +234,21 @@ class Generation:
         return self._prompt[shared:]
 
 
+def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Return the texts and the token ids of *stop*: one of them, several or None.
+
+    Raises:
+        SettingError: A stop text is empty, or something is neither text nor id.
+    """
+    single = isinstance(stop, str | bytes) or not isinstance(stop, Iterable)
+    given = () if stop is None else (stop,) if single else tuple(stop)
+    ids: list[Any] = []
+    texts: list[Any] = []
+    for one in given:
+        (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
+    return stop_texts(texts), frozenset(integer("a stop id", one, 0) for one in ids)
+
+
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the texts that end a generation; None: none.
 
@@ -229,7 +260,9 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
     for text in texts:
         if not isinstance(text, str):
-            raise SettingError(f"a stop text is {text!r}", remedy="pass a str, or a list of them")
+            raise SettingError(
+                f"a stop text is {text!r}", remedy="pass a str, a token id, or a list of them"
+            )
         if not text:
             raise SettingError("a stop text is empty", remedy="leave it out")
     return texts

@@ -2,40 +2,17 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError, UnsupportedOp
-from npurt.llm.decode.generate import Generation, Generator, stop_texts
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.generate import Generation, Generator
+from npurt.llm.decode.options import Options, Request, Stop, without_missing
+from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
 from npurt.llm.text.chat import ChatTemplate, joined_parts
-from npurt.runtime.open.arguments import none_at_minus_one
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-
-# Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
-# values that ask for nothing.
-MISSING: dict[str, Any] = {
-    "best_of": 1, "frequency_penalty": 0.0, "function_call": None, "functions": None,
-    "grammar": None, "logit_bias": None, "logits_processor": None, "logprobs": False,
-    "mirostat_eta": 0.1, "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "presence_penalty": 0.0,
-    "stopping_criteria": None, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
-    "top_logprobs": None, "typical_p": 1.0,
-}  # fmt: skip
-
-
-class Options(TypedDict, total=False):
-    """The options of `Llama.generate` and `Llama.chat`."""
-
-    max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
-    stop: str | Sequence[str] | None
 
 
 class TextGenerator:
@@ -88,13 +65,32 @@ class TextGenerator:
         prompt: Prompt,
         *,
         max_tokens: int | None = None,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        repeat_penalty: float = 1.0,
+        temperature: float | None = 0.8,
+        top_k: int | None = 40,
+        top_p: float | None = 0.95,
+        min_p: float | None = 0.05,
+        repeat_penalty: float | None = 1.0,
         seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
+        stop: Stop | None = None,
+        typical_p: float | None = 1.0,
+        top_n_sigma: float | None = -1.0,
+        xtc_probability: float | None = 0.0,
+        xtc_threshold: float | None = 0.1,
+        dry_multiplier: float | None = 0.0,
+        dry_base: float | None = 1.75,
+        dry_allowed_length: int | None = 2,
+        dry_penalty_last_n: int | None = -1,
+        dry_sequence_breakers: Sequence[str] | None = None,
+        frequency_penalty: float | None = 0.0,
+        presence_penalty: float | None = 0.0,
+        repeat_last_n: int | None = 64,
+        logit_bias: Mapping[int, float] | None = None,
+        ignore_eos: bool | None = False,
+        min_tokens: int | None = 0,
+        logits_processor: Processor | Sequence[Processor] | None = None,
+        stopping_criteria: Criterion | Sequence[Criterion] | None = None,
+        logprobs: bool | int | None = None,
+        top_logprobs: int | None = None,
         stream: bool = False,
         **unknown: Any,
     ) -> str | Iterator[str]:
@@ -107,9 +103,23 @@ class TextGenerator:
             max_tokens: Stop after this number; None or -1: at the end token, or when the context is
                 full.
             temperature: 0 takes the most likely token each time.
-            top_k, top_p, min_p, repeat_penalty: See `Sampling`.
+            top_k, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold: Which
+                candidates are kept; see `Sampling`.
+            repeat_penalty, frequency_penalty, presence_penalty, repeat_last_n, dry_multiplier,
+                dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: Penalties
+                of what the prompt and the text have already; see `Sampling`.
+            logit_bias: What is added to logits, by token id; -inf excludes a token.
             seed: Of this generation; by default the model's; -1: a different one each time.
-            stop: Texts that end the generation and are not part of it.
+            stop: Texts and token ids that end the generation and are not part of it.
+            ignore_eos: Never sample an end token.
+            min_tokens: Sample no end token and no id of *stop* before there are so many tokens;
+                stop texts end the text all the same.
+            logits_processor: A function of the ids so far and the logits, numpy arrays, which
+                returns logits; or a list of them.
+            stopping_criteria: A function of the same, or a list of them; True ends the text.
+            logprobs: Keep the log probabilities of the tokens in ``timing.logprobs``, by the
+                model's logits as they are; a number is that of *top_logprobs*.
+            top_logprobs: How many of the likeliest tokens are kept with each token.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
 
@@ -119,20 +129,16 @@ class TextGenerator:
             SettingError: An option makes no sense, or another thread is using the model.
             UnsupportedOp: npurt does not have the option.
         """
-        for name in without_missing(unknown):
-            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
-        sampling = Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            seed=none_at_minus_one("seed", self.seed if seed is None else seed),
-        )
+        options = {n: value for n, value in locals().items() if n in Options.__annotations__}
+        request = Request.of(options | unknown, self.seed)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
-        limit = none_at_minus_one("max_tokens", max_tokens)
-        sampler = Sampler(sampling, self._model.tokenizer.never_sampled)
-        pieces = iter(Generation(self._generator, ids, sampler, stop_texts(stop), limit))
+        sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
+        pieces = iter(
+            Generation(
+                self._generator, ids, sampler, request.stops, request.max_tokens,
+                stop_ids=request.stop_ids, top_logprobs=request.top_logprobs,
+            )
+        )  # fmt: skip
         if stream:
             return pieces
         with self._model.lock:
@@ -145,9 +151,20 @@ class TextGenerator:
         self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
-        max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., repeat_penalty: float = ...,
-        seed: int | None = ..., stop: str | Sequence[str] | None = ..., **template_variables: Any,
+        max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
+        top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
+        seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
+        top_n_sigma: float | None = ..., xtc_probability: float | None = ...,
+        xtc_threshold: float | None = ..., dry_multiplier: float | None = ...,
+        dry_base: float | None = ..., dry_allowed_length: int | None = ...,
+        dry_penalty_last_n: int | None = ..., dry_sequence_breakers: Sequence[str] | None = ...,
+        frequency_penalty: float | None = ..., presence_penalty: float | None = ...,
+        repeat_last_n: int | None = ..., logit_bias: Mapping[int, float] | None = ...,
+        ignore_eos: bool | None = ..., min_tokens: int | None = ...,
+        logits_processor: Processor | Sequence[Processor] | None = ...,
+        stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
+        logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        **template_variables: Any,
     ) -> str: ...  # fmt: skip
 
     @overload
@@ -155,9 +172,20 @@ class TextGenerator:
         self, /, messages: Sequence[Message], *, stream: Literal[True],
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
-        max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., repeat_penalty: float = ...,
-        seed: int | None = ..., stop: str | Sequence[str] | None = ..., **template_variables: Any,
+        max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
+        top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
+        seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
+        top_n_sigma: float | None = ..., xtc_probability: float | None = ...,
+        xtc_threshold: float | None = ..., dry_multiplier: float | None = ...,
+        dry_base: float | None = ..., dry_allowed_length: int | None = ...,
+        dry_penalty_last_n: int | None = ..., dry_sequence_breakers: Sequence[str] | None = ...,
+        frequency_penalty: float | None = ..., presence_penalty: float | None = ...,
+        repeat_last_n: int | None = ..., logit_bias: Mapping[int, float] | None = ...,
+        ignore_eos: bool | None = ..., min_tokens: int | None = ...,
+        logits_processor: Processor | Sequence[Processor] | None = ...,
+        stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
+        logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        **template_variables: Any,
     ) -> Iterator[str]: ...  # fmt: skip
 
     @overload
@@ -165,9 +193,20 @@ class TextGenerator:
         self, /, messages: Sequence[Message], *, stream: bool,
         tools: Sequence[Mapping[str, Any]] | None = ...,
         response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
-        max_tokens: int | None = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., repeat_penalty: float = ...,
-        seed: int | None = ..., stop: str | Sequence[str] | None = ..., **template_variables: Any,
+        max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
+        top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
+        seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
+        top_n_sigma: float | None = ..., xtc_probability: float | None = ...,
+        xtc_threshold: float | None = ..., dry_multiplier: float | None = ...,
+        dry_base: float | None = ..., dry_allowed_length: int | None = ...,
+        dry_penalty_last_n: int | None = ..., dry_sequence_breakers: Sequence[str] | None = ...,
+        frequency_penalty: float | None = ..., presence_penalty: float | None = ...,
+        repeat_last_n: int | None = ..., logit_bias: Mapping[int, float] | None = ...,
+        ignore_eos: bool | None = ..., min_tokens: int | None = ...,
+        logits_processor: Processor | Sequence[Processor] | None = ...,
+        stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
+        logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        **template_variables: Any,
     ) -> str | Iterator[str]: ...  # fmt: skip
 
     def chat(
@@ -263,24 +302,6 @@ class TextGenerator:
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.detokenize([token])
-
-
-def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *options* without those of `MISSING`, which must ask for nothing.
-
-    Raises:
-        UnsupportedOp: One does not.
-    """
-    for name in MISSING.keys() & options.keys():
-        if not asks_for_nothing(options[name], MISSING[name]):
-            raise UnsupportedOp(f"npurt does not have {name} yet", remedy=f"leave {name} out")
-    return {name: value for name, value in options.items() if name not in MISSING}
-
-
-def asks_for_nothing(value: Any, neutral: Any) -> bool:
-    """Return whether *value* is None or *neutral*; 0 is not False: ``logprobs=0`` asks for some."""
-    alike = isinstance(value, bool) == isinstance(neutral, bool)
-    return value is None or (alike and bool(value == neutral))
 
 
 def _require_read(template: ChatTemplate, variables: Mapping[str, Any]) -> None:

@@ -44,7 +44,8 @@ def mutate(rng):
         settings["temperature"] = rng.choice((0, 1e-300, 1e-3, 2.0, 1e30, 1e308))
     for name in ("top_k", "repeat_last_n", "seed"):
         if rng.random() < 0.7:
-            good = (0, 1, 2, 40, 1 << 31, 10**400, rng.randrange(50))
+            large = (1 << 128) - 1 if name == "seed" else 10**400
+            good = (0, 1, 2, 40, 1 << 31, large, rng.randrange(50))
             settings[name] = rng.choice(NUMBERS if odd else good)
     count = rng.choice((1, 2, 3, 127, 128, 129, 1000, sizes.limit(rng, 12) or 1))
     return {
@@ -127,9 +128,9 @@ def penalised(sampling, logits, value):
 
 def unsorted():
     """Candidates of a large vocabulary that are left unsorted."""
-    from npurt.llm.decode import sampler
+    from npurt.llm.decode.samplers import top_k
 
-    sampler.top_k = lambda logits, k: np.argpartition(-logits, min(k, len(logits)) - 1)[:k]
+    top_k.best = lambda logits, k: np.argpartition(-logits, min(k, len(logits)) - 1)[:k]
 
 
 PLANTED = {"unsorted": unsorted}

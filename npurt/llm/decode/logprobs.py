@@ -1,0 +1,33 @@
+"""The log probabilities of tokens, from the model's logits as they are, before all samplers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npurt.llm.decode.samplers.candidates import F32
+from npurt.llm.decode.samplers.top_k import best
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a text, and how likely it was.
+
+    Attributes:
+        token: Its id.
+        logprob: The natural logarithm of its probability, by the model's logits.
+        top: The likeliest tokens with theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprob_of(logits: F32, token: int, top: int) -> TokenLogprob:
+    """Return the log probability of *token*, and those of the *top* likeliest."""
+    largest = float(logits.max())
+    below = np.subtract(logits, largest, dtype=np.float64)
+    total = largest + float(np.log(np.exp(below).sum()))
+    ids = best(logits, top).tolist() if top else []
+    likeliest = tuple((i, float(logits[i]) - total) for i in ids)
+    return TokenLogprob(token, float(logits[token]) - total, likeliest)

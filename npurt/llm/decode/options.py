@@ -1,0 +1,156 @@
+"""The options of `Llama.generate` and `Llama.chat`: names as in llama-cpp-python and OpenAI."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict, TypeVar
+
+from npurt.errors import SettingError, UnsupportedOp
+from npurt.llm.decode.generate import split_stops
+from npurt.llm.decode.sampler import Criterion, Processor, Sampler
+from npurt.llm.decode.samplers.breakers import breakers_of
+from npurt.llm.decode.samplers.checks import functions
+from npurt.llm.decode.samplers.settings import Sampling
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
+
+# Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
+# values that ask for nothing.
+MISSING: dict[str, Any] = {
+    "best_of": 1, "function_call": None, "functions": None, "grammar": None, "mirostat_eta": 0.1,
+    "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "suffix": None, "tfs_z": 1.0,
+    "tool_choice": "auto",
+}  # fmt: skip
+SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}
+MAX_TOP_LOGPROBS = 1000
+
+S = TypeVar("S", bound=Sampler)
+Stop = str | int | Sequence[str | int]
+
+
+class Options(TypedDict, total=False):
+    """The options of `Llama.generate` and `Llama.chat`; None is the default of each."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    seed: int | None
+    stop: Stop | None
+    typical_p: float | None
+    top_n_sigma: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: Sequence[str] | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repeat_last_n: int | None
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool | None
+    min_tokens: int | None
+    logits_processor: Processor | Sequence[Processor] | None
+    stopping_criteria: Criterion | Sequence[Criterion] | None
+    logprobs: bool | int | None
+    top_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one generation was asked for, checked.
+
+    Attributes:
+        stops: Texts that end the text.
+        stop_ids: Token ids that end it.
+        max_tokens: The most tokens; None: no limit.
+        top_logprobs: How many of the likeliest tokens to keep; None: no log probabilities.
+    """
+
+    sampling: Sampling
+    stops: tuple[str, ...]
+    stop_ids: frozenset[int]
+    max_tokens: int | None
+    top_logprobs: int | None
+    processors: tuple[Processor, ...]
+    criteria: tuple[Criterion, ...]
+    ignore_eos: bool
+    min_tokens: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
+        """Return the request that *options* are; *seed* is that of the model.
+
+        Raises:
+            SettingError: An option makes no sense.
+            TypeError: One is unknown.
+            UnsupportedOp: npurt does not have it.
+        """
+        given = without_missing(options)
+        for name in given.keys() - Options.__annotations__.keys():
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+        chosen = {name: given[name] for name in SAMPLING & given.keys() if given[name] is not None}
+        own = given.get("seed")
+        chosen["seed"] = none_at_minus_one("seed", seed if own is None else own)
+        stops, stop_ids = split_stops(given.get("stop"))
+        return cls(
+            sampling=Sampling(**chosen),
+            stops=stops,
+            stop_ids=stop_ids,
+            max_tokens=none_at_minus_one("max_tokens", given.get("max_tokens")),
+            top_logprobs=_top_logprobs(given.get("logprobs"), given.get("top_logprobs")),
+            processors=functions("logits_processor", given.get("logits_processor")),
+            criteria=functions("stopping_criteria", given.get("stopping_criteria")),
+            ignore_eos=bool(given.get("ignore_eos")),
+            min_tokens=optional_integer("min_tokens", given.get("min_tokens"), 0) or 0,
+        )
+
+    def sampler(self, tokenizer: Tokenizer, prompt: int, kind: type[S]) -> S:
+        """Return a sampler, a *kind* of `Sampler`, for a *prompt* of so many tokens."""
+        texts = self.sampling.dry_sequence_breakers if self.sampling.dry_multiplier > 0 else ()
+        never = tokenizer.never_sampled
+        return kind(
+            self.sampling,
+            never | tokenizer.eog if self.ignore_eos else never,
+            processors=self.processors,
+            criteria=self.criteria,
+            breakers=breakers_of(tokenizer, texts) if texts else None,
+            ends=tokenizer.eog | self.stop_ids,
+            begins=prompt + self.min_tokens,
+        )
+
+
+def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *options* without those of `MISSING`, which must ask for nothing.
+
+    Raises:
+        UnsupportedOp: One does not.
+    """
+    for name in MISSING.keys() & options.keys():
+        if not asks_for_nothing(options[name], MISSING[name]):
+            raise UnsupportedOp(f"npurt does not have {name} yet", remedy=f"leave {name} out")
+    return {name: value for name, value in options.items() if name not in MISSING}
+
+
+def asks_for_nothing(value: Any, neutral: Any) -> bool:
+    """Return whether *value* is None or *neutral*; False is not 0."""
+    alike = isinstance(value, bool) == isinstance(neutral, bool)
+    return value is None or (alike and bool(value == neutral))
+
+
+def _top_logprobs(logprobs: bool | int | None, top: int | None) -> int | None:
+    """Return how many alternatives of each token to keep; None: no log probabilities."""
+    count = optional_integer("top_logprobs", top, 0)
+    if logprobs is None or logprobs is False:
+        if count is not None:
+            raise SettingError(
+                f"top_logprobs is {count} without logprobs", remedy="pass logprobs=True as well"
+            )
+        return None
+    if logprobs is not True:
+        number = integer("logprobs", logprobs, 0, MAX_TOP_LOGPROBS)
+        return number if count is None else count
+    return integer("top_logprobs", count or 0, 0, MAX_TOP_LOGPROBS)

@@ -1,0 +1,95 @@
+"""What a caller gives to samplers, checked: numbers, biases, functions and what these return."""
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import LayoutError, NumericsError, SettingError
+from npurt.runtime.open.arguments import integer
+
+MOST = float(np.finfo(np.float32).max)  # the largest finite logit
+
+
+def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
+    """Return the functions of the argument *name*: none, one, or several of an iterable.
+
+    Raises:
+        SettingError: One cannot be called.
+    """
+    if given is None:
+        return ()
+    members = tuple(given) if isinstance(given, Iterable) else (given,)
+    for member in members:
+        if not callable(member):
+            raise SettingError(
+                f"{name} is {given!r:.60}", remedy=f"{name} must be a function, or a list of them"
+            )
+    return (given,) if callable(given) else members
+
+
+def finite(name: str, value: Any) -> float:
+    """Return the number *value* of the argument *name*.
+
+    Raises:
+        SettingError: It is no number, or float32 does not hold it.
+    """
+    number = isinstance(value, Real)
+    if not number or not -MOST <= value <= MOST:
+        raise SettingError(
+            f"{name} is {value!r:.60}", remedy=f"{name} must be a number that float32 holds"
+        )
+    return float(value)
+
+
+def checked_biases(biases: Any) -> dict[int, float]:
+    """Return the argument logit_bias by id; None: no biases.  An id may be text, as in JSON.
+
+    Raises:
+        SettingError: It is no mapping, an id is none, or a bias is neither -inf nor finite.
+    """
+    if biases is None:
+        return {}
+    if not isinstance(biases, Mapping):
+        raise SettingError(
+            f"logit_bias is {biases!r:.60}", remedy="pass a dict of token ids and numbers"
+        )
+    checked: dict[int, float] = {}
+    for token, bias in biases.items():
+        digits = isinstance(token, str) and token.isdecimal()
+        number = integer("a token id of logit_bias", int(token) if digits else token, 0)
+        if isinstance(bias, Real) and bias < -MOST:
+            checked[number] = -np.inf
+        else:
+            checked[number] = finite(f"logit_bias of token {number}", bias)
+    return checked
+
+
+def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Return the *logits* that a logits processor returned, in float32.
+
+    Raises:
+        LayoutError: They are no numbers, or do not have *shape*.
+    """
+    try:
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+            changed: npt.NDArray[np.float32] = np.asarray(logits, np.float32)
+        what = f"shape {changed.shape}, not {shape}"
+    except (TypeError, ValueError):
+        what = f"{logits!r:.60}"
+    else:
+        if changed.shape == shape:
+            return changed
+    raise LayoutError(
+        f"a logits processor returned {what}", remedy="return the logits that it got, changed"
+    )
+
+
+def unusable(what: str) -> NumericsError:
+    """Return the error that the caller's changes spoil the logits: *what* is wrong with them."""
+    return NumericsError(
+        f"after the changes by logits_processor, logit_bias and penalties, {what}",
+        remedy="leave at least one token with a finite logit, and none with NaN or +inf",
+    )

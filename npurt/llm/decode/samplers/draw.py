@@ -1,0 +1,33 @@
+"""Random numbers that are a function of a seed and a position in a text.
+
+So a text that is continued later draws as if it had not been interrupted, whatever else was drawn.
+Philox4x64-10 maps a counter, here the position, and a key, here the seed, to four words of 64 bits.
+Source: Salmon and others, "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+COUNTERS = 1 << 256
+
+
+class Draws:
+    """The random numbers of a text with *seed*, 0 to 2**128 - 1."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = seed
+        self._next = -1  # the position whose words the generator returns next
+        self._philox = np.random.Philox(key=seed)
+
+    def words(self, position: int) -> npt.NDArray[np.uint64]:
+        """Return the four words of *position*."""
+        if position != self._next:  # numpy adds 1 to the counter before it computes words
+            before = (position - 1) % COUNTERS
+            self._philox = np.random.Philox(key=self._key, counter=before)
+        self._next = position + 1
+        return self._philox.random_raw(4)
+
+    def __call__(self, position: int) -> tuple[float, float]:
+        """Return two independent numbers of 0 to below 1, with 53 random bits each."""
+        draw, chance = self.words(position)[:2].tolist()
+        return (draw >> 11) * 2.0**-53, (chance >> 11) * 2.0**-53

@@ -1,0 +1,79 @@
+"""DRY ("don't repeat yourself"): penalise tokens that would prolong a repetition.
+
+A token is penalised if the text ends with a sequence that occurred before with this token after it.
+The penalty grows exponentially with the length of the sequence.
+Sources: p-e-w, oobabooga/text-generation-webui pull request 5677: the idea and the formula;
+llama.cpp src/llama-sampling.cpp, MIT: sequence breakers, and which occurrences count.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from npurt.llm.decode.samplers.candidates import Candidates, Ids, Tails, Text
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def dry(
+    candidates: Candidates, text: Text, *, multiplier: float, base: float, allowed: int, last: int
+) -> Candidates:
+    """Subtract ``multiplier * base ** (length - allowed)`` from tokens that prolong a repetition.
+
+    Args:
+        multiplier: The penalty of a token that prolongs *allowed* tokens.
+        base: What each further token multiplies it by.
+        allowed: The length from which repetitions are penalised.
+        last: The tokens that are looked at; -1: all.
+    """
+    tokens = text.last(last, len(candidates.logits))
+    reach = min(reach_of(tokens, text.breakers), allowed + longest_exponent(base))
+    lengths = repeated(tokens, allowed, reach)
+    worst = np.zeros(len(candidates.logits), np.int64)
+    np.maximum.at(worst, tokens[1:], lengths)  # by the token after each occurrence
+    single = [head for head, tails in text.breakers.items() if () in tails]
+    worst[[head for head in single if head < len(worst)]] = 0
+    ids = np.flatnonzero(worst >= max(1, allowed))
+    logits = candidates.logits.copy()
+    with np.errstate(over="ignore"):
+        penalty = multiplier * np.power(base, worst[ids] - allowed, dtype=np.float64)
+        lower = np.maximum(logits[ids] - penalty, -LARGEST)
+    logits[ids] = np.where(np.isfinite(logits[ids]), lower, logits[ids])
+    return Candidates(logits)
+
+
+def longest_exponent(base: float) -> int:
+    """Return the exponent of *base* beyond which longer repetitions are penalised no more."""
+    return int(math.log(LARGEST) / math.log(base)) if base > 1.000001 else 0
+
+
+def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
+    """Return how many of the last *tokens* are after the last sequence breaker."""
+    heads = np.fromiter(breakers, np.int64, len(breakers))
+    for at in np.flatnonzero(np.isin(tokens, heads))[::-1].tolist():
+        follow = tuple(tokens[at + 1 :][:20].tolist())
+        fits = [len(tail) for tail in breakers[int(tokens[at])] if tail == follow[: len(tail)]]
+        if fits:
+            return int(len(tokens) - 1 - at - max(fits))
+    return len(tokens)
+
+
+def repeated(tokens: Ids, least: int, most: int) -> Ids:
+    """Return how many tokens, at most *most*, up to each token are the end of *tokens* ``[N]``.
+
+    ``[N - 1]``, without the last token; lengths below *least* are 0.
+    """
+    lengths = np.zeros(max(0, len(tokens) - 1), np.int64)
+    if most < max(1, least):
+        return lengths
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    length = 1
+    while len(ends) and length < most:
+        if length >= least:
+            lengths[ends] = length
+        longer = ends[ends >= length]
+        ends = longer[tokens[longer - length] == tokens[-1 - length]]
+        length += 1
+    lengths[ends] = length
+    return lengths

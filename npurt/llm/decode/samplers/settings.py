@@ -1,0 +1,99 @@
+"""The settings of sampling."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from npurt.errors import SettingError
+from npurt.llm.decode.samplers.checks import checked_biases, finite
+from npurt.runtime.open.arguments import integer, optional_integer
+
+MAX_SEED = (1 << 128) - 1
+# The numbers among the settings: least, most, and whether these two are allowed.
+RANGES = {
+    "temperature": (0, math.inf, "0 or more"),
+    "top_p": (0, 1, "0 to 1"),
+    "min_p": (0, 1, "0 to 1"),
+    "typical_p": (0, 1, "0 to 1"),
+    "top_n_sigma": (-math.inf, math.inf, "a finite number"),
+    "xtc_probability": (0, 1, "0 to 1"),
+    "xtc_threshold": (0, 1, "0 to 1"),
+    "dry_multiplier": (0, math.inf, "0 or more"),
+    "dry_base": (1, math.inf, "1 or more"),
+    "repeat_penalty": (0, math.inf, "above 0"),
+    "frequency_penalty": (-math.inf, math.inf, "a finite number"),
+    "presence_penalty": (-math.inf, math.inf, "a finite number"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The settings of sampling.  The defaults are llama.cpp's.
+
+    Attributes:
+        temperature: The divisor of the logits; 0 takes the best token after biases and penalties.
+        top_k: Keep the *top_k* best; 0 keeps all.
+        top_p: Keep the fewest best that have this probability together; 1 keeps all.
+        min_p: Keep those with at least this fraction of the best one's probability; 0 keeps all.
+        typical_p: Keep the most typical that have this probability together; 1 keeps all.
+        top_n_sigma: Keep those within so many standard deviations of the best logit; 0 or less
+            keeps all.
+        xtc_probability: How often all but the worst of the predictable tokens are dropped.
+        xtc_threshold: The probability of a predictable token; above 0.5: none is dropped.
+        dry_multiplier: The penalty for prolonging a repetition; 0: none.
+        dry_base: What each further token of the repetition multiplies it by.
+        dry_allowed_length: The length from which repetitions are penalised.
+        dry_penalty_last_n: The number of tokens looked at; -1: all.
+        dry_sequence_breakers: Texts that end a repetition.
+        repeat_penalty: Divides positive logits of recent tokens, multiplies negative ones; 1: none.
+        frequency_penalty: Subtracted from a logit for each time that its token is recent.
+        presence_penalty: Subtracted from the logits of recent tokens once.
+        repeat_last_n: The number of recent tokens, of prompt and text; -1: all.
+        logit_bias: What is added to logits, by id; -inf excludes a token.
+        seed: The seed of the random numbers; None: a different one each time.
+
+    Raises:
+        SettingError: A value is out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("top_k", self.top_k, 0)
+        integer("repeat_last_n", self.repeat_last_n, -1)
+        integer("dry_penalty_last_n", self.dry_penalty_last_n, -1)
+        integer("dry_allowed_length", self.dry_allowed_length, 0)
+        seed = optional_integer("seed", self.seed, 0)
+        _check("seed", seed, seed is None or seed <= MAX_SEED, f"0 to {MAX_SEED}")
+        for name, (least, most, allowed) in RANGES.items():
+            value = getattr(self, name)
+            finite(name, value)
+            _check(name, value, least <= value <= most, allowed)
+        _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
+        texts = self.dry_sequence_breakers
+        right = not isinstance(texts, str) and all(isinstance(text, str) and text for text in texts)
+        _check("dry_sequence_breakers", texts, right, "a list of texts that are not empty")
+        object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias))
+
+
+def _check(name: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise SettingError(f"{name} is {value!r:.100}", remedy=f"{name} must be {allowed}")

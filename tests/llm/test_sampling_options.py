@@ -1,0 +1,210 @@
+"""What a generation may be asked for beside settings of the sampler: ends, functions, logprobs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from npurt.errors import LayoutError, SettingError
+from npurt.llm.decode.samplers.breakers import breakers_of
+from npurt.llm.spec.controller import Controller
+from tests.llm import tiny
+from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
+
+CREATIVE = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 4}
+
+
+def ids_of(llm, **options):
+    """Return the ids of a text of 12 tokens or fewer, the last one too."""
+    fresh(llm, max_tokens=12, logprobs=True, **options)
+    return [each.token for each in llm.timing.logprobs]
+
+
+# --- Where it ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_stop_id_ends_the_text_and_is_no_part_of_it(llm, several):
+    whole = ids_of(llm, **GREEDY)
+    end = next(i for i in range(3, 12) if whole[i] not in whole[:i])
+    stop = [np.int64(whole[end]), "no such text"] if several else whole[end]
+
+    assert ids_of(llm, stop=stop, **GREEDY) == whole[:end]
+    assert llm.timing.finish == "stop"
+    assert llm.timing.generated_tokens == end + 1
+
+
+def test_no_end_token_is_sampled_before_min_tokens_and_none_with_ignore_eos(llm):
+    ends = llm.tokenizer.eog
+    bias = dict.fromkeys(ends, 1e6)
+    options = {"max_tokens": 12, "logit_bias": bias, **CREATIVE}
+
+    fresh(llm, **options)
+    assert (llm.timing.finish, llm.timing.generated_tokens) == ("end", 1)
+    fresh(llm, min_tokens=5, **options)
+    assert (llm.timing.finish, llm.timing.generated_tokens) == ("end", 6)
+    fresh(llm, ignore_eos=True, **options)
+    assert (llm.timing.finish, llm.timing.generated_tokens) == ("length", 12)
+
+
+def test_a_stop_id_is_not_sampled_before_min_tokens(llm):
+    fresh(llm, max_tokens=12, min_tokens=4, stop=7, logit_bias={7: 1e6}, **GREEDY)
+
+    assert (llm.timing.finish, llm.timing.generated_tokens) == ("stop", 5)
+
+
+def test_stopping_criteria_end_a_text(llm):
+    whole = ids_of(llm, **CREATIVE)
+    limit = len(PROMPT) + 5
+    criteria = [lambda *_: False, lambda ids, logits: len(ids) == limit and len(logits) > 0]
+
+    assert ids_of(llm, stopping_criteria=criteria, **CREATIVE) == whole[:5]
+    assert llm.timing.finish == "end"
+
+
+# --- Functions and biases -------------------------------------------------------------------------
+
+
+def test_a_logits_processor_decides(llm):
+    word = [llm.tokenize(letter, add_bos=False)[0] for letter in "abc"]
+
+    def spell(ids, scores):
+        scores[word[len(ids) - len(PROMPT)]] = 1e6
+        return scores
+
+    assert fresh(llm, max_tokens=3, logits_processor=spell, **CREATIVE) == "abc"
+    assert fresh(llm, max_tokens=3, logits_processor=[spell], **GREEDY) == "abc"
+
+
+def test_a_bias_decides_and_ids_of_another_vocabulary_are_refused(llm):
+    word = llm.tokenize("a", add_bos=False)[0]
+
+    assert fresh(llm, max_tokens=3, logit_bias={str(word): 1e6}, **CREATIVE) == "aaa"
+    with pytest.raises(LayoutError, match="logit_bias"):
+        fresh(llm, max_tokens=1, logit_bias={10**6: 1.0})
+
+
+def test_a_presence_penalty_leaves_no_token_twice(llm):
+    ids = ids_of(llm, presence_penalty=1e6, repeat_last_n=-1, **GREEDY)
+
+    assert len(set(ids)) == len(ids) == 12
+    assert not set(ids) & set(PROMPT)
+
+
+def test_dry_breaks_a_loop(llm):
+    """A processor makes the text repeat two tokens for ever; DRY is applied after it."""
+    a, b = (llm.tokenize(letter, add_bos=False)[0] for letter in "ab")
+
+    def loop(ids, scores):
+        scores[b if ids[-1] == a else a] = scores.max() + 5
+        return scores
+
+    assert fresh(llm, max_tokens=12, logits_processor=loop, **GREEDY) == "ab" * 6
+    text = fresh(llm, max_tokens=12, logits_processor=loop, dry_multiplier=50.0, **GREEDY)
+    assert text.startswith("ab")
+    assert "ababab" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("logits_processor", 5), ("stopping_criteria", ["x"]), ("min_tokens", -1),
+     ("top_logprobs", 3), ("logprobs", -1), ("logprobs", 10**6), ("logit_bias", [5]),
+     ("xtc_probability", 2), ("dry_sequence_breakers", "ab")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_by_name(llm, name, wrong):
+    with pytest.raises(SettingError, match=name) as caught:
+        llm.generate(PROMPT, **{name: wrong})
+    assert caught.value.remedy
+
+
+def test_none_is_the_default_of_every_setting_of_sampling(llm):
+    names = ("temperature", "top_k", "typical_p", "top_n_sigma", "xtc_probability", "dry_base",
+             "frequency_penalty", "repeat_last_n", "logit_bias", "dry_sequence_breakers",
+             "logits_processor", "stopping_criteria", "logprobs", "min_tokens")  # fmt: skip
+    usual = fresh(llm, max_tokens=12, seed=3)
+
+    assert fresh(llm, max_tokens=12, seed=3, **dict.fromkeys(names)) == usual
+
+
+# --- Drafts and resumption ------------------------------------------------------------------------
+
+EVERYTHING = {
+    "temperature": 1.2, "top_k": 60, "top_p": 0.98, "min_p": 0.01, "typical_p": 0.97,
+    "top_n_sigma": 3.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "dry_multiplier": 0.8,
+    "repeat_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1,
+    "logit_bias": {9: 1.0}, "min_tokens": 20, "seed": 11,
+}  # fmt: skip
+
+
+def test_drafts_change_no_token_whatever_the_samplers():
+    ids = tiny.ids("llama3", 12)
+    options = EVERYTHING | {"max_tokens": 40, "logprobs": 2}
+    with open_tiny("llama3") as plain, open_tiny("llama3", draft=tiny.path("llama3", "q8_0")) as d:
+        d.speculator.controller = Controller(4, fixed=True)
+        assert fresh(plain, ids, **options) == fresh(d, ids, **options)
+
+        assert plain.timing.logprobs == d.timing.logprobs
+        assert len(plain.timing.logprobs) >= 20
+        assert d.timing.speculation.accepted > 0
+
+
+def test_a_text_that_is_continued_from_its_middle_goes_on_the_same(llm):
+    options = {name: value for name, value in EVERYTHING.items() if name != "min_tokens"}
+    options["ignore_eos"] = True
+    whole = ids_of(llm, **options)
+
+    first = whole[:5]
+    fresh(llm, [*PROMPT, *first], max_tokens=7, logprobs=True, **options)
+    assert [each.token for each in llm.timing.logprobs] == whole[5:]
+
+
+# --- Log probabilities ----------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_those_of_the_models_logits(llm):
+    text = fresh(llm, max_tokens=6, logprobs=True, top_logprobs=3, **EVERYTHING)
+    given = llm.timing.logprobs
+    assert llm.detokenize([each.token for each in given]) == text
+    history = list(PROMPT)
+    with open_tiny() as other:
+        for each in given:
+            other.reset()
+            logits = other.eval(history)[-1].astype(np.float64)
+            largest = max(logits)
+            total = largest + math.log(math.fsum(math.exp(x - largest) for x in logits))
+            order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:3]
+            assert [i for i, _ in each.top] == order
+            for i, value in (*each.top, (each.token, each.logprob)):
+                assert math.isclose(value, logits[i] - total, abs_tol=1e-9)
+            history.append(each.token)
+
+
+def test_without_logprobs_there_are_none(llm):
+    fresh(llm, max_tokens=3, **GREEDY)
+    assert llm.timing.logprobs == []
+    fresh(llm, max_tokens=3, logprobs=2, **GREEDY)
+    assert [len(each.top) for each in llm.timing.logprobs] == [2, 2, 2]
+    fresh(llm, max_tokens=3, logprobs=0, **GREEDY)
+    assert [each.top for each in llm.timing.logprobs] == [(), (), ()]
+
+
+# --- Sequence breakers of DRY ---------------------------------------------------------------------
+
+
+def test_breakers_are_the_tokens_that_contain_a_text(llm):
+    tokenizer = llm.tokenizer
+    found = breakers_of(tokenizer, ["e"])
+
+    assert found.keys() == {i for i in range(tokenizer.n_vocab) if b"e" in tokenizer.piece(i)}
+    assert set(found.values()) == {((),)}
+    assert breakers_of(tokenizer, ["e"]) is found
+
+
+def test_a_breaker_may_begin_in_one_token_and_end_in_others(llm):
+    """The tokens of the tiny vocabulary are mostly single characters."""
+    a, b, c = (llm.tokenize(letter, add_bos=False)[0] for letter in "abc")
+    found = breakers_of(llm.tokenizer, ["abc"])
+
+    assert (b, c) in found[a]
+    assert c not in found
+    assert len(found) < llm.tokenizer.n_vocab / 4
