@@ -435,9 +435,56 @@ def test_answers_are_free_text_only(llm):
             make("root ::= [a-z]")
 
 
-def test_zero_logprobs_are_logprobs(llm):
-    with pytest.raises(UnsupportedOp, match="logprobs=0"):
-        llm(PROMPT, logprobs=0)
+def test_log_probabilities_have_the_shape_of_completions(llm, own):
+    done = llm(PROMPT, max_tokens=5, logprobs=2, temperature=0.0)["choices"][0]
+    own.generate(PROMPT, max_tokens=5, logprobs=2, **GREEDY)
+    exact = own.timing.logprobs
+    given = done["logprobs"]
+
+    assert list(given) == ["tokens", "text_offset", "token_logprobs", "top_logprobs"]
+    assert given["token_logprobs"] == [each.logprob for each in exact]
+    assert given["tokens"] == [
+        own.tokenizer.piece(each.token).decode(errors="replace") for each in exact
+    ]
+    assert given["text_offset"][0] == len(PROMPT)
+    sizes = [len(token) for token in given["tokens"]]
+    assert np.diff(given["text_offset"]).tolist() == sizes[:-1]
+    for token, value, top in zip(*(given[n] for n in list(given) if n != "text_offset"),
+                                 strict=True):  # fmt: skip
+        assert top[token] == value == max(top.values())  # greedy: the likeliest
+    zero = llm(PROMPT, max_tokens=2, logprobs=0, temperature=0.0)["choices"][0]["logprobs"]
+    assert [len(top) for top in zero["top_logprobs"]] == [1, 1]
+    chunks = list(llm(PROMPT, max_tokens=5, logprobs=2, temperature=0.0, stream=True))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    for name, values in given.items():
+        assert [value for part in parts for value in part[name]] == values
+    with pytest.raises(UnsupportedOp, match="logprobs with echo"):
+        llm(PROMPT, logprobs=1, echo=True)
+
+
+def test_log_probabilities_have_the_shape_of_chats(llm):
+    options = {"max_tokens": 4, "logprobs": True, "temperature": 0.0}
+    choice = llm.create_chat_completion(MESSAGES, top_logprobs=2, **options)["choices"][0]
+    content = choice["logprobs"]["content"]
+
+    assert len(content) == 4
+    for each in content:
+        assert list(each) == ["token", "logprob", "bytes", "top_logprobs"]
+        assert len(each["top_logprobs"]) == 2
+        assert each["top_logprobs"][0]["logprob"] == each["logprob"]  # greedy: the likeliest
+    chunks = llm.create_chat_completion(MESSAGES, top_logprobs=2, stream=True, **options)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [each for part in parts if part for each in part["content"]] == content
+    plain = llm.create_chat_completion(MESSAGES, max_tokens=1)["choices"][0]
+    assert plain["logprobs"] is None
+
+
+def test_typical_p_is_a_setting_of_completions(llm):
+    """The most typical token of a flat distribution is not always the likeliest."""
+    options = {"max_tokens": 8, "seed": 5, "temperature": 1.0, "top_k": 0}
+    texts = {llm(PROMPT, typical_p=p, **options)["choices"][0]["text"] for p in (1.0, 0.02, 0.02)}
+
+    assert len(texts) == 2
 
 
 @pytest.mark.parametrize("name", ["create_embedding", "embed", "set_cache"])

@@ -28,8 +28,8 @@ MODEL_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 # The same of completions.  Mirostat's constants have no effect while it is off.
 DEFAULTS: dict[str, Any] = {
-    "function_call": None, "functions": None, "grammar": None, "idx": None, "logprobs": False,
-    "mirostat_mode": 0, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto", "top_logprobs": None,
+    "function_call": None, "functions": None, "grammar": None, "idx": None, "mirostat_mode": 0,
+    "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
 }  # fmt: skip
 # What of completions `Llama` hands on to its sampler.
 SAMPLING = (
@@ -128,6 +128,22 @@ def refuse_format(response_format: Any) -> None:
         )
     if response_format.get("type") != "text":
         raise missing(f"response_format={response_format!r:.60}")
+
+
+def alternatives(logprobs: int | bool | None, top: int | None = None) -> int | None:
+    """Return how many likeliest tokens to keep with each token; None: no log probabilities.
+
+    Args:
+        logprobs: That number, of a completion; whether to keep them, of a chat.
+        top: The number, of a chat.
+    """
+    if logprobs is None or logprobs is False:
+        return None
+    return (
+        integer("logprobs", logprobs, 0)
+        if logprobs is not True
+        else integer("top_logprobs", top or 0, 0)
+    )
 
 
 def seed_of(seed: int) -> int | None:

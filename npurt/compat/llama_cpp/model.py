@@ -2,13 +2,14 @@
 
 import importlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Unpack, overload
 
 from npurt.compat.llama_cpp.arguments import (
     ChatOptions,
     TextOptions,
     all_stops,
+    alternatives,
     limit,
     missing,
     refuse_format,
@@ -17,6 +18,7 @@ from npurt.compat.llama_cpp.arguments import (
 from npurt.compat.llama_cpp.context import Messages, OpenModel, Prompt
 from npurt.compat.llama_cpp.results import (
     FINISH,
+    Logprobs,
     Result,
     delta_choice,
     head,
@@ -26,9 +28,11 @@ from npurt.compat.llama_cpp.results import (
 )
 from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp
-from npurt.llm.decode.generate import Generation, stop_texts
+from npurt.llm.decode.generate import Generation, Timing, stop_texts
 from npurt.llm.decode.options import Request
 from npurt.runtime.open.arguments import integer
+
+Read = Callable[[Timing], Result]  # returns the log probabilities since its last call
 
 
 class Llama(OpenModel):
@@ -94,11 +98,17 @@ class Llama(OpenModel):
             yield sampler.last
 
     def _generation(
-        self, prompt: list[int], sampler: LastSampler, stop: Any, max_tokens: int | None
+        self,
+        prompt: list[int],
+        sampler: LastSampler,
+        stop: Any,
+        max_tokens: int | None,
+        top_logprobs: int | None = None,
     ) -> Generation:
         self._row = None  # what `eval` computed is not after the last token any more
         return Generation(
-            self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens)
+            self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens),
+            top_logprobs=top_logprobs,
         )  # fmt: skip
 
     def _sampler(
@@ -166,7 +176,9 @@ class Llama(OpenModel):
             stream: Return chunks.
             seed: Of this completion; by default one that follows from that of the model.
             model: The name that the result has.
-            suffix, logprobs, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
+            logprobs: How many likeliest tokens the result has beside each token, with their log
+                probabilities by the model's logits; not with echo.
+            suffix, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
             mirostat_tau, mirostat_eta: No effect.
 
         Raises:
@@ -181,14 +193,19 @@ class Llama(OpenModel):
         else:
             ids = self._llm.model.valid(prompt)
             begin = self.detokenize(ids).decode(errors="replace")
-        pieces = iter(self._generation(ids, sampler, stop, max_tokens))
+        top = alternatives(logprobs)
+        if echo and top is not None:
+            raise missing("logprobs with echo")
+        pieces = iter(self._generation(ids, sampler, stop, max_tokens, top))
+        read = None if top is None else Logprobs(self._piece, len(begin)).of_completion
         if echo:
             pieces = _chain(begin, pieces)
         common = head("cmpl", "text_completion", model or self.model_path)
         if stream:
-            return self._chunks(common, pieces)
+            return self._chunks(common, pieces, read)
         with self._llm.lock:  # another thread cannot end it
-            choice = text_choice("".join(pieces), self._finish)
+            text = "".join(pieces)
+            choice = text_choice(text, self._finish, read and read(self._llm.timing))
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
     __call__ = create_completion
@@ -229,9 +246,11 @@ class Llama(OpenModel):
                 them.
             tool_choice: None or ``"auto"``.
             response_format: None or ``{"type": "text"}``.
-            functions, function_call, top_logprobs: Refused unless None.
+            functions, function_call: Refused unless None.
+            logprobs: Whether the result has log probabilities, with those of the *top_logprobs*
+                likeliest tokens.
             temperature, max_tokens, top_k, top_p, min_p, repeat_penalty, frequency_penalty,
-                presence_penalty, logit_bias, logits_processor, stop, stream, seed, model, logprobs,
+                presence_penalty, logit_bias, logits_processor, stop, stream, seed, model,
                 typical_p, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, grammar: As for
                 `create_completion`.
 
@@ -243,12 +262,16 @@ class Llama(OpenModel):
         refuse_format(response_format)
         ids = self._llm.apply_chat_template(messages, tools=tools)
         stops = all_stops(stop, self.chat_format)
-        pieces = iter(self._generation(ids, sampler, stops, max_tokens))
+        top = alternatives(logprobs, top_logprobs)
+        pieces = iter(self._generation(ids, sampler, stops, max_tokens, top))
+        read = None if top is None else Logprobs(self._piece).of_chat
         name = model or self.model_path
         if stream:
-            return self._chat_chunks(head("chatcmpl", "chat.completion.chunk", name), pieces)
+            common = head("chatcmpl", "chat.completion.chunk", name)
+            return self._chat_chunks(common, pieces, read)
         with self._llm.lock:
-            choice = message_choice("".join(pieces), self._finish)
+            text = "".join(pieces)
+            choice = message_choice(text, self._finish, read and read(self._llm.timing))
             common = head("chatcmpl", "chat.completion", name)
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
@@ -269,16 +292,27 @@ class Llama(OpenModel):
             return types.ChatCompletion(**result)
         return (types.ChatCompletionChunk(**chunk) for chunk in result)
 
-    def _chunks(self, common: Result, pieces: Iterable[str]) -> Iterator[Result]:
+    def _chunks(
+        self, common: Result, pieces: Iterable[str], read: Read | None
+    ) -> Iterator[Result]:  # fmt: skip
         for piece in pieces:
-            yield common | {"choices": [text_choice(piece)]}
-        yield common | {"choices": [text_choice("", self._finish)]}
+            logprobs = read and read(self._llm.timing)
+            yield common | {"choices": [text_choice(piece, None, logprobs)]}
+        logprobs = read and read(self._llm.timing)
+        yield common | {"choices": [text_choice("", self._finish, logprobs)]}
 
-    def _chat_chunks(self, common: Result, pieces: Iterable[str]) -> Iterator[Result]:
+    def _chat_chunks(
+        self, common: Result, pieces: Iterable[str], read: Read | None
+    ) -> Iterator[Result]:  # fmt: skip
         yield common | {"choices": [delta_choice({"role": "assistant"})]}
         for piece in pieces:
-            yield common | {"choices": [delta_choice({"content": piece})]}
-        yield common | {"choices": [delta_choice({}, self._finish)]}
+            logprobs = read and read(self._llm.timing)
+            yield common | {"choices": [delta_choice({"content": piece}, None, logprobs)]}
+        logprobs = read and read(self._llm.timing)
+        yield common | {"choices": [delta_choice({}, self._finish, logprobs)]}
+
+    def _piece(self, token: int) -> str:
+        return self._tokenizer.piece(token).decode("utf-8", "replace")
 
     @property
     def _finish(self) -> str:

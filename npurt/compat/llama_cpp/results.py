@@ -2,9 +2,11 @@
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from npurt.llm.decode.generate import Timing
+from npurt.llm.decode.logprobs import TokenLogprob
 
 FINISH = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
 
@@ -17,20 +19,64 @@ def head(prefix: str, kind: str, model: str) -> Result:
             "model": model}  # fmt: skip
 
 
-def text_choice(text: str, finish: str | None = None) -> Result:
+def text_choice(text: str, finish: str | None = None, logprobs: Result | None = None) -> Result:
     """Return the choice of a completion."""
-    return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
+    return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
 
 
-def message_choice(text: str, finish: str) -> Result:
+def message_choice(text: str, finish: str, logprobs: Result | None = None) -> Result:
     """Return the choice of an answer."""
-    return {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None,
+    return {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": logprobs,
             "finish_reason": finish}  # fmt: skip
 
 
-def delta_choice(delta: dict[str, str], finish: str | None = None) -> Result:
+def delta_choice(
+    delta: dict[str, str], finish: str | None = None, logprobs: Result | None = None
+) -> Result:
     """Return the choice of a chunk of an answer."""
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+class Logprobs:
+    """The log probabilities of a text, in the shapes of completions and of chats.
+
+    Args:
+        piece: The text of a token.
+        offset: Characters before the text, which the offsets of a completion count.
+    """
+
+    def __init__(self, piece: Callable[[int], str], offset: int = 0) -> None:
+        self._piece = piece
+        self._offset = offset
+        self._given = 0
+
+    def of_completion(self, timing: Timing) -> Result:
+        """Return those of the tokens since the last call; the token itself is among the top."""
+        tokens, offsets, likely = [], [], []
+        for each in self._next(timing):
+            text = self._piece(each.token)
+            tokens.append(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            likely.append({self._piece(i): value for i, value in each.top} | {text: each.logprob})
+        values = [top[text] for top, text in zip(likely, tokens, strict=True)]
+        return {"tokens": tokens, "text_offset": offsets, "token_logprobs": values,
+                "top_logprobs": likely}  # fmt: skip
+
+    def of_chat(self, timing: Timing) -> Result:
+        """Return those of the tokens since the last call."""
+        content = []
+        for each in self._next(timing):
+            top = [{"token": self._piece(i), "logprob": value, "bytes": None}
+                   for i, value in each.top]  # fmt: skip
+            content.append({"token": self._piece(each.token), "logprob": each.logprob,
+                            "bytes": None, "top_logprobs": top})  # fmt: skip
+        return {"content": content, "refusal": None}
+
+    def _next(self, timing: Timing) -> list[TokenLogprob]:
+        new = timing.logprobs[self._given :]
+        self._given += len(new)
+        return new
 
 
 def usage(timing: Timing) -> dict[str, int]:

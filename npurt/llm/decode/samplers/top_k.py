@@ -21,9 +21,10 @@ def best(logits: Logits, k: int) -> Ids:
     k blocks have a maximum of at least the k-th largest block maximum.  So only logits of at least
     that value can be among the k best.  Of 150,000 logits, a few hundred remain to be sorted.
     """
-    ids = np.arange(len(logits))
     n_blocks = len(logits) // BLOCK
-    if 0 < k <= n_blocks:
+    if not 0 < k <= n_blocks:
+        ids = np.arange(len(logits))
+    else:
         peaks = logits[: n_blocks * BLOCK].reshape(n_blocks, BLOCK).max(axis=1)
         ids = np.flatnonzero(logits >= np.partition(peaks, -k)[-k])
     order = ids[np.argsort(-logits[ids], kind="stable")[:k]]

@@ -1,5 +1,7 @@
 """Top-n-sigma: keep what is within n standard deviations of the best logit."""
 
+import math
+
 import numpy as np
 
 from npurt.llm.decode.samplers.candidates import Candidates, Text
@@ -11,9 +13,15 @@ def top_n_sigma(candidates: Candidates, _: Text, *, n: float) -> Candidates:
     Excluded tokens do not count in the deviation.
     Source: Tang and others, "Top-n sigma: Not All Logits Are You Need" (arXiv 2411.07641).
     """
-    logits = candidates.logits
-    alive = logits[logits > -np.inf]
-    least = float(alive.max()) - n * float(alive.std(dtype=np.float64))
-    kept = logits.copy()
-    kept[logits < least] = -np.inf
-    return Candidates(kept)
+    best = candidates.logits.max()
+    excluded = candidates.logits == -np.inf
+    count = len(excluded) - int(np.count_nonzero(excluded))
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 all tokens are kept
+        offsets = candidates.logits - best  # 0 or less
+        np.putmask(offsets, excluded, 0)
+        offsets -= offsets.sum(dtype=np.float64) / count
+        np.putmask(offsets, excluded, 0)
+        variance = float(np.square(offsets).sum(dtype=np.float64)) / count
+    logits = candidates.logits.copy()
+    np.putmask(logits, logits < float(best) - n * math.sqrt(variance), -np.inf)
+    return Candidates(logits)
