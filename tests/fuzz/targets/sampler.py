@@ -31,6 +31,12 @@ FLOATS = (0.0, -0.0, 1.0, 0.05, 0.95, 1e-45, 5e-324, 1e-300, 1 + 2**-52, 2.0, -1
           math.inf, -math.inf, math.nan)  # fmt: skip
 LOGITS = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 88.0, -88.0, 1e30, -1e30, 3.4e38, -3.4e38, -math.inf)
 BAD = (math.inf, math.nan)
+# Settings that `check` has no definition of.
+MORE_NAMES = """
+    typical_p top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length
+    dry_penalty_last_n frequency_penalty presence_penalty
+"""
+MORE = frozenset(MORE_NAMES.split())
 
 
 def mutate(rng):
@@ -47,6 +53,8 @@ def mutate(rng):
             large = (1 << 128) - 1 if name == "seed" else 10**400
             good = (0, 1, 2, 40, 1 << 31, large, rng.randrange(50))
             settings[name] = rng.choice(NUMBERS if odd else good)
+    if rng.random() < 0.5:
+        settings |= more_settings(rng, odd)
     count = rng.choice((1, 2, 3, 127, 128, 129, 1000, sizes.limit(rng, 12) or 1))
     return {
         "settings": settings,
@@ -61,6 +69,24 @@ def mutate(rng):
     }  # fmt: skip
 
 
+def more_settings(rng, odd):
+    """Return some of `MORE`."""
+    ranges = {
+        "typical_p": (0.0, 5e-324, rng.random(), 1.0),
+        "top_n_sigma": (-1e308, 0.0, 1e-300, rng.random(), 1e308),
+        "xtc_probability": (0.0, rng.random(), 1.0),
+        "xtc_threshold": (0.0, rng.random(), 1.0),
+        "dry_multiplier": (0.0, 1e-300, rng.random(), 1e308),
+        "dry_base": (1.0, 1 + 2**-52, 1.01, 1.75, 1e308),
+        "dry_allowed_length": (0, 1, 2, 10**400),
+        "dry_penalty_last_n": (-1, 0, 1, 5, 10**400),
+        "frequency_penalty": (-1e308, -2.0, 0.0, rng.random(), 1e308),
+        "presence_penalty": (-1e308, -2.0, 0.0, rng.random(), 1e308),
+    }
+    names = rng.sample(sorted(ranges), rng.randrange(1, 5))
+    return {n: rng.choice(FLOATS if odd and rng.random() < 0.3 else ranges[n]) for n in names}
+
+
 def run(value):
     sampling = Sampling(**value["settings"])
     rng = np.random.default_rng(value["noise"])
@@ -72,7 +98,12 @@ def run(value):
     ids, shares = sampler.distribution(logits, value["history"])
     chosen = [sampler.sample(logits, value["history"]) for _ in range(3)]
     assert np.array_equal(kept, logits, equal_nan=True), "the logits were changed"
-    check(sampling, logits, value, ids.tolist(), shares)
+    if value["settings"].keys() & MORE:
+        assert math.isclose(shares.sum(), 1, rel_tol=1e-9)
+        assert len(set(ids.tolist())) == len(ids) == len(shares) > 0
+        assert not set(ids.tolist()) & set(value["never"]), "what must not be sampled was"
+    else:
+        check(sampling, logits, value, ids.tolist(), shares)
     assert set(chosen) <= set(ids[shares > 0].tolist()) | set(ids[:1].tolist())
     return "sampled"
 

@@ -29,6 +29,8 @@ def dry(
     """
     tokens = text.last(last, len(candidates.logits))
     reach = min(reach_of(tokens, text.breakers), allowed + longest_exponent(base))
+    if reach < max(1, allowed):
+        return candidates
     lengths = repeated(tokens, allowed, reach)
     worst = np.zeros(len(candidates.logits), np.int64)
     np.maximum.at(worst, tokens[1:], lengths)  # by the token after each occurrence
@@ -60,13 +62,11 @@ def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
 
 
 def repeated(tokens: Ids, least: int, most: int) -> Ids:
-    """Return how many tokens, at most *most*, up to each token are the end of *tokens* ``[N]``.
+    """Return how many tokens, 1 to *most*, up to each token are the end of *tokens* ``[N]``.
 
     ``[N - 1]``, without the last token; lengths below *least* are 0.
     """
-    lengths = np.zeros(max(0, len(tokens) - 1), np.int64)
-    if most < max(1, least):
-        return lengths
+    lengths = np.zeros(len(tokens) - 1, np.int64)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
     length = 1
     while len(ends) and length < most:

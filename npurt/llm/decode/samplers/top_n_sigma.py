@@ -22,6 +22,7 @@ def top_n_sigma(candidates: Candidates, _: Text, *, n: float) -> Candidates:
         offsets -= offsets.sum(dtype=np.float64) / count
         np.putmask(offsets, excluded, 0)
         variance = float(np.square(offsets).sum(dtype=np.float64)) / count
+        below = candidates.logits < float(best) - n * math.sqrt(variance)
     logits = candidates.logits.copy()
-    np.putmask(logits, logits < float(best) - n * math.sqrt(variance), -np.inf)
+    np.putmask(logits, below, -np.inf)
     return Candidates(logits)
