@@ -12,6 +12,7 @@ from npurt.errors import LayoutError
 from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind, Vocabulary
 
 SPACE = "▁"  # SentencePiece writes a space as U+2581
+NORMAL = int(Kind.NORMAL)  # looked up once: an attribute of an enum takes a microsecond
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -52,19 +53,22 @@ class Pieces:
 
     def _make(self, token: int) -> bytes:
         text = self._vocabulary.tokens[token]
-        kind = self._vocabulary.kinds[token]
-        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED):
-            return _utf8(text)
-        if kind == Kind.BYTE and (match := _BYTE.fullmatch(text)):
-            return bytes.fromhex(match[1])
-        if kind != Kind.NORMAL:
-            return b""
+        kind = int(self._vocabulary.kinds[token])
+        if kind != NORMAL:
+            return _special(kind, text)
         if self._vocabulary.model == SENTENCEPIECE:
             return _utf8(text.replace(SPACE, " "))
         try:
             return bytes(map(self._alphabet.__getitem__, map(ord, text)))
         except KeyError:  # no text encodes to this token: a character is outside the alphabet
             return _utf8(text)
+
+
+def _special(kind: int, text: str) -> bytes:
+    if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED):
+        return _utf8(text)
+    match = _BYTE.fullmatch(text) if kind == Kind.BYTE else None
+    return bytes.fromhex(match[1]) if match else b""
 
 
 def _utf8(text: str) -> bytes:
