@@ -148,6 +148,17 @@ def test_drafts_change_no_token_whatever_the_samplers():
         assert d.timing.speculation.accepted > 0
 
 
+def test_an_end_within_a_draft_loses_no_log_probability():
+    ids = tiny.ids("llama3", 12)
+    with open_tiny("llama3", draft=tiny.path("llama3", "q8_0")) as drafted:
+        drafted.speculator.controller = Controller(8, fixed=True)
+        for count in range(1, 10):
+            stop = lambda so_far, _, end=len(ids) + count: len(so_far) >= end  # noqa: E731
+            fresh(drafted, ids, max_tokens=20, logprobs=True, stopping_criteria=stop, **GREEDY)
+            assert len(drafted.timing.logprobs) == count
+        assert drafted.speculator.controller.speculation.accepted > 0
+
+
 def test_a_text_that_is_continued_from_its_middle_goes_on_the_same(llm):
     options = {name: value for name, value in EVERYTHING.items() if name != "min_tokens"}
     options["ignore_eos"] = True

@@ -135,7 +135,8 @@ class Generation:
                     timing.finish = "stop" if stopped else "end"
                     return
                 history.append(token)
-                timing.logprobs += self._logprobs[-1 - beyond : len(self._logprobs) - beyond]
+                at = len(chosen) - 1 - beyond
+                timing.logprobs += self._logprobs[at : at + 1]
                 yield token
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
