@@ -153,7 +153,11 @@ def test_an_end_within_a_draft_loses_no_log_probability():
     with open_tiny("llama3", draft=tiny.path("llama3", "q8_0")) as drafted:
         drafted.speculator.controller = Controller(8, fixed=True)
         for count in range(1, 10):
-            stop = lambda so_far, _, end=len(ids) + count: len(so_far) >= end  # noqa: E731
+            end = len(ids) + count
+
+            def stop(so_far, _, end=end):
+                return len(so_far) >= end
+
             fresh(drafted, ids, max_tokens=20, logprobs=True, stopping_criteria=stop, **GREEDY)
             assert len(drafted.timing.logprobs) == count
         assert drafted.speculator.controller.speculation.accepted > 0
