@@ -108,8 +108,8 @@ def test_the_three_penalties_are_those_of_llama_cpps_test():
 
 # --- Random numbers -------------------------------------------------------------------------------
 
-# Source: Random123 1.14, tests/kat_vectors, lines "philox4x64 10": counter, key, result; the words
-# of a number begin with the lowest.
+# Source: Random123, tests/kat_vectors, lines "philox4x64 10", as the tests of E. Sarmas's philox.py
+# (2018, Apache-2.0) quote them: counter, key, result; the words of a number begin with the lowest.
 PI = [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89]
 VECTORS = [
     ([0] * 4, [0] * 2,

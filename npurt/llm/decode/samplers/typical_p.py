@@ -10,7 +10,7 @@ def typical_p(candidates: Candidates, _: Text, *, p: float) -> Candidates:
 
     A token is typical if its surprise, the negative logarithm of its probability, is near the mean
     surprise, the entropy.
-    Source: Meister and others, "Locally Typical Sampling" (arXiv 2202.00666), equation 12;
+    Source: Meister and others, "Locally Typical Sampling" (arXiv 2202.00666);
     llama.cpp src/llama-sampling.cpp, MIT: more than *p*.
     """
     below = candidates.logits - candidates.logits[0]
