@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 from npurt.errors import SettingError
-from npurt.llm.decode.samplers.checks import checked_biases, finite
+from npurt.llm.decode.samplers.checks import MOST, checked_biases
 from npurt.runtime.open.arguments import integer, optional_integer
 
 MAX_SEED = (1 << 128) - 1
@@ -21,8 +22,8 @@ RANGES = {
     "dry_multiplier": (0, math.inf, "0 or more"),
     "dry_base": (1, math.inf, "1 or more"),
     "repeat_penalty": (0, math.inf, "above 0"),
-    "frequency_penalty": (-math.inf, math.inf, "a finite number"),
-    "presence_penalty": (-math.inf, math.inf, "a finite number"),
+    "frequency_penalty": (-MOST, MOST, "a number that float32 holds"),
+    "presence_penalty": (-MOST, MOST, "a number that float32 holds"),
 }
 
 
@@ -85,8 +86,8 @@ class Sampling:
         _check("seed", seed, seed is None or seed <= MAX_SEED, f"0 to {MAX_SEED}")
         for name, (least, most, allowed) in RANGES.items():
             value = getattr(self, name)
-            finite(name, value)
-            _check(name, value, least <= value <= most, allowed)
+            _check(name, value, isinstance(value, Real), "a number")
+            _check(name, value, least <= value <= most and math.isfinite(value), allowed)
         _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
         texts = self.dry_sequence_breakers
         right = not isinstance(texts, str) and all(isinstance(text, str) and text for text in texts)
