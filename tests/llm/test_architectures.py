@@ -173,7 +173,7 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
         new.eval(llm.history)
         first = next(op for op in llm.model.setup.graph.graph.ops if isinstance(op, ops.Attention))
         keys, values, new_keys, new_values = (
-            model.state._executor.read()[state.name]
+            model.state._executor.read(0)[state.name]
             for model in (llm, new)
             for state in (first.keys, first.values)
         )

@@ -127,7 +127,7 @@ def test_a_device_that_fails_is_left_and_the_tokens_are_evaluated_again(failing)
     while start < len(ids):
         y = run(made, ids[start : start + 3], start)
         if y is None:
-            made.forget()
+            made.forget(0)
             found, start, again = [], 0, again + 1
         else:
             found.append(y)
@@ -186,7 +186,7 @@ def test_states_can_be_read_and_written(model):
     two, _ = executor(model, ReferenceDevice())
     run(one, ids[:8])
 
-    two.write(one.read())
+    two.write(0, one.read(0))
 
     assert np.array_equal(run(one, ids[8:], 8), run(two, ids[8:], 8))
 
@@ -196,12 +196,12 @@ def test_a_checkpoint_takes_tokens_back(model):
     ids = tiny.ids(model, 12)
     made, _ = executor(model, ReferenceDevice())
     run(made, ids[:8])
-    made.begin(8)
+    made.begin(0, 8)
     after = run(made, ids[8:], 8)
     run(made, [3, 2, 1], 12)
 
-    assert made.reach(9) == (8 if model == "qwen35" else 9)
-    made.rewind(8)
+    assert made.reach(0, 9) == (8 if model == "qwen35" else 9)
+    made.rewind(0, 8)
 
     assert np.array_equal(run(made, ids[8:], 8), after)
 

@@ -1,6 +1,7 @@
 """The forward pass of a model: its graph in segments."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -8,7 +9,6 @@ from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.llm.arch.model_builder import ModelGraph
-from npurt.llm.state.hidden_states import HiddenStates
 from npurt.runtime.execute.executor import Executor
 
 
@@ -24,6 +24,32 @@ def output(model: ModelGraph) -> ops.MatMul:
     return next(op for op in products if op.role == "output")
 
 
+class Chunk(NamedTuple):
+    """Tokens of one sequence in a run.
+
+    Attributes:
+        position: That of the first token.
+        wanted: The number of last tokens whose logits are wanted.
+    """
+
+    sequence: int
+    position: int
+    ids: Sequence[int]
+    wanted: int
+
+
+def rows_of(chunks: Sequence[Chunk]) -> Rows:
+    """Return the row table of *chunks*, in their order."""
+    if len(chunks) == 1:
+        sequence, position, ids, wanted = chunks[0]
+        return Rows.of(len(ids), position, wanted=wanted, sequence=sequence)
+    return Rows(
+        np.concatenate([np.full(len(c.ids), c.sequence, np.intp) for c in chunks]),
+        np.concatenate([np.arange(c.position, c.position + len(c.ids)) for c in chunks]),
+        np.concatenate([np.arange(len(c.ids)) >= len(c.ids) - c.wanted for c in chunks]),
+    )
+
+
 class Decoder:
     """A model's graph in an executor.
 
@@ -31,38 +57,34 @@ class Decoder:
         rows: The most rows of a run.
     """
 
-    def __init__(
-        self,
-        model: ModelGraph,
-        executor: Executor,
-        rows: int,
-        hidden_states: HiddenStates | None,
-    ) -> None:
+    def __init__(self, model: ModelGraph, executor: Executor, rows: int) -> None:
         self.rows = rows
         self._executor = executor
         self._residual = residual(model)
-        self._captures = hidden_states.captures() if hidden_states else {}
         self._stream: F32 = np.empty((0, 0), np.float32)
 
-    def run(self, ids: Sequence[int], position: int, head: int, out: F32) -> bool:
-        """Run *ids* from *position* on; write the logits of rows from *head* on to *out*.
+    def run(self, chunks: Sequence[Chunk], out: F32) -> Mapping[str, Any] | None:
+        """Run *chunks* together; write the wanted logits to *out*, one row after another.
 
         Returns:
-            False when a device failed and its states are lost.
+            The values that runs return, by name; None when a device failed and the states of all
+            sequences are lost.
         """
-        logits = out[: len(ids) - head]
-        rows = Rows.of(len(ids), position, wanted=len(logits))
-        tokens = np.asarray(ids, np.int32)
-        made = self._executor.run({"tokens": tokens}, rows, {"logits": logits})
+        logits = out[: sum(chunk.wanted for chunk in chunks)]
+        tokens = np.fromiter(_joined(chunk.ids for chunk in chunks), np.int32)
+        made = self._executor.run({"tokens": tokens}, rows_of(chunks), {"logits": logits})
         if made is None:
-            return False
+            return None
         self._stream = made[self._residual]
-        for name, capture in self._captures.items():
-            capture(made[name], len(ids))
         if made["logits"] is not logits:
             logits[:] = made["logits"]
-        return True
+        return made
 
     def stream(self, row: int) -> F32:
         """Return the residual stream ``[1, D]`` of *row* of the last run."""
         return self._stream[row : row + 1]
+
+
+def _joined(parts: Iterable[Sequence[int]]) -> Iterable[int]:
+    for part in parts:
+        yield from part

@@ -37,6 +37,8 @@ INTERNALS = (
     "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
+MAX_SEQUENCES = 4096  # far above what a host can serve
+
 of_model = Part["Llama", Model]("model")
 of_context = Part["Llama", Context]("context")
 of_texts = Part["Llama", TextGenerator]("_texts")
@@ -73,6 +75,7 @@ class Llama:
             default 8, or as many as *n_batch* and *n_ctx* leave room for.
         draft_device: Where the products of a smaller model run, by name; by default the CPU.
         lora: LoRA adapters in the form of GGUF: a path, ``(path, scale)``, or a list of these.
+        max_sequences: The most texts that the model can have in its cache at a time.
 
     Raises:
         ModelFormatError: npurt cannot run the file, or *draft* with it.
@@ -102,11 +105,13 @@ class Llama:
         draft_max: int | None = None,
         draft_device: str | None = None,
         lora: Lora | None = None,
+        max_sequences: int = 1,
     ) -> None:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
+        sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         most = limits().rows
         self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
         seed = none_at_minus_one("seed", seed)
@@ -115,7 +120,9 @@ class Llama:
         with contextlib.ExitStack() as opened:  # closed if anything fails, last first
             with errors_of(path):
                 file = opened.enter_context(GGUF(path))
-                setup = set_up(file, n_ctx, self.n_batch, kv_type, adapted)
+                setup = set_up(
+                    file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences
+                )
             network = open_network(draft, setup) if draft and draft != "lookup" else None
             devices = opened.enter_context(Devices(device, n_threads))
             if draft is not None:

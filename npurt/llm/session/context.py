@@ -1,14 +1,15 @@
 """A context: the tokens of one sequence and their state, evaluated by a model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npurt.device import F32
 from npurt.errors import LayoutError
-from npurt.llm.arch.decoder import Decoder
+from npurt.llm.arch.decoder import Chunk
 from npurt.llm.session.lock import locked
 from npurt.llm.session.model import Model
 from npurt.llm.session.progress import Progress
@@ -21,6 +22,8 @@ from npurt.runtime.open.arguments import integer
 class Context:
     """A sequence of tokens that a model has seen.
 
+    A model has room for some contexts: see `Setup.limits`.  `release` gives the room back.
+
     Args:
         model: The model.
         shift: When the context is full, forget the older half.
@@ -30,6 +33,9 @@ class Context:
         shift: As given; it may be changed.
         lock: The model's.
         n_ctx: Positions of the context.
+
+    Raises:
+        SettingError: The model has no room for another context.
     """
 
     def __init__(self, model: Model, *, shift: bool = False) -> None:
@@ -39,13 +45,15 @@ class Context:
         self.lock = model.lock
         self.n_ctx = model.n_ctx
         self._state = State(
-            model.config, setup.graph.graph, model.executor, self.n_ctx, setup.limits.kv_dtype
-        )
+            model.config, setup.graph.graph, model.executor, self.n_ctx, setup.limits.kv_dtype,
+            model.take_sequence(),
+        )  # fmt: skip
         rows = setup.limits.rows
         self._hidden_states = (
             HiddenStates(setup.captured, rows, model.config.width) if setup.captured else None
         )
-        self._decoder = Decoder(setup.graph, model.executor, rows, self._hidden_states)
+        self._captures = self._hidden_states.captures() if self._hidden_states else {}
+        self._decoder = model.decoder
         self._logits: F32 = np.empty((1, model.config.n_vocab), np.float32)
 
     # --- Evaluation -----------------------------------------------------------------------------
@@ -122,9 +130,8 @@ class Context:
     def _forward(self, ids: list[int], head: int, out: F32) -> None:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._mend()
-        while not self._run(ids, self._state.length, head, out):
+        while not run_together([Piece(self, ids, len(ids) - head)], out):
             self._mend()
-        self._state.end(ids)
 
     def _mend(self) -> None:
         """Evaluate tokens again whose states were lost, or beyond which states went back."""
@@ -133,19 +140,20 @@ class Context:
             state.rewind(state.length)  # to where states can be after an interruption
         while (position := state.behind) is not None:
             part = state.tokens[position : position + rows]
-            if self._run(part, position, len(part), self._logits):
+            if _run([Piece(self, part, 0)], self._logits):
                 state.catch_up(position + len(part))
 
-    def _run(self, ids: list[int], position: int, head: int, out: F32) -> bool:
-        """Run one batch; return False when a device failed: `_mend` has to come first."""
-        if self._hidden_states:
-            self._hidden_states.begin(position, len(ids))
-        if not self._state.begin() or not self._decoder.run(ids, position, head, out):
-            self._state.lose()
-            return False
-        if self._hidden_states:
-            self._hidden_states.end(ids)
-        return True
+    def settle(self) -> int:
+        """Forget tokens whose states were lost, and return how many are left.
+
+        `eval` and others evaluate such tokens again.  Callers of `run_together` do that themselves.
+        """
+        state = self._state
+        if state.behind is not None:
+            state.rewind(state.length)  # to where states can be after an interruption
+        if state.behind is not None:
+            state.rewind(state.behind)
+        return state.length
 
     # --- Forgetting tokens ----------------------------------------------------------------------
 
@@ -199,6 +207,7 @@ class Context:
 
     def _shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
+        self._mend()
         if self._state.shifts:
             self._state.shift(keep, drop)
             return
@@ -213,6 +222,13 @@ class Context:
         """The state of the context."""
         self.model.require_open()
         return self._state
+
+    def capture(self, values: Mapping[str, Any], row: int, ids: Sequence[int]) -> None:
+        """Keep the hidden states of a run over *ids*, whose first row is *row* of *values*."""
+        if self._hidden_states is not None:
+            for name, capture in self._captures.items():
+                capture(values[name][row : row + len(ids)], len(ids))
+            self._hidden_states.end(ids)
 
     @property
     def hidden_states(self) -> HiddenStates | None:
@@ -281,4 +297,58 @@ class Context:
     def release(self) -> None:
         """Release everything but the tokens, for good."""
         self._state.release()
-        del self._decoder, self._hidden_states, self._logits
+        self.model.give_back(self._state.sequence)
+        del self._decoder, self._hidden_states, self._captures, self._logits
+
+
+class Piece(NamedTuple):
+    """Tokens that come next in a context.
+
+    Attributes:
+        wanted: The number of last tokens whose logits are wanted.
+    """
+
+    context: Context
+    ids: Sequence[int]
+    wanted: int
+
+
+def run_together(pieces: Sequence[Piece], out: F32) -> bool:
+    """Append tokens to contexts of one model, in one run.
+
+    Logits are those that each context would get alone, bit for bit (docs/numerics.md).
+
+    Args:
+        pieces: Valid ids for different contexts; no more rows together than the model has.
+        out: For the wanted logits ``[sum of wanted, V]``, one piece after another.
+
+    Returns:
+        False when a device failed and the states of all contexts of the model are lost: `settle`
+        each of them.  `settle` is also needed after an exception.
+    """
+    if not _run(pieces, out):
+        return False
+    for context, ids, _ in pieces:
+        context.state.end(ids)
+    return True
+
+
+def _run(pieces: Sequence[Piece], out: F32) -> bool:
+    """Do as `run_together` does, but add no tokens to the contexts."""
+    chunks = []
+    for context, ids, wanted in pieces:
+        state, hidden = context.state, context.hidden_states
+        chunks.append(Chunk(state.sequence, state.position, ids, wanted))
+        if hidden:
+            hidden.begin(state.position, len(ids))
+    begun = [context.state.begin() for context, *_ in pieces]
+    values = pieces[0].context.model.decoder.run(chunks, out) if all(begun) else None
+    if values is None:
+        for context, *_ in pieces:
+            context.state.lose()
+        return False
+    row = 0
+    for context, ids, _ in pieces:
+        context.capture(values, row, ids)
+        row += len(ids)
+    return True

@@ -14,7 +14,7 @@ import numpy as np
 from npurt.device import F32, Packed
 from npurt.errors import LayoutError, SettingError, UnsupportedOp
 from npurt.llm.arch.architecture import EMBEDDING
-from npurt.llm.arch.decoder import output, residual
+from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.head import Head
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.session.devices import Devices
@@ -37,8 +37,8 @@ SAMPLE = 512  # bytes of each tensor that identify a model
 class Model:
     """A loaded model, on which contexts run.  One of them runs at a time: see `lock`.
 
-    The states of its contexts are in the executor's segments, by sequence.  So far there is one
-    sequence, which means one `Context` a model.
+    The states of its contexts are in the executor's segments, by sequence.  `Setup.limits` says how
+    many sequences there can be.
 
     Args:
         setup: What its file says; the file stays open as long as the model.
@@ -55,6 +55,7 @@ class Model:
         ledger: What ran where.
         lock: Held by the thread that uses the model.
         executor: Runs the graph.
+        decoder: Runs it on tokens of one context or several.
 
     Raises:
         ModelFormatError: A weight or the vocabulary is damaged.
@@ -75,6 +76,7 @@ class Model:
         self.progress = progress
         self.checks = checks
         self._closed = False
+        self._free = list(reversed(range(setup.limits.sequences)))
         self._embedding = self.file[EMBEDDING]
         self._offload: Offload | None = None  # None of a device that runs graphs
         with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as beside:
@@ -82,6 +84,7 @@ class Model:
             tokenizer = beside.submit(Tokenizer.from_gguf, self.file.metadata)
             self.executor = self._compile()
             opened.callback(self.executor.close)
+            self.decoder = Decoder(setup.graph, self.executor, setup.limits.rows)
             self.tokenizer = tokenizer.result()
             opened.pop_all()
 
@@ -126,6 +129,25 @@ class Model:
         for adapter in self.setup.description.adapters:
             digest.update(adapter.digest)
         return digest.digest()
+
+    # --- Sequences ------------------------------------------------------------------------------
+
+    def take_sequence(self) -> int:
+        """Return the number of a sequence that nobody uses, until `give_back`.
+
+        Raises:
+            SettingError: All are in use.
+        """
+        if not self._free:
+            raise SettingError(
+                f"this model has room for {self.setup.limits.sequences} sequences, all in use",
+                remedy="release a context, or open the model with a larger max_sequences",
+            )
+        return self._free.pop()
+
+    def give_back(self, sequence: int) -> None:
+        """Let another context have a sequence, whose states were dropped."""
+        self._free.append(sequence)
 
     # --- Token ids ------------------------------------------------------------------------------
 
@@ -246,7 +268,7 @@ class Model:
         self._closed = True
         self.ledger.freeze()
         self.executor.close()
-        del self.executor, self._offload, self._embedding  # which keep the file
+        del self.executor, self.decoder, self._offload, self._embedding  # which keep the file
 
     def __enter__(self) -> Self:
         return self

@@ -49,8 +49,12 @@ def set_up(
     n_batch: int,
     kv_type: str,
     adapters: Sequence[Adapter] = (),
+    *,
+    sequences: int = 1,
 ) -> Setup:
     """Read and check what *file* says of its model; arguments are those of `Llama`.
+
+    Contexts of *sequences* texts can be open at a time.
 
     It warns the caller of the caller when *n_ctx* is more than the model was trained for.
 
@@ -72,7 +76,8 @@ def set_up(
             stacklevel=3,
         )
     _check_vocabulary(file, config)
-    return Setup(description, graph, Limits(min(n_batch, count), count, kv_dtype=kv_type))
+    limits = Limits(min(n_batch, count), count, sequences, kv_dtype=kv_type)
+    return Setup(description, graph, limits)
 
 
 def _check_vocabulary(file: GGUF, config: Config) -> None:

@@ -71,7 +71,13 @@ class Snapshot:
 
 
 class State:
-    """The tokens seen, and the states of a graph's segments.
+    """The tokens seen of one sequence, and its states in a graph's segments.
+
+    When a device fails, the states of all sequences are lost (`Executor.losses`).  A state takes
+    note of that when it is used the next time.
+
+    Args:
+        sequence: The number by which segments know it.
 
     Attributes:
         tokens: The tokens seen, oldest first.
@@ -79,15 +85,24 @@ class State:
         changes: The number of changes so far.
         own: The number of first tokens whose keys and values equal those of a fresh evaluation.
             Those of later tokens depend on forgotten tokens.
+        sequence: As given.
     """
 
     def __init__(
-        self, config: Config, graph: Graph, executor: Executor, n_ctx: int, kv_type: str
+        self,
+        config: Config,
+        graph: Graph,
+        executor: Executor,
+        n_ctx: int,
+        kv_type: str,
+        sequence: int = 0,
     ) -> None:
         self.tokens: list[int] = []
         self.n_ctx = self.own = n_ctx
         self.changes = 0
+        self.sequence = sequence
         self._config, self._executor = config, executor
+        self._losses = executor.losses
         self._kv = np.dtype(KV_DTYPES[kv_type])
         self._layers = list(_layers(config, graph))
         self._at: int | None = 0  # tokens that all states have seen; None while that is unknown
@@ -99,8 +114,15 @@ class State:
         return len(self.tokens)
 
     @property
+    def position(self) -> int:
+        """The number of tokens that all states have seen; a run begins there."""
+        assert self._at is not None, "a run from an unknown position"
+        return self._at
+
+    @property
     def behind(self) -> int | None:
         """The first token that states have not seen, after something was interrupted; or None."""
+        self._note_losses()
         return None if self._at == self.length else self._at or 0
 
     def require(self, count: int) -> None:
@@ -120,9 +142,8 @@ class State:
 
     def begin(self) -> bool:
         """Prepare for a run; `end` or `catch_up` completes it.  False: a device lost its states."""
-        position, self._at = self._at, None
-        assert position is not None, "a run from an unknown position"
-        return self._executor.begin(position)
+        position, self._at = self.position, None
+        return self._executor.begin(self.sequence, position)
 
     def end(self, tokens: Sequence[int]) -> None:
         """Record a run over *tokens*, which come after the others."""
@@ -137,27 +158,38 @@ class State:
     def lose(self) -> None:
         """Drop all states, but no token: a device failed."""
         self._at, self._in_place = None, 0
-        self._executor.forget()
+        self._executor.forget(self.sequence)
+        self._losses = self._executor.losses
         self._at = 0
+
+    def _note_losses(self) -> None:
+        """Drop all states if a device failed in a run of another sequence."""
+        if self._losses != self._executor.losses:
+            self.lose()
 
     # --- Going back -----------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that states can go back to."""
+        self._note_losses()
         length = min(length, self.length)
-        return length if length == self._at else self._executor.reach(min(length, self._in_place))
+        if length == self._at:
+            return length
+        return self._executor.reach(self.sequence, min(length, self._in_place))
 
     def rewind(self, length: int) -> None:
         """Keep the first *length* tokens, and the states of as many of them as possible.
 
         `behind` says which are to be evaluated again.
         """
+        self._note_losses()
         self.changes += length < self.length
         del self.tokens[length:]
         length = self.length
         if self._at != length:
             kept, self._at = self.reach(length), None
-            self._at = self._in_place = self._executor.rewind(kept)
+            self._at = self._in_place = self._executor.rewind(self.sequence, kept)
+            self._losses = self._executor.losses
         self._claim(self.own)
 
     @property
@@ -168,7 +200,7 @@ class State:
     def shift(self, keep: int, drop: int) -> None:
         """Forget *drop* tokens after the first *keep*."""
         self._at, self._in_place = None, 0
-        self._executor.shift(keep, drop)
+        self._executor.shift(self.sequence, keep, drop)
         self.own = min(self.own, keep)
         del self.tokens[keep : keep + drop]
         self._at = self._in_place = self.length
@@ -179,6 +211,7 @@ class State:
 
     def release(self) -> None:
         """Release everything but the tokens, for good."""
+        self._executor.forget(self.sequence)
         del self._executor
 
     # --- Snapshots ------------------------------------------------------------------------------
@@ -189,7 +222,7 @@ class State:
 
     def snapshot(self) -> Snapshot:
         """Return a copy; raises `Segment.read`'s errors."""
-        states, arrays = self._executor.read(), list[Array]()
+        states, arrays = self._executor.read(self.sequence), list[Array]()
         shapes = [shape for shape, _ in self.layout(self.length)]
         for shape, second, tensors in zip(shapes[::2], shapes[1::2], self._layers, strict=True):
             first, *rest = (states[tensor.name] for tensor in tensors)
@@ -227,7 +260,8 @@ class State:
             if len(tensors) == 2:
                 states[tensors[1].name] = second[:, : tensors[1].columns]
         self._at, self._in_place = None, 0
-        exact = self._executor.write(states)
+        exact = self._executor.write(self.sequence, states)
+        self._losses = self._executor.losses
         self.changes += 1
         self.tokens[:] = snapshot.tokens
         self._at = self._in_place = length

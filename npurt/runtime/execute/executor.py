@@ -24,8 +24,7 @@ from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.segment import Array, Compiler, Limits, Segment, Shifts, Weights, recurrent, split
 from npurt.verify import Sampler
 
-CHECKPOINTS = 4  # of recurrent states, each before a run
-SEQUENCE = 0  # the one that a model has
+CHECKPOINTS = 4  # of recurrent states of a sequence, each before a run
 
 
 @dataclass(slots=True)
@@ -36,6 +35,7 @@ class Part:
         planned: Name of the device that was planned to run it.
         reason: Why another device runs it; "" if none does.
         before: Counts of the segments that it lost, by device.
+        checkpoints: Of recurrent states, by sequence and by positions seen.
     """
 
     graph: Graph
@@ -44,42 +44,54 @@ class Part:
     reason: str
     segment: Segment
     before: list[Row]
-    checkpoints: OrderedDict[int, Any] = field(default_factory=OrderedDict)
+    checkpoints: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
 
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether to copy recurrent states before runs: the segment cannot rewind them."""
         return not self.segment.rewinds and bool(recurrent(self.graph))
 
-    def begin(self, position: int) -> None:
+    def begin(self, sequence: int, position: int) -> None:
         """Copy recurrent states that have seen *position* positions, if nobody else does."""
-        if self.keeps_checkpoints and position and position not in self.checkpoints:
-            self.checkpoints[position] = self.segment.checkpoint(SEQUENCE)
-            while len(self.checkpoints) > CHECKPOINTS:
-                self.checkpoints.popitem(last=False)
+        if not self.keeps_checkpoints or not position:
+            return
+        kept = self.checkpoints.setdefault(sequence, OrderedDict())
+        if position not in kept:
+            kept[position] = self.segment.checkpoint(sequence)
+            while len(kept) > CHECKPOINTS:
+                kept.popitem(last=False)
 
-    def reach(self, length: int) -> int:
+    def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
         if self.keeps_checkpoints:
-            return max((at for at in self.checkpoints if at <= length), default=0)
-        return self.segment.reach(SEQUENCE, length)
+            kept = self.checkpoints.get(sequence, ())
+            return max((at for at in kept if at <= length), default=0)
+        return self.segment.reach(sequence, length)
 
-    def rewind(self, length: int) -> None:
+    def rewind(self, sequence: int, length: int) -> None:
         """Keep the first *length* positions, which `reach` returned."""
         if not length:
-            self.segment.forget(SEQUENCE)
-        elif self.keeps_checkpoints:
-            self.segment.restore(SEQUENCE, self.checkpoints[length])
-        else:
-            self.segment.rewind(SEQUENCE, length)
-        for at in [at for at in self.checkpoints if at > length]:
-            del self.checkpoints[at]
+            self.forget(sequence)
+            return
+        if not self.keeps_checkpoints:
+            self.segment.rewind(sequence, length)
+            return
+        kept = self.checkpoints[sequence]
+        self.segment.restore(sequence, kept[length])
+        for at in [at for at in kept if at > length]:
+            del kept[at]
 
-    def write(self, states: Mapping[str, Array]) -> bool:
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence."""
+        self.checkpoints.pop(sequence, None)
+        self.segment.forget(sequence)
+
+    def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
         """Set the states; return False if some were rounded."""
+        self.checkpoints.pop(sequence, None)
         exact = True
         for tensor in self.graph.tensors(Kind.STATE):
-            exact &= self.segment.write_exact(tensor, SEQUENCE, states[tensor.name])
+            exact &= self.segment.write_exact(tensor, sequence, states[tensor.name])
         return exact
 
     def rows(self) -> Iterator[Row]:
@@ -97,6 +109,10 @@ class Executor:
         kept: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
+    Attributes:
+        losses: How often a device failed that had states.  The states of all sequences are lost
+            then: `forget` each of them, and evaluate its tokens again.
+
     Raises:
         SettingError: A device runs no graphs.
         NotOffloaded: In strict mode: *device* refuses an op, or has no room.
@@ -113,6 +129,7 @@ class Executor:
         kept: Iterable[str] = (),
         checks: Sampler | None = None,
     ) -> None:
+        self.losses = 0
         self._checks = checks
         self._device, self._other = _require_compiler(device), _require_compiler(other)
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
@@ -178,8 +195,7 @@ class Executor:
             out: Arrays for results, by name: see `Segment.run_into`.
 
         Returns:
-            None when a device failed and its states are lost: `forget` these sequences and
-            evaluate all their tokens again.
+            None when a device failed and its states are lost: see `losses`.
 
         Raises:
             NotOffloaded: In strict mode: the device failed.
@@ -223,26 +239,27 @@ class Executor:
         part.actual, part.reason = other, f"{part.planned} failed: {error.what}"
         part.checkpoints.clear()
         failed.close()
+        self.losses += bool(part.graph.tensors(Kind.STATE))
 
     # --- States ---------------------------------------------------------------------------------
 
-    def begin(self, position: int) -> bool:
+    def begin(self, sequence: int, position: int) -> bool:
         """Prepare for a run from *position* on; return False when a device lost its states."""
         try:
             for part in self._parts:
-                part.begin(position)
+                part.begin(sequence, position)
         except DriverError as error:
             self._move(part, error)
             return False
         return True
 
-    def reach(self, length: int) -> int:
+    def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
-        while (least := min(part.reach(length) for part in self._parts)) < length:
+        while (least := min(part.reach(sequence, length) for part in self._parts)) < length:
             length = least
         return length
 
-    def rewind(self, length: int) -> int:
+    def rewind(self, sequence: int, length: int) -> int:
         """Keep the first *length* positions, which `reach` returned; or none, if a device failed.
 
         Returns:
@@ -251,12 +268,12 @@ class Executor:
         failed = False
         for part in self._parts:
             try:
-                part.rewind(length)
+                part.rewind(sequence, length)
             except DriverError as error:
                 self._move(part, error)
                 failed = True
         if failed:
-            self.forget()
+            self.forget(sequence)
         return 0 if failed else length
 
     def _shifting(self) -> list[Shifts] | None:
@@ -270,40 +287,38 @@ class Executor:
         """Whether positions in the middle can be forgotten."""
         return self._shifting() is not None
 
-    def shift(self, keep: int, drop: int) -> None:
+    def shift(self, sequence: int, keep: int, drop: int) -> None:
         """Forget *drop* positions after the first *keep*; `shifts` is true."""
         for segment in self._shifting() or ():
-            segment.shift(SEQUENCE, keep, drop)
+            segment.shift(sequence, keep, drop)
 
-    def read(self) -> dict[str, Array]:
+    def read(self, sequence: int) -> dict[str, Array]:
         """Return copies of all states by name, as `Segment.read_exact` has them.
 
         Raises:
             DriverError: A device failed.
         """
         return {
-            tensor.name: part.segment.read_exact(tensor, SEQUENCE)
+            tensor.name: part.segment.read_exact(tensor, sequence)
             for part in self._parts
             for tensor in part.graph.tensors(Kind.STATE)
         }
 
-    def write(self, states: Mapping[str, Array]) -> bool:
+    def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
         """Set all states to what `read` returned; return False if some were rounded."""
         exact = True
         for part in self._parts:
-            part.checkpoints.clear()
             try:
-                exact &= part.write(states)
+                exact &= part.write(sequence, states)
             except DriverError as error:
                 self._move(part, error)
-                exact &= part.write(states)
+                exact &= part.write(sequence, states)
         return exact
 
-    def forget(self) -> None:
-        """Drop all states."""
+    def forget(self, sequence: int) -> None:
+        """Drop all states of a sequence."""
         for part in self._parts:
-            part.checkpoints.clear()
-            part.segment.forget(SEQUENCE)
+            part.forget(sequence)
 
     def close(self) -> None:
         """Release all segments."""
