@@ -17,7 +17,7 @@ from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
-from npurt.llm.arch.decoder import Decoder, residual
+from npurt.llm.arch.decoder import Chunk, Decoder, residual
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.state.hidden_states import HiddenStates
 from npurt.runtime.execute.executor import Executor
@@ -199,10 +199,10 @@ def test_the_stream_that_enters_a_layer_can_be_captured(model):
             graph.graph, llm.model._offload, llm.model.devices.other, FileWeights(llm.file, graph),
             Limits(10, 64, kv_dtype="f32"), llm.model.ledger, [residual(graph)],
         )  # fmt: skip
-        decoder = Decoder(graph, executor, 10, hidden_states)
+        decoder = Decoder(graph, executor, 10)
         hidden_states.begin(0, 10)
-        decoder.run(ids, 0, 0, np.empty((10, llm.config.n_vocab), np.float32))
-        hidden_states.end(ids)
+        out = np.empty((10, llm.config.n_vocab), np.float32)
+        hidden_states.end(ids, decoder.run([Chunk(0, 0, ids, 10)], out))
         hidden_states.flush()
 
     captured = np.split(made[0], 2, axis=1)

@@ -120,9 +120,7 @@ class Llama:
         with contextlib.ExitStack() as opened:  # closed if anything fails, last first
             with errors_of(path):
                 file = opened.enter_context(GGUF(path))
-                setup = set_up(
-                    file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences
-                )
+                setup = set_up(file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences)
             network = open_network(draft, setup) if draft and draft != "lookup" else None
             devices = opened.enter_context(Devices(device, n_threads))
             if draft is not None:

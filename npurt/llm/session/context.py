@@ -1,9 +1,9 @@
 """A context: the tokens of one sequence and their state, evaluated by a model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,6 @@ class Context:
         self._hidden_states = (
             HiddenStates(setup.captured, rows, model.config.width) if setup.captured else None
         )
-        self._captures = self._hidden_states.captures() if self._hidden_states else {}
         self._decoder = model.decoder
         self._logits: F32 = np.empty((1, model.config.n_vocab), np.float32)
 
@@ -155,6 +154,20 @@ class Context:
             state.rewind(state.behind)
         return state.length
 
+    @locked
+    def fork(self, source: "Context", length: int) -> None:
+        """Begin with the first *length* tokens of *source*, and forget what there was.
+
+        Pages of keys and values are shared where the device has pages.  With recurrent states
+        *length* has to be the length of *source*.
+
+        Raises:
+            LayoutError: *source* has fewer tokens, or more where that cannot be.
+            OutOfPages: There is no page for what cannot be shared; nothing has changed.
+        """
+        self.model.require_open()
+        self._state.fork(source.state, length)
+
     # --- Forgetting tokens ----------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -222,13 +235,6 @@ class Context:
         """The state of the context."""
         self.model.require_open()
         return self._state
-
-    def capture(self, values: Mapping[str, Any], row: int, ids: Sequence[int]) -> None:
-        """Keep the hidden states of a run over *ids*, whose first row is *row* of *values*."""
-        if self._hidden_states is not None:
-            for name, capture in self._captures.items():
-                capture(values[name][row : row + len(ids)], len(ids))
-            self._hidden_states.end(ids)
 
     @property
     def hidden_states(self) -> HiddenStates | None:
@@ -298,7 +304,7 @@ class Context:
         """Release everything but the tokens, for good."""
         self._state.release()
         self.model.give_back(self._state.sequence)
-        del self._decoder, self._hidden_states, self._captures, self._logits
+        del self._decoder, self._hidden_states, self._logits
 
 
 class Piece(NamedTuple):
@@ -326,6 +332,7 @@ def run_together(pieces: Sequence[Piece], out: F32) -> bool:
         False when a device failed and the states of all contexts of the model are lost: `settle`
         each of them.  `settle` is also needed after an exception.
     """
+    assert all(piece.context.state.behind is None for piece in pieces), "states behind tokens"
     if not _run(pieces, out):
         return False
     for context, ids, _ in pieces:
@@ -349,6 +356,7 @@ def _run(pieces: Sequence[Piece], out: F32) -> bool:
         return False
     row = 0
     for context, ids, _ in pieces:
-        context.capture(values, row, ids)
+        if context.hidden_states:
+            context.hidden_states.end(ids, values, row)
         row += len(ids)
     return True

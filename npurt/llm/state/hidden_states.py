@@ -3,7 +3,7 @@
 A model without such a draft captures nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,24 +51,19 @@ class HiddenStates:
             self.flush()
         self._row = position - self._start
 
-    def end(self, ids: Sequence[int]) -> None:
-        """Record that the run over *ids* is complete."""
-        if self._row is not None:
-            self.tokens += ids
+    def end(self, ids: Sequence[int], values: Mapping[str, F32], first: int = 0) -> None:
+        """Record that the run over *ids* is complete, and copy its hidden states.
 
-    def captures(self) -> dict[str, Callable[[F32, int], None]]:
-        """Return `capture` of each layer, by the name of its input in the graph."""
-        return {f"hidden.{layer}": self.capture(layer) for layer in self.layers}
-
-    def capture(self, layer: int) -> Callable[[F32, int], None]:
-        """Return a function that copies the first rows of an array, the input of *layer*."""
-        columns = [i for i, wanted in enumerate(self.layers) if wanted == layer]
-
-        def copy(x: F32, rows: int) -> None:
-            if self._row is not None:
-                self._values[self._row : self._row + rows, columns] = x[:rows, None]
-
-        return copy
+        Args:
+            values: What the run returned; ``hidden.L`` is the input of layer L.
+            first: The row of the first token in the run.
+        """
+        if self._row is None:
+            return
+        self.tokens += ids
+        for i, layer in enumerate(self.layers):
+            values_of = values[f"hidden.{layer}"][first : first + len(ids)]
+            self._values[self._row : self._row + len(ids), i] = values_of
 
     @property
     def unread(self) -> int:

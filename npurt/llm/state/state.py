@@ -205,6 +205,25 @@ class State:
         del self.tokens[keep : keep + drop]
         self._at = self._in_place = self.length
 
+    def fork(self, source: "State", length: int) -> None:
+        """Begin with the first *length* tokens of *source*; see `Context.fork`."""
+        wrong = source.behind is not None or not 0 <= length <= source.length
+        if wrong or (length < source.length and self._executor.recurrent):
+            raise LayoutError(
+                f"{length} of {source.length} tokens cannot be forked",
+                remedy="fork tokens that were evaluated; all of them, if the model has states "
+                "that only go forward",
+            )
+        self.rewind(0)
+        self._at, self._in_place = None, 0
+        done = self._executor.fork(source.sequence, self.sequence, length)
+        self.tokens[:] = source.tokens[:length]
+        self.changes += 1
+        if done:
+            self._at = self._in_place = length
+            self._losses = self._executor.losses
+        self._claim(source.own)
+
     def _claim(self, own: int) -> None:
         """Take note that so many tokens are their own: all that will come, if all of these are."""
         self.own = own if own < self.length else self.n_ctx

@@ -21,7 +21,7 @@ from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
 from npurt.runtime.execute.offload import Offload
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Array, Compiler, Limits, Segment, Shifts, Weights, recurrent, split
+from npurt.segment import Array, Compiler, Limits, Room, Segment, Shifts, Weights, recurrent, split
 from npurt.verify import Sampler
 
 CHECKPOINTS = 4  # of recurrent states of a sequence, each before a run
@@ -85,6 +85,11 @@ class Part:
         """Drop all states of a sequence."""
         self.checkpoints.pop(sequence, None)
         self.segment.forget(sequence)
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let *target* begin with the first *length* positions of *source*."""
+        self.checkpoints.pop(target, None)
+        self.segment.fork(source, target, length)
 
     def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
         """Set the states; return False if some were rounded."""
@@ -291,6 +296,40 @@ class Executor:
         """Forget *drop* positions after the first *keep*; `shifts` is true."""
         for segment in self._shifting() or ():
             segment.shift(sequence, keep, drop)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some states only go forward: they have no axis of positions."""
+        return any(recurrent(part.graph) for part in self._parts)
+
+    # --- Several sequences ----------------------------------------------------------------------
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Let *target* begin with the first *length* positions of *source*; see `Segment.fork`.
+
+        Returns:
+            False when a device failed and its states are lost: see `losses`.
+
+        Raises:
+            LayoutError: As of `Segment.fork`, or recurrent states have seen more than *length*.
+            OutOfPages: There is no page for what cannot be shared; *target* has no states.
+        """
+        try:
+            for part in self._parts:
+                part.fork(source, target, length)
+        except DriverError as error:
+            self._move(part, error)
+            self.forget(target)
+            return False
+        except BaseException:
+            self.forget(target)
+            raise
+        return True
+
+    def room(self) -> Room | None:
+        """Return the pages of the segment that has the fewest free ones; None: none has pages."""
+        rooms = [room for part in self._parts if (room := part.segment.room())]
+        return min(rooms, key=lambda room: room.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
         """Return copies of all states by name, as `Segment.read_exact` has them.
