@@ -58,12 +58,37 @@ def weights(model):
                 array = halves(array, heads[stem])
             if stem == "shortconv.conv":
                 array = array[:, None]
+            if "gemma" in model and name.endswith("norm.weight"):
+                array = array - np.float32(1)
             prefix = f"model.layers.{layer}." if layer else ""
-            if "*" in names[stem]:
+            if family.fused_experts and "_exps" in stem:
+                found[f"{prefix}mlp.experts.{stem}.{suffix}"] = dtype, array
+            elif stem == "attn_sinks":
+                found[f"{prefix}self_attn.sinks"] = dtype, array
+            elif "*" in names[stem]:
                 for i, expert in enumerate(array):
                     found[f"{prefix}{names[stem].replace('*', str(i))}.{suffix}"] = dtype, expert
             else:
                 found[f"{prefix}{names[stem]}.{suffix}"] = dtype, array
+    return fused(found) if family.fused_experts else found
+
+
+def fused(tensors):
+    """Return *tensors* with the experts of gpt-oss as transformers saves them: [E, K, rows].
+
+    Rows of gate and up alternate.
+    """
+    found = dict(tensors)
+    for name in [name for name in tensors if ".ffn_gate_exps." in name]:
+        start, suffix = name.split("ffn_gate_exps.")
+        dtype, gate = found.pop(name)
+        _, up = found.pop(f"{start}ffn_up_exps.{suffix}")
+        _, down = found.pop(f"{start}ffn_down_exps.{suffix}")
+        both = np.stack((gate, up), 2).reshape(gate.shape[0], -1, *gate.shape[2:])
+        if suffix == "weight":
+            both, down, suffix = both.swapaxes(1, 2), down.swapaxes(1, 2), ""
+        found[f"{start}gate_up_proj{suffix and '_bias'}"] = dtype, both
+        found[f"{start}down_proj{suffix and '_bias'}"] = dtype, down
     return found
 
 

@@ -482,7 +482,8 @@ def with_value(value, path, new):
 @pytest.mark.parametrize(
     ("model", "name"),
     [("llama3", "config.json"), ("phi3-longrope", "config.json"), ("lfm2", "config.json"),
-     ("qwen3moe", "config.json"), ("exaone4", "config.json"), ("llama3", "tokenizer.json"),
+     ("qwen3moe", "config.json"), ("exaone4", "config.json"), ("gemma3", "config.json"),
+     ("gpt-oss", "config.json"), ("mistral3", "config.json"), ("llama3", "tokenizer.json"),
      ("llama3", "tokenizer_config.json")],
 )  # fmt: skip
 @settings(max_examples=40)

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from npurt.errors import ModelFormatError
 from npurt.llm.convert.settings import Settings
 
 Keys = dict[str, Any]
+GELU = ("gelu_pytorch_tanh",)
+LOCAL_BASE = 10000.0  # rotary base of Gemma 3's sliding layers, which GGUF takes for granted
 
 TOP = {
     "model.embed_tokens": "token_embd",
@@ -42,6 +45,16 @@ _NORMS_AROUND = _LAYER | {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",  # gate first
+}
+_GEMMA = _LAYER | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GPT_OSS = _LAYER | {  # its experts: `fused_experts`
+    "self_attn.sinks": "attn_sinks",
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.router": "ffn_gate_inp",
 }
 _FUSED = _LAYER | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _EXPERTS = _LAYER | {
@@ -104,6 +117,11 @@ class Family:
         names: Name in a layer of the checkpoint -> name in a block of the GGUF file.
         permuted: Rows of q and k are interleaved: halves of a head become adjacent pairs.
         windows: Its layers may attend to the last positions only.
+        activations: Names in config.json of the activation that it has.
+        added_one: To the weights of norms, which the checkpoint has without it.
+        fused_experts: Each projection of all experts is one tensor: see `fused_experts`.
+        methods: Kinds of quantisation that stay as they are.
+        rotary: Rotary settings of YaRN that `extra` takes care of.
         extra: Returns the keys that only it has, without the architecture before them.
         width: Returns the width of its dense feed-forward blocks.
     """
@@ -112,6 +130,11 @@ class Family:
     names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
     permuted: bool = False
     windows: bool = False
+    activations: tuple[str, ...] = ("silu", "swish")
+    added_one: bool = False
+    fused_experts: bool = False
+    methods: tuple[str, ...] = ()
+    rotary: tuple[str, ...] = ()
     extra: Callable[[Settings], Keys] = _nothing
     width: Callable[[Settings], int] = _width
 
@@ -189,6 +212,85 @@ def _lfm2(settings: Settings) -> Keys:
     }
 
 
+def _gemma2(settings: Settings) -> Keys:
+    _require_slides(settings, 2)
+    _require_scale(settings, 46)
+    return _sliding(settings) | {
+        "attn_logit_softcapping": settings.number("attn_logit_softcapping"),
+        "final_logit_softcapping": settings.number("final_logit_softcapping"),
+    }
+
+
+def _gemma3(settings: Settings) -> Keys:
+    settings.require("attn_logit_softcapping", None)
+    settings.require("use_bidirectional_attention", None, False)
+    settings.require("sliding_window_pattern", None, 6)
+    _require_slides(settings, 6)
+    _require_scale(settings, 62)
+    keys = _sliding(settings)
+    if settings.get("final_logit_softcapping") is not None:
+        keys["final_logit_softcapping"] = settings.number("final_logit_softcapping")
+    local = settings.get("rope_parameters") or {}
+    base = local.get("sliding_attention", {}).get("rope_theta") or settings.number(
+        "rope_local_base_freq", LOCAL_BASE
+    )
+    return keys if base == LOCAL_BASE else keys | {"rope.freq_base_swa": float(base)}
+
+
+def _require_slides(settings: Settings, period: int) -> None:
+    """Refuse other layers with windows than all but every *period*-th, which GGUF does not list."""
+    wanted = ["full_attention" if (i + 1) % period == 0 else "sliding_attention"
+              for i in range(settings.layers)]  # fmt: skip
+    settings.require("layer_types", None, wanted)
+
+
+def _require_scale(settings: Settings, largest: int) -> None:
+    """Refuse another attention scale than the one that follows from the sizes.
+
+    Args:
+        largest: Layers of the model that scales by the width over the number of heads.
+    """
+    each = settings.integer("hidden_size") // settings.integer("num_attention_heads")
+    wanted = each if settings.layers == largest else settings.integer("head_dim", each)
+    settings.require("query_pre_attn_scalar", wanted, *([None] if wanted == 256 else []))
+
+
+def _gpt_oss(settings: Settings) -> Keys:
+    settings.require("swiglu_alpha", None, 1.702)
+    settings.require("swiglu_limit", None, 7.0)
+    _require_slides(settings, 2)
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    if rope.get("truncate", True):
+        raise ModelFormatError(
+            "config.json: truncate of the rotary settings is not false, which GGUF cannot say of a "
+            "gpt-oss",
+            remedy="take the released config.json of gpt-oss, or the GGUF file of its makers",
+        )
+    return _sliding(settings) | {
+        "expert_count": settings.integer("num_local_experts"),
+        "expert_used_count": settings.integer(
+            "num_experts_per_tok" if settings.get("num_experts_per_tok") else "experts_per_token"
+        ),
+        "expert_feed_forward_length": settings.integer("intermediate_size"),
+    }
+
+
+def _ministral3(settings: Settings) -> Keys:
+    settings.require("sliding_window", None)
+    rope = (settings.get("rope_parameters") or {}) | (settings.get("rope_scaling") or {})
+    slope, all_dim = rope.get("llama_4_scaling_beta"), rope.get("mscale_all_dim")
+    if rope.get("rope_type", rope.get("type")) != "yarn":
+        return {}
+    if not all_dim or rope.get("mscale", all_dim) != all_dim:
+        raise ModelFormatError(
+            f"config.json: mscale is {rope.get('mscale')!r:.20}, mscale_all_dim {all_dim!r:.20}: "
+            "GGUF has one factor for both",
+            remedy="take the released config.json of the model",
+        )
+    keys: Keys = {"rope.scaling.yarn_log_multiplier": float(all_dim)}
+    return keys | ({"attention.temperature_scale": float(slope)} if slope else {})
+
+
 # By the model_type of config.json.
 FAMILIES = {
     "llama": Family("llama", permuted=True),
@@ -205,4 +307,12 @@ FAMILIES = {
     "exaone4": Family("exaone4", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
     "phi3": Family("phi3", _FUSED, windows=True, extra=_sliding),
     "lfm2": Family("lfm2", _CONVOLUTIONS, extra=_lfm2, width=_lfm2_width),
-}
+    "gemma2": Family("gemma2", _GEMMA, windows=True, activations=GELU, added_one=True,
+                     extra=_gemma2),
+    "gemma3_text": Family("gemma3", _GEMMA, windows=True, activations=GELU, added_one=True,
+                          extra=_gemma3),
+    "gpt_oss": Family("gpt-oss", _GPT_OSS, windows=True, fused_experts=True, methods=("mxfp4",),
+                      rotary=("truncate",), extra=_gpt_oss),
+    "ministral3": Family("mistral3", permuted=True, rotary=("mscale", "mscale_all_dim"),
+                         extra=_ministral3),
+}  # fmt: skip

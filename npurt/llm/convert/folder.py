@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from npurt.errors import ModelFormatError
 from npurt.llm import arch
 from npurt.llm.arch import forward
 from npurt.llm.convert.families import FAMILIES, TOP, Family
+from npurt.llm.convert.fused_experts import tensors_of_experts
 from npurt.llm.convert.keys import keys_of, rope_tables
+from npurt.llm.convert.pieces import MODEL
 from npurt.llm.convert.safetensors import Stored, files, read
 from npurt.llm.convert.settings import Settings, meaning
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor, type_of
@@ -27,6 +30,17 @@ from npurt.quant.types import BY_NAME
 
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")  # which old versions saved
 HEAD = "lm_head.weight"
+# Beginnings of names in models of several parts: of the text model, in older and newer files and
+# what they are in a text model alone; and of the others.
+TEXT_PART = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+OTHER_PARTS = tuple(
+    f"{before}{name}." for before in ("", "model.")
+    for name in ("vision_tower", "multi_modal_projector")
+)  # fmt: skip
 NUMBER = r"(?:0|[1-9]\d{0,4})"  # of a layer or an expert; transformers writes no zeros before it
 SHOWN = 5  # names that an error lists
 
@@ -57,9 +71,10 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         family = family_of(settings)
         tables = rope_tables(settings)
         tensors = _tables(tables)
-        tensors += _tensors(family, settings, _with_head(settings, read(folder)), kind)
+        tensors += _tensors(family, settings, _with_head(settings, _read(folder, settings)), kind)
         known = keys_of(family, settings)
-    refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja")])
+    refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
+                            folder / MODEL])  # fmt: skip
     rows = _rows(tensors)
     keys = {
         "general.architecture": family.arch,
@@ -122,6 +137,22 @@ def _check(
 # --- Tensors --------------------------------------------------------------------------------------
 
 
+def _read(folder: Path, settings: Settings) -> dict[str, Stored]:
+    """Return the tensors of the text model, by the names that it has alone."""
+    stored = read(folder)
+    if not settings.is_part:
+        return stored
+    found = {}
+    for name, each in stored.items():
+        if not name.startswith(OTHER_PARTS):
+            first = next((start for start in TEXT_PART if name.startswith(start)), "")
+            found[TEXT_PART.get(first, "") + name.removeprefix(first)] = each
+    warnings.warn(
+        f"{folder.name} has parts for other things than text; they are left out", stacklevel=3
+    )
+    return found
+
+
 def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
     """Return *stored* without an output matrix that the embedding stands for.
 
@@ -146,22 +177,28 @@ def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
 
 
 def _tensors(
-    family: Family, settings: Settings, stored: Mapping[str, Stored], kind: str
+    family: Family, settings: Settings, stored: dict[str, Stored], kind: str
 ) -> list[NewTensor]:
-    """Return the tensors of the weights: those that apply everywhere, then layer by layer."""
+    """Return the tensors of the weights, in the order of the file."""
+    found = tensors_of_experts(stored, kind) if family.fused_experts else []
     groups = _groups(family, stored)
     tied = "output.weight" not in groups
-    found = []
     for name, members in groups.items():
         shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
+        added = float(family.added_one and name.endswith("norm.weight"))
         if any(each.shape != members[0].shape or not each.format for each in members):
             raise ModelFormatError(
                 f"the experts of {name} differ in shape", remedy="download the folder again"
             )
         whole = (len(members),) * (len(members) > 1) + shape
         fmt = type_of(name, whole, kind, tied=tied)
-        found.append(new_tensor(name, whole, fmt, partial(_values, members, shape, order)))
-    return found
+        found.append(new_tensor(name, whole, fmt, partial(_values, members, shape, order, added)))
+    return sorted(found, key=_place_in_file)
+
+
+def _place_in_file(tensor: NewTensor) -> list[int]:
+    """Return what tensors are sorted by: those that apply everywhere, then layer by layer."""
+    return [int(part) if part.isdigit() else -1 for part in tensor.name.split(".")[:2]]
 
 
 def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stored]]:
@@ -186,9 +223,7 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
             remedy="merge adapters into the weights first; of a model of several parts, take the "
             "text model",
         )
-    ordered = sorted(groups, key=lambda name: [int(part) if part.isdigit() else -1
-                                               for part in name.split(".")[:2]])  # fmt: skip
-    return {name: _in_order(name, groups[name]) for name in ordered}
+    return {name: _in_order(name, members) for name, members in groups.items()}
 
 
 def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
@@ -201,6 +236,7 @@ def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
 
 def _place(family: Family, name: str) -> tuple[str, int] | None:
     """Return the name of a tensor in the GGUF file, and the number of the expert."""
+    name += ".weight" * name.endswith(".sinks")
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         return None
@@ -220,11 +256,16 @@ def _place(family: Family, name: str) -> tuple[str, int] | None:
 
 
 def _values(
-    members: Sequence[Stored], shape: tuple[int, ...], order: npt.NDArray[np.intp] | None
+    members: Sequence[Stored],
+    shape: tuple[int, ...],
+    order: npt.NDArray[np.intp] | None,
+    added: float,
 ) -> Iterator[QTensor]:
     """Yield the values as GGUF has them."""
     for each in members:
         tensor = each.tensor(shape)
+        if added:
+            tensor = QTensor(tensor.dequantize() + np.float32(added), "f32")
         yield tensor if order is None else QTensor(tensor.blocks[order], tensor.format)
 
 

@@ -14,7 +14,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.convert.families import Family, Keys
 from npurt.llm.convert.settings import Settings, bad
 
-ACTIVATIONS = ("silu", "swish")
+LOCAL = ("gemma3_text",)  # sliding layers have rotary settings of their own; `families` has them
 LARGEST = 1e30  # of a number in rotary settings; float32 holds it
 
 
@@ -24,9 +24,11 @@ def keys_of(family: Family, settings: Settings) -> Keys:
     Raises:
         ModelFormatError: The settings are damaged, or mean a model that GGUF cannot express.
     """
-    settings.require("quantization_config", None)
-    if settings.get("hidden_act", "silu") not in ACTIVATIONS:
-        settings.require("hidden_act", *ACTIVATIONS)
+    quantised = settings.get("quantization_config")
+    if not isinstance(quantised, dict) or quantised.get("quant_method") not in family.methods:
+        settings.require("quantization_config", None)
+    name = "hidden_act" if settings.get("hidden_activation") is None else "hidden_activation"
+    settings.require(name, None, *family.activations)
     if not family.windows and family.arch == "llama":
         _refuse_window(settings)
     heads = settings.integer("num_attention_heads")
@@ -45,7 +47,7 @@ def keys_of(family: Family, settings: Settings) -> Keys:
             "rms_norm_eps" if settings.get("rms_norm_eps") else "norm_eps"
         ),
     }
-    keys |= _rope_keys(settings, head) | family.extra(settings)
+    keys |= _rope_keys(settings, head, family) | family.extra(settings)
     return {f"{family.arch}.{key}": value for key, value in keys.items()}
 
 
@@ -91,6 +93,8 @@ def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
     if not isinstance(rope, dict):
         raise bad(f"config.json: {name} is {rope!r:.40}, not an object")
     kinds = [value for value in rope.values() if isinstance(value, dict)]
+    if settings.get("model_type") in LOCAL and isinstance(rope.get("full_attention"), dict):
+        kinds = [rope["full_attention"]]
     if any(kind != kinds[0] for kind in kinds):
         raise ModelFormatError(
             "config.json: sliding and other layers rotate differently, which GGUF cannot say "
@@ -101,7 +105,7 @@ def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _rope_keys(settings: Settings, head: int) -> Keys:
+def _rope_keys(settings: Settings, head: int, family: Family) -> Keys:
     rope = rope_of(settings)
     keys: Keys = {
         "rope.freq_base": _real(rope, "rope_theta"),
@@ -122,11 +126,12 @@ def _rope_keys(settings: Settings, head: int) -> Keys:
         keys["rope.scaling.attn_factor"] = _real({"attention_factor": usual} | rope,
                                                  "attention_factor")  # fmt: skip
         return keys
-    odd = [key for key in ("mscale", "mscale_all_dim") if key in rope]
-    if kind != "yarn" or odd or rope.get("truncate") is False:
+    odd = [key for key in ("mscale", "mscale_all_dim", "truncate") if key in rope]
+    odd = [key for key in odd if key not in family.rotary and rope[key] is not True]
+    if kind != "yarn" or odd:
         raise ModelFormatError(
             f"config.json: npurt does not convert rotary scaling of kind {kind!r}"
-            + (f" with {', '.join(odd) or 'truncate'}" if kind == "yarn" else ""),
+            + (f" with {', '.join(odd)}" if kind == "yarn" else ""),
             remedy="use the GGUF file of its makers, if there is one",
         )
     factor = _real(rope, "factor")

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from npurt.errors import ModelFormatError
 from npurt.files import parsed
 from npurt.llm.convert.settings import content_of, opened
@@ -22,6 +25,7 @@ from npurt.quant.types import BY_NAME, Format
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+BYTES = "U8"  # the type of codes
 MAX_HEADER = 100_000_000  # bytes: the limit of the reference implementation
 MAX_FILES = 1000
 AGAIN = "download the folder again, all of it"
@@ -53,6 +57,18 @@ class Stored:
     def tensor(self, shape: tuple[int, ...] | None = None) -> QTensor:
         """Return its values; *shape* may add or drop axes of length 1.  Errors as `format`."""
         return QTensor.from_bytes(self.data, self.format, self.shape if shape is None else shape)
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """Return its bytes, where it consists of bytes.
+
+        Raises:
+            ModelFormatError: It has another type.
+        """
+        if self.dtype != BYTES:
+            raise ModelFormatError(
+                f"{self.name} is of type {self.dtype}, not {BYTES}", remedy=AGAIN
+            )
+        return np.frombuffer(self.data, np.uint8).reshape(self.shape)
 
 
 def read(folder: Path) -> dict[str, Stored]:
@@ -146,8 +162,9 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> S
         raise _bad(path, f"{name} has a shape or a place that cannot be")
     if not start <= stop <= len(data):
         raise _bad(path, f"{name} ends at {stop}, past the {len(data)} bytes of data there")
-    if dtype in DTYPES:
-        nbytes = math.prod(shape) * BY_NAME[DTYPES[dtype]].block_bytes
+    if dtype in DTYPES or dtype == BYTES:
+        size = 1 if dtype == BYTES else BY_NAME[DTYPES[dtype]].block_bytes
+        nbytes = math.prod(shape) * size
         if nbytes != stop - start:
             raise _bad(path, f"{name} of shape {shape} takes {nbytes} bytes, not {stop - start}")
     return Stored(name, dtype, shape, data[start:stop])

@@ -12,6 +12,30 @@ from typing import Any, BinaryIO
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import parsed
 
+# Models of several parts, what all parts have in common, and what transformers leaves out of the
+# settings of a text part because it is the default.
+# Source: transformers 5.23 models/gemma3, models/ministral3, configuration_*.py, Apache-2.0.
+SEVERAL = ("gemma3", "mistral3")
+COMMON = ("tie_word_embeddings", "quantization_config")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 1e6,
+    },
+    "ministral3": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+            "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+}  # fmt: skip
+
 MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
 
 
@@ -75,12 +99,16 @@ def meaning(name: str) -> Iterator[None]:
 class Settings:
     """What config.json says.
 
+    Attributes:
+        is_part: It says so of a model of several parts, one of which is for text.
+
     Raises:
         ModelFormatError: There is none.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], *, is_part: bool = False) -> None:
         self._values = values
+        self.is_part = is_part
         self.layers = self.integer("num_hidden_layers")
 
     @classmethod
@@ -93,7 +121,12 @@ class Settings:
                 remedy="give the folder of a checkpoint, with config.json, tokenizer.json and "
                 "*.safetensors",
             )
-        return cls(read_json(path))
+        values = read_json(path)
+        text = values.get("text_config")
+        if values.get("model_type") not in SEVERAL or not isinstance(text, dict):
+            return cls(values)
+        common = {key: values[key] for key in COMMON if key in values}
+        return cls(DEFAULTS.get(str(text.get("model_type")), {}) | common | text, is_part=True)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value; *default* when it is missing or null."""

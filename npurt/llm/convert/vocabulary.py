@@ -1,8 +1,8 @@
 """The metadata of a tokenizer: its tokenizer.json and tokenizer_config.json.
 
-Byte-level BPE alone has a form in GGUF that every program reads alike.  The pre-tokenizer is
-recognised by its patterns: llama.cpp names it by a hash of what it makes of a text, which is the
-same question asked in another way.
+There are two kinds: BPE over the bytes of UTF-8, here, and BPE over pieces of text (`pieces`).  The
+pre-tokenizer of the first is recognised by its patterns: llama.cpp names it by a hash of what it
+makes of a text, which is the same question asked in another way.
 Sources: tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base.py
 (`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
 """
@@ -16,14 +16,15 @@ import numpy as np
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.families import Keys
+from npurt.llm.convert.pieces import MODEL, keys_of_pieces, pieces_of
+from npurt.llm.convert.sentencepiece import OTHER
 from npurt.llm.convert.settings import bad, content_of, meaning, read_json
+from npurt.llm.convert.steps import SPECIAL, parts, require_rows
 from npurt.llm.text.pretokenize import RULES
-from npurt.llm.text.vocabulary import BPE, ENDS, MAX_TOKENS, Kind
+from npurt.llm.text.vocabulary import BPE, ENDS, SENTENCEPIECE, Kind
 
 GPT2 = RULES["gpt-2"].patterns[0]  # what ByteLevel splits by when it is told to split
 DIGIT = r"\p{N}"
-SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>")  # tokens that are markup whatever is said
-OTHER = "use the GGUF file of its makers, or llama.cpp's convert_hf_to_gguf.py"
 
 
 def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
@@ -36,65 +37,67 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
     Raises:
         ModelFormatError: A file is missing or damaged, or the tokenizer is none that npurt knows.
     """
-    if not (folder / "tokenizer.json").exists():
+    described = read_json(folder / "tokenizer.json")
+    if not described and not (folder / MODEL).exists():
         raise ModelFormatError(
-            f"{folder} has no tokenizer.json",
+            f"{folder} has neither tokenizer.json nor {MODEL}",
             remedy="save the tokenizer with transformers (AutoTokenizer.save_pretrained), which "
             "writes it",
         )
-    described = read_json(folder / "tokenizer.json")
     config = read_json(folder / "tokenizer_config.json")
     with meaning("tokenizer.json"):
-        model = described["model"]
-        _require_bytes(described, model)
-        tokens, kinds = _tokens(model["vocab"], described.get("added_tokens") or [], rows)
-        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-        name = _rule(described, model, arch)
         ends = _template(described.get("post_processor"))
-    keys: Keys = {
-        "model": BPE,
-        "pre": name,
-        "tokens": tokens,
-        "token_type": np.array(kinds, np.int32),
-        "merges": merges,
-    }
+        if _is_of_pieces(described):
+            found = pieces_of(folder, described)
+            tokens, keys = keys_of_pieces(found, rows)
+            roles = found.ids
+            if not described:
+                ends = tokens[roles["bos"]] if "bos" in roles else None, None
+        else:
+            tokens, keys = _byte_level(described, arch, rows)
+            roles = {}
     with meaning("tokenizer_config.json"):
-        keys |= _special(folder, config, {token: i for i, token in enumerate(tokens)}, ends)
+        ids = {token: i for i, token in enumerate(tokens)}
+        keys |= _special(folder, config, ids, ends, roles)
+        if keys["model"] == SENTENCEPIECE and isinstance(config.get("add_prefix_space"), bool):
+            keys["add_space_prefix"] = config["add_prefix_space"]
         template = _chat_template(folder, config)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     return keys | ({"tokenizer.chat_template": template} if template else {})
 
 
+def _is_of_pieces(described: dict[str, Any]) -> bool:
+    """True for a tokenizer of pieces of text: what is no BPE over bytes and may be one."""
+    model = described.get("model", {"type": "BPE", "byte_fallback": True})
+    return model.get("type") == "BPE" and bool(model.get("byte_fallback"))
+
+
+def _byte_level(described: dict[str, Any], arch: str, rows: int) -> tuple[list[str], Keys]:
+    """Return the tokens of a BPE over bytes, and the keys that hold them."""
+    model = described["model"]
+    _require_bytes(described, model)
+    tokens, kinds = _tokens(model["vocab"], described.get("added_tokens") or [], rows)
+    return tokens, {
+        "model": BPE,
+        "pre": _rule(described, model, arch),
+        "tokens": tokens,
+        "token_type": np.array(kinds, np.int32),
+        "merges": [m if isinstance(m, str) else " ".join(m) for m in model["merges"]],
+    }
+
+
 def _require_bytes(described: dict[str, Any], model: dict[str, Any]) -> None:
     """Refuse what is no BPE over the bytes of UTF-8, or changes the text before."""
-    parts = _parts(described.get("pre_tokenizer"))
-    if (
-        model.get("type") != "BPE"
-        or model.get("byte_fallback")
-        or not any(part["type"] == "ByteLevel" for part in parts)
-    ):
+    splits = parts(described.get("pre_tokenizer"))
+    if model.get("type") != "BPE" or not any(part["type"] == "ByteLevel" for part in splits):
         raise ModelFormatError(
-            "tokenizer.json is no byte-level BPE, but of SentencePiece or another kind "
-            f"({model.get('type')})",
+            f"tokenizer.json is a {model.get('type')}, and no BPE over bytes or with byte_fallback",
             remedy=OTHER,
         )
-    normal = _parts(described.get("normalizer"))
+    normal = parts(described.get("normalizer"))
     if any(part["type"] != "NFC" for part in normal):  # llama.cpp leaves NFC out as well
         kinds = ", ".join(str(part["type"]) for part in normal)
         raise ModelFormatError(f"tokenizer.json normalises text by {kinds:.80}", remedy=OTHER)
-
-
-def _parts(step: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a step of a tokenizer as the list of its parts."""
-    if step is None:
-        return []
-    if step["type"] != "Sequence":
-        return [step]
-    names = [name for name in ("pretokenizers", "normalizers", "processors") if name in step]
-    if not names:
-        raise bad("tokenizer.json: a Sequence has no list of its parts")
-    inner = step[names[0]]
-    return [part for each in inner for part in _parts(each)]
 
 
 def _tokens(
@@ -105,11 +108,9 @@ def _tokens(
     for token in added:
         markup = token.get("special") or SPECIAL.fullmatch(token["content"])
         texts[token["id"]] = token["content"], Kind.CONTROL if markup else Kind.USER_DEFINED
-    if not texts or min(texts) < 0 or max(texts) >= rows or rows > MAX_TOKENS:
-        raise ModelFormatError(
-            f"the tokenizer has ids up to {max(texts, default=-1)}, the embedding {rows} rows",
-            remedy="take tokenizer and weights of one model",
-        )
+    require_rows(max(texts, default=-1), rows)
+    if not texts or min(texts) < 0:
+        raise bad("tokenizer.json has no tokens, or one with an id below 0")
     found = [texts.get(i, (f"[PAD{i}]", Kind.UNUSED)) for i in range(rows)]
     if not all(isinstance(text, str) for text, _ in found):
         raise bad("tokenizer.json: a token is no text")
@@ -119,7 +120,7 @@ def _tokens(
 def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
     """Return llama.cpp's name of the pre-tokenizer."""
     patterns: list[str] = []
-    for part in _parts(described.get("pre_tokenizer")):
+    for part in parts(described.get("pre_tokenizer")):
         if part["type"] == "Split" and part.get("behavior") == "Isolated":
             pattern = part["pattern"]
             patterns.append(
@@ -153,7 +154,7 @@ def _plain(pattern: str) -> str:
 
 def _template(step: dict[str, Any] | None) -> tuple[str | None, str | None]:
     """Return the tokens that the tokenizer puts before and after a text."""
-    for part in _parts(step):
+    for part in parts(step):
         if part["type"] == "TemplateProcessing":
             pieces = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]
             return (pieces[0], pieces[-1]) if pieces else (None, None)
@@ -161,11 +162,20 @@ def _template(step: dict[str, Any] | None) -> tuple[str | None, str | None]:
 
 
 def _special(
-    folder: Path, config: dict[str, Any], ids: dict[str, int], ends: tuple[str | None, str | None]
+    folder: Path,
+    config: dict[str, Any],
+    ids: dict[str, int],
+    ends: tuple[str | None, str | None],
+    known_roles: dict[str, int],
 ) -> Keys:
-    """Return the ids of tokens with a role, and what a text begins and ends with."""
+    """Return the ids of tokens with a role, and what a text begins and ends with.
+
+    Args:
+        ends: Tokens before and after a text, if the tokenizer says so.
+        known_roles: Ids that the tokenizer's own file names; other files count first.
+    """
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    found: dict[str, int] = {}
+    found = dict(known_roles)
     listed: list[int] = []
     for settings in (
         read_json(folder / "generation_config.json"),

@@ -1,0 +1,105 @@
+"""The experts of gpt-oss: each projection of all experts is one tensor of the checkpoint.
+
+Rows of gate and up alternate.  The released files are MXFP4: ``_blocks`` [E, rows, K / 32, 16] has
+two codes a byte, neighbours in a row, and ``_scales`` [E, rows, K / 32] the exponents; the codes
+stay as they are.  Files that were trained further are bfloat16, [E, K, rows].
+Sources: transformers models/gpt_oss, integrations/mxfp4.py, Apache-2.0; llama.cpp
+conversion/gpt_oss.py, MIT (names in GGUF).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from npurt.errors import ModelFormatError
+from npurt.llm.convert.safetensors import AGAIN, Stored
+from npurt.llm.convert.types import new_tensor, type_of
+from npurt.llm.file.writer import NewTensor
+from npurt.quant.tensor import QTensor
+from npurt.quant.types import BY_NAME
+
+NAME = re.compile(
+    r"model\.layers\.(0|[1-9]\d{0,4})\.mlp\.experts\.(gate_up_proj|down_proj)"
+    r"(_blocks|_scales|_bias|)",
+    re.ASCII,
+)
+# Projection -> name in GGUF and which rows it has.
+PARTS = {
+    "gate_up_proj": (("ffn_gate_exps", slice(0, None, 2)), ("ffn_up_exps", slice(1, None, 2))),
+    "down_proj": (("ffn_down_exps", slice(None)),),
+}
+MXFP4 = BY_NAME["mxfp4"]
+AXES = {"_blocks": 4, "_scales": 3, "_bias": 2, "": 3}
+
+
+def tensors_of_experts(stored: dict[str, Stored], kind: str) -> list[NewTensor]:
+    """Return the tensors of the experts in *stored*, and take them out of it.
+
+    Raises:
+        ModelFormatError: One of a pair is missing, or shapes contradict each other.
+    """
+    found: dict[tuple[str, str], dict[str, Stored]] = {}
+    for name in list(stored):
+        if match := NAME.fullmatch(name):
+            layer, projection, role = match.groups()
+            each = found.setdefault((layer, projection), {})[role] = stored.pop(name)
+            if len(each.shape) != AXES[role] or 0 in each.shape:
+                raise _bad(f"{name} has shape {each.shape}")
+    made = []
+    for (layer, projection), roles in found.items():
+        for part, rows in PARTS[projection]:
+            made += _tensors(f"blk.{layer}.{part}", roles, rows, kind)
+    return made
+
+
+def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, kind: str) -> list[NewTensor]:
+    if "_bias" not in roles:
+        raise _bad(f"the checkpoint lacks {name}.bias")
+    bias = roles["_bias"]
+    shape = (bias.shape[0], len(range(*rows.indices(bias.shape[1]))))
+    made = [new_tensor(f"{name}.bias", shape, BY_NAME["f32"], partial(_biases, bias, rows))]
+    if "" in roles and "_blocks" not in roles:
+        plain = roles[""]
+        experts, k, n = plain.shape
+        shape3 = (experts, len(range(*rows.indices(n))), k)
+        fmt = type_of(f"{name}.weight", shape3, kind, tied=False)
+        made.append(new_tensor(f"{name}.weight", shape3, fmt, partial(_plain, plain, rows)))
+    elif {"_blocks", "_scales"} <= roles.keys() and "" not in roles:
+        blocks, scales = roles["_blocks"], roles["_scales"]
+        experts, n, count, width = blocks.shape
+        if scales.shape != (experts, n, count) or width != 16:
+            raise _bad(f"{blocks.name} has shape {blocks.shape}, its scales {scales.shape}")
+        shape3 = (experts, len(range(*rows.indices(n))), count * MXFP4.block)
+        codes = partial(_codes, blocks, scales, rows)
+        made.append(new_tensor(f"{name}.weight", shape3, MXFP4, codes))
+    else:
+        have = ", ".join(each.name for each in roles.values())
+        raise _bad(f"of the weights of {name} there is {have} alone")
+    return made
+
+
+def _biases(stored: Stored, rows: slice) -> Iterator[QTensor]:
+    tensor = stored.tensor()
+    yield QTensor(np.ascontiguousarray(tensor.blocks[:, rows]), tensor.format)
+
+
+def _plain(stored: Stored, rows: slice) -> Iterator[QTensor]:
+    tensor = stored.tensor()
+    for expert in tensor.blocks:
+        yield QTensor(np.ascontiguousarray(expert.T[rows]), tensor.format)
+
+
+def _codes(blocks: Stored, scales: Stored, rows: slice) -> Iterator[QTensor]:
+    """Yield the blocks of each expert: GGUF has codes i and i + 16 in one byte, not neighbours."""
+    for every, exponents in zip(blocks.raw(), scales.raw(), strict=True):
+        pairs, e = every[rows], exponents[rows]
+        codes = np.stack((pairs & 15, pairs >> 4), -1).reshape(*pairs.shape[:-1], 32)
+        made = np.empty(e.shape, MXFP4.dtype)
+        made["e"], made["qs"] = e, codes[..., :16] | codes[..., 16:] << 4
+        yield QTensor(made, MXFP4)
+
+
+def _bad(what: str) -> ModelFormatError:
+    return ModelFormatError(what, remedy=AGAIN)

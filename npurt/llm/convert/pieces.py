@@ -1,0 +1,177 @@
+"""The vocabulary of a tokenizer that merges pieces of text, as SentencePiece does.
+
+It comes from tokenizer.model where there is one, else from the merges of tokenizer.json: the pieces
+that are merged first get the highest scores, which is all that GGUF has.
+Sources: google/sentencepiece, transformers convert_slow_tokenizer.py (the form in tokenizer.json),
+Apache-2.0; llama.cpp conversion/base.py (`_create_vocab_sentencepiece`: added tokens), MIT.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import ModelFormatError
+from npurt.llm.convert.families import Keys
+from npurt.llm.convert.sentencepiece import OTHER, Pieces, read_model
+from npurt.llm.convert.settings import bad, meaning, read_json
+from npurt.llm.convert.steps import SPECIAL, parts, require_rows
+from npurt.llm.text.detokenize import SPACE
+from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind
+
+MODEL = "tokenizer.model"
+ADDED, PADDING = -1000.0, -10000.0  # scores of added tokens, and of rows without a token
+
+
+def pieces_of(folder: Path, described: dict[str, Any]) -> Pieces:
+    """Return the pieces of the tokenizer in *folder*, with the tokens that were added to them.
+
+    Args:
+        described: What tokenizer.json says; empty where there is none.
+
+    Raises:
+        ModelFormatError: A file is damaged, or the tokenizer is none that GGUF can express.
+    """
+    if (folder / MODEL).exists():
+        found = read_model(folder / MODEL)
+    else:
+        with meaning("tokenizer.json"):
+            found = _listed(described)
+    with meaning("added_tokens.json, tokenizer_config.json or tokenizer.json"):
+        for i, text, special in _added(folder, described):
+            _put(found, i, text, special=special)
+    return found
+
+
+def keys_of_pieces(found: Pieces, rows: int) -> tuple[list[str], Keys]:
+    """Return the tokens of so many rows of the embedding, and the keys that hold them."""
+    require_rows(len(found.texts) - 1, rows)
+    texts = [text or f"[PAD{i}]" for i, text in enumerate(found.texts)]
+    texts += [f"[PAD{i}]" for i in range(len(texts), rows)]
+    missing = rows - len(found.kinds)
+    return texts, {
+        "model": SENTENCEPIECE,
+        "pre": "default",
+        "tokens": texts,
+        "scores": np.array(found.scores + [PADDING] * missing, np.float32),
+        "token_type": np.array(found.kinds + [Kind.UNUSED] * missing, np.int32),
+        "add_space_prefix": found.space_before,
+    }
+
+
+def _added(folder: Path, described: dict[str, Any]) -> Iterator[tuple[int, str, bool]]:
+    """Yield id, text and whether it is markup, of tokens that were added; later ones count."""
+    for text, i in read_json(folder / "added_tokens.json").items():
+        yield i, text, False
+    config = read_json(folder / "tokenizer_config.json")
+    for number, token in (config.get("added_tokens_decoder") or {}).items():
+        yield int(number), token["content"], bool(token.get("special"))
+    for token in described.get("added_tokens") or []:
+        yield token["id"], token["content"], bool(token.get("special"))
+
+
+def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
+    """Make *text* the token *i*."""
+    if type(i) is not int or not isinstance(text, str) or not 0 <= i < len(found.texts) + (1 << 16):
+        raise ValueError(f"the added token {text!r:.40} has the id {i!r:.40}")
+    while len(found.texts) <= i:
+        found.texts.append("")
+        found.scores.append(PADDING)
+        found.kinds.append(Kind.UNUSED)
+    if special or SPECIAL.fullmatch(text):
+        kind = Kind.UNKNOWN if found.kinds[i] == Kind.UNKNOWN else Kind.CONTROL
+    else:
+        kind, text = Kind.USER_DEFINED, text.replace(SPACE, " ")  # found in text as it is written
+    found.texts[i], found.scores[i], found.kinds[i] = text, ADDED, int(kind)
+
+
+# --- tokenizer.json -------------------------------------------------------------------------------
+
+
+def _listed(described: dict[str, Any]) -> Pieces:
+    """Return the pieces of tokenizer.json, with scores that stand for its merges."""
+    model = described["model"]
+    found = Pieces(space_before=_space_before(described))
+    texts = {i: text for text, i in model["vocab"].items()}
+    if set(texts) != set(range(len(texts))) or not all(isinstance(t, str) for t in texts.values()):
+        raise bad("tokenizer.json: the ids of its tokens are not 0, 1, 2 and so on")
+    ranks = _ranks(model)
+    unknown = model.get("unk_token")
+    for i in range(len(texts)):
+        text = texts[i]
+        found.texts.append(text)
+        found.scores.append(-float(ranks.get(text, len(ranks))))
+        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        kind = Kind.UNKNOWN if text == unknown else Kind.BYTE if is_byte else Kind.NORMAL
+        found.kinds.append(int(kind))
+    found.ids = {"unk": model["vocab"][unknown]} if unknown in model["vocab"] else {}
+    _require_scored(found, model, {token["content"] for token in described["added_tokens"] or []})
+    return found
+
+
+def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the merges: pairs in newer files, texts with a space between in older ones."""
+    found = []
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        found.append((left, right))
+    return found
+
+
+def _ranks(model: dict[str, Any]) -> dict[str, int]:
+    """Return the place of each text that is merged, in the order of the merges."""
+    ranks: dict[str, int] = {}
+    last = ""
+    for left, right in _pairs(model):
+        made = left + right
+        if made in ranks and made != last:
+            raise ModelFormatError(
+                f"tokenizer.json merges {made!r:.40} in two places, and GGUF has one score for it",
+                remedy=f"copy the {MODEL} of the model that this one was made of into the folder",
+            )
+        ranks.setdefault(made, len(ranks))
+        last = made
+    return ranks
+
+
+def _require_scored(found: Pieces, model: dict[str, Any], added: set[str]) -> None:
+    """Refuse merges other than those that scores mean: of any two pieces that make a piece."""
+    given, texts = set(_pairs(model)), {*found.texts}
+    for text, kind in zip(found.texts, found.kinds, strict=True):
+        if kind != Kind.NORMAL or text in added:
+            continue
+        for cut in range(1, len(text)):
+            pair = text[:cut], text[cut:]
+            if pair[0] in texts and pair[1] in texts and pair not in given:
+                raise ModelFormatError(
+                    f"tokenizer.json does not merge {pair[0]!r:.40} and {pair[1]!r:.40}, and GGUF "
+                    "cannot say so",
+                    remedy=f"copy the {MODEL} of the model that this one was made of into the "
+                    "folder",
+                )
+
+
+def _space_before(described: dict[str, Any]) -> bool:
+    """Return whether a text gets a space before it; refuse other changes to it."""
+    found = False
+    for part in [*parts(described.get("normalizer")), *parts(described.get("pre_tokenizer"))]:
+        kind = part["type"]
+        if kind == "Metaspace" and part["replacement"] == SPACE and not part.get("split", True):
+            found = part.get("prepend_scheme", "always") != "never"
+        elif kind == "Prepend" and part["prepend"] == SPACE:
+            found = True
+        elif not _only_spaces(part):
+            raise ModelFormatError(
+                f"tokenizer.json changes text by {part!s:.120}, which GGUF cannot say of this "
+                "kind of tokenizer",
+                remedy=OTHER,
+            )
+    return found
+
+
+def _only_spaces(part: dict[str, Any]) -> bool:
+    """True for a step that writes spaces as SentencePiece does, or splits at those (Gemma)."""
+    if part.get("pattern") != {"String": " "}:
+        return False
+    return part["type"] == "Split" or (part["type"], part.get("content")) == ("Replace", SPACE)
