@@ -63,6 +63,10 @@ def attribute(new: str) -> Any:
     return Renamed()
 
 
-def warn(old: str, new: str) -> None:
-    """Warn the caller of the caller that *old* has the name *new*."""
-    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
+def warn(old: str, new: str, *, between: int = 0) -> None:
+    """Warn the caller of the caller that *old* has the name *new*.
+
+    Args:
+        between: Frames of npurt between the two.
+    """
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3 + between)

@@ -14,6 +14,7 @@ from npurt.cpu import abi, layout, program
 from npurt.hexagon.fastrpc import rpcmem
 from npurt.hexagon.layout import images, quantise
 from npurt.hexagon.session import messages
+from npurt.llm.file.pooling import Pooling
 from npurt.quant import activations, canonical, types
 from npurt.segment import KV_DTYPES
 from npurt.verify import Mode
@@ -133,7 +134,7 @@ def options_of(verb):
     return {a.option_strings[-1]: a for a in verbs.choices[verb]._actions if a.option_strings}
 
 
-@pytest.mark.parametrize("verb", ["run", "chat", "bench", "perplexity"])
+@pytest.mark.parametrize("verb", ["run", "chat", "bench", "embed", "perplexity"])
 def test_the_command_line_offers_what_the_library_takes(verb):
     """It names them again: importing the library takes longer than printing a help."""
     options = options_of(verb)
@@ -141,5 +142,7 @@ def test_the_command_line_offers_what_the_library_takes(verb):
     assert list(options["--verify"].choices) == [mode.value for mode in Mode]
     if "--kv-type" in options:
         assert list(options["--kv-type"].choices) == list(KV_DTYPES)
+    if verb == "embed":
+        assert list(options["--pooling"].choices) == [pooling.value for pooling in Pooling]
     if verb == "run":
         assert f"at most {device.MAX_ROWS}" in options["--batch-size"].help

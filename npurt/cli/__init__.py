@@ -24,6 +24,7 @@ USAGE = (SettingError, UnknownDevice)  # errors of the request, which fails on a
 VERBS = (
     "run",
     "chat",
+    "embed",
     "bench",
     "perplexity",
     "plan",

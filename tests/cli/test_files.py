@@ -21,6 +21,7 @@ READS = {
     "model": ("run", "-p", "x", "-n", 1, "-m"),
     "draft": ("run", *SHORT, "-p", "x", "-md"),
     "prompt": ("run", *SHORT, "-f"),
+    "embed": ("embed", "-m", MODEL, "-c", 64, "-f"),
     "bench": ("bench", "-m"),
     "compare": ("bench", "-m", MODEL, "-p", 1, "-n", 0, "-r", 1, "--compare"),
     "perplexity": ("perplexity", "-m", MODEL, "-f"),

@@ -36,6 +36,7 @@ def test_run_takes_a_repository(real, npurt, option):
         ("chat",),
         ("bench", "-p", 8, "-n", 0, "-r", 1),
         ("plan", "--graph"),
+        ("embed", "-p", "x"),
         ("perplexity", "-c", 16, "-f", __file__, "--chunks", 1),
     ],
     ids=lambda command: command[0],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import _cffi_backend
+import numpy as np
 import pytest
 
 import npurt as library
@@ -268,6 +269,62 @@ def test_perplexity_refuses_chunks_that_it_cannot_measure(npurt, text_file, argu
     assert_failed(npurt(*command), said, code=2)
 
 
+# --- embed ----------------------------------------------------------------------------------------
+
+LINES = ["The quick brown fox", "jumps over", "the lazy dog"]
+
+
+def rows(text):
+    return np.array([[float(number) for number in line.split()] for line in text.splitlines()])
+
+
+def test_embed_prints_a_line_for_each_line_of_text(npurt, tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("\n".join(LINES) + "\n")
+    with library.Llama(MODEL) as llm:
+        wanted, as_it_is = llm.embed(LINES), llm.embed(LINES, normalize=False)
+        last = llm.embed(LINES, pooling="last")
+
+    for source, stdin in (
+        (("-p", "\n".join(LINES)), b""),
+        (("-f", path), b""),
+        ((), path.read_bytes()),
+        (("-p", "<#>".join(LINES), "--embd-separator", "<#>"), b""),
+    ):
+        result = npurt("embed", "-m", MODEL, *source, stdin=stdin)
+        assert result.code == 0
+        np.testing.assert_allclose(rows(result.out), wanted, rtol=1e-6)
+    out = npurt("embed", "-m", MODEL, "-f", path, "--embd-normalize", -1).out
+    np.testing.assert_allclose(rows(out), as_it_is, rtol=1e-6)
+    out = npurt("embed", "-m", MODEL, "-f", path, "--pooling", "last").out
+    np.testing.assert_allclose(rows(out), last, rtol=1e-6)
+    assert (
+        len(npurt("embed", "-m", MODEL, "-p", "one two", "--pooling", "none").out.split("\n")) > 2
+    )
+
+
+def test_embed_prints_json_as_of_openai(npurt):
+    held = json.loads(npurt("embed", "-m", MODEL, "-p", "\n".join(LINES), "--json").out)
+    with library.Llama(MODEL) as llm:
+        wanted = llm.embed(LINES)
+        count = sum(len(llm.tokenize(line)) for line in LINES)
+
+    assert {key: held[key] for key in ("object", "model", "usage")} == {
+        "object": "list",
+        "model": str(MODEL),
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
+    assert [(d["object"], d["index"]) for d in held["data"]] == [("embedding", i) for i in range(3)]
+    np.testing.assert_array_equal(np.float32([d["embedding"] for d in held["data"]]), wanted)
+
+
+def test_embed_refuses_what_does_not_fit_or_cuts_it(npurt):
+    command = ("embed", "-m", MODEL, "-c", 16, "-p", TEXT)
+
+    assert_failed(npurt(*command), "text 0 has", "16 positions")
+    assert npurt(*command, "--truncate").code == 0
+
+
 # --- devices --------------------------------------------------------------------------------------
 
 
@@ -308,6 +365,11 @@ def test_devices_are_listed_for_people_and_programs(npurt):
         ("bench", "matmul", "--m", 1, "--k", 32),
         ("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "--type", "q9_0"),
         ("perplexity", "-m", MODEL),
+        ("embed", "-p", "x"),
+        ("embed", "-m", MODEL, "-p", "x", "-f", "y"),
+        ("embed", "-m", MODEL, "-p", "x", "--pooling", "max"),
+        ("embed", "-m", MODEL, "-p", "x", "--embd-normalize", 7),
+        ("embed", "-m", MODEL, "-p", "x", "--embd-separator", ""),
         ("models", "eat"),
     ],
 )

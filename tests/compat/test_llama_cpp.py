@@ -397,6 +397,48 @@ def test_drafts_from_the_text_change_no_text(llm):
         Llama(PATH, draft_model=lambda ids: ids)
 
 
+# --- Embeddings -----------------------------------------------------------------------------------
+
+
+def test_embeddings_have_the_shapes_of_there_and_the_values_of_here(own):
+    with Llama(PATH, embedding=True, pooling_type=1, verbose=False) as model:
+        made = model.create_embedding(["Hello you", "x"])
+        one, count = model.embed("Hello you", return_count=True)
+        assert model.pooling_type() == 1
+        assert model.create_embedding("x", model="m")["model"] == "m"
+        assert model.embed(["Hello you"], normalize=True) == own.embed(["Hello you"]).tolist()
+
+    wanted = own.embed(["Hello you", "x"], normalize=False).tolist()
+    tokens = [len(own.tokenize(text)) for text in ("Hello you", "x")]
+    assert (one, count) == (wanted[0], tokens[0])
+    assert made == {
+        "object": "list",
+        "model": PATH,
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": wanted[0]},
+            {"object": "embedding", "index": 1, "embedding": wanted[1]},
+        ],
+        "usage": {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)},
+    }
+
+
+def test_without_pooling_each_token_has_an_embedding(own, llm):
+    assert llm.pooling_type() == 0
+    wanted = own.embed("Hello you", normalize=False, pooling="none").tolist()
+    assert llm.embed("Hello you") == wanted
+    assert llm.embed(["Hello you"]) == [wanted]
+
+
+def test_long_texts_are_cut_or_refused():
+    with Llama(PATH, embedding=True, n_ctx=8, pooling_type=3, verbose=False) as model:
+        assert model.embed(PROMPT * 9, return_count=True)[1] == 8
+        with pytest.raises(ValueError, match="8 positions"):
+            model.embed(PROMPT * 9, truncate=False)
+    for wrong in (5, -2, "mean"):
+        with pytest.raises(SettingError, match="pooling_type"):
+            Llama(PATH, pooling_type=wrong)
+
+
 # --- What is ignored, and what is refused ---------------------------------------------------------
 
 
@@ -487,7 +529,7 @@ def test_typical_p_is_a_setting_of_completions(llm):
     assert len(texts) == 2
 
 
-@pytest.mark.parametrize("name", ["create_embedding", "embed", "set_cache"])
+@pytest.mark.parametrize("name", ["set_cache"])
 def test_methods_that_npurt_does_not_have_are_refused(llm, name):
     with pytest.raises(UnsupportedOp, match=f"does not have {name} yet"):
         getattr(llm, name)("x")

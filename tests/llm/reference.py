@@ -208,7 +208,8 @@ class Decoder:
             out += sigmoid(gate) * self.feed_forward(h, block, "_shexp")
         return out
 
-    def logits(self, ids):
+    def hidden(self, ids):
+        """Return the hidden states after the output norm, ``[T, D]``."""
         x = self.weights["token_embd.weight"][np.asarray(ids)]
         for i in range(self.key("block_count") - self.key("nextn_predict_layers", 0)):
             block = f"blk.{i}"
@@ -217,7 +218,10 @@ class Decoder:
             second = "ffn_norm" if self.has(f"{block}.ffn_norm") else "post_attention_norm"
             part = self.mixture if self.has(f"{block}.ffn_gate_inp") else self.feed_forward
             x = x + part(self.norm(x, f"{block}.{second}"), block)
-        return self.product(self.norm(x, "output_norm"), "output", int16=True)
+        return self.norm(x, "output_norm")
+
+    def logits(self, ids):
+        return self.product(self.hidden(ids), "output", int16=True)
 
 
 def delta_net(q, k, v, decay, beta, state=0.0):
@@ -248,6 +252,11 @@ def logits(path, ids, *, rounding=exact, cache=np.float64, rotation=None):
         rotation: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
     """
     return Decoder(path, rounding, cache, rotation).logits(ids)
+
+
+def hidden(path, ids):
+    """Return float64 ``[T, D]``: the hidden states of *ids* after the output norm."""
+    return Decoder(path, exact, np.float64, None).hidden(ids)
 
 
 def nmse(y, reference):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import LayoutError, NpurtError, SettingError, UnsupportedOp
+from npurt.errors import LayoutError, NpurtError, SettingError
 from npurt.llm.decode import model
 from npurt.llm.decode.options import Options
 from tests.llm import tiny
@@ -115,13 +115,6 @@ def test_the_types_of_options_name_the_options_of_generate():
     assert list(Options.__annotations__) == [
         name for name in given if name not in ("self", "prompt", "stream", "unknown")
     ]
-
-
-@pytest.mark.parametrize("text", ["Hello", ["Hello", "you"], ""])
-def test_embeddings_of_texts_are_refused(llm, text):
-    with pytest.raises(UnsupportedOp, match="does not have embeddings of texts yet") as caught:
-        llm.embed(text)
-    assert "token_embeddings" in caught.value.remedy
 
 
 def test_rows_of_the_embedding_matrix_have_their_own_name(llm):

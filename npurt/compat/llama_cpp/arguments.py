@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import stop_texts
 from npurt.llm.decode.options import asks_for_nothing
+from npurt.llm.file.pooling import NUMBERS, Pooling
 from npurt.runtime.open.arguments import integer, optional_integer
 
 RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
@@ -20,9 +21,9 @@ STOPS = {
 }  # fmt: skip
 # Arguments of the constructor that npurt does not have, and the values that change nothing.
 MODEL_DEFAULTS: dict[str, Any] = {
-    "attention_type": -1, "chat_handler": None, "embedding": False, "kv_overrides": None,
+    "attention_type": -1, "chat_handler": None, "kv_overrides": None,
     "logits_all": False, "lora_base": None,
-    "pooling_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
+    "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
     "spm_infill": False, "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
     "yarn_beta_slow": 1.0, "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,
 }  # fmt: skip
@@ -150,6 +151,16 @@ def seed_of(seed: int) -> int | None:
     """Return *seed*; None if it asks for a different one each time."""
     number = integer("seed", seed, -1)
     return None if number in (-1, RANDOM_SEED) else number
+
+
+def pooling(pooling_type: int) -> Pooling | None:
+    """Return the pooling of a number; None for -1: as the file says.
+
+    Raises:
+        SettingError: There is none of this number.
+    """
+    number = integer("pooling_type", pooling_type, -1, max(NUMBERS))
+    return NUMBERS.get(number)
 
 
 def limit(max_tokens: int | None) -> int | None:

@@ -13,6 +13,7 @@ from npurt.compat.llama_cpp.arguments import (
     RANDOM_SEED,
     kv_type,
     missing,
+    pooling,
     refuse,
     seed_of,
 )
@@ -41,6 +42,8 @@ class OpenModel:
         n_ctx: Positions; 0: all that the model was trained for.
         n_batch: Tokens evaluated at once; at most 512 are.
         n_threads: CPU threads; by default what the machine suggests.
+        pooling_type: Of embeddings: 0 none, 1 mean, 2 cls, 3 last, 4 rank; -1: as the file says.
+        embedding: No effect: every model embeds.
         last_n_tokens_size: The number of last tokens that penalties see; -1: all.
         chat_format: A name of a chat template; by default the file's own template.
         draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
@@ -86,6 +89,7 @@ class OpenModel:
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
+        self._pooling = pooling(pooling_type)
         self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
         self._model: Model | None = None
         if vocab_only:

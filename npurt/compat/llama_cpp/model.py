@@ -3,7 +3,7 @@
 import importlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from npurt.compat.llama_cpp.arguments import (
     ChatOptions,
@@ -28,8 +28,10 @@ from npurt.compat.llama_cpp.results import (
 )
 from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp
+from npurt.llm.decode.embed import Embedding, as_openai
 from npurt.llm.decode.generate import Generation, Timing, stop_texts
 from npurt.llm.decode.options import Request
+from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
 from npurt.runtime.open.arguments import integer
 
 Read = Callable[[Timing], Result]  # returns the log probabilities since its last call
@@ -318,21 +320,56 @@ class Llama(OpenModel):
     def _finish(self) -> str:
         return FINISH[self._llm.timing.finish]
 
-    # --- What is not there yet ------------------------------------------------------------------
+    # --- Embeddings -----------------------------------------------------------------------------
 
-    def create_embedding(self, input: Any, model: str | None = None) -> NoReturn:
-        """Refuse: npurt does not have embeddings yet."""
-        raise missing("create_embedding")
+    def pooling_type(self) -> int:
+        """Return the number of the pooling; 0 where neither the caller nor the file says one."""
+        pooling = self._pooling or read_pooling(self._metadata) or Pooling.NONE
+        return next(number for number, each in NUMBERS.items() if each is pooling)
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> Result:
+        """Return the embeddings of a text, or of several, in the form of OpenAI's API.
+
+        Raises:
+            LayoutError: A text is not a str, or has no tokens.
+        """
+        texts = input if isinstance(input, list) else [input]
+        made = self._embeddings(texts, normalize=False, truncate=True)
+        return as_openai(made, model or self.model_path)
 
     def embed(
-        self, input: Any, normalize: bool = False, truncate: bool = True, return_count: bool = False
-    ) -> NoReturn:
-        """Refuse: npurt does not have embeddings yet."""
-        raise missing("embed")
+        self,
+        input: str | list[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Return the embedding of a text as a list of floats, or a list of these for several texts.
 
-    def pooling_type(self) -> NoReturn:
-        """Refuse: npurt does not have embeddings yet."""
-        raise missing("pooling_type")
+        Without pooling it is a list for each token.
+
+        Args:
+            normalize: Scale each embedding to length 1.
+            truncate: Cut texts that are longer than the context.
+            return_count: Return the number of tokens, too.
+
+        Raises:
+            ContextFull: A text is longer than the context; a ValueError.
+            LayoutError: A text is not a str, or has no tokens.
+        """
+        texts = [input] if isinstance(input, str) else input
+        made = self._embeddings(texts, normalize=normalize, truncate=truncate)
+        vectors = [embedding.values.tolist() for embedding in made]
+        found = vectors[0] if isinstance(input, str) else vectors
+        return (found, sum(embedding.tokens for embedding in made)) if return_count else found
+
+    def _embeddings(
+        self, texts: Sequence[str], *, normalize: bool, truncate: bool
+    ) -> list[Embedding]:
+        pooling = NUMBERS[self.pooling_type()].value
+        return self._llm.embedder.each(texts, normalize, pooling=pooling, truncate=truncate)
+
+    # --- What is not there yet ------------------------------------------------------------------
 
     def set_cache(self, cache: Any) -> None:
         """Refuse a cache of states; the prefix that prompts share is kept anyway."""

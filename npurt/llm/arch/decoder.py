@@ -7,6 +7,7 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.graph import ops
+from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.runtime.execute.executor import Executor
@@ -22,6 +23,14 @@ def output(model: ModelGraph) -> ops.MatMul:
     """Return the product that makes the logits."""
     products = (op for op in model.graph.ops if isinstance(op, ops.MatMul))
     return next(op for op in products if op.role == "output")
+
+
+def output_norm(model: ModelGraph) -> Graph:
+    """Return the norm before the output matrix as a graph: the residual stream in."""
+    select = next(op for op in model.graph.ops if isinstance(op, ops.SelectRows))
+    norm = next(op for op in model.graph.ops if select.out in op.reads)
+    given, wanted = frozenset({select.out.name}), frozenset(t.name for t in norm.writes)
+    return Graph("output norm", (norm,), given, wanted)
 
 
 class Chunk(NamedTuple):
@@ -83,6 +92,11 @@ class Decoder:
     def stream(self, row: int) -> F32:
         """Return the residual stream ``[1, D]`` of *row* of the last run."""
         return self._stream[row : row + 1]
+
+    @property
+    def streams(self) -> F32:
+        """The residual stream ``[T, D]`` of all rows of the last run."""
+        return self._stream
 
 
 def _joined(parts: Iterable[Sequence[int]]) -> Iterable[int]:

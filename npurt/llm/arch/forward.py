@@ -18,6 +18,7 @@ from npurt.llm.file.metadata import CONVERT_AGAIN
 
 # Tensors that divide the rotary frequencies: of Llama 3's scaling, and of longrope.
 DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+CLASSIFIER = "cls."  # begins the names of a reranker's classifier, which reads hidden states
 
 
 def check(arch: Architecture, config: Config) -> None:
@@ -75,7 +76,7 @@ def build(
     )
     logits = b.matmul("output", h, head, b.bias("output.bias", v), "output", blocks.INT16)
     b.output(_capped(b, logits, config.conventions), "logits")
-    return b.finish(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))
+    return b.finish([CLASSIFIER, *(f"blk.{config.n_layers + i}." for i in range(config.n_ahead))])
 
 
 def _layer(

@@ -2,13 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
 from typing import Any, Self
 
 from npurt import moved
 from npurt.cpu.abi import limits
-from npurt.device import F32, Device
-from npurt.errors import UnsupportedOp
+from npurt.device import Device
+from npurt.llm.decode.embed import Embedder
 from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.parts import Part
 from npurt.llm.decode.text import TextGenerator
@@ -31,10 +30,10 @@ from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
 # What other parts of npurt use of a model, and old names: dir() lists neither.
-OLD_NAMES = ("embed", "taps", "turn")
+OLD_NAMES = ("taps", "turn")
 INTERNALS = (
-    "account", "can_shift", "context", "file", "generator", "head", "hidden_states", "lock",
-    "model", "output_matrix", "read", "speculator", "weight_bytes",
+    "account", "can_shift", "context", "embedder", "file", "generator", "head", "hidden_states",
+    "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
 MAX_SEQUENCES = 4096  # far above what a host can serve
@@ -42,6 +41,7 @@ MAX_SEQUENCES = 4096  # far above what a host can serve
 of_model = Part["Llama", Model]("model")
 of_context = Part["Llama", Context]("context")
 of_texts = Part["Llama", TextGenerator]("_texts")
+of_embedder = Part["Llama", Embedder]("embedder")
 
 
 class Llama:
@@ -134,6 +134,7 @@ class Llama:
             self.context = Context(self.model, shift=context_shift)
             opened.callback(self.context.release)
             self.generator = Generator(self.context)
+            self.embedder = Embedder(self.context)
             self._texts = TextGenerator(self.generator, seed=seed, template=template)
             if draft is not None:
                 self.speculator = open_speculator(
@@ -184,6 +185,7 @@ class Llama:
     generate = of_texts(TextGenerator.generate)
     chat = of_texts(TextGenerator.chat)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
+    embed = of_embedder(Embedder.embed)
 
     @property
     def template(self) -> ChatTemplate:
@@ -270,20 +272,6 @@ class Llama:
     trace = of_model(Model.trace)
     turn = moved.attribute("lock")
     taps = moved.attribute("hidden_states")
-
-    def embed(self, ids: Sequence[Any]) -> F32:
-        """Refuse texts, whose embeddings npurt does not have yet; of ids see `token_embeddings`.
-
-        Raises:
-            UnsupportedOp: It is a text, or are texts.
-        """
-        if isinstance(ids, Sequence) and any(isinstance(text, str) for text in (ids, *ids)):
-            raise UnsupportedOp(
-                "npurt does not have embeddings of texts yet",
-                remedy="for the rows of the embedding matrix, use token_embeddings(tokenize(text))",
-            )
-        moved.warn("Llama.embed(ids)", "Llama.token_embeddings(ids)")
-        return self.token_embeddings(ids)
 
     @property
     def file(self) -> GGUF:

@@ -1,7 +1,7 @@
 """A context: the tokens of one sequence and their state, evaluated by a model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -104,10 +104,22 @@ class Context:
         last = self._append(ids, 0) - 1
         return self._decoder.stream(last)
 
-    def _append(self, ids: Sequence[int], wanted: int) -> int:
+    @locked
+    def streams(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the residual stream of each, ``[T, D]``.
+
+        No logits are computed.
+        """
+        parts: list[F32] = []
+        self._append(ids, 0, lambda: parts.append(self._decoder.streams.copy()))
+        return np.concatenate(parts)
+
+    def _append(
+        self, ids: Sequence[int], wanted: int, each: Callable[[], None] = lambda: None
+    ) -> int:
         """Append *ids* in batches, with the logits of *wanted* last rows; return the last's size.
 
-        Only the last batch gives logits.
+        Only the last batch gives logits.  *each* is called after each batch.
         """
         self.model.require_open()
         ids = self.model.valid(ids)
@@ -123,6 +135,7 @@ class Context:
                 part = ids[start : start + rows]
                 last = start + rows >= len(ids)
                 self._forward(part, len(part) - (wanted if last else 0), self._logits)
+                each()
                 bar.add(len(part))
         return len(part)
 

@@ -1,0 +1,282 @@
+"""Embeddings of texts: their hidden states after the last norm, pooled in float64."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt import moved
+from npurt.device import F32
+from npurt.errors import ContextFull, LayoutError, ModelFormatError
+from npurt.graph.interpreter import Interpreter
+from npurt.graph.rows import Rows
+from npurt.graph.state import States
+from npurt.llm.arch.decoder import output_norm
+from npurt.llm.arch.weights import FileWeights
+from npurt.llm.file.metadata import CONVERT_AGAIN
+from npurt.llm.file.pooling import Pooling, pooling_of
+from npurt.llm.session.context import Context
+from npurt.llm.session.lock import locked
+
+F64 = npt.NDArray[np.float64]
+Text = str | Sequence[int]  # or its token ids, complete
+
+# The classifier of a reranker: hidden state -> tanh(dense) -> output; both may be missing.
+# Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
+DENSE, OUTPUT = "cls", "cls.output"
+LAST_OF_RERANKERS = ("qwen3",)  # architectures whose classifier reads the last token, not the first
+SHARES = ("qwen3",)  # architectures whose classifier gives shares: a softmax over its outputs
+
+
+class Embedding(NamedTuple):
+    """The embedding of one text.
+
+    Attributes:
+        values: ``[D]``; ``[T, D]`` without pooling; the scores of a reranker.
+        tokens: Number of tokens of the text, after it was cut.
+    """
+
+    values: F32
+    tokens: int
+
+
+class Embedder:
+    """Embeds texts with a model; its context is afterwards as it was.
+
+    Each text runs by itself, from position 0 on: its embedding does not depend on other texts.
+
+    Args:
+        context: Where texts run.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.lock = context.lock
+        self._context = context
+        self._model = context.model
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32: ...
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: Sequence[Text],
+        normalize: bool = True,
+        *,
+        pooling: Literal["none"],
+        truncate: bool = False,
+    ) -> list[F32]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[Text] | Sequence[int],
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32: ...
+
+    def embed(
+        self,
+        texts: str | Sequence[Text] | Sequence[int],
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32 | list[F32]:
+        """Return the embedding of a text, float32 ``[D]``, or those of a list of texts, ``[N, D]``.
+
+        The embedding of a text is the same, bit for bit, whatever other texts are in the list.
+        The context stays as it is.  A text may be given as a list of its token ids, all of them.
+        (A flat list of ids, which is deprecated, gives what `token_embeddings` does.)
+
+        Args:
+            normalize: Scale each embedding to length 1.
+            pooling: ``"mean"``, ``"cls"`` (the first token), ``"last"``; ``"none"`` gives a vector
+                for each token, ``[T, D]``, and a list of these for several texts; ``"rank"`` gives
+                the scores of a reranker.  By default as the file says, or else the mean.
+            truncate: Cut texts that are longer than the context.
+
+        Raises:
+            ContextFull: A text is longer than the context.
+            LayoutError: A text is neither a str nor token ids, or has no tokens.
+            ModelFormatError: The file has no classifier, which ``"rank"`` needs.
+            SettingError: There is no such pooling.
+        """
+        if isinstance(texts, str):
+            return self.each([texts], normalize, pooling=pooling, truncate=truncate)[0].values
+        if _is_ids(texts):
+            moved.warn("Llama.embed(ids)", "Llama.token_embeddings(ids)", between=1)
+            return self._model.token_embeddings(texts)
+        made = self.each(cast(Sequence[Text], texts), normalize, pooling=pooling, truncate=truncate)
+        arrays = [embedding.values for embedding in made]
+        if pooling_of(pooling, self._model.file.metadata) is Pooling.NONE:
+            return arrays
+        return np.stack(arrays) if arrays else np.empty((0, self._model.config.width), np.float32)
+
+    @locked
+    def each(
+        self,
+        texts: Sequence[Text],
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> list[Embedding]:
+        """Return the embedding of each text, with its number of tokens.
+
+        Args:
+            normalize: Scale each to length 1; scores of a reranker stay as they are.
+            pooling: The name of a `Pooling`; None: as the file says, or else the mean.
+            truncate: Cut texts that are longer than the context.
+
+        Raises:
+            ContextFull: A text has more tokens than the context has positions; no text ran.
+            LayoutError: A text is neither a str nor token ids, or has no tokens; no text ran.
+            ModelFormatError: The file has no classifier, which pooling by rank needs.
+            SettingError: There is no such pooling.
+        """
+        self._model.require_open()
+        chosen = pooling_of(pooling, self._model.file.metadata)
+        if chosen is Pooling.RANK:
+            self._require_classifier()
+        ids = [self._ids(index, text, truncate=truncate) for index, text in enumerate(texts)]
+        with self._kept():
+            return [
+                Embedding(self._pooled(self._hidden(tokens), chosen, normalize), len(tokens))
+                for tokens in ids
+            ]
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the ids of *text* as the model reads it: with BOS and EOS where it wants them.
+
+        Markup that is spelt out in the text is text.
+        """
+        ids = self._model.tokenizer.encode(text, special=False)
+        return ids if self._end is None else [*ids, self._end]
+
+    @property
+    def _end(self) -> int | None:
+        """The token that ends each text, if the file wants one."""
+        tokenizer = self._model.tokenizer
+        return tokenizer.eos if tokenizer.add_eos else None
+
+    def _ids(self, index: int, text: Text, *, truncate: bool) -> list[int]:
+        """Return the ids of a text, checked against the context."""
+        ids = self.tokens(text) if isinstance(text, str) else self._model.valid(text)
+        n_ctx = self._context.n_ctx
+        if not ids:
+            raise LayoutError(f"text {index} has no token to embed", remedy="leave empty texts out")
+        if len(ids) <= n_ctx:
+            return ids
+        if not truncate:
+            raise ContextFull(
+                f"text {index} has {len(ids)} tokens, and the context {n_ctx} positions",
+                remedy="raise n_ctx (-c), divide the text, or cut it with truncate=True",
+            )
+        ends = self._end is not None and ids[-1] == self._end
+        return [*ids[: n_ctx - 1], ids[-1]] if ends else ids[:n_ctx]
+
+    # --- Hidden states --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Leave the context as it was: a generation goes on."""
+        state = self._context.state
+        held = self._context.snapshot() if state.length else None
+        changes = state.changes
+        try:
+            yield
+        finally:
+            self._context.reset()
+            if held is not None:
+                self._context.restore(held)
+            state.changes = changes
+
+    def _hidden(self, ids: list[int]) -> F64:
+        """Return the hidden states of *ids* after the output norm, ``[T, D]``."""
+        self._context.reset()
+        stream = self._context.streams(ids).astype(np.float64)
+        setup = self._model.setup
+        graph = output_norm(setup.graph)
+        load = FileWeights(self._model.file, setup.graph).values
+        (given,), (wanted,) = graph.given, graph.wanted
+        norm = Interpreter(graph, load, np.float64)
+        made: F64 = norm.run({given: stream}, Rows.of(len(ids)), States(graph))[wanted]
+        return made
+
+    # --- Pooling --------------------------------------------------------------------------------
+
+    def _pooled(self, hidden: F64, pooling: Pooling, normalize: bool) -> F32:
+        """Return what *pooling* makes of the hidden states of a text."""
+        if pooling is Pooling.RANK:
+            last = self._model.config.architecture in LAST_OF_RERANKERS
+            return self._scores(hidden[-1 if last else 0]).astype(np.float32)
+        if pooling is Pooling.MEAN:
+            hidden = hidden.mean(axis=0)
+        elif pooling is Pooling.CLS:
+            hidden = hidden[0]
+        elif pooling is Pooling.LAST:
+            hidden = hidden[-1]
+        return (unit(hidden) if normalize else hidden).astype(np.float32)
+
+    def _require_classifier(self) -> None:
+        if not {f"{DENSE}.weight", f"{OUTPUT}.weight"} & self._model.file.tensors.keys():
+            raise ModelFormatError(
+                f"the file has neither {DENSE}.weight nor {OUTPUT}.weight: it is no reranker",
+                remedy="use another pooling, or the file of a reranker",
+            )
+
+    def _scores(self, x: F64) -> F64:
+        """Return what the classifier makes of the hidden state of one token."""
+        x = np.tanh(self._linear(DENSE, x)) if f"{DENSE}.weight" in self._model.file else x
+        x = self._linear(OUTPUT, x) if f"{OUTPUT}.weight" in self._model.file else x
+        if self._model.config.architecture in SHARES:
+            powers = np.exp(x - x.max())
+            return np.asarray(powers / powers.sum())
+        return x
+
+    def _linear(self, name: str, x: F64) -> F64:
+        file = self._model.file
+        weight: npt.NDArray[Any] = file[f"{name}.weight"].dequantize()
+        weight = weight.reshape(-1, weight.shape[-1]).astype(np.float64)
+        if weight.shape[1] != len(x):
+            raise ModelFormatError(
+                f"{name}.weight has {weight.shape[1]} columns for a state of {len(x)} values",
+                remedy=CONVERT_AGAIN,
+            )
+        y = weight @ x
+        bias = f"{name}.bias"
+        return np.asarray(y + file[bias].dequantize() if bias in file else y)
+
+
+def as_openai(made: Sequence[Embedding], model: str) -> dict[str, Any]:
+    """Return embeddings in the form of OpenAI's API; *model* is the name that it has there."""
+    tokens = sum(embedding.tokens for embedding in made)
+    data = [
+        {"object": "embedding", "index": index, "embedding": embedding.values.tolist()}
+        for index, embedding in enumerate(made)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def unit(x: F64) -> F64:
+    """Return *x* with each vector along the last axis scaled to length 1; zeros stay zeros."""
+    length = np.sqrt((x * x).sum(axis=-1, keepdims=True))
+    return np.asarray(x / np.where(length > 0, length, 1))
+
+
+def _is_ids(texts: Sequence[Text] | Sequence[int]) -> TypeGuard[Sequence[int]]:
+    """Return whether *texts* is a flat list of token ids."""
+    return len(texts) > 0 and isinstance(texts[0], SupportsIndex)
