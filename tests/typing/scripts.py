@@ -120,6 +120,13 @@ def devices() -> None:
         assert_type(error.remedy, str)
 
 
+def embeddings(llm: npurt.Llama) -> float:
+    assert_type(llm.embed("Hello", normalize=False), F32)
+    assert_type(llm.embed(["Hello", "you"], pooling="last", truncate=True), F32)
+    assert_type(llm.embed(["Hello", "you"], pooling="none"), list[F32])
+    return float(llm.embed("Hello") @ llm.embed("you"))
+
+
 def mistakes(llm: npurt.Llama, a: F32, w: npurt.PackedWeight) -> None:
     llm.generate("Hello", max_token=5)  # type: ignore[call-overload]
     llm.chat([{"role": "user"}], temperature="hot")  # type: ignore[call-overload]
