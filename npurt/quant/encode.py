@@ -119,6 +119,16 @@ def _blocks(name: str, **fields: Any) -> Blocks:
     return np.asarray(blocks)
 
 
+def from_codes(name: str, codes: U8, **fields: Any) -> Blocks:
+    """Return blocks of format *name* out of codes ``[B, block]`` and the other fields."""
+    if name == "q6_k":
+        return _blocks(name, ql=join(codes & 15, 64, 4), qh=join(codes >> 4, 32, 2), **fields)
+    width = 32 if name in ("q4_k", "q5_k") else 16
+    if name in ("q5_0", "q5_1", "q5_k"):
+        fields["qh"] = join(codes >> 4, 32 if name == "q5_k" else 1, 1)
+    return _blocks(name, qs=join(codes & 15, width, 4), **fields)
+
+
 def _reciprocal(d: Any) -> F32:
     """Return 1 / *d* with an axis for the codes; where that is infinite 0, so that codes are 0."""
     inverse = np.float32(1) / d
@@ -163,22 +173,22 @@ def _minmax(x: F32, top: int) -> tuple[F32, F32, U8]:
 
 def _q4_0(x: F32) -> Blocks:
     d, codes = _centred(x, 8)
-    return _blocks("q4_0", d=d, qs=join(codes, 16, 4))
+    return from_codes("q4_0", codes, d=d)
 
 
 def _q5_0(x: F32) -> Blocks:
     d, codes = _centred(x, 16)
-    return _blocks("q5_0", d=d, qh=join(codes >> 4, 1, 1), qs=join(codes & 15, 16, 4))
+    return from_codes("q5_0", codes, d=d)
 
 
 def _q4_1(x: F32) -> Blocks:
     d, m, codes = _minmax(x, 15)
-    return _blocks("q4_1", d=d, m=m, qs=join(codes, 16, 4))
+    return from_codes("q4_1", codes, d=d, m=m)
 
 
 def _q5_1(x: F32) -> Blocks:
     d, m, codes = _minmax(x, 31)
-    return _blocks("q5_1", d=d, m=m, qh=join(codes >> 4, 1, 1), qs=join(codes & 15, 16, 4))
+    return from_codes("q5_1", codes, d=d, m=m)
 
 
 E2M1_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / np.float32(2)
@@ -195,7 +205,7 @@ def _mxfp4(x: F32) -> Blocks:
     scaled = np.ldexp(x, 128 - e[:, None])
     magnitude = np.searchsorted(E2M1_MIDPOINTS, abs(scaled), side="left")
     codes = magnitude + 8 * ((scaled < 0) & (magnitude > 0))
-    return _blocks("mxfp4", e=e, qs=join(codes.astype(np.uint8), 16, 4))
+    return from_codes("mxfp4", codes.astype(np.uint8), e=e)
 
 
 # --- Our own: the smallest scales that clip nothing ---------------------------------------------
@@ -236,7 +246,7 @@ def _iq4_nl(x: F32) -> Blocks:
     size = _half_up(np.minimum(upright, flipped))
     d = np.where(flipped < upright, -size, size).astype(np.float32)
     codes = np.searchsorted(IQ4_MIDPOINTS, _ratio(x, d[:, None]))
-    return _blocks("iq4_nl", d=d, qs=join(codes.astype(np.uint8), 16, 4))
+    return from_codes("iq4_nl", codes.astype(np.uint8), d=d)
 
 
 def _minmax_k(x: F32, top: int) -> tuple[dict[str, Any], U8]:
@@ -251,22 +261,32 @@ def _minmax_k(x: F32, top: int) -> tuple[dict[str, Any], U8]:
     d, scales = _steps(np.maximum(sub.max(axis=-1) + floors.astype(np.float64), 0) / top, 63)
     steps = d.astype(np.float32)[:, None] * scales
     codes = np.rint(_ratio(sub + floors[..., None], steps[..., None]))
-    # The inverse of canonical's _scales_mins(): the upper two bits of 4-7 lie above those of 0-3.
+    return {"d": d, "dmin": dmin, "scales": packed_scales(scales, mins)}, as_codes(codes, x)
+
+
+def packed_scales(scales: U8, mins: U8) -> U8:
+    """Pack 8 scales and 8 minima of 6 bits, the inverse of canonical's ``_scales_mins()``.
+
+    The upper two bits of 4 to 7 lie above those of 0 to 3.
+    """
     first = np.concatenate([scales[:, :4], mins[:, :4]], axis=-1)
     last = np.concatenate([scales[:, 4:], mins[:, 4:]], axis=-1)
-    packed = np.concatenate([first | (last >> 4) << 6, join(last & 15, 4, 4)], axis=-1)
-    fields = {"d": d, "dmin": dmin, "scales": packed}
-    return fields, codes.astype(np.uint8).reshape(x.shape)
+    return np.concatenate([first | (last >> 4) << 6, join(last & 15, 4, 4)], axis=-1)
+
+
+def as_codes(codes: Any, x: F32) -> U8:
+    """Return *codes*, one for each value of *x*, in the shape of *x*."""
+    return np.asarray(codes.astype(np.uint8).reshape(x.shape))
 
 
 def _q4_k(x: F32) -> Blocks:
     fields, codes = _minmax_k(x, 15)
-    return _blocks("q4_k", **fields, qs=join(codes, 32, 4))
+    return from_codes("q4_k", codes, **fields)
 
 
 def _q5_k(x: F32) -> Blocks:
     fields, codes = _minmax_k(x, 31)
-    return _blocks("q5_k", **fields, qh=join(codes >> 4, 32, 1), qs=join(codes & 15, 32, 4))
+    return from_codes("q5_k", codes, **fields)
 
 
 def _q6_k(x: F32) -> Blocks:
@@ -274,9 +294,8 @@ def _q6_k(x: F32) -> Blocks:
     sub = x.reshape(-1, 16, 16)
     d, scales = _steps(abs(sub).max(axis=-1).astype(np.float64) / 31, 127)
     steps = d.astype(np.float32)[:, None] * scales
-    codes = (np.rint(_ratio(sub, steps[..., None])) + 32).astype(np.uint8).reshape(x.shape)
-    ql, qh = join(codes & 15, 64, 4), join(codes >> 4, 32, 2)
-    return _blocks("q6_k", d=d, scales=scales, ql=ql, qh=qh)
+    codes = np.rint(_ratio(sub, steps[..., None])) + 32
+    return from_codes("q6_k", as_codes(codes, x), d=d, scales=scales)
 
 
 _ENCODERS: dict[str, Callable[[F32], Blocks]] = {

@@ -3,7 +3,7 @@
 import fnmatch
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from npurt.errors import ModelFormatError
 from npurt.llm import arch
 from npurt.llm.arch import forward
 from npurt.llm.convert.families import FAMILIES, TOP, Family
-from npurt.llm.convert.fused_experts import tensors_of_experts
+from npurt.llm.convert.fused_experts import names_of_experts, taken_experts, tensors_of_experts
 from npurt.llm.convert.keys import keys_of, rope_tables
+from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.pieces import MODEL
 from npurt.llm.convert.safetensors import Stored, files, read
 from npurt.llm.convert.settings import Settings, meaning
-from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor, type_of
+from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
 from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.config import read_config
 from npurt.llm.file.gguf import read_header
@@ -71,8 +72,9 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         family = family_of(settings)
         tables = rope_tables(settings)
         tensors = _tables(tables)
-        tensors += _tensors(family, settings, _with_head(settings, _read(folder, settings)), kind)
-        known = keys_of(family, settings)
+        known = {"general.architecture": family.arch} | keys_of(family, settings)
+        tensors += _tensors(family, settings, _with_head(settings, _read(folder, settings)),
+                            partial(Types, kind, metadata=known))  # fmt: skip
     refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
                             folder / MODEL])  # fmt: skip
     rows = _rows(tensors)
@@ -177,12 +179,16 @@ def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
 
 
 def _tensors(
-    family: Family, settings: Settings, stored: dict[str, Stored], kind: str
+    family: Family,
+    settings: Settings,
+    stored: dict[str, Stored],
+    types_of: Callable[[Iterable[str]], Types],
 ) -> list[NewTensor]:
     """Return the tensors of the weights, in the order of the file."""
-    found = tensors_of_experts(stored, kind) if family.fused_experts else []
+    experts = taken_experts(stored) if family.fused_experts else {}
     groups = _groups(family, stored)
-    tied = "output.weight" not in groups
+    types = types_of([*groups, *names_of_experts(experts)])
+    found = tensors_of_experts(experts, types)
     for name, members in groups.items():
         shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
         added = float(family.added_one and name.endswith("norm.weight"))
@@ -191,7 +197,7 @@ def _tensors(
                 f"the experts of {name} differ in shape", remedy="download the folder again"
             )
         whole = (len(members),) * (len(members) > 1) + shape
-        fmt = type_of(name, whole, kind, tied=tied)
+        fmt = types.of(name, whole)
         found.append(new_tensor(name, whole, fmt, partial(_values, members, shape, order, added)))
     return sorted(found, key=_place_in_file)
 

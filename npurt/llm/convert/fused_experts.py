@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 
 from npurt.errors import ModelFormatError
+from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.safetensors import AGAIN, Stored
-from npurt.llm.convert.types import new_tensor, type_of
+from npurt.llm.convert.types import new_tensor
 from npurt.llm.file.writer import NewTensor
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
@@ -34,27 +35,48 @@ MXFP4 = BY_NAME["mxfp4"]
 AXES = {"_blocks": 4, "_scales": 3, "_bias": 2, "": 3}
 
 
-def tensors_of_experts(stored: dict[str, Stored], kind: str) -> list[NewTensor]:
-    """Return the tensors of the experts in *stored*, and take them out of it.
+Experts = dict[tuple[str, str], dict[str, Stored]]  # (layer, projection) -> role -> tensor
+
+
+def taken_experts(stored: dict[str, Stored]) -> Experts:
+    """Take the tensors of the experts out of *stored*, and return them.
 
     Raises:
-        ModelFormatError: One of a pair is missing, or shapes contradict each other.
+        ModelFormatError: One has a shape that none has.
     """
-    found: dict[tuple[str, str], dict[str, Stored]] = {}
+    found: Experts = {}
     for name in list(stored):
         if match := NAME.fullmatch(name):
             layer, projection, role = match.groups()
             each = found.setdefault((layer, projection), {})[role] = stored.pop(name)
             if len(each.shape) != AXES[role] or 0 in each.shape:
                 raise _bad(f"{name} has shape {each.shape}")
+    return found
+
+
+def names_of_experts(experts: Experts) -> list[str]:
+    """Return the names of their matrices in GGUF."""
+    return [
+        f"blk.{layer}.{part}.weight"
+        for layer, projection in experts
+        for part, _ in PARTS[projection]
+    ]
+
+
+def tensors_of_experts(experts: Experts, types: Types) -> list[NewTensor]:
+    """Return the tensors of the experts.
+
+    Raises:
+        ModelFormatError: One of a pair is missing, or shapes contradict each other.
+    """
     made = []
-    for (layer, projection), roles in found.items():
+    for (layer, projection), roles in experts.items():
         for part, rows in PARTS[projection]:
-            made += _tensors(f"blk.{layer}.{part}", roles, rows, kind)
+            made += _tensors(f"blk.{layer}.{part}", roles, rows, types)
     return made
 
 
-def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, kind: str) -> list[NewTensor]:
+def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, types: Types) -> list[NewTensor]:
     if "_bias" not in roles:
         raise _bad(f"the checkpoint lacks {name}.bias")
     bias = roles["_bias"]
@@ -64,7 +86,7 @@ def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, kind: str) -> 
         plain = roles[""]
         experts, k, n = plain.shape
         shape3 = (experts, len(range(*rows.indices(n))), k)
-        fmt = type_of(f"{name}.weight", shape3, kind, tied=False)
+        fmt = types.of(f"{name}.weight", shape3)
         made.append(new_tensor(f"{name}.weight", shape3, fmt, partial(_plain, plain, rows)))
     elif {"_blocks", "_scales"} <= roles.keys() and "" not in roles:
         blocks, scales = roles["_blocks"], roles["_scales"]

@@ -1,11 +1,14 @@
 """Write a GGUF file again with another type."""
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor, type_of
+from npurt.llm.convert.importance import Importance, fitted, read_importance
+from npurt.llm.convert.mixture import Override, Types
+from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.writer import encoded, refuse_source, write
 from npurt.quant.tensor import QTensor
@@ -14,25 +17,42 @@ MAX_AXES = 3  # a stack of matrices
 DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 
 
-def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) -> int:
+def requantise(
+    source: Path,
+    target: Path,
+    kind: str,
+    *,
+    overrides: Sequence[Override] = (),
+    importance: Path | None = None,
+    progress: bool = True,
+) -> int:
     """Write *source*, or all parts of it, as *target* with matrices of type *kind*.
 
     Metadata stays, but for the keys that say the type.  Encoding blocks that are quantised already
     adds one error to another: that is warned about.
 
+    Args:
+        overrides: Types of single tensors.
+        importance: A file that says how much each column matters.
+
     Returns:
         How many tensors were quantised already, and are now of another type.
 
     Raises:
-        SettingError: npurt writes no such type, or *target* is a file of *source*.
-        ModelFormatError: *source* is damaged, or has a tensor of more than 3 axes.
+        SettingError: npurt writes no such type, *target* is a file of *source*, or an override is
+            for no tensor.
+        ModelFormatError: *source* or *importance* is damaged, *source* has a tensor of more than 3
+            axes, or *importance* is of another model.
         NumericsError: A value is NaN or infinite, or does not fit in the type.
         NpurtError: *target* cannot be written.
     """
     kind = chosen(kind)
+    measured = read_importance(importance) if importance else {}
     with GGUF(source) as file:
-        refuse_source(target, map(Path, file.paths))
-        tied = "output.weight" not in file
+        refuse_source(target, [*map(Path, file.paths), *([importance] if importance else [])])
+        types = Types(kind, file.tensors, file.metadata, overrides)
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+        weights = fitted(measured, shapes, importance) if importance else {}
         again, tensors = 0, []
         for name, info in file.tensors.items():
             if len(info.shape) > MAX_AXES:
@@ -41,9 +61,10 @@ def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) 
                     remedy="give the file of a text model; projectors of images and sound stay "
                     "as they are",
                 )
-            fmt = type_of(name, info.shape, kind, tied=tied)
+            fmt = types.of(name, info.shape)
             again += info.format.name not in FLOATS and info.format is not fmt
-            tensors.append(new_tensor(name, info.shape, fmt, partial(_one, file, name)))
+            values = partial(_one, file, name)
+            tensors.append(new_tensor(name, info.shape, fmt, values, weights.get(name)))
         if again:
             warnings.warn(
                 f"{again} tensors of {source.name} are quantised already; the new error adds to "
@@ -53,9 +74,20 @@ def requantise(source: Path, target: Path, kind: str, *, progress: bool = True) 
         keys = {key: file.encoded(key) for key in file.metadata if key not in DROPPED}
         keys["general.file_type"] = encoded("general.file_type", FILE_TYPES[kind])
         keys["general.quantization_version"] = encoded("general.quantization_version", 2)
+        if importance:
+            for key, value in _about(importance, weights).items():
+                keys[key] = encoded(key, value)
         write(target, keys, tensors, progress=progress)
     return again
 
 
 def _one(file: GGUF, name: str) -> list[QTensor]:
     return [file[name]]
+
+
+def _about(importance: Path, weights: Importance) -> dict[str, str | int]:
+    """Return what the new file says of the importance matrix, under llama.cpp's keys."""
+    return {
+        "quantize.imatrix.file": importance.name,
+        "quantize.imatrix.entries_count": len(weights),
+    }

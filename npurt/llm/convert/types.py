@@ -9,22 +9,28 @@ MIT): all matrices have it, with these exceptions.
 - A row that does not divide into blocks of 256 has blocks of 32 instead, with at least as many bits
   (Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0); one that does not divide into these either is F16.
 
-llama.cpp's mixed files (Q4_K_M and so on) give some layers more bits.
+`mixture` has llama.cpp's mixed files (Q4_K_M and so on), which give some layers more bits.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from npurt.errors import NumericsError, SettingError
 from npurt.llm.file.writer import NewTensor
+from npurt.quant.canonical import F32
 from npurt.quant.decode import not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Blocks, Format
+from npurt.quant.weighted import quantize_weighted
 
 # Type -> general.file_type: llama.cpp's enum llama_ftype, include/llama.h.
 FILE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q6_k": 18, "q5_k": 16, "q5_1": 9, "q5_0": 8,
-    "q4_k": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25,
+    "q4_k": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25, "mxfp4": 38,
+    "q4_k_m": 15, "q4_k_s": 14, "q5_k_m": 17, "q5_k_s": 16, "mxfp4_moe": 38,  # see `mixture`
 }  # fmt: skip
 FLOATS = ("f32", "f16", "bf16")
 SMALL = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # for rows without whole blocks
@@ -46,17 +52,28 @@ def chosen(text: str) -> str:
     return name
 
 
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """True for a tensor that may be quantised; the others are float32."""
+    matrix = len(shape) >= 2 and name.endswith(".weight")
+    return matrix and not any(part in name for part in EXACT)
+
+
 def type_of(name: str, shape: Sequence[int], wanted: str, *, tied: bool) -> Format:
-    """Return the type of tensor *name* in a file of type *wanted*.
+    """Return the type of tensor *name* in a file of the plain type *wanted*.
 
     Args:
         tied: The embedding is the output matrix.
     """
-    if len(shape) < 2 or not name.endswith(".weight") or any(part in name for part in EXACT):
+    if not is_matrix(name, shape):
         return BY_NAME["f32"]
     head = name == "output.weight" or (name == "token_embd.weight" and tied)
     if head and wanted not in (*FLOATS, "q8_0"):
         wanted = "q6_k"
+    return fitting(wanted, shape)
+
+
+def fitting(wanted: str, shape: Sequence[int]) -> Format:
+    """Return the type *wanted*, or the next one whose blocks divide the rows."""
     if shape[-1] % BY_NAME[wanted].block:
         wanted = SMALL.get(wanted, "f16")
     if shape[-1] % BY_NAME[wanted].block:
@@ -65,43 +82,60 @@ def type_of(name: str, shape: Sequence[int], wanted: str, *, tied: bool) -> Form
 
 
 def new_tensor(
-    name: str, shape: tuple[int, ...], fmt: Format, matrices: Callable[[], Iterable[QTensor]]
+    name: str,
+    shape: tuple[int, ...],
+    fmt: Format,
+    matrices: Callable[[], Iterable[QTensor]],
+    importance: F32 | None = None,
 ) -> NewTensor:
     """Return a tensor that is encoded as *fmt* while it is written.
 
     Args:
         matrices: Returns its values: one tensor, or those of a stack in order.
+        importance: How much each column matters, ``[1, K]`` or ``[matrices of the stack, K]``.
 
     Raises (when it is written):
         NumericsError: A value is NaN or infinite, or does not fit in the type.
     """
-    return NewTensor(name, shape, fmt, lambda: _blocks(name, matrices(), fmt))
+    rows = math.prod(shape[:-1])
+    return NewTensor(name, shape, fmt, lambda: _blocks(name, matrices(), fmt, importance, rows))
 
 
-def _blocks(name: str, matrices: Iterable[QTensor], fmt: Format) -> Iterator[Blocks]:
-    before = 0  # rows of the matrices before
+def _blocks(
+    name: str, matrices: Iterable[QTensor], fmt: Format, importance: F32 | None, total: int
+) -> Iterator[Blocks]:
+    row = 0
     for matrix in matrices:
         rows = matrix.blocks.reshape(-1, matrix.blocks.shape[-1])
         step = max(1, STEP // matrix.shape[-1])
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
-            bad = not_finite(part, matrix.format).any(axis=-1)
-            if bad.any():
-                raise NumericsError(
-                    f"row {before + start + int(bad.argmax())} of {name} holds NaN or infinity",
-                    remedy="take other weights of the model: these are damaged, or their training "
-                    "or merging diverged",
-                )
-            if matrix.format is fmt:
-                yield part
-                continue
-            try:
-                yield quantize(QTensor(part, matrix.format).dequantize(), fmt)
-            except NumericsError as error:
-                raise NumericsError(
-                    f"{name}, from row {before + start} on: {error.what}",
-                    remedy="choose f32, which holds more"
-                    if fmt.name == "bf16"
-                    else "choose bf16 or f32, which hold more",
-                ) from error
-        before += len(rows)
+            weights = None
+            if importance is not None:
+                each = total // len(importance)  # rows of a matrix of the stack
+                weights = importance[np.arange(row, row + len(part)) // each]
+            yield _encoded(name, row, QTensor(part, matrix.format), fmt, weights)
+            row += len(part)
+
+
+def _encoded(name: str, row: int, part: QTensor, fmt: Format, weights: F32 | None) -> Blocks:
+    """Return the blocks of some rows, from *row* of the tensor on."""
+    bad = not_finite(part.blocks, part.format).any(axis=-1)
+    if bad.any():
+        raise NumericsError(
+            f"row {row + int(bad.argmax())} of {name} holds NaN or infinity",
+            remedy="take other weights of the model: these are damaged, or their training or "
+            "merging diverged",
+        )
+    if part.format is fmt:
+        return part.blocks
+    try:
+        values = part.dequantize()
+        return quantize(values, fmt) if weights is None else quantize_weighted(values, fmt, weights)
+    except NumericsError as error:
+        raise NumericsError(
+            f"{name}, from row {row} on: {error.what}",
+            remedy="choose f32, which holds more"
+            if fmt.name == "bf16"
+            else "choose bf16 or f32, which hold more",
+        ) from error
