@@ -20,6 +20,7 @@ from npurt.errors import (
     DeviceTimeout,
     DownloadError,
     DriverError,
+    GrammarError,
     GraphError,
     LayoutError,
     ModelFormatError,
@@ -36,6 +37,7 @@ from npurt.errors import (
 from npurt.version import __version__
 
 if TYPE_CHECKING:
+    from npurt.llm.decode.grammar.grammar import Grammar
     from npurt.llm.decode.model import Llama
     from npurt.llm.file.gguf import GGUF
     from npurt.quant.tensor import QTensor
@@ -52,6 +54,8 @@ __all__ = [
     "DeviceTimeout",
     "DownloadError",
     "DriverError",
+    "Grammar",
+    "GrammarError",
     "GraphError",
     "LayoutError",
     "Llama",
@@ -77,6 +81,7 @@ __all__ = [
 
 _HOMES = {
     "GGUF": "npurt.llm.file.gguf",
+    "Grammar": "npurt.llm.decode.grammar.grammar",
     "Llama": "npurt.llm.decode.model",
     "PackedWeight": "npurt.runtime.api.packed_weight",
     "QTensor": "npurt.quant.tensor",

@@ -14,6 +14,7 @@
     +-- LayoutError       (ValueError)           a shape, dtype, stride, alignment or size is wrong
     +-- NumericsError     (ValueError)           NaN or infinity where a finite number is needed
     +-- SettingError      (ValueError)           an NPURT_* variable or an option holds nonsense
+    +-- GrammarError      (ValueError)           a grammar or a schema is wrong, or no text is of it
     +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
     +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
     +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
@@ -104,6 +105,10 @@ class NumericsError(NpurtError, ValueError):
 
 class SettingError(NpurtError, ValueError):
     """An NPURT_* variable or an option holds nonsense."""
+
+
+class GrammarError(NpurtError, ValueError):
+    """A grammar, regular expression or schema is wrong or too large, or lets no token follow."""
 
 
 class ModelFormatError(NpurtError, ValueError):

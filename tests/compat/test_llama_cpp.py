@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import pickle
+import re
 import sys
 import threading
 import types
@@ -24,7 +25,7 @@ from npurt.compat.llama_cpp import (
 )
 from npurt.compat.llama_cpp.arguments import DEFAULTS, MODEL_DEFAULTS, RANDOM_SEED
 from npurt.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.errors import GrammarError, LayoutError, SettingError, UnsupportedOp
 from npurt.llm.decode import generate
 from tests.llm import tiny
 
@@ -371,10 +372,11 @@ def test_biases_and_penalties_have_their_formula(llm):
     llm.reset()
     llm.eval([1, 5, 9, 5])
     row = np.array(llm.eval_logits[0])
-    sampler = llm._sampler(
+    request = llm._request(
         0.0, None, top_k=40, frequency_penalty=0.5, presence_penalty=0.25,
         logit_bias={3: -2.0}, logits_processor=[],
     )  # fmt: skip
+    sampler = llm._sampler(request, [])
     adjusted = sampler.adjusted(row.astype(np.float32), [1, 5, 9, 5])
 
     wanted = row.copy()
@@ -468,13 +470,48 @@ def test_options_that_npurt_does_not_have_are_refused(llm, method, name):
         getattr(llm, method)(*CALLS[method], **{name: "other"})
 
 
-def test_answers_are_free_text_only(llm):
-    with pytest.raises(UnsupportedOp, match="response_format"):
-        llm.create_chat_completion(MESSAGES, response_format={"type": "json_object"})
-    llm.create_chat_completion(MESSAGES, response_format={"type": "text"}, max_tokens=1)
-    for make in (LlamaGrammar, LlamaGrammar.from_string, LlamaGrammar.from_json_schema):
-        with pytest.raises(UnsupportedOp, match="LlamaGrammar"):
-            make("root ::= [a-z]")
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"],
+          "additionalProperties": False}  # fmt: skip
+WILD = {"temperature": 4.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 60}
+
+
+def test_a_grammar_decides_what_is_written(llm, tmp_path):
+    file = tmp_path / "a.gbnf"
+    file.write_text('root ::= [a-c]{3} "é"', "utf-8")
+    for grammar in (LlamaGrammar.from_string(file.read_text("utf-8"), verbose=False),
+                    LlamaGrammar.from_file(file), LlamaGrammar.from_file(str(file))):  # fmt: skip
+        text = llm(PROMPT, grammar=grammar, seed=3, **WILD)["choices"][0]["text"]
+        assert re.fullmatch("[a-c]{3}é", text)
+    ids = list(llm.generate(llm.tokenize(b"hi"), grammar=grammar, temp=4.0, top_k=0, min_p=0.0))
+    assert re.fullmatch("[a-c]{3}é", llm.detokenize(ids).decode())
+    with pytest.raises(GrammarError, match="GBNF"):
+        LlamaGrammar.from_string("root ::= (")
+    with pytest.raises(GrammarError, match="GBNF"):
+        llm(PROMPT, grammar="root ::= (")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_of_its_format(llm, stream):
+    """As llama-cpp-python names a schema, and as OpenAI's interface does."""
+    for options in (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"grammar": LlamaGrammar.from_json_schema(json.dumps(SCHEMA))},
+    ):
+        given = llm.create_chat_completion(MESSAGES, stream=stream, **options, **WILD)
+        if stream:
+            text = "".join(c["choices"][0]["delta"].get("content", "") for c in given)
+        else:
+            text = given["choices"][0]["message"]["content"]
+            assert given["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(text) in ({"a": 1}, {"a": 22})
+
+
+def test_single_tokens_have_no_grammar(llm):
+    llm.reset()
+    llm.eval([1, 5])
+    with pytest.raises(UnsupportedOp, match="grammar="):
+        llm.sample(grammar=LlamaGrammar.from_string('root ::= "a"'))
 
 
 def test_log_probabilities_have_the_shape_of_completions(llm, own):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypedDict
 
-from npurt.errors import SettingError, UnsupportedOp
+from npurt.errors import UnsupportedOp
 from npurt.llm.decode.generate import stop_texts
 from npurt.llm.decode.options import asks_for_nothing
 from npurt.llm.file.pooling import NUMBERS, Pooling
@@ -29,13 +29,14 @@ MODEL_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 # The same of completions.  Mirostat's constants have no effect while it is off.
 DEFAULTS: dict[str, Any] = {
-    "function_call": None, "functions": None, "grammar": None, "idx": None, "mirostat_mode": 0,
+    "function_call": None, "functions": None, "idx": None, "mirostat_mode": 0,
     "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
 }  # fmt: skip
 # What of completions `Llama` hands on to its sampler.
 SAMPLING = (
     "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
     "presence_penalty", "logits_processor", "stopping_criteria", "logit_bias",
+    "grammar", "response_format",
 )  # fmt: skip
 KV_TYPES: dict[Any, str] = {None: "f16", 0: "f32", 1: "f16"}  # numbers of ggml's types
 
@@ -111,24 +112,6 @@ def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     refuse(given, DEFAULTS)
     return {name: given[name] for name in SAMPLING if name in given}
-
-
-def refuse_format(response_format: Any) -> None:
-    """Refuse the form of an answer unless it is None or text.
-
-    Raises:
-        SettingError: It is no mapping.
-        UnsupportedOp: npurt does not have it.
-    """
-    if response_format is None:
-        return
-    if not isinstance(response_format, Mapping):
-        raise SettingError(
-            f"response_format is {response_format!r:.60}",
-            remedy='pass {"type": "text"}, or leave it out',
-        )
-    if response_format.get("type") != "text":
-        raise missing(f"response_format={response_format!r:.60}")
 
 
 def alternatives(logprobs: int | bool | None, top: int | None = None) -> int | None:

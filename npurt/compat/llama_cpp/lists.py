@@ -1,13 +1,14 @@
 """The classes of llama-cpp-python beside `Llama`."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Self
 
 import numpy as np
 
-from npurt.compat.llama_cpp.arguments import missing
 from npurt.compat.sampling import F32, Criterion, Ids, Processor
+from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar
 from npurt.llm.state.state import Snapshot
 
 LogitsProcessor = Processor
@@ -78,16 +79,32 @@ class LlamaPromptLookupDecoding:
     num_pred_tokens: int = 10
 
 
-class LlamaGrammar:
-    """Grammars, which npurt does not have yet: each way to make one says so."""
+class LlamaGrammar(Grammar):
+    """A grammar; npurt writes nothing to stderr about it, so *verbose* has no effect."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        raise missing("LlamaGrammar")
+    __slots__ = ()
 
     @classmethod
-    def from_string(cls, *arguments: Any, **options: Any) -> NoReturn:
-        """Refuse."""
-        raise missing("LlamaGrammar")
+    def from_string(cls, grammar: str, verbose: bool = True) -> Self:
+        """Return the grammar in GBNF; see `npurt.Grammar.from_gbnf`."""
+        del verbose
+        return cls.from_gbnf(grammar)
 
-    from_file: Callable[..., NoReturn] = from_string
-    from_json_schema: Callable[..., NoReturn] = from_string
+    @classmethod
+    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> Self:
+        """Return the grammar of a file; see `from_string`.
+
+        Raises:
+            GrammarError: It is wrong, or larger than any grammar.
+            OSError: The file cannot be read.
+        """
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            return cls.from_string(opened.read(MAX_TEXT + 1), verbose)
+
+    @classmethod
+    def from_json_schema(
+        cls, json_schema: str | bool | Mapping[str, Any], verbose: bool = True
+    ) -> Self:
+        """Return the JSON schema; see `npurt.Grammar.from_json_schema`."""
+        del verbose
+        return super().from_json_schema(json_schema)

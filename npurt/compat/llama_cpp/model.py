@@ -12,7 +12,7 @@ from npurt.compat.llama_cpp.arguments import (
     alternatives,
     limit,
     missing,
-    refuse_format,
+    refuse,
     sampling,
 )
 from npurt.compat.llama_cpp.context import Messages, OpenModel, Prompt
@@ -60,11 +60,12 @@ class Llama(OpenModel):
         """
         if idx == self.n_tokens - 1:
             idx = None
-        sampler = self._sampler(temp, None, **sampling(locals()))
+        refuse({"grammar": grammar}, {"grammar": None})
+        request = self._request(temp, None, **sampling(locals()))
         history = self._llm.history
         if self._row is None or not history:
             raise SettingError("there are no logits to sample from", remedy="call eval() first")
-        return sampler.sample(self._row, history)
+        return self._sampler(request, history).sample(self._row, history)
 
     def generate(
         self, tokens: Sequence[int], top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05,
@@ -83,15 +84,17 @@ class Llama(OpenModel):
             top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, presence_penalty: As
                 for `create_completion`; so are logits_processor and stopping_criteria.
             penalize_nl: No effect.
-            tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
+            tfs_z, mirostat_mode: Refused unless they have no effect.
             mirostat_tau, mirostat_eta: No effect.
+            grammar: As for `create_completion`.
 
         Raises:
             UnsupportedOp: npurt does not have an option.
         """
-        sampler = self._sampler(temp, None, **sampling(locals()))
+        request = self._request(temp, None, **sampling(locals()))
         ids = self._llm.model.valid(tokens)
         prompt = ids if reset else [*self._llm.history, *ids]
+        sampler = self._sampler(request, prompt)
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
     def _tokens(self, generation: Generation, sampler: LastSampler) -> Iterator[int]:
@@ -113,20 +116,18 @@ class Llama(OpenModel):
             top_logprobs=top_logprobs,
         )  # fmt: skip
 
-    def _sampler(
-        self,
-        temperature: float,
-        seed: int | None,
-        **options: Any,
-    ) -> LastSampler:
-        """Return a sampler; as there, *seed* is that of later completions, too."""
+    def _request(self, temperature: float, seed: int | None, **options: Any) -> Request:
+        """Return a request; as there, *seed* is that of later completions, too."""
         if seed is not None:
             self.set_seed(seed)
         elif self._seed is not None:
             self._seed = random.Random(self._seed).getrandbits(32)
         options["top_k"] = max(0, integer("top_k", options["top_k"]))
         options |= {"temperature": temperature, "repeat_last_n": self.last_n_tokens_size}
-        return Request.of(options, self._seed).sampler(self._tokenizer, 0, LastSampler)
+        return Request.of(options, self._seed)
+
+    def _sampler(self, request: Request, prompt: Sequence[int]) -> LastSampler:
+        return request.sampler(self._tokenizer, len(prompt), LastSampler)
 
     # --- Completions ----------------------------------------------------------------------------
 
@@ -180,7 +181,8 @@ class Llama(OpenModel):
             model: The name that the result has.
             logprobs: How many likeliest tokens the result has beside each token, with their log
                 probabilities by the model's logits; not with echo.
-            suffix, tfs_z, mirostat_mode, grammar: Refused unless they have no effect.
+            grammar: A `LlamaGrammar`, or the text of one in GBNF.
+            suffix, tfs_z, mirostat_mode: Refused unless they have no effect.
             mirostat_tau, mirostat_eta: No effect.
 
         Raises:
@@ -189,7 +191,7 @@ class Llama(OpenModel):
             SettingError: An option makes no sense.
             UnsupportedOp: npurt does not have an option.
         """
-        sampler = self._sampler(temperature, seed, **sampling(locals()))
+        request = self._request(temperature, seed, **sampling(locals()))
         if isinstance(prompt, str):
             ids, begin = self._llm.tokenize(prompt), prompt
         else:
@@ -198,6 +200,7 @@ class Llama(OpenModel):
         top = alternatives(logprobs)
         if echo and top is not None:
             raise missing("logprobs with echo")
+        sampler = self._sampler(request, ids)
         pieces = iter(self._generation(ids, sampler, stop, max_tokens, top))
         read = None if top is None else Logprobs(self._piece, len(begin)).of_completion
         if echo:
@@ -247,7 +250,7 @@ class Llama(OpenModel):
             tools: As for `npurt.Llama.chat`: calls are part of the content, as the model writes
                 them.
             tool_choice: None or ``"auto"``.
-            response_format: None or ``{"type": "text"}``.
+            response_format: As for `npurt.Llama.chat`.
             functions, function_call: Refused unless None.
             logprobs: Whether the result has log probabilities, with those of the *top_logprobs*
                 likeliest tokens.
@@ -260,11 +263,11 @@ class Llama(OpenModel):
             ContextFull: The prompt does not fit.
             UnsupportedOp: npurt does not have an option.
         """
-        sampler = self._sampler(temperature, seed, **sampling(locals()))
-        refuse_format(response_format)
+        request = self._request(temperature, seed, **sampling(locals()))
         ids = self._llm.apply_chat_template(messages, tools=tools)
         stops = all_stops(stop, self.chat_format)
         top = alternatives(logprobs, top_logprobs)
+        sampler = self._sampler(request, ids)
         pieces = iter(self._generation(ids, sampler, stops, max_tokens, top))
         read = None if top is None else Logprobs(self._piece).of_chat
         name = model or self.model_path

@@ -195,7 +195,9 @@ class Generation:
         room = context.n_ctx - context.n_tokens - 1
         if self._limit is not None:
             room = min(room, self._limit - self._timing.generated_tokens - 1)
-        return self._speculator.step(context, history, room, self._choose)
+        constraint = self._sampler.constraint
+        fits = None if constraint is None else constraint.fits
+        return self._speculator.step(context, history, room, self._choose, fits)
 
     def _stop(self) -> None:
         """End at a stop text; take back the accepted draft tokens beyond it."""

@@ -6,6 +6,8 @@ from typing import Any, TypedDict, TypeVar
 
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.generate import split_stops
+from npurt.llm.decode.grammar.constraint import Constraint
+from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.decode.samplers.breakers import breakers_of
 from npurt.llm.decode.samplers.checks import functions
@@ -16,7 +18,7 @@ from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_in
 # Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
 # values that ask for nothing.
 MISSING: dict[str, Any] = {
-    "best_of": 1, "function_call": None, "functions": None, "grammar": None, "mirostat_eta": 0.1,
+    "best_of": 1, "function_call": None, "functions": None, "mirostat_eta": 0.1,
     "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "suffix": None, "tfs_z": 1.0,
     "tool_choice": "auto",
 }  # fmt: skip
@@ -57,6 +59,8 @@ class Options(TypedDict, total=False):
     stopping_criteria: Criterion | Sequence[Criterion] | None
     logprobs: bool | int | None
     top_logprobs: int | None
+    grammar: Grammar | str | None
+    response_format: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Request:
         stop_ids: Token ids that end it.
         max_tokens: The most tokens; None: no limit.
         top_logprobs: How many of the likeliest tokens to keep; None: no log probabilities.
+        grammar: What the text must be; None: anything.
     """
 
     sampling: Sampling
@@ -79,12 +84,14 @@ class Request:
     criteria: tuple[Criterion, ...]
     ignore_eos: bool
     min_tokens: int
+    grammar: Grammar | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
         """Return the request that *options* are; *seed* is that of the model.
 
         Raises:
+            GrammarError: The grammar is wrong, or too large.
             SettingError: An option makes no sense.
             TypeError: One is unknown.
             UnsupportedOp: npurt does not have it.
@@ -106,6 +113,7 @@ class Request:
             criteria=functions("stopping_criteria", given.get("stopping_criteria")),
             ignore_eos=bool(given.get("ignore_eos")),
             min_tokens=optional_integer("min_tokens", given.get("min_tokens"), 0) or 0,
+            grammar=grammar_of(given.get("grammar"), given.get("response_format")),
         )
 
     def sampler(self, tokenizer: Tokenizer, prompt: int, kind: type[S]) -> S:
@@ -120,6 +128,7 @@ class Request:
             breakers=breakers_of(tokenizer, texts) if texts else None,
             ends=tokenizer.eog | self.stop_ids,
             begins=prompt + self.min_tokens,
+            constraint=Constraint(self.grammar, tokenizer, prompt) if self.grammar else None,
         )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, NumericsError
+from npurt.errors import GrammarError, LayoutError, NumericsError
+from npurt.llm.decode.grammar.constraint import Constraint, Mask
 from npurt.llm.decode.samplers.candidates import (
     F32,
     F64,
@@ -47,6 +48,7 @@ class Sampler:
         breakers: Of DRY; see `Text`.
         ends: Ids that are not chosen before the text has *begins* tokens, with the prompt.
         begins: See *ends*.
+        constraint: Which tokens keep the text in a grammar; None: all do.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Sampler:
         breakers: Mapping[int, Tails] | None = None,
         ends: Iterable[int] = (),
         begins: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         self.sampling = sampling
         self.processors = tuple(processors)
@@ -68,8 +71,9 @@ class Sampler:
         self._never = _sorted(never)
         self._early = _sorted({*self._never.tolist(), *ends})  # never, or not yet
         self._begins = begins
+        self.constraint = constraint
         self._draws = Draws(secrets.randbits(64) if sampling.seed is None else sampling.seed)
-        self._allowed = np.zeros(0, np.float32)  # [V], reused for each token
+        self._row = np.zeros(0, np.float32)  # [V], reused for each token
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
         """Return the next token, or `NO_TOKEN` to end the text.
@@ -81,56 +85,72 @@ class Sampler:
         Raises:
             LayoutError: *logits* is not one row, *history* has an id that is not in 0..V-1, or a
                 processor returned no logits ``[V]``.
+            GrammarError: The grammar lets no token follow.
             NumericsError: A logit is NaN or +inf, or all tokens are excluded.
         """
         if self.criteria and any(end(_array(history), logits.copy()) for end in self.criteria):
             return NO_TOKEN
+        allowed = None
+        if self.constraint is not None:
+            allowed = self.constraint.allowed(history)
+            if allowed is None:  # the text is complete
+                return NO_TOKEN
         if self.sampling.temperature == 0 and not (self._changes or self.processors):
             token = greedy(logits)
-            if token not in self._barred(history):
+            if token not in self._barred(history) and _holds(allowed, token):
                 return token
         draw, chance = self._draws(len(history))
-        ids, probabilities = self._distribution(logits, history, chance)
+        ids, probabilities = self._distribution(logits, history, chance, allowed)
         bounds = np.cumsum(probabilities)
         drawn = np.searchsorted(bounds, draw * bounds[-1], side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
 
     def distribution(self, logits: F32, history: Sequence[int] = ()) -> tuple[Ids, F64]:
         """Return the candidates, ids ``[C]``, and their probabilities ``[C]``; see `sample`."""
-        return self._distribution(logits, history, self._draws(len(history))[1])
+        allowed = None if self.constraint is None else self.constraint.allowed(history)
+        return self._distribution(logits, history, self._draws(len(history))[1], allowed)
 
     def adjusted(self, logits: F32, history: Sequence[int] = ()) -> Logits:
         """Return *logits* as processors, biases and penalties leave them."""
         return self._adjusted(logits, Text(history, breakers=self._breakers)).copy()
 
     def _distribution(
-        self, logits: F32, history: Sequence[int], chance: float
-    ) -> tuple[Ids, F64]:  # fmt: skip
+        self, logits: F32, history: Sequence[int], chance: float, allowed: Mask | None
+    ) -> tuple[Ids, F64]:
         text = Text(history, chance, self._breakers)
-        candidates = Candidates(self._adjusted(logits, text))
+        candidates = Candidates(self._adjusted(logits, text, allowed))
         try:
             best_of(candidates.logits)
         except NumericsError as error:
+            greedy(logits)  # an error here is the model's
+            if allowed is not None and candidates.logits.max() == -np.inf:
+                raise GrammarError(
+                    f"the grammar allows {np.count_nonzero(allowed)} tokens here, which are all "
+                    "excluded otherwise",
+                    remedy="leave out logit_bias, logits_processor and min_tokens",
+                ) from error
             if not (self._changes or self.processors):
                 raise
-            greedy(logits)  # an error here is the model's
             raise unusable(error.what) from error
         for step in self._filters:
             candidates = step(candidates, text)
         return candidates.best_first(), candidates.probabilities()
 
-    def _adjusted(self, logits: F32, text: Text) -> Logits:
+    def _adjusted(self, logits: F32, text: Text, allowed: Mask | None = None) -> Logits:
         _check_row(logits)
         if self.processors:
             greedy(logits)  # an error here is the model's
             logits = self._processed(logits, text.history)
         excluded = self._barred(text.history)
-        if self._allowed.shape != logits.shape:
-            self._allowed = np.empty_like(logits)
+        if self._row.shape != logits.shape:
+            self._row = np.empty_like(logits)
         check_ids("what must not be sampled", excluded, len(logits))
-        np.copyto(self._allowed, logits)
-        self._allowed[excluded] = -np.inf
-        candidates = Candidates(self._allowed)
+        np.copyto(self._row, logits)
+        self._row[excluded] = -np.inf
+        if allowed is not None:
+            np.copyto(self._row[: len(allowed)], -np.inf, where=~allowed)
+            self._row[len(allowed) :] = -np.inf  # rows of the model without a token
+        candidates = Candidates(self._row)
         for step in self._changes:
             candidates = step(candidates, text)
         return candidates.logits
@@ -165,6 +185,10 @@ def _check_row(logits: F32) -> None:
             f"logits are {logits.dtype} {logits.shape}, not float32 [V]",
             remedy="pass one row of the model's logits",
         )
+
+
+def _holds(allowed: Mask | None, token: int) -> bool:
+    return allowed is None or (token < len(allowed) and bool(allowed[token]))
 
 
 def _array(history: Sequence[int]) -> npt.NDArray[np.intc]:

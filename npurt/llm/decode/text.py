@@ -4,8 +4,9 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
-from npurt.errors import LayoutError, ModelFormatError, SettingError, UnsupportedOp
+from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.decode.generate import Generation, Generator
+from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
@@ -91,6 +92,8 @@ class TextGenerator:
         stopping_criteria: Criterion | Sequence[Criterion] | None = None,
         logprobs: bool | int | None = None,
         top_logprobs: int | None = None,
+        grammar: Grammar | str | None = None,
+        response_format: Mapping[str, Any] | None = None,
         stream: bool = False,
         **unknown: Any,
     ) -> str | Iterator[str]:
@@ -120,11 +123,16 @@ class TextGenerator:
             logprobs: Keep the log probabilities of the tokens in ``timing.logprobs``, by the
                 model's logits as they are; a number is that of *top_logprobs*.
             top_logprobs: How many of the likeliest tokens are kept with each token.
+            grammar: What the text must be: an `npurt.Grammar`, or the text of one in GBNF.
+            response_format: The same as in OpenAI's interface and llama-cpp-python: ``{"type":
+                "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
+                "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
 
         Raises:
             ContextFull: The prompt does not fit.
+            GrammarError: The grammar is wrong, or lets no token follow.
             NotOffloaded: With *strict*: the device failed, or computed something wrong.
             SettingError: An option makes no sense, or another thread is using the model.
             UnsupportedOp: npurt does not have the option.
@@ -150,7 +158,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -164,6 +172,7 @@ class TextGenerator:
         logits_processor: Processor | Sequence[Processor] | None = ...,
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
         **template_variables: Any,
     ) -> str: ...  # fmt: skip
 
@@ -171,7 +180,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[True],
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -185,6 +194,7 @@ class TextGenerator:
         logits_processor: Processor | Sequence[Processor] | None = ...,
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
         **template_variables: Any,
     ) -> Iterator[str]: ...  # fmt: skip
 
@@ -192,7 +202,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: bool,
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        response_format: Mapping[str, Any] | None = ..., enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -206,6 +216,7 @@ class TextGenerator:
         logits_processor: Processor | Sequence[Processor] | None = ...,
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
         **template_variables: Any,
     ) -> str | Iterator[str]: ...  # fmt: skip
 
@@ -216,7 +227,6 @@ class TextGenerator:
         *,
         stream: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        response_format: Mapping[str, Any] | None = None,
         enable_thinking: bool | None = None,
         **options: Any,
     ) -> str | Iterator[str]:
@@ -228,7 +238,6 @@ class TextGenerator:
             stream: As for `generate`.
             tools: Functions that the model may call, as JSON schemas.  Its calls are part of the
                 answer, as it writes them.
-            response_format: None or ``{"type": "text"}``; npurt has no other yet.
             enable_thinking: Whether a model that can think aloud before it answers does so.
             options: Those of `generate`, and variables of the template.
 
@@ -238,11 +247,6 @@ class TextGenerator:
             SettingError: The template does not read *tools*, *enable_thinking* or a variable.
             UnsupportedOp: npurt does not have the option.
         """
-        if response_format is not None and response_format != {"type": "text"}:
-            raise UnsupportedOp(
-                f"response_format is {response_format!r:.100}, and npurt writes free text only yet",
-                remedy="leave response_format out, and ask for the format in a message",
-            )
         variables = without_missing(options)
         options = {n: variables.pop(n) for n in Options.__annotations__ if n in variables}
         if enable_thinking is not None:

@@ -9,6 +9,7 @@ from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter, likeliest
 
 Choose = Callable[[F32, Sequence[int], Sequence[int]], list[int]]
+Fits = Callable[[Sequence[int], Sequence[int]], int]
 
 
 class Speculator:
@@ -26,7 +27,14 @@ class Speculator:
             most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
 
-    def step(self, context: Context, history: list[int], room: int, choose: Choose) -> list[int]:
+    def step(
+        self,
+        context: Context,
+        history: list[int],
+        room: int,
+        choose: Choose,
+        fits: Fits | None = None,
+    ) -> list[int]:
         """Return the tokens, at least one, that follow *history*.
 
         Args:
@@ -36,6 +44,8 @@ class Speculator:
             room: The most tokens that may be drafted.
             choose: A function that gets logits ``[1 + draft, V]``, the draft tokens and the
                 history.  It returns the accepted draft tokens and one token more.
+            fits: A function of the history and draft tokens that returns how many of these may be
+                right, such as those that a grammar allows; None: all may.
         """
         start = time.perf_counter()
         behind = self.drafter.behind(history)
@@ -43,7 +53,7 @@ class Speculator:
         if behind and wanted > 0:
             self.drafter.prepare(history)
         ready = time.perf_counter()
-        draft, drawn = self._draft(history, wanted) if wanted > 0 else ([], 0)
+        draft, drawn = self._draft(history, wanted, fits) if wanted > 0 else ([], 0)
         drafted = time.perf_counter()
         chosen = self._verify(context, history, draft, choose)
         self.controller.observe(
@@ -57,15 +67,16 @@ class Speculator:
         )
         return chosen
 
-    def _draft(self, history: list[int], most: int) -> tuple[list[int], int]:
+    def _draft(self, history: list[int], most: int, fits: Fits | None) -> tuple[list[int], int]:
         """Return the draft tokens to verify, and how many the drafter computed."""
         thresholds, probability = self.controller.thresholds, 1.0
         tokens: list[int] = []
         for token, chance in self.drafter.draft(history, most):
             probability *= chance
-            if probability < thresholds.verify:
-                return tokens, len(tokens) + 1
             tokens.append(token)
+            wrong = fits is not None and fits(history, tokens) < len(tokens)
+            if wrong or probability < thresholds.verify:
+                return tokens[:-1], len(tokens)
             if probability < thresholds.draft:
                 break
         return tokens, len(tokens)

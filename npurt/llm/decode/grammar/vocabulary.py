@@ -1,0 +1,73 @@
+"""The tokens of a model, as llguidance reads them; built once for each tokenizer."""
+
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+from npurt.llm.decode.grammar.library import later, llguidance
+from npurt.llm.text.tokenizer import Tokenizer
+
+ANCHOR = "\n"  # what a text is encoded after: SentencePiece puts a space before its first token
+
+_known: weakref.WeakKeyDictionary[Tokenizer, Future[Any]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Future[Any]:
+    """Return the future tokenizer of llguidance for *tokenizer*, which a thread builds.
+
+    That takes half a second for 150,000 tokens (bench/RESULTS.md).  Kernels run meanwhile; Python
+    does not, because the package holds the interpreter's lock.
+    """
+    with _lock:
+        if tokenizer not in _known:
+            _known[tokenizer] = later(lambda: _build(tokenizer))
+        return _known[tokenizer]
+
+
+def _build(tokenizer: Tokenizer) -> Any:
+    vocabulary = Vocabulary(tokenizer)
+    return llguidance().LLTokenizer(vocabulary, eos_token=vocabulary.ends)
+
+
+class Vocabulary:
+    """What llguidance's `LLTokenizer` reads.
+
+    Attributes:
+        tokens: The bytes of each token.
+        special_token_ids: Ids of markup, which no text becomes.
+        ends: Ids that may follow a complete text.  A model without any gets one more token, which
+            is never sampled.
+    """
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
+        self.special_token_ids = sorted(tokenizer.control | tokenizer.eog)
+        self.ends = sorted(tokenizer.eog)
+        if not self.ends:
+            self.ends = [tokenizer.n_vocab]
+            self.special_token_ids.append(tokenizer.n_vocab)
+            self.tokens.append(b"<npurt end>")
+        self.eos_token_id = self.ends[0]
+        self.bos_token_id = tokenizer.bos
+        # Not the tokenizer itself, which is the key that this is kept for.
+        self._tokenizer = weakref.ref(tokenizer)
+        usual = {piece: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
+        self._bytes = [usual.get(bytes([byte])) for byte in range(256)]
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of *text* inside another text; their bytes are those of *text*."""
+        tokenizer, wanted = self._tokenizer(), text.encode()
+        if tokenizer is not None:
+            ids = tokenizer.encode(ANCHOR + text, add_bos=False, special=False)
+            start, rest = len(ids), len(wanted)
+            while start and rest > 0:
+                start -= 1
+                rest -= len(self.tokens[ids[start]])
+            if b"".join(self.tokens[token] for token in ids[start:]) == wanted:
+                return ids[start:]
+        letters = [self._bytes[byte] for byte in wanted]
+        return [letter for letter in letters if letter is not None]

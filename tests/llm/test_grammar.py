@@ -1,0 +1,498 @@
+"""Texts that a grammar allows: random ones parse by another parser, and every one of it is allowed.
+
+The oracles are `re` and `jsonschema`.  Random logits stand for a model; the tokenizers are
+byte-level BPE and SentencePiece with byte fallback.
+"""
+
+import gc
+import json
+import re
+import sys
+import threading
+import time
+import weakref
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npurt.errors import GrammarError, SettingError, UnsupportedOp
+from npurt.llm.decode.grammar import constraint, library
+from npurt.llm.decode.grammar.constraint import Constraint
+from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar, grammar_of
+from npurt.llm.decode.grammar.vocabulary import Vocabulary
+from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.text.tokenizer import Tokenizer
+
+FOLDER = Path(__file__).parents[1] / "data/tokenizer"
+NAMES = ("llama-bpe", "qwen2", "sentencepiece", "crossing")
+WILD = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+PROMPT = [1, 2, 3]
+
+
+@cache
+def tokenizer_of(name):
+    with GGUF(FOLDER / f"{name}.gguf") as file:
+        return Tokenizer.from_gguf(file.metadata)
+
+
+def written(tokenizer, grammar, seed, most=400, **options):
+    """Return a random text and whether it is complete, as a model without sense would write it."""
+    random = np.random.default_rng(seed)
+    sampler = Sampler(
+        Sampling(**WILD, seed=seed),
+        constraint=Constraint(grammar, tokenizer, len(PROMPT)),
+        **options,
+    )
+    history, stream = list(PROMPT), tokenizer.stream(special=True, continued=True)
+    text = ""
+    for _ in range(most):
+        logits = random.standard_normal(tokenizer.n_vocab + 3).astype(np.float32)  # 3 rows too many
+        token = sampler.sample(logits, history)
+        if token == NO_TOKEN or token in tokenizer.eog:
+            return text + stream.finish(), True
+        history.append(token)
+        text += stream.push(token)
+    return text, False
+
+
+def is_of(tokenizer, grammar, text):
+    """Return whether *text*, as the tokenizer encodes it, may be written and end there."""
+    ids = Vocabulary(tokenizer)(text)
+    limit = Constraint(grammar, tokenizer, 0)
+    if limit.fits([], ids) < len(ids):
+        return False
+    mask = limit.allowed(ids)
+    return mask is None or bool(mask[sorted(tokenizer.eog)].all())
+
+
+# --- Any grammar ---------------------------------------------------------------------------------
+
+
+class Node:
+    """An expression in three forms: of `re` and llguidance, of GBNF, of Lark."""
+
+    def __init__(self, regex, gbnf, lark):
+        self.regex, self.gbnf, self.lark = regex, gbnf, lark
+
+
+def literal(text):
+    quoted = json.dumps(text, ensure_ascii=False)
+    return Node(re.escape(text), quoted, quoted)
+
+
+def repeated(node, least, more):
+    end = f"{{{least},{least + more}}}"
+    return Node(*(f"({each}){end}" for each in (node.regex, node.gbnf, node.lark)))
+
+
+def joined(nodes, mark):
+    forms = zip(*((n.regex, n.gbnf, n.lark) for n in nodes), strict=True)
+    regex, gbnf, lark = forms
+    return Node(
+        "(" + mark.strip().join(regex) + ")", *("(" + mark.join(f) + ")" for f in (gbnf, lark))
+    )
+
+
+CLASSES = [Node(c, c, f"/{c}/") for c in ("[a-c]", "[0-9]", "[^a-z]", "[à-ü]", "[ x]")]
+LEAVES = st.one_of(
+    st.text('abcé日 -"\\{}', min_size=1, max_size=4).map(literal), st.sampled_from(CLASSES)
+)
+EXPRESSIONS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda nodes: joined(nodes, " ")),
+        st.lists(inner, min_size=2, max_size=3).map(lambda nodes: joined(nodes, " | ")),
+        st.tuples(inner, st.integers(0, 2), st.integers(1, 2)).map(lambda t: repeated(*t)),
+    ),
+    max_leaves=6,
+)
+FORMS = {
+    "regex": lambda node: Grammar.from_regex(node.regex),
+    "GBNF": lambda node: Grammar.from_gbnf(f"root ::= {node.gbnf}"),
+    "Lark": lambda node: Grammar.from_lark(f"start: {node.lark}"),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(EXPRESSIONS, st.sampled_from(NAMES), st.sampled_from(sorted(FORMS)), st.integers(0, 2**32))
+def test_what_is_written_matches_the_expression(node, name, form, seed):
+    text, complete = written(tokenizer_of(name), FORMS[form](node), seed)
+
+    assert complete
+    assert re.fullmatch(node.regex, text), (node.regex, text)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    EXPRESSIONS.flatmap(
+        lambda node: st.tuples(st.just(node), st.from_regex(node.regex, fullmatch=True))
+    ),
+    st.sampled_from(NAMES),
+    st.sampled_from(sorted(FORMS)),
+)
+def test_each_text_of_an_expression_is_allowed(pair, name, form):
+    node, text = pair
+    assert is_of(tokenizer_of(name), FORMS[form](node), text)
+
+
+@settings(max_examples=40, deadline=None)
+@given(EXPRESSIONS, st.text("abcé 09-x", max_size=6), st.sampled_from(sorted(FORMS)))
+def test_no_other_text_is_allowed(node, text, form):
+    wanted = bool(re.fullmatch(node.regex, text))
+    assert is_of(tokenizer_of("qwen2"), FORMS[form](node), text) == wanted
+
+
+@settings(max_examples=30, deadline=None)
+@given(EXPRESSIONS, st.sampled_from(NAMES), st.data())
+def test_what_is_allowed_depends_on_the_history_alone(node, name, data):
+    """Drafts are taken back, and sequences come back: neither changes what may follow."""
+    tokenizer, grammar = tokenizer_of(name), Grammar.from_regex(node.regex)
+    moving = Constraint(grammar, tokenizer, len(PROMPT))
+    texts = [list(PROMPT)]
+    for _ in range(data.draw(st.integers(1, 8))):
+        history = data.draw(st.sampled_from(texts))
+        mask = moving.allowed(history)
+        fresh = Constraint(grammar, tokenizer, len(PROMPT)).allowed(history)
+        assert (mask is None) == (fresh is None)
+        if mask is None:
+            continue
+        assert np.array_equal(mask, fresh)
+        follow = sorted(set(np.flatnonzero(mask).tolist()) - tokenizer.eog)
+        if follow:
+            token = data.draw(st.sampled_from(follow))
+            assert moving.fits(history, [token]) == 1
+            texts.append([*history, token])
+
+
+def test_a_recursive_grammar_is_no_regular_expression():
+    """Brackets that match: an oracle that counts."""
+    grammar = Grammar.from_gbnf('root ::= "(" (root | "x")? ")"')
+    for name in NAMES:
+        for seed in range(10):
+            text, complete = written(tokenizer_of(name), grammar, seed)
+            inner = text.strip("()")
+            depth = text.count("(")
+            assert complete
+            assert inner in ("", "x")
+            assert text == "(" * depth + inner + ")" * depth
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "inside", "outside"),
+    [
+        ('root ::= "\\u00e9" [\\u00e0-\\u00fc] # a comment', "éà", "éa"),
+        ('root ::= "\\U0001F600"', "\U0001f600", "x"),
+        ('root ::= "\\u0022\\x41\\n\\t\\\\"', '"A\n\t\\', '"A'),
+        ("root ::= .{3}", "a\nb", "ab"),
+        ('root ::= "/./" [.]', "/./.", "/x/."),
+        ('root ::= [^"\\\\\\x7F\\x00-\\x1F]+', "ab é", 'a"b'),
+        ('root ::= a-b{2,}\na-b ::= "x/y" | [\\]\\[]', "x/y[]", "x/y"),
+        ('root ::= ws "a" ws\nws ::= [ \\t]*', " a\t", "a b"),
+    ],
+)
+def test_literal_texts_of_gbnf(gbnf, inside, outside):
+    grammar = Grammar.from_gbnf(gbnf)
+
+    assert is_of(tokenizer_of("qwen2"), grammar, inside)
+    assert not is_of(tokenizer_of("qwen2"), grammar, outside)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+NAMES_OF_PROPERTIES = st.text('abcé"\\ ', min_size=1, max_size=3)
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.text('ab"\\é\n', max_size=4))
+
+
+def numbers(bounds):
+    return {"type": "integer", "minimum": min(bounds), "maximum": max(bounds)}
+
+
+def sized(kind, least, more):
+    return {"type": "string", f"min{kind}": least, f"max{kind}": least + more}
+
+
+def objects(inner):
+    def one(properties, needed):
+        return {
+            "type": "object", "properties": properties, "additionalProperties": False,
+            "required": [name for name, wanted in zip(properties, needed, strict=False) if wanted],
+        }  # fmt: skip
+
+    members = st.dictionaries(NAMES_OF_PROPERTIES, inner, max_size=3)
+    return st.builds(one, members, st.lists(st.booleans(), min_size=3, max_size=3))
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["null", "boolean"]}]),
+        st.tuples(st.integers(-999, 999), st.integers(-999, 999)).map(numbers),
+        st.builds(sized, st.just("Length"), st.integers(0, 3), st.integers(0, 3)),
+        st.lists(VALUES, min_size=1, max_size=3).map(lambda values: {"enum": values}),
+        VALUES.map(lambda value: {"const": value}),
+        st.just({"type": "string", "pattern": "^[a-f]{2}-[0-9]+x$", "maxLength": 9}),
+        st.just({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 5000}),
+    ),
+    lambda inner: st.one_of(
+        objects(inner),
+        st.builds(
+            lambda items, least, more: {
+                "type": "array", "items": items, "minItems": least, "maxItems": least + more,
+            },
+            inner, st.integers(0, 2), st.integers(0, 2),
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options}),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEMAS, st.sampled_from(NAMES), st.integers(0, 2**32))
+def test_what_is_written_is_of_the_schema(schema, name, seed):
+    text, complete = written(tokenizer_of(name), Grammar.from_json_schema(schema), seed, most=1500)
+
+    assert complete
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_json_object_parses_whatever_it_has(name):
+    """Objects without bounds often do not end within so many tokens; those that do, parse."""
+    ended = 0
+    for seed in range(12):
+        text, complete = written(tokenizer_of(name), Grammar.json_object(), seed, most=60)
+        ended += complete
+        if complete:
+            assert isinstance(json.loads(text), dict)
+    assert ended
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
+@pytest.mark.parametrize("name", NAMES)
+def test_json_may_have_space_but_not_without_end(name, separators):
+    grammar = Grammar.json_object()
+    text = json.dumps({"a": [1, "é", None], "b": {}}, ensure_ascii=False, separators=separators)
+
+    assert is_of(tokenizer_of(name), grammar, text)
+    assert not is_of(tokenizer_of(name), grammar, "{" + " " * 50 + "}")
+
+
+# --- Options -------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "wanted"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar.json_object()),
+        ({"type": "json_object", "schema": SCHEMA}, Grammar.from_json_schema(SCHEMA)),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+         Grammar.from_json_schema(SCHEMA)),
+        ({"type": "json_schema", "schema": SCHEMA}, Grammar.from_json_schema(SCHEMA)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_formats_of_answers_are_grammars(response_format, wanted):
+    assert grammar_of(None, response_format) == wanted
+
+
+def test_a_grammar_may_be_text_in_gbnf():
+    assert grammar_of('root ::= "a"', None) == Grammar.from_gbnf('root ::= "a"')
+    assert Grammar.from_json_schema(json.dumps(SCHEMA)) == Grammar.from_json_schema(SCHEMA)
+    assert "GBNF" in repr(Grammar.from_gbnf('root ::= "a"'))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (5, None), (b"x", None), (None, "json"), (None, {}), (None, {"type": "xml"}),
+        (None, {"type": "json_schema"}), (None, {"type": "json_schema", "json_schema": 5}),
+        ('root ::= "a"', {"type": "json_object"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(SettingError, match=r"grammar|response_format"):
+        grammar_of(*options)
+
+
+# --- Wrong grammars ------------------------------------------------------------------------------
+
+DEEP = "(" * 50_000
+WRONG = [
+    (Grammar.from_gbnf, "root ::= ("), (Grammar.from_gbnf, 'foo ::= "a"'),
+    (Grammar.from_gbnf, "root ::= foo"), (Grammar.from_gbnf, 'root ::= "\\'),
+    (Grammar.from_gbnf, 'root ::= "\\ud800"'), (Grammar.from_gbnf, "root ::= " + DEEP),
+    (Grammar.from_gbnf, ""), (Grammar.from_gbnf, None), (Grammar.from_gbnf, "x" * (MAX_TEXT + 1)),
+    (Grammar.from_lark, 'foo: "a"'), (Grammar.from_lark, "start: " + DEEP),
+    (Grammar.from_lark, "start: bar"), (Grammar.from_lark, b"start"),
+    (Grammar.from_regex, "(a"), (Grammar.from_regex, "(?=a)b"), (Grammar.from_regex, DEEP),
+    (Grammar.from_regex, 5), (Grammar.from_regex, "a" * (MAX_TEXT + 1)),
+    (Grammar.from_json_schema, "{"), (Grammar.from_json_schema, "5"),
+    (Grammar.from_json_schema, 5), (Grammar.from_json_schema, None),
+    (Grammar.from_json_schema, {"type": "strange"}), (Grammar.from_json_schema, False),
+    (Grammar.from_json_schema, {"type": "string", "const": 5}),
+    (Grammar.from_json_schema, {"type": "array", "uniqueItems": True}),
+    (Grammar.from_json_schema, {"$ref": "https://example.com/x.json"}),
+    (Grammar.from_json_schema, '{"items":' * 50_000 + "{}" + "}" * 50_000),
+    (Grammar.from_json_schema, {"a": {1, 2}}), (Grammar.from_json_schema, {"a": object}),
+    (Grammar.from_json_schema,
+     {"allOf": [{"anyOf": [{"properties": {f"{p}{i}": {"const": 1}}} for p in "ab"]}
+                for i in range(24)]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "given"), WRONG, ids=lambda value: repr(value)[:40])
+def test_a_wrong_grammar_is_refused_before_anything_is_written(make, given):
+    with pytest.raises(GrammarError) as caught:
+        make(given)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 1234567}, {"multipleOf": 0.1234567}, {"multipleOf": 100_000},
+        {"multipleOf": 1e300}, {"anyOf": [{"multipleOf": 0.001}, {"multipleOf": 11}]},
+        {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+        {"properties": {"a": {"items": {"multipleOf": 10**400}}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_multiples_that_need_a_large_parser_are_refused(schema):
+    with pytest.raises(GrammarError, match="multipleOf"):
+        Grammar.from_json_schema(schema)
+    with pytest.raises(GrammarError, match="multipleOf"):
+        Grammar.from_lark(f"start: %json {json.dumps(schema)}")
+
+
+def test_small_multiples_are_allowed():
+    grammar = Grammar.from_json_schema({"type": "number", "multipleOf": 0.05, "minimum": 0})
+
+    assert is_of(tokenizer_of("qwen2"), grammar, "3.15")
+    assert not is_of(tokenizer_of("qwen2"), grammar, "3.16")
+    with pytest.raises(GrammarError, match="multiple"):
+        Grammar.from_json_schema({"multipleOf": 0})
+
+
+@pytest.mark.parametrize("text", ["start: a\na: b\nb: a", 'start: "x" a\na: "y" a'])
+def test_a_grammar_without_an_end_ends_in_an_error(text):
+    with pytest.raises(GrammarError, match="Lark"):
+        written(tokenizer_of("qwen2"), Grammar.from_lark(text), 0)
+
+
+def test_an_expression_that_no_text_matches_ends_in_an_error():
+    with pytest.raises(GrammarError, match="regex"):
+        written(tokenizer_of("qwen2"), Grammar.from_regex("a[^\\x00-\\U0010FFFF]"), 0)
+
+
+def test_a_history_that_is_not_of_the_grammar_is_an_error():
+    tokenizer = tokenizer_of("qwen2")
+    limit = Constraint(Grammar.from_regex("[ab]+"), tokenizer, 1)
+    word = tokenizer.encode("c", add_bos=False)
+
+    with pytest.raises(GrammarError, match="regex"):
+        limit.allowed([5, *word])
+    with pytest.raises(GrammarError):
+        limit.allowed([5])  # and stays one
+
+
+def test_tokens_that_are_excluded_otherwise_are_named():
+    tokenizer = tokenizer_of("qwen2")
+    never = [i for i in range(tokenizer.n_vocab) if b"x" in tokenizer.piece(i)]
+    with pytest.raises(GrammarError, match="excluded"):
+        written(tokenizer, Grammar.from_regex("x"), 0, never=never)
+
+
+def test_a_complete_text_ends_though_end_tokens_are_barred():
+    tokenizer = tokenizer_of("qwen2")
+    for pattern, wanted in (("abc", "abc"), ("(ab){1,2}", "abab")):
+        options = {"ends": tokenizer.eog, "begins": 1000}
+        assert written(tokenizer, Grammar.from_regex(pattern), 3, **options) == (wanted, True)
+
+
+def test_a_tokenizer_without_end_tokens_ends_complete_texts(monkeypatch):
+    with GGUF(FOLDER / "qwen2.gguf") as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    tokenizer.eog = frozenset()
+
+    assert written(tokenizer, Grammar.from_regex("(ab){1,2}"), 3) == ("abab", True)
+
+
+def test_markup_is_written_only_where_lark_names_it():
+    tokenizer = tokenizer_of("qwen2")
+    [start] = [i for i in tokenizer.control if tokenizer.piece(i) == b"<|im_start|>"]
+    grammar = Grammar.from_lark('start: <|im_start|> "a"')
+
+    assert np.flatnonzero(Constraint(grammar, tokenizer, 0).allowed([])).tolist() == [start]
+    free = Constraint(Grammar.from_regex("(?s:.)*"), tokenizer, 0).allowed([])
+    assert not free[sorted(tokenizer.control - tokenizer.eog)].any()
+    with pytest.raises(GrammarError, match="nope"):
+        Constraint(Grammar.from_lark("start: <|nope|>"), tokenizer, 0).allowed([])
+
+
+# --- The package, threads and memory --------------------------------------------------------------
+
+
+def test_without_the_package_the_remedy_is_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    library.llguidance.cache_clear()
+    try:
+        for make in (Grammar.from_gbnf, Grammar.from_lark, Grammar.from_regex):
+            with pytest.raises(UnsupportedOp, match="llguidance") as caught:
+                make('root ::= "a"')
+            assert "npurt[structured]" in caught.value.remedy
+        with pytest.raises(UnsupportedOp, match="llguidance"):
+            grammar_of(None, {"type": "json_object"})
+    finally:
+        library.llguidance.cache_clear()
+
+
+def test_a_grammar_that_takes_too_long_is_an_error(monkeypatch):
+    """No known grammar does: the thread waits instead."""
+    go = threading.Event()
+    monkeypatch.setattr(constraint, "SECONDS", 0.01)
+    monkeypatch.setattr(Constraint, "_new_matcher", lambda self: go.wait(60))
+    limit = Constraint(Grammar.from_regex("a"), tokenizer_of("qwen2"), 0)
+    try:
+        assert not limit.ready
+        with pytest.raises(GrammarError, match="not ready"):
+            limit.allowed([])
+    finally:
+        go.set()
+
+
+def test_a_thread_makes_the_parser():
+    limit = Constraint(Grammar.from_regex("a"), tokenizer_of("qwen2"), 0)
+    while not limit.ready:
+        time.sleep(0.001)
+    assert limit.allowed([]).any()
+
+
+def test_a_tokenizer_is_not_kept():
+    with GGUF(FOLDER / "qwen2.gguf") as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    assert Constraint(Grammar.from_regex("a"), tokenizer, 0).allowed([]).any()
+    gone = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=12))
+def test_the_tokens_of_a_text_have_its_bytes(name, text):
+    vocabulary = Vocabulary(tokenizer_of(name))
+
+    assert b"".join(vocabulary.tokens[i] for i in vocabulary(text)) == text.encode()
