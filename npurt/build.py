@@ -35,7 +35,8 @@ from npurt.build_host import (
     host,
     library_sources,
 )
-from npurt.build_zig import ROOT, BuildError, Stamp
+from npurt.build_zig import ROOT, BuildError, Stamp, whole
+from npurt.library import parsed_beside, write_parsed
 
 __all__ = [
     "ARCHS",
@@ -100,19 +101,30 @@ def _simulator(folder: str, out: str) -> Product:
     return Product(folder.rpartition("/")[2], lambda: _inputs(folder), make_library)
 
 
+def _parsed(package: Path, name: str) -> Path:
+    """Write what cffi finds in the header *name* of the package; see `npurt.library`."""
+    out = parsed_beside(package / name)
+    with whole(out) as partial:
+        write_parsed(ROOT / "npurt" / name, partial)
+    return out
+
+
 def _make_cpu(package: Path, target: str) -> list[Path]:
-    return [build_library(target, package / "cpu/libnpurt_cpu.so")]
+    library = build_library(target, package / "cpu/libnpurt_cpu.so")
+    return [library, _parsed(package, "cpu/npurt_cpu.h")]
 
 
 def _make_rk_host(package: Path, target: str) -> list[Path]:
     sources = _sources("npurt/rknpu/driver")
-    return [build_library(target, package / "rknpu/driver/libnpurt_rk.so", sources=sources)]
+    library = build_library(target, package / "rknpu/driver/libnpurt_rk.so", sources=sources)
+    return [library, _parsed(package, "rknpu/driver/npurt_rk.h")]
 
 
 def _make_hexagon_host(package: Path, target: str) -> list[Path]:
     sources = _sources("npurt/hexagon/fastrpc")
     out = package / "hexagon/fastrpc/libnpurt_native_call.so"
-    return [build_library(target, out, sources=sources)]
+    library = build_library(target, out, sources=sources)
+    return [library, _parsed(package, "hexagon/fastrpc/npurt_native_call.h")]
 
 
 def _make_skels(package: Path, _target: str) -> list[Path]:

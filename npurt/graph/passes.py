@@ -31,8 +31,8 @@ class Uses:
         self._maker = {tensor.name: op for op in listed for tensor in op.writes}
         self._readers: dict[str, list[Op]] = {}
         for op in listed:
-            for tensor in dict.fromkeys(op.reads):
-                self._readers.setdefault(tensor.name, []).append(op)
+            for name in dict.fromkeys(tensor.name for tensor in op.reads):
+                self._readers.setdefault(name, []).append(op)
 
     def maker(self, tensor: Tensor) -> Op | None:
         """Return the op that writes *tensor*."""
@@ -88,7 +88,7 @@ def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
         name=parts[-1].name,
         pattern=pattern,
         parts=tuple(parts),
-        inputs=tuple(dict.fromkeys(t for p in parts for t in p.reads if t.name not in made)),
+        inputs=tuple({t.name: t for p in parts for t in p.reads if t.name not in made}.values()),
         outs=tuple(outs),
         advances=tuple(tensor for op in parts for tensor in op.states),
     )

@@ -15,7 +15,8 @@ def conventions(op: Op) -> dict[str, Any]:
     found = {}
     for field in fields(op):
         value = getattr(op, field.name)
-        if field.name == "name" or field.name in (*op.READS, *op.WRITES, *op.STATES):
+        tensors = field.name in (*op.READS, *op.WRITES, *op.STATES) or not field.init
+        if tensors or field.name == "name":
             continue
         if value != field.default:
             found[field.name] = value.value if isinstance(value, Enum) else value

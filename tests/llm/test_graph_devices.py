@@ -211,7 +211,9 @@ def test_an_interrupted_run_is_mended(monkeypatch):
 
 def test_devices_of_other_packages_are_found_by_their_entry_points(monkeypatch):
     entry = metadata.EntryPoint("partial", "tests.runtime.test_execute:open_partial", devices.GROUP)
-    monkeypatch.setattr(devices, "entry_points", lambda group: [entry] * (group == devices.GROUP))
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [entry] * (group == devices.GROUP)
+    )
 
     with npurt.open_device("partial:3") as device:
         assert device.caps.name == "partial:3"
@@ -222,7 +224,7 @@ def test_devices_of_other_packages_are_found_by_their_entry_points(monkeypatch):
 
 def test_an_entry_point_that_cannot_be_imported_is_said(monkeypatch):
     entry = metadata.EntryPoint("broken", "no_such_package:open", devices.GROUP)
-    monkeypatch.setattr(devices, "entry_points", lambda group: [entry])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
 
     with pytest.raises(npurt.DeviceNotFound, match="no_such_package"):
         npurt.open_device("broken")

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from npurt import moved
 from npurt.cpu.abi import limits
@@ -24,10 +24,12 @@ from npurt.llm.spec.speculator import Speculator
 from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
 from npurt.llm.text import named_templates
-from npurt.llm.text.chat import ChatTemplate
 from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
+
+if TYPE_CHECKING:
+    from npurt.llm.text.chat import ChatTemplate
 
 # What other parts of npurt use of a model, and old names: dir() lists neither.
 OLD_NAMES = ("taps", "turn")
@@ -188,7 +190,7 @@ class Llama:
     embed = of_embedder(Embedder.embed)
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> "ChatTemplate":
         """The chat template, from the file or as given."""
         return self._texts.template
 

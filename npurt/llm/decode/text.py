@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.decode.generate import Generation, Generator
@@ -10,7 +10,9 @@ from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
-from npurt.llm.text.chat import ChatTemplate, joined_parts
+
+if TYPE_CHECKING:  # templates are imported with the first chat: jinja2 takes 40 ms
+    from npurt.llm.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -280,6 +282,8 @@ class TextGenerator:
                 f"messages are {messages!r:.60}",
                 remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
             )
+        from npurt.llm.text.chat import joined_parts
+
         given = joined_parts(messages)
         if tools:
             template_variables["tools"] = tools
@@ -293,7 +297,7 @@ class TextGenerator:
         return self.tokenize(text, add_bos=False if printed else None)
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> "ChatTemplate":
         """The chat template, from the file or as given."""
         file, tokenizer = self._model.file, self._model.tokenizer
         source = self._template or optional(file.metadata, "tokenizer.chat_template", str, "")
@@ -302,13 +306,15 @@ class TextGenerator:
                 f"{file.path.name} has no chat template",
                 remedy="use generate() with a plain prompt, or pass chat_template=",
             )
+        from npurt.llm.text.chat import ChatTemplate
+
         return ChatTemplate(source, bos=self._text(tokenizer.bos), eos=self._text(tokenizer.eos))
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.detokenize([token])
 
 
-def _require_read(template: ChatTemplate, variables: Mapping[str, Any]) -> None:
+def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
     """Refuse variables that the template does not read: they would change nothing."""
     for name in variables:
         if name in template.variables:

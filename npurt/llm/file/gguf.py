@@ -20,11 +20,11 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.file import parts
@@ -57,6 +57,7 @@ MAX_DIMS = 4  # GGML_MAX_DIMS
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_STRINGS = 1 << 24  # of one array
+CHUNK = 4096  # strings that are read at once
 MAX_TEXT = 1 << 26  # bytes of all names, and of strings outside arrays
 
 DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
@@ -472,22 +473,35 @@ class _Cursor:
 
         A vocabulary has up to 300,000: this loop takes most of the time to open a file.
         """
-        data, at, end = self.data, self.at, len(self.data)
-        unpack = _U64.unpack_from
-        ends, length = array("Q", [0]) * (count + 1), 0
+        data, at, unpack = self.data, self.at, _U64.unpack_from
+        end, first = len(data), at + 8  # of the first text
+        ends = array("Q", [0]) * (count + 1)
         for i in range(count):
             if at + 8 > end:
                 raise self.cut(at + 8, f"string {i} of {count}")
-            length += unpack(data, at)[0]
-            at = self.at + length + 8 * (i + 1)
+            at += 8 + unpack(data, at)[0]
             if at > end:
                 raise self.cut(at, f"string {i} of {count}")
-            ends[i + 1] = length
-        texts, at = bytearray(length), self.at
-        for i, (start, stop) in enumerate(pairwise(ends), 1):
-            texts[start:stop] = data[at + start + 8 * i : at + stop + 8 * i]
-        self.at = at + length + 8 * count
+            ends[i + 1] = at - first - 8 * i
+        texts = bytearray()
+        for i in range(0, count, CHUNK):
+            texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i)
+        self.at = at
         return StringArray(texts, ends)
+
+    def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> bytes:
+        """Return the texts of strings from number *first* on, without the lengths before them.
+
+        Args:
+            ends: Where the texts before and each of these end, in bytes of text.
+        """
+        starts = (ends - ends[0])[:-1].astype(np.intp) + 8 * np.arange(len(ends) - 1)
+        begin = self.at + int(ends[0]) + 8 * first
+        nbytes = int(ends[-1] - ends[0]) + 8 * len(starts)
+        is_text = np.ones(nbytes, np.bool_)
+        for i in range(8):
+            is_text[starts + i] = False
+        return np.frombuffer(self.data[begin : begin + nbytes], np.uint8)[is_text].tobytes()
 
     def cut(self, needed: int, what: str) -> Exception:
         """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""

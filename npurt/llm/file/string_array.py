@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self, overload
 
+import numpy as np
+
 
 class StringArray(Sequence[str]):
     """A sequence of strings.  Bytes that are not UTF-8 become surrogate escapes.
@@ -52,11 +54,16 @@ class StringArray(Sequence[str]):
         return text.decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        def text(start: int, end: int) -> str:
-            return self._texts[start:end].decode("utf-8", "surrogateescape")
-
-        ends = memoryview(self._ends)
-        return map(text, ends, ends[1:])
+        try:
+            whole = self._texts.decode()
+        except UnicodeDecodeError:
+            return map(self.__getitem__, range(len(self)))
+        begins = np.frombuffer(self._texts, np.uint8) & 0xC0 != 0x80  # a character, not within one
+        ends = np.frombuffer(self._ends, np.uint64)
+        if not begins[ends[ends < len(begins)]].all():  # a string ends within a character
+            return map(self.__getitem__, range(len(self)))
+        characters = np.concatenate([[0], np.cumsum(begins)])[ends].tolist()
+        return map(whole.__getitem__, map(slice, characters, characters[1:]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

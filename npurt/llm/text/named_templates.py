@@ -8,7 +8,6 @@ with their sources.
 import difflib
 
 from npurt.errors import ModelFormatError, SettingError
-from npurt.llm.text.chat import ChatTemplate
 
 # For formats without a turn of its own for a system message: it goes in front of the first user
 # turn.  Turns alternate.
@@ -88,6 +87,8 @@ def source(template: str) -> str:
             f"chat_template is {template!r:.60}", remedy="pass Jinja source or a name, as a str"
         )
     if "{" in template:
+        from npurt.llm.text.chat import ChatTemplate  # with jinja2, which takes 40 ms
+
         try:
             ChatTemplate(template, bos=None, eos=None)
         except ModelFormatError as error:

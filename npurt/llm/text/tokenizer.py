@@ -13,6 +13,7 @@ import re
 import threading
 from array import array
 from collections.abc import Iterable
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -192,12 +193,13 @@ def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
         raise ModelFormatError(
             f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
         )
-    merges = []
-    for merge in given:
-        left, _, right = merge.partition(" ")
-        if not (left in ids and right in ids and left + right in ids):
-            raise ModelFormatError(f"the merge {merge!r} is not of tokens", remedy=CONVERT_AGAIN)
-        merges.append((left, right))
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
+    for texts in (chain.from_iterable(merges), map("".join, merges)):
+        if not all(map(ids.__contains__, texts)):
+            wrong = next(i for i, m in enumerate(merges) if not {*m, "".join(m)} <= ids.keys())
+            raise ModelFormatError(
+                f"the merge {given[wrong]!r} is not of tokens", remedy=CONVERT_AGAIN
+            )
     return merges
 
 

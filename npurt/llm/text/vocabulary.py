@@ -159,8 +159,8 @@ def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
 
 
 def _never(metadata: Metadata, kinds: npt.NDArray[np.int64]) -> frozenset[int]:
-    unused = np.flatnonzero(kinds == Kind.UNUSED).tolist()
+    never = kinds == Kind.UNUSED
     key = "tokenizer.ggml.suppress_tokens"
     given = numbers(metadata, key, "iu") if key in metadata else np.empty(0, np.int64)
-    suppressed = np.unique(given[(given >= 0) & (given < len(kinds))]).tolist()
-    return frozenset(unused + suppressed)
+    never[given[(given >= 0) & (given < len(kinds))]] = True
+    return frozenset(np.flatnonzero(never).tolist())

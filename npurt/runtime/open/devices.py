@@ -7,7 +7,7 @@ Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from typing import Any
 
 from npurt import library
 from npurt.cpu import abi
@@ -81,7 +81,7 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
     Raises:
         DeviceNotFound: The function cannot be imported.
     """
-    for entry in entry_points(group=GROUP):
+    for entry in _entry_points():
         if entry.name == kind:
             try:
                 opener: Callable[[str], Device] = entry.load()
@@ -117,10 +117,17 @@ def _numpy(name: str) -> Device:
 OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 
 
+def _entry_points() -> Any:
+    """Return those of devices in other packages."""
+    from importlib import metadata  # imported where it is needed, because that takes 13 ms
+
+    return metadata.entry_points(group=GROUP)
+
+
 def devices() -> list[Found]:
     """Return each kind of device: its description, or why it is missing.  Never raises."""
     rows = []
-    others = sorted({entry.name for entry in entry_points(group=GROUP)})
+    others = sorted({entry.name for entry in _entry_points()})
     for kind in (*KINDS, *others):
         try:
             with open_device(kind) as device:
