@@ -18,6 +18,7 @@ if __package__ != "npurt":  # run by hand
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt import build_sanitize as sanitize
+from npurt import declarations
 from npurt.build_hexagon import (
     ARCHS,
     IDL_COMPILER,
@@ -36,7 +37,6 @@ from npurt.build_host import (
     library_sources,
 )
 from npurt.build_zig import ROOT, BuildError, Stamp, whole
-from npurt.library import parsed_beside, write_parsed
 
 __all__ = [
     "ARCHS",
@@ -102,10 +102,10 @@ def _simulator(folder: str, out: str) -> Product:
 
 
 def _parsed(package: Path, name: str) -> Path:
-    """Write what cffi finds in the header *name* of the package; see `npurt.library`."""
-    out = parsed_beside(package / name)
+    """Write what cffi finds in the header *name* of the package; see `npurt.declarations`."""
+    out = declarations.beside(package / name)
     with whole(out) as partial:
-        write_parsed(ROOT / "npurt" / name, partial)
+        declarations.write(ROOT / "npurt" / name, partial)
     return out
 
 

@@ -1,18 +1,13 @@
 """C libraries of npurt: declared by their own header, opened on first use."""
 
-import contextlib
-import hashlib
-import io
-import re
-import runpy
 from pathlib import Path
 from typing import Any
 
+from npurt import declarations
 from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 
 PACKAGE = Path(__file__).parent
-DIGEST = "HEADER"  # of the header, in the code of its declarations
 
 REINSTALL = (
     "reinstall npurt, which has libraries for Linux on x86_64 and aarch64 (glibc 2.28 or newer); "
@@ -23,50 +18,13 @@ REINSTALL = (
 def declare(header: Path) -> Any:
     """Return the declarations in *header*, which the C code includes too, as cffi has them.
 
-    cffi parses the header, which takes 30 ms; or a file beside it says what cffi found, if
-    `npurt/build.py` made it of this very header.
-
     Raises:
         DeviceNotFound: It cannot be read.
     """
     try:
-        source = header.read_text()
+        return declarations.read(header)
     except OSError as error:
         raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
-    parsed = runpy.run_path(str(found)) if (found := parsed_beside(header)).exists() else {}
-    if parsed.get(DIGEST) == digest(source):
-        return parsed["ffi"]
-    return parse(source)
-
-
-def parsed_beside(header: Path) -> Path:
-    """Return the path of the Python code that has the declarations of *header*."""
-    return header.with_suffix(".cffi")
-
-
-def digest(source: str) -> str:
-    """Return what tells the source of one header from another."""
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
-def parse(source: str) -> Any:
-    """Return the declarations of a header."""
-    from cffi import FFI
-
-    parser = FFI()
-    parser.cdef(re.sub(r"^\s*#.*$", "", source, flags=re.M).replace("NPURT_API ", ""))
-    return parser
-
-
-def write_parsed(header: Path, out: Path) -> None:
-    """Write the Python code from which `declare` has the declarations of *header*."""
-    source = header.read_text()
-    parser = parse(source)
-    parser.set_source(header.stem, None)
-    with contextlib.redirect_stdout(io.StringIO()):
-        parser.emit_python_code(str(out))
-    with out.open("a") as file:
-        file.write(f"{DIGEST} = {digest(source)!r}\n")
 
 
 def path_of(name: str) -> Path:

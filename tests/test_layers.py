@@ -9,7 +9,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "npurt"
 
 LAYERS = [  # lowest first; two names in one layer never import each other
-    {"build_zig", "errors", "files", "gguf_parts", "hooks", "moved", "once", "ranges"},
+    {
+        "build_zig",
+        "declarations",
+        "errors",
+        "files",
+        "gguf_parts",
+        "hooks",
+        "moved",
+        "once",
+        "ranges",
+    },
     {"build_sanitize"},
     {"build_host", "build_hexagon"},
     {"build"},

@@ -485,11 +485,11 @@ class _Cursor:
             ends[i + 1] = at - first - 8 * i
         texts = bytearray()
         for i in range(0, count, CHUNK):
-            texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i)
+            texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i).data
         self.at = at
         return StringArray(texts, ends)
 
-    def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> bytes:
+    def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint8]:
         """Return the texts of strings from number *first* on, without the lengths before them.
 
         Args:
@@ -501,7 +501,7 @@ class _Cursor:
         is_text = np.ones(nbytes, np.bool_)
         for i in range(8):
             is_text[starts + i] = False
-        return np.frombuffer(self.data[begin : begin + nbytes], np.uint8)[is_text].tobytes()
+        return np.frombuffer(self.data, np.uint8, nbytes, begin)[is_text]
 
     def cut(self, needed: int, what: str) -> Exception:
         """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""

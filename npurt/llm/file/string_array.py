@@ -6,9 +6,13 @@ bytes besides its text, as much as its length takes in the file.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Self, overload
 
 import numpy as np
+
+CHUNK = 4096  # strings that are decoded at once
+LONG = 1 << 20  # bytes: as many are not
 
 
 class StringArray(Sequence[str]):
@@ -54,16 +58,28 @@ class StringArray(Sequence[str]):
         return text.decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
+        parts = (self._part(first) for first in range(0, len(self), CHUNK))
+        return chain.from_iterable(parts)
+
+    def _part(self, first: int) -> Iterator[str]:
+        """Return the next strings from number *first* on, decoded at once where that is the same.
+
+        It is not where bytes are not UTF-8, and where a string ends within a character.
+        """
+        one_by_one = map(self.__getitem__, range(first, min(first + CHUNK, len(self))))
+        ends = np.frombuffer(self._ends, np.uint64)[first : first + CHUNK + 1].astype(np.intp)
+        data, at = self._texts[ends[0] : ends[-1]], ends - ends[0]
+        if len(data) > LONG:
+            return one_by_one
         try:
-            whole = self._texts.decode()
+            text = data.decode()
         except UnicodeDecodeError:
-            return map(self.__getitem__, range(len(self)))
-        begins = np.frombuffer(self._texts, np.uint8) & 0xC0 != 0x80  # a character, not within one
-        ends = np.frombuffer(self._ends, np.uint64)
-        if not begins[ends[ends < len(begins)]].all():  # a string ends within a character
-            return map(self.__getitem__, range(len(self)))
-        characters = np.concatenate([[0], np.cumsum(begins)])[ends].tolist()
-        return map(whole.__getitem__, map(slice, characters, characters[1:]))
+            return one_by_one
+        begins = np.frombuffer(data, np.uint8) & 0xC0 != 0x80  # a character, not within one
+        if not begins[at[at < len(begins)]].all():
+            return one_by_one
+        characters = np.concatenate([[0], np.cumsum(begins)])[at].tolist()
+        return map(text.__getitem__, map(slice, characters, characters[1:]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
