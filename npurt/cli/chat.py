@@ -210,8 +210,8 @@ class _Settings(Parser):
 
 def _check_sampling(args: argparse.Namespace) -> None:
     """Refuse what no answer could be sampled with."""
-    from npurt.llm.decode.generate import stop_texts
     from npurt.llm.decode.sampler import Sampling
+    from npurt.llm.decode.stops import stop_texts
 
     given = options.sampling(args)
     del given["max_tokens"]

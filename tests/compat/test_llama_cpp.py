@@ -26,7 +26,7 @@ from npurt.compat.llama_cpp import (
 from npurt.compat.llama_cpp.arguments import DEFAULTS, MODEL_DEFAULTS, RANDOM_SEED
 from npurt.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from npurt.errors import GrammarError, LayoutError, SettingError, UnsupportedOp
-from npurt.llm.decode import generate
+from npurt.llm.decode import stops
 from tests.llm import tiny
 
 PATH = str(tiny.path())
@@ -603,7 +603,7 @@ def test_no_file_is_a_value_error(tmp_path):
 
 def test_another_thread_cannot_end_a_completion(llm, own, monkeypatch):
     text = own.generate(PROMPT, max_tokens=3, **GREEDY)
-    split, refused = generate.split_at_stop, []
+    split, refused = stops.split_at_stop, []
 
     def meanwhile():
         try:
@@ -618,7 +618,7 @@ def test_another_thread_cannot_end_a_completion(llm, own, monkeypatch):
             thread.join()
         return split(*arguments)
 
-    monkeypatch.setattr(generate, "split_at_stop", between)  # which comes between two steps
+    monkeypatch.setattr(stops, "split_at_stop", between)  # which comes between two steps
 
     assert llm(PROMPT, max_tokens=3, **GREEDY)["choices"][0]["text"] == text
     assert llm.create_chat_completion(MESSAGES, max_tokens=2)["usage"]["completion_tokens"] <= 2

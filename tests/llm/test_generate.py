@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError
-from npurt.llm.decode.generate import Timing, split_at_stop
+from npurt.llm.decode.generate import Timing
+from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.spec.controller import Controller
 from tests.llm import tiny
 from tests.llm.conftest import FIRST_PADDING, GREEDY, PROMPT, fresh, open_tiny

@@ -6,8 +6,8 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
-from npurt.llm.decode.generate import split_at_stop
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.stops import split_at_stop
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
@@ -94,7 +94,7 @@ def test_a_whole_text_is_one_turn(llm, monkeypatch):
         raised.append(elsewhere(lambda: llm.eval(OTHER)))
         return split_at_stop(*args)
 
-    monkeypatch.setattr("npurt.llm.decode.generate.split_at_stop", meddling)
+    monkeypatch.setattr("npurt.llm.decode.stops.split_at_stop", meddling)
 
     assert fresh(llm, max_tokens=8, **GREEDY) == wanted
     for error in raised:

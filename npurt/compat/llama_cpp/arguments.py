@@ -5,8 +5,8 @@ from numbers import Real
 from typing import Any, TypedDict
 
 from npurt.errors import UnsupportedOp
-from npurt.llm.decode.generate import stop_texts
 from npurt.llm.decode.options import asks_for_nothing
+from npurt.llm.decode.stops import stop_texts
 from npurt.llm.file.pooling import NUMBERS, Pooling
 from npurt.runtime.open.arguments import integer, optional_integer
 

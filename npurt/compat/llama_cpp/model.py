@@ -29,8 +29,9 @@ from npurt.compat.llama_cpp.results import (
 from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.embed import Embedding, as_openai
-from npurt.llm.decode.generate import Generation, Timing, stop_texts
+from npurt.llm.decode.generate import Generation, Timing
 from npurt.llm.decode.options import Request
+from npurt.llm.decode.stops import stop_texts
 from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
 from npurt.runtime.open.arguments import integer
 

@@ -1,22 +1,19 @@
 """Generate text: evaluate the prompt, then sample token by token until an end."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from npurt.device import F32
 from npurt.errors import LayoutError, SettingError
-from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
+from npurt.llm.decode.choose import Chooser, finish_of
+from npurt.llm.decode.logprobs import TokenLogprob
 from npurt.llm.decode.sampler import NO_TOKEN as NO_TOKEN
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.stops import TextStream
 from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
-from npurt.runtime.open.arguments import integer
 
 
 @dataclass(slots=True)
@@ -91,33 +88,28 @@ class Generation:
         self._speculator = generator.speculator
         self._tokenizer = generator.context.model.tokenizer
         self._prompt = prompt
-        self._sampler = sampler
         self._stops = stops
         self._ends = self._tokenizer.eog | stop_ids
+        self._choose = Chooser(sampler, self._ends, top_logprobs)
         self._limit = max_tokens
-        self._top = top_logprobs
-        self._logprobs: list[TokenLogprob] = []  # of the tokens of the latest step
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
         """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
-        stream = self._tokenizer.stream(special=False, continued=True)
-        held = ""
+        stream = TextStream(self._tokenizer, self._stops)
         for token in self.tokens():
-            held += stream.push(token)
-            text, held, stopped = split_at_stop(held, self._stops)
-            if stopped:
+            text = stream.push(token)
+            if stream.stopped:
                 self._stop()
             if text:
                 yield text
-            if stopped:
+            if stream.stopped:
                 return
-        held += stream.finish()
-        text, held, stopped = split_at_stop(held, self._stops)
-        if stopped:
+        text = stream.finish()
+        if stream.stopped:
             self._timing.finish = "stop"
-        if text or (held and not stopped):
-            yield text if stopped else text + held
+        if text:
+            yield text
 
     def tokens(self) -> Iterator[int]:
         """Yield the sampled tokens without the end token; iterate once, in place of the text."""
@@ -131,12 +123,11 @@ class Generation:
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
                 if token == NO_TOKEN or token in self._ends:
-                    stopped = token != NO_TOKEN and token not in self._tokenizer.eog
-                    timing.finish = "stop" if stopped else "end"
+                    timing.finish = finish_of(token, self._tokenizer)
                     return
                 history.append(token)
                 at = len(chosen) - 1 - beyond
-                timing.logprobs += self._logprobs[at : at + 1]
+                timing.logprobs += self._choose.logprobs[at : at + 1]
                 yield token
             if timing.generated_tokens == self._limit:
                 timing.finish = "length"
@@ -195,9 +186,7 @@ class Generation:
         room = context.n_ctx - context.n_tokens - 1
         if self._limit is not None:
             room = min(room, self._limit - self._timing.generated_tokens - 1)
-        constraint = self._sampler.constraint
-        fits = None if constraint is None else constraint.fits
-        return self._speculator.step(context, history, room, self._choose, fits)
+        return self._speculator.step(context, history, room, self._choose, self._choose.fits)
 
     def _stop(self) -> None:
         """End at a stop text; take back the accepted draft tokens beyond it."""
@@ -206,23 +195,6 @@ class Generation:
         with context.lock:
             if self._beyond and context.state.changes == self._changes:
                 context.rollback(self._beyond)
-
-    def _choose(self, rows: F32, draft: Sequence[int], history: Sequence[int]) -> list[int]:
-        """Sample a token from each row, up to the first that is not the draft's.
-
-        Each token is drawn from the logits of plain decoding, with the same random number.  So
-        drafts change nothing but the time.
-        """
-        chosen: list[int] = []
-        self._logprobs.clear()
-        for i, row in enumerate(rows):
-            token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
-            chosen.append(token)
-            if self._top is not None and token != NO_TOKEN:
-                self._logprobs.append(logprob_of(row, token, self._top))
-            if i == len(draft) or token != draft[i] or token in self._ends:
-                break
-        return chosen
 
     def _reuse(self) -> list[int]:
         """Keep the common prefix of context and prompt; return the rest of the prompt."""
@@ -235,55 +207,3 @@ class Generation:
         self._context.rewind(shared)
         self._timing.reused_tokens = shared
         return self._prompt[shared:]
-
-
-def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Return the texts and the token ids of *stop*: one of them, several or None.
-
-    Raises:
-        SettingError: A stop text is empty, or something is neither text nor id.
-    """
-    single = isinstance(stop, str | bytes) or not isinstance(stop, Iterable)
-    given = () if stop is None else (stop,) if single else tuple(stop)
-    ids: list[Any] = []
-    texts: list[Any] = []
-    for one in given:
-        (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
-    return stop_texts(texts), frozenset(integer("a stop id", one, 0) for one in ids)
-
-
-def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the texts that end a generation; None: none.
-
-    Raises:
-        SettingError: A stop text is empty, or not a str.
-    """
-    if stop is None:
-        return ()
-    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
-    for text in texts:
-        if not isinstance(text, str):
-            raise SettingError(
-                f"a stop text is {text!r}", remedy="pass a str, a token id, or a list of them"
-            )
-        if not text:
-            raise SettingError("a stop text is empty", remedy="leave it out")
-    return texts
-
-
-def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
-    """Split *text* at the first stop text: text to show, text to hold back, whether it stopped.
-
-    The held text is the longest tail that could become a stop text.
-    """
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    if found:
-        return text[: min(found)], "", True
-    tails = [
-        size
-        for stop in stops
-        for size in range(1, min(len(stop), len(text) + 1))
-        if text.endswith(stop[:size])
-    ]
-    keep = len(text) - max(tails, default=0)
-    return text[:keep], text[keep:], False

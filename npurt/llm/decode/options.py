@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
 from npurt.errors import SettingError, UnsupportedOp
-from npurt.llm.decode.generate import split_stops
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.decode.samplers.breakers import breakers_of
 from npurt.llm.decode.samplers.checks import functions
 from npurt.llm.decode.samplers.settings import Sampling
+from npurt.llm.decode.stops import split_stops
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
 

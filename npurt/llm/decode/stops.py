@@ -1,0 +1,92 @@
+"""Where a text ends: stop texts and stop ids."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import SettingError
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.open.arguments import integer
+
+
+class TextStream:
+    """The text of tokens that come one after another, up to the first stop text.
+
+    Attributes:
+        stopped: A stop text came; the text is over.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.stopped = False
+        self._stream = tokenizer.stream(special=False, continued=True)
+        self._stops = stops
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that is final now.
+
+        It consists of whole characters, none of which can belong to a stop text.
+        """
+        return self._add(self._stream.push(token))
+
+    def finish(self) -> str:
+        """Return the rest of the text: no token comes any more."""
+        text = self._add(self._stream.finish())
+        return text if self.stopped else text + self._held
+
+    def _add(self, piece: str) -> str:
+        text, self._held, self.stopped = split_at_stop(self._held + piece, self._stops)
+        return text
+
+
+def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Return the texts and the token ids of *stop*: one of them, several or None.
+
+    Raises:
+        SettingError: A stop text is empty, or something is neither text nor id.
+    """
+    single = isinstance(stop, str | bytes) or not isinstance(stop, Iterable)
+    given = () if stop is None else (stop,) if single else tuple(stop)
+    ids: list[Any] = []
+    texts: list[Any] = []
+    for one in given:
+        (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
+    return stop_texts(texts), frozenset(integer("a stop id", one, 0) for one in ids)
+
+
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the texts that end a generation; None: none.
+
+    Raises:
+        SettingError: A stop text is empty, or not a str.
+    """
+    if stop is None:
+        return ()
+    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingError(
+                f"a stop text is {text!r}", remedy="pass a str, a token id, or a list of them"
+            )
+        if not text:
+            raise SettingError("a stop text is empty", remedy="leave it out")
+    return texts
+
+
+def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
+    """Split *text* at the first stop text: text to show, text to hold back, whether it stopped.
+
+    The held text is the longest tail that could become a stop text.
+    """
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if found:
+        return text[: min(found)], "", True
+    tails = [
+        size
+        for stop in stops
+        for size in range(1, min(len(stop), len(text) + 1))
+        if text.endswith(stop[:size])
+    ]
+    keep = len(text) - max(tails, default=0)
+    return text[:keep], text[keep:], False
