@@ -37,6 +37,7 @@ from npurt.errors import (
 from npurt.version import __version__
 
 if TYPE_CHECKING:
+    from npurt.llm.batch.engine import Engine
     from npurt.llm.decode.grammar.grammar import Grammar
     from npurt.llm.decode.model import Llama
     from npurt.llm.file.gguf import GGUF
@@ -54,6 +55,7 @@ __all__ = [
     "DeviceTimeout",
     "DownloadError",
     "DriverError",
+    "Engine",
     "Grammar",
     "GrammarError",
     "GraphError",
@@ -80,6 +82,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Engine": "npurt.llm.batch.engine",
     "GGUF": "npurt.llm.file.gguf",
     "Grammar": "npurt.llm.decode.grammar.grammar",
     "Llama": "npurt.llm.decode.model",

@@ -58,6 +58,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"session"},
         {"spec"},
         {"decode"},
+        {"batch"},
         {"measure", "convert"},
     ],
     "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],

@@ -78,6 +78,7 @@ class Llama:
         draft_device: Where the products of a smaller model run, by name; by default the CPU.
         lora: LoRA adapters in the form of GGUF: a path, ``(path, scale)``, or a list of these.
         max_sequences: The most texts that the model can have in its cache at a time.
+        kv_bytes: Bytes for the keys and values of all of them; by default what they can take.
 
     Raises:
         ModelFormatError: npurt cannot run the file, or *draft* with it.
@@ -108,12 +109,14 @@ class Llama:
         draft_device: str | None = None,
         lora: Lora | None = None,
         max_sequences: int = 1,
+        kv_bytes: int | None = None,
     ) -> None:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
+        kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
         most = limits().rows
         self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
         seed = none_at_minus_one("seed", seed)
@@ -122,7 +125,10 @@ class Llama:
         with contextlib.ExitStack() as opened:  # closed if anything fails, last first
             with errors_of(path):
                 file = opened.enter_context(GGUF(path))
-                setup = set_up(file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences)
+                setup = set_up(
+                    file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences,
+                    kv_bytes=kv_bytes,
+                )  # fmt: skip
             network = open_network(draft, setup) if draft and draft != "lookup" else None
             devices = opened.enter_context(Devices(device, n_threads))
             if draft is not None:

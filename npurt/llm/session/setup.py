@@ -51,10 +51,11 @@ def set_up(
     adapters: Sequence[Adapter] = (),
     *,
     sequences: int = 1,
+    kv_bytes: int | None = None,
 ) -> Setup:
     """Read and check what *file* says of its model; arguments are those of `Llama`.
 
-    Contexts of *sequences* texts can be open at a time.
+    Contexts of *sequences* texts can be open at a time, with *kv_bytes* of keys and values.
 
     It warns the caller of the caller when *n_ctx* is more than the model was trained for.
 
@@ -76,7 +77,7 @@ def set_up(
             stacklevel=3,
         )
     _check_vocabulary(file, config)
-    limits = Limits(min(n_batch, count), count, sequences, kv_dtype=kv_type)
+    limits = Limits(min(n_batch, count), count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
     return Setup(description, graph, limits)
 
 

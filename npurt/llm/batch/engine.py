@@ -1,0 +1,180 @@
+"""`Engine`: many texts of one model at once, from any thread."""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import fields
+from typing import Any, Self
+
+from npurt.device import Device
+from npurt.errors import SettingError
+from npurt.llm.batch.events import Stats
+from npurt.llm.batch.loop import Listener, Loop
+from npurt.llm.batch.memory import kv_budget
+from npurt.llm.batch.request import Request
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode.model import Llama
+from npurt.llm.decode.options import Request as Asked
+from npurt.llm.decode.samplers.settings import Sampling
+from npurt.runtime.execute.executor import runs_graphs
+from npurt.runtime.open.arguments import integer
+
+USUAL_SEQUENCES = 8
+PREFIXES = 32  # texts that are kept, by default
+SPARE = 2  # sequences: that of `Llama`, and one that is being copied
+
+
+class Engine:
+    """Evaluates many texts together: each step has tokens of all of them.
+
+    Each text is what it would be alone, token for token.  Any thread may call any method.
+
+    Args:
+        model: A file, or an open `Llama` with a `max_sequences` of more than two.  The engine has
+            it alone until it is closed, and does not close it; what is in its context is forgotten.
+        device: As for `Llama`.
+        max_sequences: The most texts that are evaluated at a time; others wait.
+        kv_bytes: Bytes for keys and values of all texts; by default a quarter of the free memory.
+        prefixes: The most texts that are kept for requests that begin with the same tokens.
+        draft: ``"lookup"``: draft tokens from each text itself, while that pays; None: do not.
+        on_step: Called after each step, by the engine's thread, with what it did for all texts.
+        options: Other arguments of `Llama`.
+
+    Attributes:
+        llm: The model.
+
+    Raises:
+        SettingError: An argument makes no sense.  Others as of `Llama`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Llama,
+        device: str | Device | None = "auto",
+        *,
+        max_sequences: int | None = None,
+        kv_bytes: int | None = None,
+        prefixes: int = PREFIXES,
+        draft: str | None = "lookup",
+        on_step: Listener | None = None,
+        **options: Any,
+    ) -> None:
+        if draft not in (None, "lookup"):
+            raise SettingError(f"draft is {draft!r}", remedy='use "lookup", or None for no drafts')
+        kept = integer("prefixes", prefixes, 0)
+        with contextlib.ExitStack() as opened:
+            if isinstance(model, Llama):
+                self.llm = model
+                count = model.model.setup.limits.sequences
+                most = integer("max_sequences", max_sequences or USUAL_SEQUENCES, 1)
+                running = min(most, count - SPARE)
+                if running < 1 or options or kv_bytes is not None:
+                    raise SettingError(
+                        f"an engine of a model that was opened for {count} sequences",
+                        remedy="open it with max_sequences=40 or more and all other options, or "
+                        "pass its path",
+                    )
+                kept = min(kept, count - SPARE - running)
+                model.reset()
+            else:
+                running = integer("max_sequences", max_sequences or USUAL_SEQUENCES, 1)
+                self.llm = opened.enter_context(
+                    Llama(
+                        model, device, max_sequences=running + kept + SPARE,
+                        kv_bytes=kv_budget(kv_bytes), **options,
+                    )
+                )  # fmt: skip
+            if running > self.llm.n_batch:
+                raise SettingError(
+                    f"{running} sequences do not fit runs of {self.llm.n_batch} rows",
+                    remedy="use a smaller max_sequences, or a larger n_batch (-b)",
+                )
+            drafts = draft is not None and not runs_graphs(self.llm.device)
+            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, guesses=drafts)
+            self._loop = Loop(scheduler, self.llm.lock, on_step)
+            self._loop.start(opened.pop_all())
+        self._close = weakref.finalize(self, Loop.close, self._loop)
+
+    def submit(
+        self,
+        prompt: str | Items[int],
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        prompt_tokens: int | None = None,
+        reusable: int = 0,
+        salt: str = "",
+        **options: Any,
+    ) -> Request:
+        """Begin to continue *prompt*, a text or token ids.
+
+        Args:
+            sampling: Settings of sampling, which may also be among *options*.
+            priority: Requests with a higher one come first.
+            deadline: Seconds after which the text ends.
+            prompt_tokens: How many of *prompt*'s ids are the prompt's: others were generated
+                before, and the text goes on after them.
+            reusable: How many ids later prompts are likely to begin with; of models with states
+                that only go forward, these are kept there.
+            salt: Requests of different salts share nothing that was evaluated.
+            options: Those of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
+
+        Raises:
+            ContextFull: The prompt can never fit.
+            LayoutError: There is no token, or one is not in the vocabulary.
+            SettingError: An option makes no sense, or the engine is closed.
+            UnsupportedOp: npurt does not have the option.
+        """
+        asked = Asked.of(_settings(sampling) | options, self.llm.seed)
+        ids = self.llm.tokenize(prompt) if isinstance(prompt, str) else self.llm.model.valid(prompt)
+        text = Sequence(
+            self._loop.new_id(), ids, asked, self.llm.tokenizer, prompt=prompt_tokens,
+            priority=priority, deadline=deadline, salt=salt, reusable=reusable,
+        )  # fmt: skip
+        request = Request(text.id, self.cancel)
+        self._loop.submit(request, text)
+        return request
+
+    def chat(
+        self, messages: Items[Mapping[str, Any]], *, template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Request:  # fmt: skip
+        """Begin to answer *messages*, by the model's chat template.
+
+        Args:
+            template: *tools* and variables of the template.
+            options: Those of `submit`.
+
+        Raises:
+            Those of `submit` and `Llama.apply_chat_template`.
+        """
+        ids = self.llm.apply_chat_template(messages, **dict(template or {}))
+        return self.submit(ids, **options)
+
+    def cancel(self, request: Request) -> None:
+        """End a text; see `Request.cancel`."""
+        self._loop.cancel(request)
+
+    def stats(self) -> Stats:
+        """Return the present state, after the step that is going on."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """End all texts; close the model if the engine opened it.  A second call does nothing."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(given, Sampling):
+        return {field.name: getattr(given, field.name) for field in fields(given)}
+    return dict(given or {})

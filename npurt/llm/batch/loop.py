@@ -1,0 +1,166 @@
+"""The thread of an engine: it steps while there are texts, and does what other threads ask for."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from npurt.errors import SettingError
+from npurt.llm.batch.events import Event, Stats
+from npurt.llm.batch.request import Request
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence as Text
+from npurt.llm.session.lock import Lock
+
+Listener = Callable[[Sequence[Event]], None]
+Call = Callable[[], Event | None]
+
+
+class Loop:
+    """The thread of an engine.  It does not refer to the engine, which can be dropped meanwhile.
+
+    Args:
+        scheduler: The texts.
+        lock: Held by the thread as long as it lives.
+        on_step: Called with the events of each step.
+    """
+
+    def __init__(self, scheduler: Scheduler, lock: Lock, on_step: Listener | None) -> None:
+        self._scheduler, self._lock, self._on_step = scheduler, lock, on_step
+        self._changed = threading.Condition()
+        self._calls: list[Call] = []  # for the thread, before its next step
+        self._requests: dict[int, tuple[Request, Text]] = {}
+        self._ids = itertools.count(1)
+        self._closing = False
+        self._ready = threading.Event()
+        self._error: Exception | None = None  # that ended the thread
+        self._opened = contextlib.ExitStack()
+        self._thread = threading.Thread(target=self._run, name="npurt engine", daemon=True)
+
+    def start(self, opened: contextlib.ExitStack) -> None:
+        """Start the thread, which closes *opened* at its end.
+
+        Raises:
+            SettingError: Another thread uses the model.
+        """
+        self._opened = opened
+        self._thread.start()
+        self._ready.wait()
+        if self._error:
+            raise self._error
+
+    # --- Other threads --------------------------------------------------------------------------
+
+    def new_id(self) -> int:
+        """Return a number that no request has."""
+        return next(self._ids)
+
+    def submit(self, request: Request, text: Text) -> None:
+        """Begin a text.
+
+        Raises:
+            NpurtError: It can never be evaluated; or the engine is closed.
+        """
+        self._scheduler.require_fit(text)
+
+        def begin() -> Event | None:
+            self._requests[request.id] = request, text
+            return self._scheduler.submit(text)
+
+        self._call(begin)
+
+    def cancel(self, request: Request) -> None:
+        """End a text, if it has not ended."""
+
+        def end() -> Event | None:
+            _, text = self._requests.get(request.id, (None, None))
+            return self._scheduler.cancel(text) if text else None
+
+        with contextlib.suppress(SettingError):  # closed: all texts have ended
+            self._call(end)
+
+    def stats(self) -> Stats:
+        """Return the scheduler's, between two steps.
+
+        Raises:
+            SettingError: The engine is closed.
+        """
+        found: list[Stats] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            found.append(self._scheduler.stats())
+            done.set()
+
+        if threading.current_thread() is self._thread:
+            return self._scheduler.stats()
+        self._call(ask)
+        while not done.wait(1) and self._thread.is_alive():
+            pass
+        return found[0]
+
+    def _call(self, call: Call) -> None:
+        """Have the thread call *call* before its next step.
+
+        Raises:
+            SettingError: The engine is closed.
+        """
+        with self._changed:
+            if self._closing:
+                raise SettingError("this engine is closed", remedy="open another one")
+            self._calls.append(call)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all texts, and wait for the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # --- The thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._opened, self._lock:
+                self._ready.set()
+                try:
+                    self._work()
+                finally:
+                    self._tell(self._scheduler.close())
+        except Exception as error:
+            self._error = error
+            with self._changed:
+                self._closing = True
+            for request, text in list(self._requests.values()):
+                request.put(text.end("error", error))
+            self._requests.clear()
+            if not self._ready.is_set():
+                self._ready.set()  # and `start` raises the error
+                return
+            raise
+
+    def _work(self) -> None:
+        """Step until the engine is closed."""
+        while True:
+            with self._changed:
+                while not (self._calls or self._closing or self._requests):
+                    self._changed.wait()
+                calls, self._calls = self._calls, []
+                closing = self._closing
+            self._tell([event for call in calls if (event := call())])
+            if closing:
+                return
+            if self._requests:
+                self._tell(self._scheduler.step())
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        """Pass *events* on to their requests, and to the listener all at once."""
+        for event in events:
+            request, _ = self._requests[event.id]
+            request.put(event)
+            if event.finish:
+                del self._requests[event.id]
+        if events and self._on_step:
+            self._on_step(events)

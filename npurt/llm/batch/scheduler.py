@@ -1,0 +1,377 @@
+"""Which tokens of which texts are evaluated in a step.
+
+A step has one row of every text that goes on, then draft tokens that are worth it, then tokens of
+the oldest prompts.  The last are so many that the step takes no longer than `SLOWDOWN` times a step
+without them, by the times measured so far; where no text goes on, as many as a run can have.
+
+A prompt begins when its pages and one more are free.  When a text needs a page and none is free,
+kept prefixes go first; then the youngest text loses its pages, and is evaluated again later.
+"""
+
+import bisect
+import math
+import time
+from dataclasses import replace
+from operator import attrgetter
+
+import numpy as np
+
+from npurt.device import F32
+from npurt.errors import ContextFull, NpurtError, OutOfPages
+from npurt.llm.batch.costs import RowCosts
+from npurt.llm.batch.events import Counts, Event, Stats
+from npurt.llm.batch.guesses import price
+from npurt.llm.batch.prefixes import PAGE, Prefixes
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.session.context import Context, Piece, run_together
+from npurt.llm.session.model import Model
+from npurt.llm.spec.assistant import shared
+
+SLOWDOWN = 2.5  # the most that prompts may slow a step down
+MOST_GUESSES = 8  # of one text in a step
+
+by_order = attrgetter("order")
+
+
+class Scheduler:
+    """The texts of a model.  One thread at a time.
+
+    Args:
+        model: It is used by nobody else.
+        sequences: The most texts that are evaluated at a time.
+        prefixes: The most texts that are kept for requests that begin with the same tokens.
+        guesses: Whether to draft tokens.
+
+    Attributes:
+        longest: The most positions of a text.
+        counts: See `Counts`.
+    """
+
+    def __init__(self, model: Model, *, sequences: int, prefixes: int, guesses: bool) -> None:
+        room = model.executor.room()
+        self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
+        self.counts = Counts()
+        self._model = model
+        self._sequences = sequences
+        self._rows = model.decoder.rows
+        self._guesses = guesses
+        self._recurrent = model.executor.recurrent
+        self._costs = RowCosts(self._rows)
+        self._prefixes = Prefixes(prefixes, recurrent=self._recurrent)
+        self._waiting: list[Sequence] = []  # in order
+        self._running: list[Sequence] = []  # in order
+        self._arrivals = 0
+        self._claimed = 0  # pages that the step will take
+        self._losses = model.executor.losses
+        self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
+
+    # --- Texts come and go ----------------------------------------------------------------------
+
+    def require_fit(self, text: Sequence) -> None:
+        """Refuse a text that can never be evaluated.
+
+        Raises:
+            ContextFull: Its prompt is too long.
+            LayoutError: A token is not in the vocabulary.
+        """
+        self._model.valid(text.history)
+        if text.prompt > self.longest:
+            raise ContextFull(
+                f"a prompt of {text.prompt} tokens does not fit {self.longest} positions",
+                remedy="shorten the prompt, or open the model with a larger n_ctx (-c) or kv_bytes",
+            )
+
+    def submit(self, text: Sequence) -> Event | None:
+        """Take a text, for which `require_fit` has passed; return its end if that is all of it."""
+        text.arrival = self._arrivals
+        self._arrivals += 1
+        self.counts.prompt += text.prompt
+        bisect.insort(self._waiting, text, key=by_order)
+        if text.left == 0 or len(text.history) > self.longest:
+            return self.cancel(text, "length" if text.left == 0 else "context")
+        return None
+
+    def cancel(self, text: Sequence, finish: str = "cancelled") -> Event | None:
+        """End a text, and free its pages; return None if it has ended already."""
+        return None if text.finish else self._ended(text, text.end(finish))
+
+    @property
+    def texts(self) -> list[Sequence]:
+        """All texts that have not ended."""
+        return [*self._running, *self._waiting]
+
+    def stats(self) -> Stats:
+        """Return the present state."""
+        room = self._model.executor.room()
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            page=room.page if room else 0,
+            pages=room.total if room else 0,
+            used=room.total - room.free if room else 0,
+            prefixes=len(self._prefixes),
+            counts=replace(self.counts),
+        )
+
+    def close(self) -> list[Event]:
+        """End all texts, and free all pages."""
+        events = [event for text in self.texts if (event := self.cancel(text))]
+        self._prefixes.clear()
+        return events
+
+    # --- A step ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Evaluate some tokens; return what that did for each text."""
+        now = time.monotonic()
+        late = [text for text in self.texts if text.late(now)]
+        events = [event for text in late if (event := self.cancel(text, "deadline"))]
+        if self._losses != self._model.executor.losses:
+            self._begin_again()
+        self._claimed = 0
+        self._admit()
+        drafts = self._decoded()
+        prompts = self._read(len(drafts) + sum(map(len, drafts.values())), len(drafts))
+        drafts = {text: draft for text, draft in drafts.items() if text.context}
+        prompts = [(text, piece) for text, piece in prompts if text.context]
+        pieces = [Piece(text.context, [text.history[-1], *draft], 1 + len(draft))
+                  for text, draft in drafts.items() if text.context]  # fmt: skip
+        pieces += [piece for _, piece in prompts]
+        try:
+            if pieces and self._run(pieces):
+                events += self._results(drafts, prompts)
+        except NpurtError as error:
+            texts = [*drafts, *(text for text, _ in prompts)]
+            events += [self._ended(text, text.end("error", error)) for text in texts]
+        return events
+
+    def _run(self, pieces: list[Piece]) -> bool:
+        """Run *pieces*; return False when that did not succeed, and the next step tries again."""
+        rows = sum(len(piece.ids) for piece in pieces)
+        wanted = sum(piece.wanted for piece in pieces)
+        if len(self._out) < wanted:
+            self._out = np.empty((wanted, self._out.shape[1]), np.float32)
+        start = time.perf_counter()
+        try:
+            done = run_together(pieces, self._out)
+        except OutOfPages:  # shared pages had to be copied
+            for text in self._running:
+                self._settle(text)
+            self._free_a_page()
+            return False
+        seconds = time.perf_counter() - start
+        self.counts.seconds += seconds
+        if not done:
+            self._begin_again()
+            return False
+        self.counts.steps += 1
+        self.counts.rows += rows
+        self._costs.add(rows, seconds)
+        return True
+
+    def _begin_again(self) -> None:
+        """Have all texts evaluated again: a device failed, and their states are lost."""
+        self._losses = self._model.executor.losses
+        self.counts.lost += 1
+        self._prefixes.clear()
+        for text in self._running:
+            self._settle(text)
+
+    def _settle(self, text: Sequence) -> None:
+        if text.context:
+            text.context.settle()
+
+    # --- What a step evaluates ------------------------------------------------------------------
+
+    def _decoded(self) -> dict[Sequence, list[int]]:
+        """Return the texts that go on, with their draft tokens; their pages are free."""
+        texts = [text for text in self._running if not text.reading]
+        for text in texts:
+            self._require_pages(text, 1)
+        texts = [text for text in texts if text.context]
+        drafts: dict[Sequence, list[int]] = {text: [] for text in texts}
+        if not self._guesses:
+            return drafts
+        rows = len(texts)
+        for text in texts:
+            room = min(MOST_GUESSES, self.longest - len(text.history), self._rows - rows)
+            if text.left is not None:
+                room = min(room, text.left - 1)
+            draft = text.guesses.propose(text.history, room)
+            count = text.guesses.worth(len(draft), price(self._costs, rows, len(texts)))
+            more = self._growth(text, 1 + count) - self._growth(text, 1)
+            if more <= self._free():
+                self._claimed += more
+                drafts[text] = draft[:count]
+                rows += count
+        return drafts
+
+    def _read(self, rows: int, texts: int) -> list[tuple[Sequence, Piece]]:
+        """Return parts of prompts, oldest first, for a step of *rows* rows of *texts* texts."""
+        most = self._rows
+        if texts:
+            most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
+        found: list[tuple[Sequence, Piece]] = []
+        for text in [text for text in self._running if text.reading]:
+            if rows >= most or not text.context:
+                continue
+            if not text.context.n_tokens:
+                self._begin_with_prefix(text, text.context)
+            start = text.context.n_tokens
+            mark = next((mark for mark in text.marks if mark > start), len(text.history))
+            count = min(mark - start, most - rows)
+            if not self._require_pages(text, count):
+                continue
+            rows += count
+            ids = text.history[start : start + count]
+            piece = Piece(text.context, ids, int(start + count == len(text.history)))
+            found.append((text, piece))
+        return found
+
+    def _results(
+        self, drafts: dict[Sequence, list[int]], prompts: list[tuple[Sequence, Piece]]
+    ) -> list[Event]:
+        """Choose tokens by the logits of the step; return the events."""
+        events, row = [], 0
+        for text, draft in drafts.items():
+            event = text.advance(self._out[row : row + 1 + len(draft)], draft, self.longest)
+            row += 1 + len(draft)
+            events.append(self._advanced(text, event))
+            if draft:
+                self.counts.drafted += len(draft)
+                self.counts.accepted += max(0, len(event.tokens) - 1)
+        for text, piece in prompts:
+            if self._recurrent and piece.context.n_tokens in text.marks:
+                self._keep_copy(text, piece.context)
+            if not piece.wanted:
+                events.append(text.progress())
+                continue
+            event = text.advance(self._out[row : row + 1], [], self.longest)
+            row += 1
+            events.append(self._advanced(text, event))
+        return events
+
+    def _advanced(self, text: Sequence, event: Event) -> Event:
+        """Take back what does not belong to the text; end it if it has come to its end."""
+        self.counts.generated += len(event.tokens)
+        context = text.context
+        assert context is not None, "a text without a context"
+        kept = len(text.history) - (not text.finish)
+        if context.n_tokens > kept:  # wrong draft tokens, or the text ended among them
+            context.rewind(kept)
+        return self._ended(text, event) if text.finish else event
+
+    def _ended(self, text: Sequence, event: Event) -> Event:
+        """Remove a text that has ended; keep what was evaluated of it."""
+        self.counts.finished += 1
+        if text in self._waiting:
+            self._waiting.remove(text)
+            return event
+        self._running.remove(text)
+        context, text.context = text.context, None
+        if context:
+            context.settle()
+            self._prefixes.add(context, text.salt)
+        return event
+
+    # --- Pages ----------------------------------------------------------------------------------
+
+    def _free(self) -> float:
+        """Return the number of free pages that the step does not need yet.
+
+        It is infinite where each text has memory of its own.
+        """
+        room = self._model.executor.room()
+        return room.free - self._claimed if room else math.inf
+
+    def _pages(self, length: int) -> int:
+        room = self._model.executor.room()
+        return room.pages(length) if room else 0
+
+    def _growth(self, text: Sequence, rows: int) -> int:
+        """Return how many pages *text* needs for *rows* more tokens."""
+        length = text.context.n_tokens if text.context else 0
+        return self._pages(length + rows) - self._pages(length)
+
+    def _admit(self) -> None:
+        """Let waiting texts begin, in order, while there is room for them."""
+        while self._waiting and len(self._running) < self._sequences:
+            text = self._waiting[0]
+            promised = sum(self._growth(each, each.pending) for each in self._running)
+            needed = promised + self._pages(len(text.history)) + 1
+            while self._free() < needed and self._prefixes.evict():
+                pass
+            if self._free() < needed and self._running:
+                return
+            text.context = Context(self._model)
+            self._waiting.pop(0)
+            bisect.insort(self._running, text, key=by_order)
+
+    def _require_pages(self, text: Sequence, rows: int) -> bool:
+        """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
+        while text.context and self._growth(text, rows) > self._free():
+            self._free_a_page()
+        self._claimed += self._growth(text, rows) if text.context else 0
+        return text.context is not None
+
+    def _free_a_page(self) -> None:
+        """Forget the kept prefix that was used least recently, or preempt the youngest text."""
+        if not self._prefixes.evict():
+            self._preempt(self._running[-1])
+
+    def _preempt(self, text: Sequence) -> None:
+        """Free the pages of a text, which waits to be evaluated again."""
+        self.counts.preempted += 1
+        self._running.remove(text)
+        if text.context:
+            text.context.release()
+        text.context = None
+        bisect.insort(self._waiting, text, key=by_order)
+
+    # --- Prefixes -------------------------------------------------------------------------------
+
+    def _begin_with_prefix(self, text: Sequence, context: Context) -> None:
+        """Fork what was evaluated of *text* for another; see where to keep copies of states."""
+        entry, length, equal = self._prefixes.find(text.history, text.salt)
+        source = entry.context if entry else None
+        if not self._recurrent:
+            for other in self._running:  # or what is evaluated right now
+                if other is not text and other.context and other.salt == text.salt:
+                    same = _equal(other.context, text.history)
+                    if same > length:
+                        source, length, entry = other.context, same, None
+        if source and not self._fork(source, context, length):
+            length = 0
+        elif entry:
+            self._prefixes.use(entry)
+        text.cached = max(text.cached, length) if not text.generated else text.cached
+        self.counts.hits += bool(length)
+        self.counts.misses += not length
+        self.counts.cached += length
+        if self._recurrent:
+            diverged = equal if equal - length >= PAGE else 0
+            marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
+            text.marks = sorted(mark for mark in marks if length < mark < len(text.history) + 1)
+
+    def _fork(self, source: Context, target: Context, length: int) -> bool:
+        """Begin *target* with *length* tokens of *source*; return False if there is no page."""
+        try:
+            target.fork(source, length)
+        except OutOfPages:
+            return False
+        return target.settle() == length
+
+    def _keep_copy(self, text: Sequence, context: Context) -> None:
+        """Keep the states of a prompt's part for other requests."""
+        if self._prefixes.has(context.history, text.salt):
+            return
+        copy = Context(self._model)
+        if self._fork(context, copy, context.n_tokens):
+            self._prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
+        else:
+            copy.release()
+
+
+def _equal(context: Context, tokens: list[int]) -> int:
+    """Return how many tokens of *context* a text of *tokens* can begin with."""
+    return min(shared(context.state.tokens, tokens), len(tokens) - 1)
