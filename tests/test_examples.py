@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.llm import tiny
+
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -25,3 +27,11 @@ def test_an_example_below_matmul_runs(name, said, capsys, monkeypatch):
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
     assert said in capsys.readouterr().out
+
+
+def test_texts_at_once(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["batch", str(tiny.path()), "-n", "3"])
+
+    runpy.run_path(str(FOLDER / "batch.py"), run_name="__main__")
+
+    assert "6 texts" in capsys.readouterr().out

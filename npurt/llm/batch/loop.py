@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from npurt.errors import SettingError
 from npurt.llm.batch.events import Event, Stats
@@ -95,8 +96,9 @@ class Loop:
         if threading.current_thread() is self._thread:
             return self._scheduler.stats()
         self._call(ask)
-        while not done.wait(1) and self._thread.is_alive():
-            pass
+        while not done.wait(1):
+            if not self._thread.is_alive():
+                raise SettingError("this engine is closed", remedy="open another one")
         return found[0]
 
     def _call(self, call: Call) -> None:
@@ -107,7 +109,8 @@ class Loop:
         """
         with self._changed:
             if self._closing:
-                raise SettingError("this engine is closed", remedy="open another one")
+                why = f": {self._error!r:.200}" if self._error else ""
+                raise SettingError(f"this engine is closed{why}", remedy="open another one")
             self._calls.append(call)
             self._changed.notify()
 
@@ -127,19 +130,26 @@ class Loop:
                 self._ready.set()
                 try:
                     self._work()
-                finally:
+                except Exception as error:
+                    self._stop(error)
+                    raise
+                else:
                     self._tell(self._scheduler.close())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  requests have it, and so has `start`
             self._error = error
-            with self._changed:
-                self._closing = True
-            for request, text in list(self._requests.values()):
-                request.put(text.end("error", error))
-            self._requests.clear()
-            if not self._ready.is_set():
-                self._ready.set()  # and `start` raises the error
-                return
-            raise
+        finally:
+            self._ready.set()
+
+    def _stop(self, error: Exception) -> None:
+        """End all texts with *error*, which a listener raised, or a mistake of npurt."""
+        with self._changed:
+            self._closing = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            self._tell_requests([event] if (event := call()) else [])
+        for event in self._scheduler.close():
+            self._requests[event.id][0].put(replace(event, finish="error", error=error))
+        self._requests.clear()
 
     def _work(self) -> None:
         """Step until the engine is closed."""
@@ -157,10 +167,13 @@ class Loop:
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Pass *events* on to their requests, and to the listener all at once."""
+        self._tell_requests(events)
+        if events and self._on_step:
+            self._on_step(events)
+
+    def _tell_requests(self, events: Sequence[Event]) -> None:
         for event in events:
             request, _ = self._requests[event.id]
             request.put(event)
             if event.finish:
                 del self._requests[event.id]
-        if events and self._on_step:
-            self._on_step(events)

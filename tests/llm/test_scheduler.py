@@ -1,0 +1,168 @@
+"""Any schedule of texts gives each one the tokens that it has alone."""
+
+import functools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import npurt
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode.generate import Generation
+from npurt.llm.decode.options import Request
+from npurt.llm.decode.sampler import Sampler
+from tests.llm import tiny
+
+DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
+MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
+OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
+TEXTS = 8
+SAMPLINGS = (
+    {"temperature": 0.0},
+    {"temperature": 1.5, "top_k": 0, "seed": 7},
+    {"temperature": 0.0, "repeat_penalty": 1.3, "logprobs": 2},
+)
+
+
+class Alone:
+    """What a model generates when it has one text."""
+
+    def __init__(self, path, device):
+        self.llm = npurt.Llama(path, device, **OPTIONS)
+        self.generated = functools.cache(self._generated)
+
+    def _generated(self, prompt, count, sampling):
+        """Return the tokens, their log probabilities and how the text ends."""
+        llm = self.llm
+        llm.reset()
+        request = Request.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
+        sampler = request.sampler(llm.tokenizer, len(prompt), Sampler)
+        generation = Generation(
+            llm.generator, list(prompt), sampler, (), count, top_logprobs=request.top_logprobs
+        )
+        tokens = tuple(generation.tokens())
+        return tokens, tuple(llm.timing.logprobs), llm.timing.finish
+
+
+def pool(model):
+    """Return prompts that share beginnings, within pages and beyond."""
+    ids = tiny.ids(model)
+    cuts = [(0, 1), (0, 3), (0, 70), (0, 100), (0, 150), (5, 40), (5, 9)]
+    prompts = [ids[a:b] for a, b in cuts]
+    return [*prompts, ids[:70] + [3, 4, 5] * 4, [*ids[:90], 9], ids[:64], ids[:128]]
+
+
+@pytest.fixture(scope="module", params=[(d, m) for d in DEVICES for m in MODELS], ids=str)
+def pair(request):
+    """A model for many texts, one for one text, and prompts."""
+    device, model = request.param
+    path = tiny.path(*model)
+    with npurt.Llama(path, device, max_sequences=TEXTS + 14, **OPTIONS) as llm:
+        alone = Alone(path, device)
+        yield llm, alone, pool(model[0])
+        alone.llm.close()
+
+
+class Schedules(RuleBasedStateMachine):
+    """Texts come, are cancelled and preempted, in any order between steps."""
+
+    llm: npurt.Llama
+    alone: Alone
+    prompts: list
+
+    @initialize(texts=st.integers(2, TEXTS), kept=st.integers(0, 6))
+    def begin(self, texts, kept):
+        self.scheduler = Scheduler(self.llm.model, sequences=texts, prefixes=kept, guesses=True)
+        self.asked, self.events, self.number = {}, {}, 0
+
+    @rule(
+        prompt=st.integers(0, 10), count=st.integers(0, 14), sampling=st.integers(0, 2),
+        priority=st.integers(0, 1), salt=st.sampled_from("ab"), reusable=st.sampled_from([0, 66]),
+    )  # fmt: skip
+    def add(self, prompt, count, sampling, priority, salt, reusable):
+        self.number += 1
+        tokens = self.prompts[prompt]
+        asked = Request.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
+        text = Sequence(
+            self.number, list(tokens), asked, self.llm.tokenizer, priority=priority, salt=salt,
+            reusable=reusable,
+        )  # fmt: skip
+        self.scheduler.require_fit(text)
+        self.asked[self.number] = tuple(tokens), count, sampling
+        self.events[self.number] = []
+        self.take([self.scheduler.submit(text)])
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps):
+        for _ in range(steps):
+            self.take(self.scheduler.step())
+
+    @precondition(lambda self: self.scheduler.texts)
+    @rule(data=st.data())
+    def cancel(self, data):
+        text = data.draw(st.sampled_from(self.scheduler.texts))
+        self.take([self.scheduler.cancel(text)])
+        assert text not in self.scheduler.texts
+
+    @precondition(lambda self: self.scheduler._running)
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler._running)))
+
+    @rule()
+    def forget_a_prefix(self):
+        self.scheduler._prefixes.evict()
+
+    def take(self, events):
+        for event in filter(None, events):
+            events = self.events[event.id]
+            assert not (events and events[-1].finish), "an event after the end"
+            events.append(event)
+
+    @invariant()
+    def tokens_are_those_of_the_text_alone(self):
+        for number, events in getattr(self, "events", {}).items():
+            if not events or not (ended := events[-1].finish):
+                continue
+            tokens = tuple(token for event in events for token in event.tokens)
+            wanted, logprobs, finish = self.alone.generated(*self.asked[number])
+            if ended == "cancelled":
+                assert tokens == wanted[: len(tokens)]
+            else:
+                assert (tokens, ended) == (wanted, finish)
+                assert tuple(x for event in events for x in event.logprobs) == logprobs
+            events[:-1] = []  # it is right
+            self.asked.pop(number)
+        self.events = {n: e for n, e in getattr(self, "events", {}).items() if n in self.asked}
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(2000):
+            if not self.scheduler.texts:
+                break
+            self.take(self.scheduler.step())
+        self.tokens_are_those_of_the_text_alone()
+        assert not self.asked
+        self.scheduler.close()
+        room = self.llm.model.executor.room()
+        assert room is None or room.free == room.total
+
+
+def test_any_schedule_gives_each_text_its_own_tokens(pair):
+    llm, alone, prompts = pair
+    kind = type("Here", (Schedules,), {"llm": llm, "alone": alone, "prompts": prompts})
+    # Simulators are slow: a step of a hybrid takes a Hexagon's 50 ms and more.
+    examples, steps = (20, 20) if llm.device.caps.name == "cpu" else (2, 8)
+    run_state_machine_as_test(
+        kind, settings=settings(max_examples=examples, stateful_step_count=steps)
+    )
