@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from npurt.llm.batch.request import Request
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence as Text
 from npurt.llm.session.lock import Lock
+
+PAUSE = 0.002  # seconds
 
 Listener = Callable[[Sequence[Event]], None]
 Call = Callable[[], Event | None]
@@ -163,7 +166,10 @@ class Loop:
             if closing:
                 return
             if self._requests:
-                self._tell(self._scheduler.step())
+                events = self._scheduler.step()
+                self._tell(events)
+                if not events:  # all texts wait for their grammars
+                    time.sleep(PAUSE)
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Pass *events* on to their requests, and to the listener all at once."""

@@ -197,7 +197,7 @@ class Scheduler:
             room = min(MOST_GUESSES, self.longest - len(text.history), self._rows - rows)
             if text.left is not None:
                 room = min(room, text.left - 1)
-            draft = text.guesses.propose(text.history, room)
+            draft = text.draft(room)
             count = text.guesses.worth(len(draft), price(self._costs, rows, len(texts)))
             more = self._growth(text, 1 + count) - self._growth(text, 1)
             if more <= self._free():
@@ -295,8 +295,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting texts begin, in order, while there is room for them."""
-        while self._waiting and len(self._running) < self._sequences:
-            text = self._waiting[0]
+        for text in [text for text in self._waiting if text.ready]:
+            if len(self._running) == self._sequences:
+                return
             promised = sum(self._growth(each, each.pending) for each in self._running)
             needed = promised + self._pages(len(text.history)) + 1
             while self._free() < needed and self._prefixes.evict():
@@ -304,7 +305,7 @@ class Scheduler:
             if self._free() < needed and self._running:
                 return
             text.context = Context(self._model)
-            self._waiting.pop(0)
+            self._waiting.remove(text)
             bisect.insort(self._running, text, key=by_order)
 
     def _require_pages(self, text: Sequence, rows: int) -> bool:

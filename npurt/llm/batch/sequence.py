@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence as Tokens
 
 from npurt.device import F32
-from npurt.errors import LayoutError
+from npurt.errors import GrammarError, LayoutError
 from npurt.llm.batch.events import Event, Usage
 from npurt.llm.batch.guesses import Guesses
 from npurt.llm.decode.choose import Chooser, finish_of
@@ -97,6 +97,21 @@ class Sequence:
     def left(self) -> int | None:
         """The most tokens that may still be generated; None: no limit."""
         return None if self._limit is None else max(0, self._limit - self.generated)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its grammar is ready, if it has one."""
+        return self._choose.ready
+
+    def draft(self, most: int) -> list[int]:
+        """Return up to *most* tokens that may follow, as far as the grammar allows them."""
+        drafted = self.guesses.propose(self.history, most)
+        if not drafted or self._choose.fits is None:
+            return drafted
+        try:
+            return drafted[: self._choose.fits(self.history, drafted)]
+        except GrammarError:
+            return []  # `advance` raises it again
 
     def late(self, now: float) -> bool:
         """Return whether its deadline has passed."""
