@@ -240,9 +240,10 @@ def elsewhere(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_build_asks_for_the_pinned_compiler(elsewhere):
-    assert hook().dependencies() == [COMPILER]
+def test_a_build_asks_for_the_pinned_compiler_and_the_parser_of_headers(elsewhere):
+    assert hook().dependencies() == [COMPILER, "cffi>=1.16"]
     assert "ziglang" in COMPILER
+    assert "cffi>=1.16" in PYPROJECT["project"]["dependencies"]
 
 
 def test_the_compiler_has_one_version():
