@@ -110,7 +110,8 @@ def row_of_support(name):
 
 
 def test_the_table_of_what_works_lists_all_architectures_and_tensor_types():
-    architectures = re.findall(r"`([\w-]+)`", row_of_support("architectures"))
+    rows = row_of_support("architectures") + row_of_support("encoders")
+    architectures = re.findall(r"`([\w-]+)`", rows)
     types = row_of_support("tensor types").lower().split()
 
     assert sorted(architectures) == sorted(ARCHITECTURES)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             host=division.host_rates(model, described.config),
             shares=division.shares(model, rows),
         )
-    if here and not args.quick:
+    if here and not args.quick and described.config.causal:  # texts of encoders have no logits
         plan.divergence = estimate.divergence(here, DEVICES[args.device])
     _print_json(plan) if args.json else _print_table(plan)
     return 0

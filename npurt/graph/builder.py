@@ -37,6 +37,10 @@ class Builder:
         """Return the input of token ids ``[T]``."""
         return Tensor("tokens", (ROWS,), "i32", Kind.INPUT)
 
+    def indices(self, name: str) -> Tensor:
+        """Return another input of integers ``[T]``, for `embedding`."""
+        return Tensor(name, (ROWS,), "i32", Kind.INPUT)
+
     def input(self, name: str, columns: Dim) -> Tensor:
         """Return an input of rows ``[T, columns]``."""
         return Tensor(name, (ROWS, columns), kind=Kind.INPUT)
@@ -138,6 +142,12 @@ class Builder:
         """Norm x, or each of *heads* groups of its columns."""
         return self._add(ops.RMSNorm(name, x, weight, self._like(name, x), eps, heads, plus_one))
 
+    def layer_norm(
+        self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """Norm x to mean 0 and variance 1, then scale and shift it."""
+        return self._add(ops.LayerNorm(name, x, weight, bias, self._like(name, x), eps))
+
     def l2_norm(self, name: str, x: Tensor, eps: float, heads: int) -> Tensor:
         """Scale each of *heads* groups of columns to length 1."""
         return self._add(ops.L2Norm(name, x, self._like(name, x), eps, heads))
@@ -199,6 +209,13 @@ class Builder:
         return self._add(
             ops.Attention(name, q, k, v, keys, values, out, heads, kv_heads, scale, **conventions)
         )
+
+    def encoder_attention(
+        self, name: str, qkv: tuple[Tensor, Tensor, Tensor], heads: int, kv_heads: int, scale: float
+    ) -> Tensor:
+        """Attend to all rows of the sequence in the run."""
+        out = self._like(name, qkv[0])
+        return self._add(ops.EncoderAttention(name, *qkv, out, heads, kv_heads, scale))
 
     # --- Mixtures of experts --------------------------------------------------------------------
 

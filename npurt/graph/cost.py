@@ -44,6 +44,8 @@ def cost(op: ops.Op, rows: int, positions: int = 0) -> Cost:
     elif isinstance(op, ops.Attention):
         seen = rows * positions + rows * (rows + 1) // 2
         macs = 2 * (min(seen, rows * op.window) if op.window else seen) * op.q.columns
+    elif isinstance(op, ops.EncoderAttention):
+        macs = 2 * rows * rows * op.q.columns
     elif isinstance(op, ops.GatedDeltaNet):
         macs = 3 * rows * op.v.columns * (op.v.columns // op.heads)
     elif isinstance(op, ops.ShortConv):

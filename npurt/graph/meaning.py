@@ -66,10 +66,11 @@ def _heads(x: Array, heads: int) -> Array:
 def by_row(op: ops.Op, run: Run) -> tuple[Array, ...]:
     """Compute *op* row by row: no row depends on how many others there are.
 
-    The sums of a BLAS do: it cuts large products in other ways than small ones.
+    The sums of a BLAS do: it cuts large products in other ways than small ones.  Rows of
+    `ops.EncoderAttention` depend on those of their sequence, and on no others.
     """
     meaning = MEANING[type(op)]
-    if len(run.rows) <= 1:
+    if len(run.rows) <= 1 or isinstance(op, ops.EncoderAttention):
         return meaning(op, run)
     rows = [meaning(op, row) for row in run.each_row(op)]
     return tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
@@ -156,6 +157,14 @@ def _rms_norm(op: ops.RMSNorm, run: Run) -> tuple[Array, ...]:
     return (y.reshape(run[op.x].shape),)
 
 
+@_meaning(ops.LayerNorm)
+def _layer_norm(op: ops.LayerNorm, run: Run) -> tuple[Array, ...]:
+    x = run[op.x]
+    x = x - x.mean(axis=-1, keepdims=True)
+    y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + op.eps) * run[op.weight]
+    return (y if op.bias is None else y + run[op.bias],)
+
+
 @_meaning(ops.L2Norm)
 def _l2_norm(op: ops.L2Norm, run: Run) -> tuple[Array, ...]:
     x = _heads(run[op.x], op.heads)
@@ -223,6 +232,19 @@ def _attention(op: ops.Attention, run: Run) -> tuple[Array, ...]:
             scores[hidden] = -np.inf
             sink = None if op.sinks is None else run[op.sinks][head]
             out[index, head] = _weights(scores, sink) @ v[:, group]
+    return (out.reshape(run[op.q].shape),)
+
+
+@_meaning(ops.EncoderAttention)
+def _encoder_attention(op: ops.EncoderAttention, run: Run) -> tuple[Array, ...]:
+    q = _heads(run[op.q], op.heads)
+    out = np.empty_like(q)
+    for _, index, *_ in run.rows.by_sequence():
+        k, v = (_heads(run[tensor][index], op.kv_heads) for tensor in (op.k, op.v))
+        for head in range(op.heads):
+            group = head // (op.heads // op.kv_heads)
+            scores = q[index, head] @ k[:, group].T * op.scale
+            out[index, head] = softmax(scores) @ v[:, group]
     return (out.reshape(run[op.q].shape),)
 
 

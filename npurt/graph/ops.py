@@ -227,6 +227,19 @@ class RMSNorm(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, over each row."""
+
+    READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
+
+    x: Tensor  # [T, n]
+    weight: Tensor  # [n]
+    bias: Tensor | None  # [n]
+    out: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class L2Norm(Op):
     """``out = x / sqrt(sum(x^2) + eps)``, over each of *heads* equal groups of columns."""
 
@@ -314,6 +327,24 @@ class Attention(Op):
     window: int = 0  # positions, the row's own included; 0: all
     softcap: float = 0.0  # of scaled scores; 0: none
     temperature: tuple[float, int] | None = None  # (b, n): q *= 1 + b log(1 + position // n)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention(Op):
+    """``out = softmax(scale * q @ k.T) @ v``; nothing is kept for later runs.
+
+    A row sees all rows that its sequence has in the run, those after it too.
+    """
+
+    READS: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+
+    q: Tensor  # [T, H * W]
+    k: Tensor  # [T, G * W]
+    v: Tensor  # [T, G * W]
+    out: Tensor  # [T, H * W]
+    heads: int
+    kv_heads: int
+    scale: float
 
 
 # --- Mixtures of experts --------------------------------------------------------------------------

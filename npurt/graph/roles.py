@@ -6,10 +6,12 @@ from npurt.graph.ops import Op
 ROLES = {
     ops.Embedding: "embedding",
     ops.RMSNorm: "norm",
+    ops.LayerNorm: "norm",
     ops.L2Norm: "norm",
     ops.GatedNorm: "norm",
     ops.Rope: "rope",
     ops.Attention: "attention",
+    ops.EncoderAttention: "attention",
     ops.GatedUnit: "activation",
     ops.Route: "route",
     ops.WeightedSum: "weighted_sum",

@@ -100,6 +100,11 @@ def _rms_norm(op: ops.RMSNorm) -> str | None:
     )
 
 
+@_rule(ops.LayerNorm)
+def _layer_norm(op: ops.LayerNorm) -> str | None:
+    return _first(_same(op.x, op.out), *(_is(t, op.x.columns) for t in (op.weight, op.bias)))
+
+
 @_rule(ops.L2Norm)
 def _l2_norm(op: ops.L2Norm) -> str | None:
     return _first(_same(op.x, op.out), _divides(op.heads, op.x))
@@ -141,6 +146,18 @@ def _attention(op: ops.Attention) -> str | None:
         _is(op.keys, "P", kv),
         _is(op.values, "P", kv),
         _is(op.sinks, op.heads),
+    )
+
+
+@_rule(ops.EncoderAttention)
+def _encoder_attention(op: ops.EncoderAttention) -> str | None:
+    if op.heads % op.kv_heads:
+        return f"{op.heads} heads do not share {op.kv_heads} key heads evenly"
+    kv = op.q.columns // op.heads * op.kv_heads
+    return _first(
+        _same(op.q, op.out),
+        _divides(op.heads, op.q),
+        *(_is(tensor, _rows(op.q), kv) for tensor in (op.k, op.v)),
     )
 
 

@@ -29,6 +29,15 @@ def read(path, n_ctx=64):
     return model, load
 
 
+def hidden(path, ids, types=None, dtype=np.float64):
+    """Return the hidden states that an encoder makes of *ids*."""
+    model, load = read(path)
+    given = {"tokens": np.asarray(ids), "positions": np.arange(len(ids)),
+             "types": np.zeros(len(ids), int) if types is None else types}  # fmt: skip
+    interpreter = Interpreter(model.graph, load, dtype)
+    return interpreter.run(given, Rows.of(len(ids)), States(model.graph, dtype))["hidden"]
+
+
 def logits(path, ids, cuts=(), dtype=np.float64):
     """Return the logits of *ids*, evaluated in runs that end at *cuts* and at the end."""
     model, load = read(path)

@@ -198,6 +198,50 @@ def test_norms_of_heads_are_norms_of_pieces(plus_one):
     np.testing.assert_allclose(y, want.reshape(3, 12), rtol=1e-13)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm_has_mean_zero_and_variance_one(biased):
+    x, weight, bias = normal(3, 16) + 2, normal(16), normal(16)
+
+    def build(b, given_, weigh):
+        shift = weigh("bias") if biased else None
+        return b.layer_norm("n", given_["x"], weigh("weight"), shift, 1e-12)
+
+    y = run(build, {"x": x}, {"weight": weight, "bias": bias})
+    plain = (y - (bias if biased else 0)) / weight
+
+    np.testing.assert_allclose(plain.mean(axis=1), 0, atol=1e-12)
+    np.testing.assert_allclose(plain.var(axis=1), 1, rtol=1e-9)
+    np.testing.assert_allclose(np.corrcoef(plain[0], x[0])[0, 1], 1, rtol=1e-12)
+
+
+def test_layer_norm_gives_written_values():
+    def build(b, given_, weigh):
+        return b.layer_norm("n", given_["x"], weigh("weight"), weigh("bias"), 1.0)
+
+    x = np.array([[1.0, 3.0, 5.0, 7.0]])  # mean 4, variance 5
+    y = run(build, {"x": x}, {"weight": np.array([1.0, 2, 1, 1]), "bias": np.array([0.0, 0, 0, 5])})
+
+    np.testing.assert_allclose(y, [[-3 / 6**0.5, -2 / 6**0.5, 1 / 6**0.5, 3 / 6**0.5 + 5]])
+
+
+def test_encoder_attention_is_attention_whose_last_row_all_rows_are():
+    """A last row sees everything: with other rows in any order, its result is the same."""
+    q, k, v = normal(5, 12), normal(5, 6), normal(5, 6)
+    rows = Rows(np.array([0, 7, 0, 7, 0]), np.array([0, 0, 1, 1, 2]), np.ones(5, bool))
+
+    def build(b, given_, weight):
+        qkv = (given_["q"], given_["k"], given_["v"])
+        return b.encoder_attention("a", qkv, 4, 2, 0.5)
+
+    y = run(build, {"q": q, "k": k, "v": v}, rows=rows)
+
+    for sequence in ([0, 2, 4], [1, 3]):
+        for t in sequence:
+            order = [i for i in sequence if i != t] + [t]
+            causal = attend(q[order], k[order], v[order], 4, 2)
+            np.testing.assert_allclose(y[t], causal[-1], rtol=1e-12, atol=1e-14)
+
+
 def test_softcap_scale_and_gate():
     x, gate = normal(2, 4) * 50, normal(2, 1)
 

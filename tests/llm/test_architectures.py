@@ -226,8 +226,8 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
 # --- Quantised, on each device --------------------------------------------------------------------
 
 
-def as_rounded(llm, path, ids, monkeypatch):
-    """Return the interpreter's logits with every product of what the device multiplies."""
+def as_rounded(llm, path, ids, monkeypatch, compute=logits):
+    """Return the interpreter's results with every product of what the device multiplies."""
     weights = llm.model._offload.weights
 
     def multiply(x, packed):
@@ -254,7 +254,7 @@ def as_rounded(llm, path, ids, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setitem(MEANING, ops.MatMul, matmul)
         patched.setitem(MEANING, ops.ExpertMatMul, expert_matmul)
-        return logits(path, ids)
+        return compute(path, ids)
 
 
 @pytest.mark.parametrize("device", ["cpu", *DEVICES])

@@ -253,7 +253,7 @@ def twice(tokens):
 
 REFUSED = {
     "no model": (without(BPE, "model"), "model"),
-    "another model": (but(BPE, model="bert"), "'bert'"),
+    "another model": (but(BPE, model="rwkv"), "'rwkv'"),
     "a model that is a number": (but(BPE, model=1), "model"),
     "no pre": (without(BPE, "pre"), "pre"),
     "another pre": (but(BPE, pre="falcon"), "'falcon'"),

@@ -6,6 +6,7 @@ May import the rooms `file` and `state`.  Begin with `architecture`.
 
 from npurt.errors import ModelFormatError
 from npurt.llm.arch import (
+    bert,
     exaone4,
     gemma,
     glm4,
@@ -14,6 +15,7 @@ from npurt.llm.arch import (
     lfm2,
     llama,
     mistral3,
+    nomic_bert,
     olmo2,
     phi3,
     qwen2,
@@ -30,6 +32,7 @@ from npurt.llm.arch.architecture import Architecture
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
+        bert.ARCHITECTURE,
         exaone4.ARCHITECTURE,
         gemma.GEMMA2,
         gemma.GEMMA3,
@@ -39,6 +42,7 @@ ARCHITECTURES = {
         lfm2.ARCHITECTURE,
         llama.ARCHITECTURE,
         mistral3.ARCHITECTURE,
+        nomic_bert.ARCHITECTURE,
         olmo2.ARCHITECTURE,
         phi3.ARCHITECTURE,
         qwen2.ARCHITECTURE,

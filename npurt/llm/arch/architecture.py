@@ -63,6 +63,19 @@ class DeltaLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoder:
+    """How an encoder differs from a decoder: its rows see each other, and norms come after parts.
+
+    Attributes:
+        positions: Positions are rows that are added to those of tokens; else q and k rotate.
+        gated: The feed-forward part has a gate.
+    """
+
+    positions: bool
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRule:
     """How one layer attends.
 
@@ -103,7 +116,7 @@ def _as_is(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture: a decoder, and what is special about it.
+    """One architecture: what is special about it.
 
     Attributes:
         layer: The rule of each layer.
@@ -119,6 +132,7 @@ class Architecture:
     unit: Unit = field(default_factory=Unit)
     mixture: Mixture | None = None  # of models that have experts
     delta: DeltaLayout | None = None  # of layers without attention
+    encoder: Encoder | None = None  # None: it is a decoder
     convolution: bool = False  # layers without key heads have a short convolution
     layer: Rule = same
     complete: Callable[[Config], Config] = _as_is

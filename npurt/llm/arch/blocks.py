@@ -34,7 +34,7 @@ def attention(
     """Causal grouped-query attention."""
     block, rule = f"blk.{layer}", arch.layer(config, layer)
     heads, kv_heads = config.n_heads, config.n_kv_heads
-    q, k, v, gate = _qkv(b, arch, config, block, x)
+    q, k, v, gate = qkv(b, arch, config, block, x)
     if arch.qk_norm is not QKNorm.NONE:
         each = arch.qk_norm is QKNorm.HEAD
         q = b.norm(f"{block}.attn_q_norm", q, config.eps, heads if each else 1)
@@ -56,7 +56,7 @@ def attention(
     return b.linear(f"{block}.attn_output", out, Dim("D", config.width))
 
 
-def _qkv(
+def qkv(
     b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return q, k, v and the gate of the output, from three weights or a fused one."""

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from npurt.device import F32
-from npurt.errors import ModelFormatError
+from npurt.errors import ModelFormatError, UnsupportedOp
 from npurt.llm import arch
-from npurt.llm.arch import forward
+from npurt.llm.arch import encoder, forward
 from npurt.llm.arch.adapters import adapted, require_architecture
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import ModelGraph
@@ -24,6 +24,18 @@ class Description:
     architecture: Architecture
     config: Config
     adapters: Sequence[Adapter] = ()
+
+    def require_decoder(self) -> None:
+        """Refuse an encoder where text is to be written.
+
+        Raises:
+            UnsupportedOp: It is one.
+        """
+        if not self.config.causal:
+            raise UnsupportedOp(
+                f"{self.architecture.name} is an encoder: it embeds texts, and writes none",
+                remedy="use Llama.embed or npurt embed, or open another model",
+            )
 
     def divisors(self, n_ctx: int) -> F32 | None:
         """Return the divisors of the rotary frequencies in a context of *n_ctx* positions.
@@ -49,9 +61,12 @@ class Description:
         Raises:
             ModelFormatError: As there, or an adapter does not fit.
         """
-        model = forward.build(
-            self.architecture, self.config, self.file.tensors, self.divisors(n_ctx), captured
-        )
+        if self.architecture.encoder:
+            model = encoder.build(self.architecture, self.config, self.file.tensors)
+        else:
+            model = forward.build(
+                self.architecture, self.config, self.file.tensors, self.divisors(n_ctx), captured
+            )
         return adapted(model, self.adapters) if self.adapters else model
 
 
@@ -69,6 +84,7 @@ def describe(file: GGUF, adapters: Sequence[Adapter] = ()) -> Description:
     architecture = arch.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)
     n_vocab = embedding.shape[0] if embedding else 1
-    config = architecture.complete(read_config(file.metadata, n_vocab))
+    encodes = architecture.encoder is not None
+    config = architecture.complete(read_config(file.metadata, n_vocab, encoder=encodes))
     forward.check(architecture, config)
     return Description(file, architecture, config, adapters)

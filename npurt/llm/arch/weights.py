@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.graph.ops import ExpertMatMul, MatMul
+from npurt.graph.ops import Embedding, ExpertMatMul, MatMul
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.file.gguf import DAMAGED, GGUF
 from npurt.quant.tensor import QTensor
@@ -17,8 +17,8 @@ class FileWeights:
 
     def __init__(self, file: GGUF, model: ModelGraph) -> None:
         self._file, self._model = file, model
-        products = (op for op in model.graph.ops if isinstance(op, MatMul | ExpertMatMul))
-        self._matrices = {op.weight.name for op in products}
+        readers = (MatMul, ExpertMatMul, Embedding)  # which also take a matrix of one row
+        self._matrices = {op.weight.name for op in model.graph.ops if isinstance(op, readers)}
 
     def source(self, name: str) -> RowsOf:
         """Return which rows of which tensor a weight is."""

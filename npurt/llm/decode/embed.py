@@ -204,7 +204,9 @@ class Embedder:
             state.changes = changes
 
     def _hidden(self, ids: list[int]) -> F64:
-        """Return the hidden states of *ids* after the output norm, ``[T, D]``."""
+        """Return the hidden states of *ids* after the last norm, ``[T, D]``."""
+        if self._model.encoder:
+            return self._model.encoder.run(ids).astype(np.float64)
         self._context.reset()
         stream = self._context.streams(ids).astype(np.float64)
         setup = self._model.setup

@@ -87,6 +87,7 @@ class Config:
     convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
     kernel_size: int = 0  # tokens that the short convolution sees
     conventions: Conventions = field(default_factory=Conventions)
+    causal: bool = field(default=True, repr=False)  # False: an encoder, whose rows see each other
 
     def is_convolved(self, layer: int) -> bool:
         """True when *layer* has a short convolution, not attention."""
@@ -100,11 +101,12 @@ class Config:
 Number = Callable[..., int]  # (name, default or None for required, most)
 
 
-def read_config(metadata: Metadata, n_vocab: int) -> Config:
+def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> Config:
     """Read and check the configuration.
 
     Args:
         n_vocab: Rows of the token embedding.
+        encoder: It is one, whose norms are LayerNorm and whose attention is not causal.
 
     Raises:
         ModelFormatError: A key is missing, of a wrong type, or does not fit the others.
@@ -143,7 +145,9 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         n_kv_heads=kv_heads,
         head_width=head_width,
         n_vocab=n_vocab,
-        eps=require(metadata, f"{arch}.attention.layer_norm_rms_epsilon", float),
+        eps=require(
+            metadata, f"{arch}.attention.layer_norm_{'' if encoder else 'rms_'}epsilon", float
+        ),
         rope_base=optional(metadata, f"{arch}.rope.freq_base", float, 10000.0),
         rotated=number("rope.dimension_count", head_width),
         scaling=_scaling(metadata, arch),
@@ -153,9 +157,10 @@ def read_config(metadata: Metadata, n_vocab: int) -> Config:
         convolved=convolved,
         kernel_size=number("shortconv.l_cache", 0, limits().kernel_size),
         conventions=read_conventions(metadata, n_layers),
+        causal=not encoder,
     )
     _check(config, number("attention.value_length", head_width))
-    _refuse(metadata, arch)
+    _refuse(metadata, arch, causal=not encoder)
     if f"{arch}.ssm.state_size" in metadata:
         config = replace(
             config,
@@ -234,15 +239,16 @@ def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> 
     return tuple((i + 1) % interval != 0 for i in range(n_layers))
 
 
-def _refuse(metadata: Metadata, arch: str) -> None:
+def _refuse(metadata: Metadata, arch: str, *, causal: bool) -> None:
     """Refuse settings that change results and are not implemented."""
     gating = optional(metadata, f"{arch}.expert_gating_func", int, SOFTMAX)
     if gating != SOFTMAX:
         raise _bad(f"{arch}.expert_gating_func = {gating}: npurt routes by softmax (1) only")
     if optional(metadata, f"{arch}.expert_group_count", int, 1) > 1:
         raise _bad(f"{arch}.expert_group_count: npurt does not choose experts by groups")
-    if not optional(metadata, f"{arch}.attention.causal", bool, True):
-        raise _bad(f"{arch}.attention.causal is false: npurt runs causal models only")
+    if optional(metadata, f"{arch}.attention.causal", bool, causal) is not causal:
+        raise _bad(f"{arch}.attention.causal is {not causal}, and npurt runs this architecture "
+                   f"{'with' if causal else 'without'} a causal mask")  # fmt: skip
     sections = f"{arch}.rope.dimension_sections"
     if sections in metadata and any(numbers(metadata, sections, "iu")[3:]):
         raise _bad(f"{sections} has a fourth position, which text does not have")

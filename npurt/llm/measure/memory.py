@@ -36,7 +36,7 @@ def needs(file: GGUF, n_ctx: int | None = None) -> Memory:
         ModelFormatError: npurt does not run the model.
     """
     config = describe(file).config
-    layers = range(config.n_layers)
+    layers = range(config.n_layers if config.causal else 0)  # an encoder caches nothing
     cached = sum(not (config.is_recurrent(i) or config.is_convolved(i)) for i in layers)
     per_position = 2 * config.n_kv_heads * config.head_width * F16_BYTES * cached
     count = positions(config, n_ctx)

@@ -9,7 +9,7 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.errors import LayoutError
-from npurt.llm.arch.decoder import Chunk
+from npurt.llm.arch.decoder import Chunk, Decoder
 from npurt.llm.session.lock import locked
 from npurt.llm.session.model import Model
 from npurt.llm.session.progress import Progress
@@ -52,8 +52,11 @@ class Context:
         self._hidden_states = (
             HiddenStates(setup.captured, rows, model.config.width) if setup.captured else None
         )
-        self._decoder = model.decoder
         self._logits: F32 = np.empty((1, model.config.n_vocab), np.float32)
+
+    @property
+    def _decoder(self) -> Decoder:
+        return self.model.decoder
 
     # --- Evaluation -----------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Context:
 
     def _mend(self) -> None:
         """Evaluate tokens again whose states were lost, or beyond which states went back."""
-        state, rows = self._state, self._decoder.rows
+        state, rows = self._state, self.model.setup.limits.rows
         if state.behind is not None:
             state.rewind(state.length)  # to where states can be after an interruption
         while (position := state.behind) is not None:
@@ -317,7 +320,7 @@ class Context:
         """Release everything but the tokens, for good."""
         self._state.release()
         self.model.give_back(self._state.sequence)
-        del self._decoder, self._hidden_states, self._logits
+        del self._hidden_states, self._logits
 
 
 class Piece(NamedTuple):

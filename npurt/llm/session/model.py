@@ -15,6 +15,7 @@ from npurt.device import F32, Packed
 from npurt.errors import LayoutError, SettingError, UnsupportedOp
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
+from npurt.llm.arch.encoder import Encoder
 from npurt.llm.arch.head import Head
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.session.devices import Devices
@@ -55,6 +56,7 @@ class Model:
         ledger: What ran where.
         lock: Held by the thread that uses the model.
         executor: Runs the graph.
+        encoder: Runs texts; None where the model is a decoder.
         decoder: Runs it on tokens of one context or several.
 
     Raises:
@@ -84,7 +86,10 @@ class Model:
             tokenizer = beside.submit(Tokenizer.from_gguf, self.file.metadata)
             self.executor = self._compile()
             opened.callback(self.executor.close)
-            self.decoder = Decoder(setup.graph, self.executor, setup.limits.rows)
+            rows = setup.limits.rows
+            causal = self.config.causal
+            self._decoder = Decoder(setup.graph, self.executor, rows) if causal else None
+            self.encoder = None if causal else Encoder(setup.graph, self.executor)
             self.tokenizer = tokenizer.result()
             opened.pop_all()
 
@@ -111,7 +116,8 @@ class Model:
                 weights,
                 self.setup.limits,
                 self.ledger,
-                [residual(graph)],  # captured layers are outputs of the graph
+                # Captured layers, and what an encoder makes, are outputs of the graph.
+                [residual(graph)] if config.causal else [],
                 self.checks,
             )
 
@@ -129,6 +135,17 @@ class Model:
         for adapter in self.setup.description.adapters:
             digest.update(adapter.digest)
         return digest.digest()
+
+    @property
+    def decoder(self) -> Decoder:
+        """What runs tokens.
+
+        Raises:
+            UnsupportedOp: The model is an encoder.
+        """
+        self.setup.description.require_decoder()
+        assert self._decoder is not None, "a decoder that was closed"
+        return self._decoder
 
     # --- Sequences ------------------------------------------------------------------------------
 
@@ -268,7 +285,13 @@ class Model:
         self._closed = True
         self.ledger.freeze()
         self.executor.close()
-        del self.executor, self.decoder, self._offload, self._embedding  # which keep the file
+        del (
+            self.executor,
+            self._decoder,
+            self.encoder,
+            self._offload,
+            self._embedding,
+        )  # which keep the file
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from npurt.errors import ModelFormatError
+from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.arch.reading import Description, describe
 from npurt.llm.file.adapter import Adapter
@@ -66,6 +66,8 @@ def set_up(
     description = describe(file, adapters)
     config = description.config
     count = positions(config, n_ctx)
+    if not config.causal:
+        count = _one_run(config, n_ctx, count, n_batch)
     graph = description.graph(count)
     if not graph.windows:
         require_context(file.metadata, count)
@@ -79,6 +81,22 @@ def set_up(
     _check_vocabulary(file, config)
     limits = Limits(min(n_batch, count), count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
     return Setup(description, graph, limits)
+
+
+def _one_run(config: Config, n_ctx: int | None, count: int, n_batch: int) -> int:
+    """Return the positions of an encoder, which reads a text in one run.
+
+    Raises:
+        SettingError: *n_ctx* asks for more than a run has, or than the model has.
+    """
+    most = min(n_batch, config.n_context)
+    if n_ctx and count > most:
+        raise SettingError(
+            f"n_ctx is {n_ctx}, and this encoder reads texts of at most {most} tokens: all of a "
+            "text in one run",
+            remedy=f"leave n_ctx (-c) out, or use at most {most}",
+        )
+    return min(count, most)
 
 
 def _check_vocabulary(file: GGUF, config: Config) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from npurt.cpu.abi import limits
 from npurt.cpu.recurrent import SPACING
 from npurt.errors import SettingError
+from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF, errors_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
@@ -66,6 +67,7 @@ def open_speculator(
         ModelFormatError: npurt cannot draft with it.
         SettingError: *most* or *device* makes no sense.
     """
+    target.model.setup.description.require_decoder()
     most = _most_drafted(target, most)
     speculator = Speculator(_drafter(draft, network, target, opened, device or "cpu"), most)
     target.model.ledger.add_status_note(speculator.controller.speculation.line)
@@ -113,6 +115,7 @@ def _assistant(
 ) -> Assistant:
     with errors_of(path):
         file = opened.enter_context(GGUF(path))
+        describe(file).require_decoder()
         setup = set_up(file, target.n_ctx, limits().rows, "f16")
         devices = opened.enter_context(Devices(device, target.devices.threads))
         if runs_graphs(devices.device):

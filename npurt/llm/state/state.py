@@ -310,7 +310,7 @@ def layout(
 ) -> Iterator[Layout]:
     """Yield shape and dtype of the arrays of a snapshot of *length* tokens, two of each layer."""
     net, float32 = config.delta, np.dtype(np.float32)
-    for layer in range(config.n_layers):
+    for layer in range(config.n_layers if config.causal else 0):
         if config.is_recurrent(layer) and net:
             shape = (net.width, net.width + 2) if integers else (net.width, net.width)
             yield (net.heads, *shape), np.dtype(np.int32) if integers else float32

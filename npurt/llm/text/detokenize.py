@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 
 from npurt.errors import LayoutError
-from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind, Vocabulary
+from npurt.llm.text.vocabulary import BPE, Kind, Vocabulary
 
-SPACE = "▁"  # SentencePiece writes a space as U+2581
+SPACE = "▁"  # U+2581, how SentencePiece writes a space, and GGUF the begin of WordPiece's words
 NORMAL = int(Kind.NORMAL)  # looked up once: an attribute of an enum takes a microsecond
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -56,7 +56,7 @@ class Pieces:
         kind = int(self._vocabulary.kinds[token])
         if kind != NORMAL:
             return _special(kind, text)
-        if self._vocabulary.model == SENTENCEPIECE:
+        if self._vocabulary.model != BPE:
             return _utf8(text.replace(SPACE, " "))
         try:
             return bytes(map(self._alphabet.__getitem__, map(ord, text)))

@@ -1,9 +1,10 @@
 """Convert text to token ids and back, with the tokenizer that a GGUF file describes.
 
 HuggingFace tokenizers encodes, with settings from the file; `detokenize` decodes.  Ids equal
-llama.cpp's, with one difference: a token of kind normal is text even if its text is ``</s>``, as in
-Qwen's vocabulary; llama.cpp takes it for the end of a generation.
-Text is not normalised (no NFC), as in llama.cpp.
+llama.cpp's, with two differences.  A token of kind normal is text even if its text is ``</s>``, as
+in Qwen's vocabulary; llama.cpp takes it for the end of a generation.  And WordPiece gives the
+unknown token for words of more than 100 characters, as BERT's own tokenizer does.
+Text is not normalised (no NFC), as in llama.cpp; but for WordPiece, as BERT does it.
 
 Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 a byte of markup: 80 MB for a
 vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
@@ -24,7 +25,7 @@ from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, optional, require, strings
 from npurt.llm.text.detokenize import SPACE, Pieces, Stream, join
 from npurt.llm.text.pretokenize import Rule, rule
-from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, Kind, Vocabulary, per_token
+from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, WORDPIECE, Kind, Vocabulary, per_token
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -46,7 +47,8 @@ class Tokenizer:
     Attributes:
         n_vocab: Number of ids.
         bos, eos: Ids, or None if the file names none.
-        add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*.
+        add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*,
+            which are [CLS] and [SEP] of WordPiece.
             `encode` never appends *eos*, because a prompt is continued.
         eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
         control: Ids that are markup, not text.
@@ -86,18 +88,23 @@ class Tokenizer:
             prefix = optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
             encoder = _sentencepiece(vocabulary, metadata, ids, prefix=prefix)
             add_bos = True
+        elif vocabulary.model == WORDPIECE:
+            prefix, add_bos = True, True
+            encoder = _wordpiece(vocabulary, metadata, ids)
         else:
             prefix = False
             chosen = rule(require(metadata, "tokenizer.ggml.pre", str))
             encoder = _byte_pairs(metadata, ids, chosen)
             add_bos = chosen.add_bos
         encoder.add_tokens(markup)
-        add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
+        wordpiece = vocabulary.model == WORDPIECE
+        if not wordpiece:  # llama.cpp does not ask the file either
+            add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
         if add_bos and "bos" not in vocabulary.roles:
             raise ModelFormatError(
                 "the file wants a BOS token but names none", remedy=CONVERT_AGAIN
             )
-        add_eos = optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
+        add_eos = wordpiece or optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
         return cls(vocabulary, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
@@ -232,6 +239,33 @@ def _sentencepiece(
     before = [normalizers.Prepend(SPACE)] if prefix else []
     encoder.normalizer = normalizers.Sequence([*before, spaces])
     return encoder
+
+
+def _wordpiece(vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]) -> Encoder:
+    """Return an encoder that takes the longest token that a word, or the rest of one, begins with.
+
+    Source of the keys and of the defaults: llama.cpp src/llama-vocab.cpp (normalizer_options), MIT.
+    """
+    if not {"bos", "eos", "unknown"} <= vocabulary.roles.keys():
+        raise ModelFormatError("the file names no [CLS], [SEP] or [UNK]", remedy=CONVERT_AGAIN)
+    unknown = vocabulary.tokens[vocabulary.roles["unknown"]]
+    words = {_as_word(text, markup=i in vocabulary.control): i for text, i in ids.items()}
+    if unknown not in words:
+        raise ModelFormatError("the unknown token is not markup", remedy=CONVERT_AGAIN)
+    encoder = Encoder(models.WordPiece(words, unk_token=unknown, max_input_chars_per_word=100))
+    prefix = "tokenizer.ggml.normalizer"
+    lowercase = optional(metadata, f"{prefix}.lowercase", bool, True)
+    strip = optional(metadata, f"{prefix}.strip_accents", bool, lowercase)
+    encoder.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip)
+    encoder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return encoder
+
+
+def _as_word(text: str, *, markup: bool) -> str:
+    """Return a token as WordPiece writes it, with ## before the rest of a word."""
+    if markup:
+        return text
+    return text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
 
 
 def _merges(

@@ -16,7 +16,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, require, strings
 from npurt.llm.file.string_array import StringArray
 
-BPE, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
+BPE, SENTENCEPIECE, WORDPIECE = "gpt2", "llama", "bert"  # values of tokenizer.ggml.model
 
 
 class Kind(IntEnum):
@@ -37,7 +37,13 @@ MAX_TEXT = 1 << 24  # bytes
 
 # Keys tokenizer.ggml.<role>_token_id of the file.  All roles but the first two end a generation.
 ROLES = ("bos", "unknown", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-SENTENCEPIECE_ROLES = {"bos": 1, "eos": 2, "unknown": 0}  # llama.cpp's defaults
+# The keys of other files for a role; the last one counts.
+OTHER_KEYS = {"bos": ("cls_token_id",), "eos": ("seperator_token_id",)}  # so spelt
+# llama.cpp's defaults.
+DEFAULT_ROLES = {
+    SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
+    WORDPIECE: {"bos": 101, "eos": 102, "unknown": 100},
+}
 
 # Texts of tokens that end a generation, whatever ids the file names.  The second line ends a file
 # or a repository.
@@ -59,8 +65,9 @@ class Vocabulary:
     """Tokens by id.
 
     Attributes:
-        model: `BPE` or `SENTENCEPIECE`.
-        tokens: Distinct texts as in the file: in GPT-2's byte alphabet, or SentencePiece pieces.
+        model: `BPE`, `SENTENCEPIECE` or `WORDPIECE`.
+        tokens: Distinct texts as in the file: in GPT-2's byte alphabet; or pieces of words, where
+            U+2581 stands for the space before a word.
         kinds: A `Kind` for each token.
         roles: Role -> id, for the roles that the file names.
         control: Ids of markup.  Plain text never becomes one of them.
@@ -82,13 +89,14 @@ class Vocabulary:
 
         Raises:
             ModelFormatError: A key is missing or wrong, a token occurs twice, an id is out of
-                range, or the model is neither `BPE` nor `SENTENCEPIECE`.
+                range, or the model is none of the three.
         """
         model = require(metadata, "tokenizer.ggml.model", str)
-        if model not in (BPE, SENTENCEPIECE):
+        if model not in (BPE, SENTENCEPIECE, WORDPIECE):
             raise ModelFormatError(
                 f"npurt does not know the tokenizer model {model!r}",
-                remedy=f"use a model whose tokenizer.ggml.model is {BPE} or {SENTENCEPIECE}",
+                remedy=f"use a model whose tokenizer.ggml.model is {BPE}, {SENTENCEPIECE} or "
+                f"{WORDPIECE}",
             )
         tokens = _distinct(token_texts(metadata))
         kinds = per_token(metadata, "token_type", "iu", len(tokens)).astype(np.int64)
@@ -136,17 +144,18 @@ def _distinct(texts: StringArray) -> list[str]:
 
 def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
     """Return the id of each role.  A default that is out of range is left out."""
-    defaults = SENTENCEPIECE_ROLES if model == SENTENCEPIECE else {}
-    roles = {role: i for role, i in defaults.items() if i < count}
+    roles = {role: i for role, i in DEFAULT_ROLES.get(model, {}).items() if i < count}
+    others = OTHER_KEYS if model == WORDPIECE else {}
     for role in ROLES:
-        key = f"tokenizer.ggml.{role}_token_id"
-        if key not in metadata:
-            continue
-        roles[role] = require(metadata, key, int)
-        if not 0 <= roles[role] < count:
-            raise ModelFormatError(
-                f"{key} = {roles[role]} is not one of {count} tokens", remedy=CONVERT_AGAIN
-            )
+        for name in (f"{role}_token_id", *others.get(role, ())):
+            key = f"tokenizer.ggml.{name}"
+            if key not in metadata:
+                continue
+            roles[role] = require(metadata, key, int)
+            if not 0 <= roles[role] < count:
+                raise ModelFormatError(
+                    f"{key} = {roles[role]} is not one of {count} tokens", remedy=CONVERT_AGAIN
+                )
     return roles
 
 

@@ -60,13 +60,18 @@ MODELS = {  # name: (transformers' model type, llama.cpp's architecture, setting
 PERMUTED = ("granite", "smollm3", "mistral3")  # q and k: halves become adjacent pairs
 
 
-def build(kind, settings):
-    """Return a model with weights of a size that makes every part matter, rounded to bfloat16."""
-    torch.manual_seed(0)
+def decoder(kind, settings):
+    """Return an untrained model."""
     config = AutoConfig.for_model(kind, **{**COMMON, **settings})
-    model = AutoModelForCausalLM.from_config(
+    return AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
+
+
+def build(make, kind=""):
+    """Return a model with weights of a size that makes every part matter, rounded to bfloat16."""
+    torch.manual_seed(0)
+    model = make()
     with torch.no_grad():
         for name, p in model.named_parameters():
             spread = 1.0 if "embed" in name else p.shape[-1] ** -0.5
@@ -187,7 +192,7 @@ def extra(writer, name, arch, config, rope):
 def make(name, out, vocabulary):
     """Write the folder of one model."""
     kind, arch, settings = MODELS[name]
-    model = build(kind, settings)
+    model = build(lambda: decoder(kind, settings), kind)
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     ids = np.random.default_rng(1).integers(3, 600, TOKENS)

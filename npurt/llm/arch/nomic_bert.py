@@ -1,0 +1,8 @@
+"""nomic-embed-text v1 and v1.5: BERT with rotary positions and a gated unit, without biases.
+
+Source: llama.cpp src/models/bert.cpp, conversion/bert.py (NomicBertModel), MIT.
+"""
+
+from npurt.llm.arch.architecture import Architecture, Encoder, Rope
+
+ARCHITECTURE = Architecture("nomic-bert", Rope.HALVES, encoder=Encoder(positions=False, gated=True))
