@@ -9,7 +9,7 @@ import argparse
 import sys
 
 import npurt
-from npurt.cli import options
+from npurt.cli import options, sampling
 
 
 def main() -> int:
@@ -19,12 +19,12 @@ def main() -> int:
     )
     parser.add_argument("--report", action="store_true", help="print the ledger at the end")
     options.add_model(parser)
-    options.add_sampling(parser)
+    sampling.add_sampling(parser)
     args = parser.parse_args()
 
     with npurt.Llama(args.model, **options.model(args)) as llm:
         print(args.prompt, end="", flush=True)
-        for piece in llm.generate(args.prompt, stream=True, **options.sampling(args)):
+        for piece in llm.generate(args.prompt, stream=True, **sampling.sampling(args)):
             print(piece, end="", flush=True)
         report = llm.report()
         print(f"\n\n{report.table()}" if args.report else "\n")

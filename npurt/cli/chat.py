@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from npurt.cli import options
 from npurt.cli.parser import Parser, like
+from npurt.cli.sampling import add_sampling, check_sampling, sampling
 from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.files import parsed, replacing
 
@@ -46,7 +47,7 @@ def add(verbs: Any) -> None:
     )
     options.add_model(parser)
     options.add_conversation(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.conversation is False:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
+    check_sampling(args)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() editing and history
     path = options.model_path(args)
@@ -115,7 +117,7 @@ class Chat:
         """Answer *asked*; the conversation stays as it was after an error."""
         pieces = []
         try:
-            for piece in self._llm.chat(asked, stream=True, **options.sampling(self._args)):
+            for piece in self._llm.chat(asked, stream=True, **sampling(self._args)):
                 pieces.append(piece)
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
@@ -163,17 +165,17 @@ class Chat:
     def _set(self, text: str) -> None:
         """Show the settings, or change one in the words of the command line."""
         settings = _Settings(prog="/set", add_help=False)
-        options.add_sampling(settings)
+        add_sampling(settings)
         if not text:
-            for action in settings.actions():
-                value = getattr(self._args, action.dest)
-                print(f"{action.dest:14} {-1 if value is None else value}")
+            for attribute, name in settings.names().items():
+                value = getattr(self._args, attribute)
+                print(f"{name:21} {-1 if value is None else value}")
             return
         name, _, value = text.partition(" ")
         flag = f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
         changed = argparse.Namespace(**vars(self._args))
         settings.parse_args([f"{flag}={value.strip()}"], changed)
-        _check_sampling(changed)
+        check_sampling(changed)
         self._args = changed
 
     def _save(self, path: str) -> None:
@@ -203,20 +205,13 @@ class _Settings(Parser):
     def error(self, message: str) -> NoReturn:
         raise SettingError(message, remedy="/set alone lists the settings and their values")
 
-    def actions(self) -> list[argparse.Action]:
-        """Return what can be set."""
-        return self._actions
-
-
-def _check_sampling(args: argparse.Namespace) -> None:
-    """Refuse what no answer could be sampled with."""
-    from npurt.llm.decode.sampler import Sampling
-    from npurt.llm.decode.stops import stop_texts
-
-    given = options.sampling(args)
-    del given["max_tokens"]
-    stop_texts(given.pop("stop"))
-    Sampling(**given)
+    def names(self) -> dict[str, str]:
+        """Return the names of what can be set, by the attributes that have the values."""
+        names: dict[str, str] = {}
+        for action in self._actions:
+            flag = max(action.option_strings, key=lambda flag: flag.startswith("--"))
+            names.setdefault(action.dest, flag.lstrip("-").replace("-", "_"))
+        return names
 
 
 def _named(path: str, command: str) -> Path:

@@ -292,42 +292,6 @@ def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) ->
                        help=raw or argparse.SUPPRESS)  # fmt: skip
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add what decides each token."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--n-predict", type=number, metavar="N",
-                       help="most tokens to generate; -1: no limit (default: -1)")  # fmt: skip
-    group.add_argument("--temp", "--temperature", type=float, default=0.8, metavar="T",
-                       help="0: the likeliest token each time")  # fmt: skip
-    group.add_argument(
-        "--top-k", type=int, default=40, metavar="K", help="keep the K likeliest; 0: all"
-    )
-    group.add_argument(
-        "--top-p",
-        metavar="P",
-        type=float,
-        default=0.95,
-        help="keep the likeliest tokens up to this total probability",
-    )
-    group.add_argument(
-        "--min-p",
-        metavar="P",
-        type=float,
-        default=0.05,
-        help="drop tokens less likely than this share of the likeliest",
-    )
-    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="1: none")
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=number,
-        metavar="N",
-        help="seed of the random numbers; -1: a new one each time (default: -1)",
-    )
-    group.add_argument("--stop", action="append", type=words, default=[], metavar="TEXT",
-                       help="stop at this text and leave it out; may be repeated")  # fmt: skip
-
-
 def words(text: str) -> str:
     """Return an argument that is UTF-8 as text, also where the locale is another."""
     try:
@@ -345,20 +309,6 @@ def number(text: str) -> int | None:
     if value < -1:
         raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 0 or more")
     return None if value == -1 else value
-
-
-def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `Llama.generate` and `Llama.chat`."""
-    return {
-        "max_tokens": args.n_predict,
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "repeat_penalty": args.repeat_penalty,
-        "seed": args.seed,
-        "stop": args.stop,
-    }
 
 
 def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:

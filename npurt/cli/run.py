@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from npurt.cli import options
+from npurt.cli.sampling import add_sampling, sampling
 from npurt.errors import LayoutError, SettingError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def add(verbs: Any) -> None:
                         "-: from standard input")  # fmt: skip
     options.add_model(parser)
     options.add_conversation(parser, raw="continue the prompt as it is")
-    options.add_sampling(parser)
+    add_sampling(parser)
     parser.add_argument("--report", action="store_true", help="print the ledger at the end")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline to FILE, for Perfetto")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Stream the text to stdout and the account to stderr."""
     from npurt.llm.decode.model import Llama
 
-    prompt = _prompt(args)
+    prompt, wanted = _prompt(args), sampling(args)
     path = options.model_path(args)
     if args.trace:
         options.require_apart(args.trace, *options.models_of(args, path), args.file)
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         said, interrupted = _how(llm, args), False
         try:
             with llm.trace(args.trace) if args.trace else contextlib.nullcontext():
-                for piece in _pieces(llm, prompt, args):
+                for piece in _pieces(llm, prompt, args, wanted):
                     pieces.append(piece)
                     if not args.json:
                         print(piece, end="", flush=True)
@@ -98,21 +99,22 @@ def _how(llm: "Llama", args: argparse.Namespace) -> str:
     return "[the prompt was continued as it is: the model has no chat template]\n"
 
 
-def _pieces(llm: "Llama", prompt: str, args: argparse.Namespace) -> Iterator[str]:
+def _pieces(
+    llm: "Llama", prompt: str, args: argparse.Namespace, wanted: dict[str, Any]
+) -> Iterator[str]:
     """Return the text to print, piece by piece.
 
     Raises:
         LayoutError: The prompt is a message, and empty.
         SettingError: There is a system message, and no conversation.
     """
-    sampling = options.sampling(args)
     if not _is_answered(llm, args):
         if args.system:
             raise SettingError(
                 "a prompt that is continued as it is has no system message",
                 remedy="leave out --raw (-no-cnv), or -sys and write its text into the prompt",
             )
-        continued: Iterator[str] = llm.generate(prompt, stream=True, **sampling)
+        continued: Iterator[str] = llm.generate(prompt, stream=True, **wanted)
         return continued
     if not prompt:
         raise LayoutError(
@@ -121,7 +123,7 @@ def _pieces(llm: "Llama", prompt: str, args: argparse.Namespace) -> Iterator[str
     messages = [{"role": "user", "content": prompt}]
     if args.system:
         messages.insert(0, {"role": "system", "content": args.system})
-    answer: Iterator[str] = llm.chat(messages, stream=True, **sampling)
+    answer: Iterator[str] = llm.chat(messages, stream=True, **wanted)
     return answer
 
 

@@ -234,12 +234,26 @@ def test_settings_are_shown_and_set_by_the_names_of_the_command_line(npurt, monk
     typed = b"/set top_k 7\n/set min-p 0.5\n/set seed -1\n/set n 5\n/set stop end of it\n/set\nHi\n"
     result = npurt("chat", *QUICK, stdin=typed)
 
-    assert asked == [
-        {"max_tokens": 5, "temperature": 0.0, "top_k": 7, "top_p": 0.95, "min_p": 0.5,
-         "repeat_penalty": 1.0, "seed": None, "stop": ["end of it"], "stream": True}
-    ]  # fmt: skip
+    wanted = {"max_tokens": 5, "temperature": 0.0, "top_k": 7, "top_p": 0.95, "min_p": 0.5,
+              "repeat_penalty": 1.0, "seed": None, "stop": ["end of it"], "stream": True,
+              "grammar": None, "logit_bias": {}}  # fmt: skip
+    assert len(asked) == 1
+    assert asked[0].items() >= wanted.items()
     shown = dict(line.split(None, 1) for line in result.out.splitlines() if line)
     assert (shown["top_k"], shown["min_p"], shown["seed"]) == ("7", "0.5", "-1")
+    assert (shown["temp"], shown["n_predict"], shown["grammar"]) == ("0.0", "5", "-1")
+
+
+def test_a_grammar_is_set_and_taken_back(npurt):
+    typed = b"/set grammar root ::= (\nHello\n/set json-schema {\"const\": 7}\nHello\n" \
+        b"/set grammar root ::= [x]{2}\nHello\n/set grammar \"\"\nHello\n"  # fmt: skip
+    result = npurt("chat", *QUICK, stdin=typed)
+
+    plain, seven, letters, again, _ = result.out.split("\n")
+    assert (seven, letters) == ("7", "xx")
+    assert plain == answers("Hello")[0]
+    assert again not in ("7", "xx")
+    assert "the grammar is not GBNF" in result.err
 
 
 @pytest.mark.parametrize(

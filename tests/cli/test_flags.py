@@ -101,7 +101,7 @@ def test_flash_attention_is_accepted_and_changes_nothing(flags, said, capsys):
 
 
 def test_flags_have_both_names():
-    assert given("--temperature 0.25").temp == given("--temp 0.25").temp == 0.25
+    assert given("--temperature 0.25").temperature == given("--temp 0.25").temperature == 0.25
     for name in ("-sys", "--system-prompt", "--system"):
         assert given(f"{name} Hi").system == given(f"{name} Hi", "chat").system == "Hi"
 
@@ -147,7 +147,7 @@ def test_help_says_the_defaults(npurt):
     text = re.sub(r"\s+", " ", npurt("run", "--help").out)
 
     defaults = vars(given("-p x"))
-    for name, option in (("temp", "likeliest token each time"), ("top_k", "0: all")):
+    for name, option in (("temperature", "likeliest token each time"), ("top_k", "0: all")):
         assert f"{option} (default: {defaults[name]})" in text
     assert "(default: None)" not in text
     assert "(default: False)" not in text

@@ -112,7 +112,7 @@ def test_what_is_said_of_a_draft_without_one_is_refused(npurt, verb, flag):
     assert_failed(npurt(verb, "-m", MODEL, *prompt, *flag), "there is no draft", code=2)
 
 
-def test_flags_reach_the_library(npurt, monkeypatch):
+def test_flags_reach_the_library(npurt, monkeypatch, tmp_path):
     """Every flag of `run` but --lora, with a value that is not its default."""
     said = {}
 
@@ -130,7 +130,13 @@ def test_flags_reach_the_library(npurt, monkeypatch):
     draft = "-md lookup --draft-max 5 -devd cpu"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"
     stops = "--stop x --stop yz --raw"
-    result = npurt("run", "-m", MODEL, "-p", "Hi", *f"{flags} {draft} {sampling} {stops}".split())
+    others = "--typical 0.9 --top-nsigma 3 --xtc-probability 0.5 --xtc-threshold 0.25 -l 5+1"
+    repeats = "--repeat-last-n 9 --presence-penalty 0.5 --frequency-penalty 0.25 --ignore-eos"
+    dry = "--dry-multiplier 0.5 --dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n 7"
+    breaker = "--dry-sequence-breaker x --grammar-file"
+    rest = f"{flags} {draft} {sampling} {stops} {others} {repeats} {dry} {breaker}"
+    (tmp_path / "grammar").write_text("root ::= .*")
+    result = npurt("run", "-m", MODEL, "-p", "Hi", *rest.split(), tmp_path / "grammar")
 
     assert result.code == 0
     assert said == {
@@ -156,6 +162,21 @@ def test_flags_reach_the_library(npurt, monkeypatch):
         "repeat_penalty": 1.5,
         "seed": 11,
         "stop": ["x", "yz"],
+        "typical_p": 0.9,
+        "top_n_sigma": 3.0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.25,
+        "logit_bias": {5: 1.0},
+        "repeat_last_n": 9,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "ignore_eos": True,
+        "dry_multiplier": 0.5,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 7,
+        "dry_sequence_breakers": ["x"],
+        "grammar": library.Grammar.from_gbnf("root ::= .*"),
         "stream": True,
     }
 

@@ -82,7 +82,7 @@ class TextGenerator:
         dry_multiplier: float | None = 0.0,
         dry_base: float | None = 1.75,
         dry_allowed_length: int | None = 2,
-        dry_penalty_last_n: int | None = -1,
+        dry_penalty_last_n: int | None = 64,
         dry_sequence_breakers: Sequence[str] | None = None,
         frequency_penalty: float | None = 0.0,
         presence_penalty: float | None = 0.0,

@@ -68,7 +68,7 @@ class Sampling:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
