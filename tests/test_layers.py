@@ -37,7 +37,8 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"testing"},
     {"runtime"},
     {"llm"},
-    {"cli", "compat"},
+    {"compat", "serve"},
+    {"cli"},
     {"__init__", "__main__"},
 ]
 # The rooms of a package: subpackages with one job each, lowest first, as in LAYERS.

@@ -25,6 +25,7 @@ VERBS = (
     "run",
     "chat",
     "embed",
+    "serve",
     "bench",
     "perplexity",
     "plan",

@@ -1,0 +1,87 @@
+"""`npurt serve`: answer requests over HTTP."""
+
+import argparse
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from npurt.cli import options
+from npurt.errors import SettingError
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `server`
+
+
+def add(verbs: Any) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "serve",
+        help="answer requests over HTTP, as OpenAI's interface",
+        description="Answers requests over HTTP, as OpenAI's interface and others.  It needs "
+        "`pip install npurt[server]`.  Ctrl-C, or SIGTERM, finishes what is under way first.",
+    )
+    options.add_model(parser)
+    options.add_sampling(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                       help="address to listen on")  # fmt: skip
+    group.add_argument("--port", type=int, default=8080, metavar="N", help="0: any free one")
+    group.add_argument("-a", "--alias", metavar="NAME",
+                       help="what clients call the model (default: the file's name)")  # fmt: skip
+    group.add_argument("--chat-template", metavar="TEXT",
+                       help="Jinja source, or the name of a format such as chatml")  # fmt: skip
+    group.add_argument("--api-key-file", type=Path, metavar="FILE",
+                       help="file of API keys, one a line; needed beyond this machine")  # fmt: skip
+    group.add_argument("--insecure", action="store_true",
+                       help="listen beyond this machine without keys")  # fmt: skip
+    group.add_argument("--allow-host", action="append", default=[], metavar="NAME",
+                       help="a name of this server, besides localhost and addresses; may be "
+                       "repeated")  # fmt: skip
+    group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
+                       help="web pages of this origin may use the server; may be "
+                       "repeated")  # fmt: skip
+    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+                       help="that a request may take")  # fmt: skip
+    group.add_argument("--engine-timeout", type=float, default=120.0, metavar="SECONDS",
+                       help="after which an engine that says nothing is replaced")  # fmt: skip
+    parser.set_defaults(run=run, usage_error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    require_installed()
+    from npurt.serve.auth import read_keys
+    from npurt.serve.front import Settings
+    from npurt.serve.run import Address, Start
+    from npurt.serve.run import run as serve
+    from npurt.serve.served_model import ServedModel
+
+    logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
+    sampling = options.sampling(args)
+    most, stop = sampling.pop("max_tokens"), sampling.pop("stop")
+    if stop:
+        args.usage_error("--stop is for one text; a request names its own")
+    if args.timeout <= 0 or args.engine_timeout <= 0:
+        args.usage_error("a timeout is a number above 0")
+    address = Address(
+        args.host, args.port, read_keys(args.api_key_file) if args.api_key_file else (),
+        args.allow_host, args.cors_origin, args.insecure,
+    )  # fmt: skip
+    address.require_safe()
+    model = ServedModel(options.model_path(args), args.alias, args.chat_template)
+    settings = Settings(sampling, most, args.timeout)
+    return serve(Start(model, address, options.model(args), settings, args.engine_timeout))
+
+
+def require_installed() -> None:
+    """Refuse to start without the packages of the extra.
+
+    Raises:
+        SettingError: One is missing.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingError(
+            f"npurt serve needs {', '.join(missing)}", remedy="pip install 'npurt[server]'"
+        )

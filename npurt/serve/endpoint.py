@@ -1,0 +1,145 @@
+"""An endpoint: reads a request, has it answered, and gives up when the client goes away."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from npurt.errors import NpurtError
+from npurt.serve import limits, sse
+from npurt.serve.errors import HttpError, of, shaped
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front
+from npurt.serve.limits import Gone
+
+T = TypeVar("T")
+Answer = dict[str, Any] | bytes | sse.Stream
+
+log = logging.getLogger("npurt.serve")
+
+
+class Request:
+    """A request: its fields, and what is known of who asks.
+
+    Attributes:
+        fields: Of the body; none for GET.
+        path: Of the URL.
+        salt: What separates the caches of different keys.
+    """
+
+    def __init__(self, scope: Scope, values: dict[str, Any]) -> None:
+        self.fields = Fields(values)
+        self.path: str = scope["path"]
+        self.salt: str = scope.get("state", {}).get("salt", "")
+        self.parameters: dict[str, Any] = scope.get("path_params", {})
+
+
+Handler = Callable[[Front, Request], Awaitable[Answer]]
+
+
+class Endpoint:
+    """The ASGI application of one path.
+
+    Args:
+        handler: Returns an object for JSON, a text, or a stream.
+        body: Whether a request has a body.
+    """
+
+    def __init__(self, front: Front, handler: Handler, *, body: bool = True) -> None:
+        self._front = front
+        self._handler = handler
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            await self._answer(scope, receive, send)
+        except Gone:
+            return
+        except HttpError as error:
+            await reply(send, shaped(error, scope["path"]), error.status, error.headers)
+        except NpurtError as error:
+            await reply(send, shaped(of(error), scope["path"]), 400)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        values = await limits.body(scope, receive) if self._body else {}
+        request = Request(scope, values)
+        answer = await until_gone(self._handle(request), receive)
+        if isinstance(answer, sse.Stream):
+            try:
+                await until_gone(self._stream(scope, answer, send), receive)
+            finally:
+                answer.cancel()  # also what was never begun
+        else:
+            await reply(send, answer, head=scope["method"] == "HEAD")
+
+    async def _handle(self, request: Request) -> Answer:
+        return await self._handler(self._front, request)
+
+    async def _stream(self, scope: Scope, stream: sse.Stream, send: Send) -> None:
+        """Send the parts of *stream*; an error is the last one."""
+        await send(_start(200, stream.kind, sse.HEADERS))
+        try:
+            async with contextlib.aclosing(stream.parts) as parts:
+                async for part in parts:
+                    await send(_part(part))
+        except NpurtError as error:
+            await send(_part(stream.packed(shaped(of(error, 500), scope["path"]))))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Return the result of *work*, which is cancelled when the client goes away.
+
+    Raises:
+        Gone: It did.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Return when the client has gone; what else it sends is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _part(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def reply(
+    send: Send,
+    answer: dict[str, Any] | bytes,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    *,
+    head: bool = False,
+) -> None:
+    """Send an answer as a whole: an object as JSON, bytes as a text; *head*: without its body."""
+    text = isinstance(answer, bytes)
+    data = answer if isinstance(answer, bytes) else sse.compact(answer)
+    kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"
+    await send(_start(status, kind, {"Content-Length": str(len(data)), **(headers or {})}))
+    await send({"type": "http.response.body", "body": b"" if head else data})
+
+
+def _start(status: int, kind: str, headers: dict[str, str]) -> dict[str, Any]:
+    pairs = {"Content-Type": kind, "X-Content-Type-Options": "nosniff", **headers}
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(name.lower().encode(), value.encode()) for name, value in pairs.items()],
+    }

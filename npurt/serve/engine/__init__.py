@@ -1,0 +1,1 @@
+"""Engines: processes that compute tokens for the front.  What is here knows no HTTP."""

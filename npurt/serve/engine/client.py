@@ -1,0 +1,299 @@
+"""The front's side of an engine: its process, and its sequences, which outlive the process.
+
+When the process dies, or says nothing for too long, it is started again, and every open sequence is
+submitted with the tokens that it has.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from npurt.errors import NpurtError
+from npurt.serve.engine.protocol import (
+    HEADER,
+    VERSION,
+    AskStats,
+    Cancel,
+    Event,
+    Failed,
+    Message,
+    Open,
+    ProtocolError,
+    Ready,
+    Stats,
+    Step,
+    Submit,
+    frame,
+    length,
+    parse,
+)
+
+MOST_DEATHS = 3  # of engines in a row, without a token of a sequence: then the sequence ends
+LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
+CLOSE_SECONDS = 15.0  # what an engine gets to end by itself
+
+log = logging.getLogger("npurt.serve")
+
+
+class EngineLost(NpurtError):
+    """The process of the engine ended, or is stuck."""
+
+
+class OpenSequence:
+    """A sequence that is open: what was asked for, and the tokens so far."""
+
+    def __init__(self, submit: Submit, sink: Callable[[Event], None]) -> None:
+        self.submit = submit
+        self.sink = sink
+        self.tokens: list[int] = []
+        self.deaths = 0
+
+    def take(self, event: Event) -> None:
+        """Remember what *event* gave, and pass it on."""
+        if event.tokens:
+            self.tokens += event.tokens
+            self.deaths = 0
+        self.sink(event)
+
+    def again(self) -> Submit:
+        """Return what continues the sequence at its next token."""
+        return replace(self.submit, tokens=[*self.submit.tokens, *self.tokens])
+
+
+class Engine:
+    """An engine, and its sequences.
+
+    Args:
+        command: What starts the process; the number of its socket follows.
+        opening: The first message.
+        stuck: Seconds after which a process that has work and says nothing is killed.
+
+    Attributes:
+        ready: What the engine last said of itself; None until the model is open.
+        restarts: How often a process was started in place of another.
+    """
+
+    def __init__(self, command: Sequence[str], opening: Open, *, stuck: float = 120.0) -> None:
+        self.ready: Ready | None = None
+        self.restarts = 0
+        self._command = list(command)
+        self._opening = replace(opening, version=VERSION)
+        self._stuck = stuck
+        self._sequences: dict[int, OpenSequence] = {}
+        self._ids = 0
+        self._heard = 0.0
+        self._steps = 0  # of the process that runs now
+        self._writer: asyncio.StreamWriter | None = None  # set while the engine takes messages
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: list[asyncio.Future[dict[str, float]]] = []
+        self._keeper: asyncio.Task[None] | None = None
+
+    # --- Life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the process, and wait until its model is open.
+
+        Raises:
+            NpurtError: The model cannot be opened.
+        """
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._keep(opened))
+        await opened
+
+    async def close(self) -> None:
+        """End the process and all sequences.  A second call does nothing."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._keeper = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None while there is none."""
+        return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine takes messages now."""
+        return self._writer is not None
+
+    async def _keep(self, opened: asyncio.Future[None]) -> None:
+        """Keep a process running; *opened* learns how the first one did."""
+        pause = 0.0
+        while True:
+            self._steps = 0
+            try:
+                await self._session(opened)
+            except NpurtError as error:
+                if not opened.done():
+                    opened.set_exception(error)
+                    return
+                log.error("the engine is lost: %s", error.what)
+                self._mourn(error)
+            finally:
+                self._disconnect()
+            pause = 0.0 if self._steps else min(LONGEST_PAUSE, 2 * pause or 0.1)
+            await asyncio.sleep(pause)
+            self.restarts += 1
+
+    async def _session(self, opened: asyncio.Future[None]) -> None:
+        """Run one process until it is lost."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the front
+                )
+            except OSError as error:
+                ours.close()
+                raise EngineLost(
+                    f"the system starts no process: {error.strerror}",
+                    remedy="close other programs, or raise the limit of processes",
+                ) from error
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            writer.write(frame(self._opening))
+            answer = await _receive(reader)
+            if isinstance(answer, Failed):
+                raise NpurtError(answer.what, remedy=answer.remedy)
+            if not isinstance(answer, Ready) or answer.version != VERSION:
+                raise ProtocolError(
+                    f"the engine began with {answer!r:.60}",
+                    remedy="run the same npurt on both sides",
+                )
+            self.ready, self._writer = answer, writer
+            self._heard = asyncio.get_running_loop().time()
+            for sequence in self._sequences.values():
+                writer.write(frame(sequence.again()))
+            if not opened.done():
+                opened.set_result(None)
+            await self._listen(reader)
+        finally:
+            writer.close()
+            await self._bury(process)
+
+    async def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of *process*, whose socket is closed; kill it if it does not come."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        closing = task is not None and task.cancelling()
+        until = loop.time() + (CLOSE_SECONDS if closing else 0)
+        while process.poll() is None:
+            if loop.time() >= until:
+                process.kill()
+            await asyncio.sleep(0.01)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Pass on what the engine says, and kill it when it says nothing for too long."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            while True:
+                message = await _receive(reader)
+                self._heard = asyncio.get_running_loop().time()
+                if isinstance(message, Step):
+                    self._steps += 1
+                    for event in message.events:
+                        self._take(event)
+                elif isinstance(message, Stats):
+                    self._answer(dict(message.values))
+        finally:
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._stuck / 4))
+            if self._sequences and loop.time() - self._heard > self._stuck and self._process:
+                log.error("the engine has said nothing for %.0f s: it is killed", self._stuck)
+                self._process.kill()
+
+    def _disconnect(self) -> None:
+        self._writer = None
+        for future in self._asked:
+            if not future.done():
+                future.set_result({})
+        self._asked.clear()
+
+    def _mourn(self, error: NpurtError) -> None:
+        """Count a death for each sequence that may be to blame; end those that saw too many.
+
+        An engine runs the oldest sequences.  To blame are those of them without a new token.
+        """
+        if self._writer is None or self.ready is None:
+            return  # it died before it knew a sequence
+        for sequence in list(self._sequences.values())[: self.ready.sequences]:
+            sequence.deaths += 1  # which its next token makes 0 again
+            if sequence.deaths >= MOST_DEATHS:
+                self._take(Event(sequence.submit.id, finish="error", error=(
+                    f"the engine died {sequence.deaths} times at this request: {error.what}",
+                    error.remedy,
+                )))  # fmt: skip
+
+    # --- Sequences ------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit, sink: Callable[[Event], None]) -> int:
+        """Begin a sequence; *sink* gets its events, and the id of *submit* is replaced."""
+        self._ids += 1
+        if not self._sequences:  # the engine had nothing to say
+            self._heard = asyncio.get_running_loop().time()
+        sequence = self._sequences[self._ids] = OpenSequence(replace(submit, id=self._ids), sink)
+        self._send(sequence.submit)
+        return self._ids
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence without another event, if it is open."""
+        if self._sequences.pop(sequence, None):
+            self._send(Cancel(sequence))
+
+    def _take(self, event: Event) -> None:
+        sequence = self._sequences.get(event.id)
+        if sequence is None:  # it was cancelled
+            return
+        if event.finish:
+            del self._sequences[event.id]
+        sequence.take(event)
+
+    def _send(self, message: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(frame(message))
+
+    # --- Counts ---------------------------------------------------------------------------------
+
+    async def stats(self, seconds: float = 1.0) -> dict[str, float]:
+        """Return counts of the engine; none if it does not answer in time."""
+        if self._writer is None:
+            return {}
+        future: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._send(AskStats())
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(future), seconds)
+        return {}
+
+    def _answer(self, values: dict[str, float]) -> None:
+        for future in self._asked:
+            if not future.done():
+                future.set_result(values)
+        self._asked.clear()
+
+
+async def _receive(reader: asyncio.StreamReader) -> Message:
+    """Return the next message of the engine.
+
+    Raises:
+        EngineLost: The connection ended.
+        ProtocolError: It is no message.
+    """
+    try:
+        header = await reader.readexactly(HEADER)
+        return parse(await reader.readexactly(length(header)))
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise EngineLost(
+            "the process of the engine ended", remedy="its last words are on standard error"
+        ) from error

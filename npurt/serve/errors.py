@@ -1,0 +1,79 @@
+"""Errors as HTTP answers, and the shape that each interface gives them."""
+
+from typing import Any
+
+from npurt.errors import NpurtError
+
+TYPES = {  # of OpenAI's interface, by status; others are invalid_request_error
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+ANTHROPIC = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
+class HttpError(NpurtError):
+    """An answer that is an error.
+
+    Attributes:
+        status: Of HTTP.
+        code: A word that programs read.
+        param: The field of the request that is wrong.
+        headers: Of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        *,
+        remedy: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(what, remedy=remedy)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    @property
+    def message(self) -> str:
+        """What happened and what helps, in one line."""
+        return f"{self.what}; {self.remedy}"
+
+
+def wrong(what: str, remedy: str, param: str | None = None, code: str | None = None) -> HttpError:
+    """Return the error of a request that makes no sense."""
+    return HttpError(400, what, remedy=remedy, param=param, code=code)
+
+
+def of(error: NpurtError, status: int = 400) -> HttpError:
+    """Return *error* as an answer; what the library refuses is an error of the request."""
+    if isinstance(error, HttpError):
+        return error
+    return HttpError(status, error.what, remedy=error.remedy)
+
+
+def shaped(error: HttpError, path: str) -> dict[str, Any]:
+    """Return the body of *error* in the shape of the interface that *path* belongs to."""
+    if path.startswith("/v1/messages"):
+        kind = ANTHROPIC.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+    if path.startswith("/api/"):
+        return {"error": error.message}
+    kind = TYPES.get(error.status, "invalid_request_error")
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }

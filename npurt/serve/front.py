@@ -1,0 +1,234 @@
+"""The front: a model, its engine, and the requests that are under way."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from npurt.errors import NpurtError
+from npurt.llm.decode.samplers.settings import Sampling
+from npurt.serve import limits
+from npurt.serve.engine.client import Engine
+from npurt.serve.engine.protocol import Ready, Submit
+from npurt.serve.errors import HttpError, of, wrong
+from npurt.serve.generation import Choice, Texts
+from npurt.serve.served_model import ServedModel
+
+DRAIN_SECONDS = 30.0
+LONGEST_RETRY = 60  # seconds
+SEEDS = 1 << 63
+
+
+@dataclass(slots=True)
+class Settings:
+    """How the server was started.
+
+    Attributes:
+        sampling: Settings of sampling where a request has none.
+        max_tokens: The most tokens where a request says nothing; None: no limit.
+        deadline: Seconds that a request may take.
+        ping: Seconds of silence after which a stream gets an event that counts.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    deadline: float = 600.0
+    ping: float = 5.0
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a request asks for, besides the prompt.
+
+    Attributes:
+        sampling: Fields of `Sampling`.
+        max_tokens: The most tokens of a text.
+        stops: Texts that end it.
+        choices: How many texts.
+        shown: Ids of markup that are part of the text.
+        salt: What separates the caches of different keys.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stops: Sequence[str] = ()
+    choices: int = 1
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    top_logprobs: int | None = None
+    shown: frozenset[int] = frozenset()
+    salt: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts since the start."""
+
+    requests: int = 0
+    refused: int = 0  # because the queue was full
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0  # of texts that have ended, from their request to their end
+    ended: int = 0
+
+
+class Front:
+    """A model that answers requests.
+
+    Attributes:
+        counts: What was done so far.
+        draining: Whether the server is about to end.
+    """
+
+    def __init__(self, model: ServedModel, engine: Engine, settings: Settings) -> None:
+        self.model = model
+        self.engine = engine
+        self.settings = settings
+        self.counts = Counts()
+        self.draining = False
+        self._under_way: set[Texts] = set()
+
+    # --- Whether there is room ------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """Texts that run or wait."""
+        return sum(len(texts.choices) for texts in self._under_way)
+
+    def ready(self) -> Ready:
+        """Return what the engine said of itself.
+
+        Raises:
+            HttpError: It is still loading, or the server is about to end.
+        """
+        if self.draining:
+            raise HttpError(
+                503, "the server is about to end", remedy="ask another one",
+                code="shutting_down", headers={"Retry-After": "30"},
+            )  # fmt: skip
+        if self.engine.ready is None:
+            raise HttpError(
+                503, "the model is loading", remedy="ask again in a moment",
+                code="loading", headers={"Retry-After": "5"},
+            )  # fmt: skip
+        return self.engine.ready
+
+    def require_room(self, choices: int) -> None:
+        """Refuse *choices* more texts when the queue is full.
+
+        Raises:
+            HttpError: It is.
+        """
+        most = self.ready().sequences * (1 + limits.QUEUE)
+        if self.active + choices > most and self.active:
+            self.counts.refused += 1
+            raise HttpError(
+                429, f"{self.active} texts run or wait, of {most} at most",
+                remedy="ask again later", code="queue_full",
+                headers={"Retry-After": str(self.retry_after())},
+            )  # fmt: skip
+
+    def retry_after(self) -> int:
+        """Return in how many seconds a text is likely to end, by those that have ended."""
+        mean = self.counts.seconds / self.counts.ended if self.counts.ended else 1.0
+        return max(1, min(LONGEST_RETRY, round(mean / max(1, self.active))))
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    def begin(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Texts:
+        """Begin the texts that continue *prompts*; those of the first prompt come first.
+
+        Raises:
+            HttpError: There is no room, or what is *wanted* makes no sense.
+        """
+        submits = [
+            submit for prompt in prompts for submit in self._submits(prompt, wanted)
+        ]  # fmt: skip
+        self.require_room(len(submits))
+        choices = [
+            Choice(self.model.tokenizer, i, wanted.stops, wanted.shown) for i in range(len(submits))
+        ]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        late = HttpError(
+            504, f"the request took more than {self.settings.deadline:g} s",
+            remedy="ask for fewer tokens, or start the server with a larger --timeout",
+            code="deadline_exceeded",
+        )  # fmt: skip
+        timer: asyncio.TimerHandle | None = None
+
+        def done(texts: Texts) -> None:
+            if timer is not None:
+                timer.cancel()
+            self._ended(texts, loop.time() - began)
+
+        texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done)
+        timer = loop.call_later(self.settings.deadline, texts.fail, late)
+        self._under_way.add(texts)
+        self.counts.requests += 1
+        return texts
+
+    def _submits(self, prompt: Sequence[int], wanted: Wanted) -> list[Submit]:
+        """Return what is asked of the engine for the choices of *prompt*."""
+        n_ctx = self.ready().n_ctx
+        if not prompt:
+            raise wrong("the prompt is empty", "send at least one token of text", "prompt")
+        if len(prompt) >= n_ctx:
+            raise wrong(
+                f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
+                "send less, or start the server with a larger -c",
+                "messages", "context_length_exceeded",
+            )  # fmt: skip
+        sampling = {**self.settings.sampling, **wanted.sampling}
+        self._check(sampling)
+        seed = sampling.get("seed")
+        submits = []
+        for i in range(wanted.choices):
+            drawn = secrets.randbelow(SEEDS) if seed is None else (seed + i) % SEEDS
+            submits.append(Submit(
+                0, list(prompt), len(prompt), {**sampling, "seed": drawn},
+                self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
+                ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
+                top_logprobs=wanted.top_logprobs, salt=wanted.salt,
+            ))  # fmt: skip
+        return submits
+
+    def _check(self, sampling: Mapping[str, Any]) -> None:
+        try:
+            checked = Sampling(**sampling)
+        except NpurtError as error:
+            raise of(error) from error
+        n_vocab = self.model.tokenizer.n_vocab
+        if any(i >= n_vocab for i in checked.logit_bias):
+            raise wrong(
+                f"logit_bias names ids beyond the vocabulary of {n_vocab}",
+                "use ids of /tokenize", "logit_bias",
+            )  # fmt: skip
+
+    def _ended(self, texts: Texts, seconds: float) -> None:
+        self._under_way.discard(texts)
+        counts = self.counts
+        counts.ended += len(texts.choices)
+        counts.seconds += seconds * len(texts.choices)
+        counts.prompt_tokens += texts.prompt_tokens
+        counts.cached_tokens += texts.cached_tokens
+        counts.completion_tokens += texts.completion_tokens
+
+    # --- The end --------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Take no new requests, and wait for those under way; end them after *seconds*."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._under_way and loop.time() < until:
+            await asyncio.sleep(0.02)
+        for texts in self._under_way:
+            texts.fail(HttpError(
+                503, "the server ends", remedy="ask another one, or again later",
+                code="shutting_down",
+            ))  # fmt: skip
+        while self._under_way:
+            await asyncio.sleep(0.02)

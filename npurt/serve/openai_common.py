@@ -1,0 +1,77 @@
+"""What the objects of OpenAI's interface share."""
+
+import secrets
+import time
+from typing import Any
+
+from npurt.serve.front import Front
+from npurt.serve.generation import Likely, Texts
+from npurt.serve.served_model import ServedModel
+
+# How a text ended, in OpenAI's words; the context is a length as well.
+FINISH = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
+
+
+def new_id(kind: str) -> str:
+    """Return a name that no other object has, such as chatcmpl-..."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def now() -> int:
+    """Return the seconds since 1970."""
+    return int(time.time())
+
+
+def usage(texts: Texts) -> dict[str, Any]:
+    """Return the counts of tokens."""
+    return {
+        "prompt_tokens": texts.prompt_tokens,
+        "completion_tokens": texts.completion_tokens,
+        "total_tokens": texts.prompt_tokens + texts.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": texts.cached_tokens},
+    }
+
+
+def head(front: Front, kind: str, of: str) -> dict[str, Any]:
+    """Return what every object of an answer begins with."""
+    return {
+        "id": new_id(kind),
+        "object": of,
+        "created": now(),
+        "model": front.model.name,
+        "system_fingerprint": front.model.fingerprint,
+    }
+
+
+def token_text(model: ServedModel, token: int) -> tuple[str, list[int]]:
+    """Return the text of *token*, and its bytes, which may be a part of a character."""
+    data = model.tokenizer.piece(token)
+    return data.decode("utf-8", "replace"), list(data)
+
+
+def chat_logprobs(model: ServedModel, likely: list[Likely]) -> dict[str, Any]:
+    """Return log probabilities as a chat has them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, data = token_text(model, token)
+        return {"token": text, "logprob": logprob, "bytes": data}
+
+    content = [
+        entry(token, logprob) | {"top_logprobs": [entry(i, other) for i, other in top]}
+        for token, (logprob, top) in likely
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(model: ServedModel, likely: list[Likely], offset: int) -> dict[str, Any]:
+    """Return log probabilities as completions have them; the first token begins at *offset*."""
+    texts = [token_text(model, token)[0] for token, _ in likely]
+    offsets = [offset + len("".join(texts[:i])) for i in range(len(texts))]
+    return {
+        "tokens": texts,
+        "token_logprobs": [logprob for _, (logprob, _) in likely],
+        "top_logprobs": [
+            {token_text(model, i)[0]: other for i, other in top} for _, (_, top) in likely
+        ],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,134 @@
+"""OpenAI's interface: /v1/completions, with echo, and suffix to fill in a gap."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from npurt.serve import limits, options, sse
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front
+from npurt.serve.generation import Piece, Texts
+from npurt.serve.openai_chat import stream_options
+from npurt.serve.openai_common import FINISH, head, text_logprobs, usage
+from npurt.serve.served_model import ServedModel
+
+
+async def completions(front: Front, request: Request) -> Answer:
+    """Continue one prompt or several."""
+    fields = request.fields
+    fields.text("model")  # any name means the only model
+    options.require_text_format(fields)
+    wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
+    wanted.top_logprobs = _logprobs(fields)
+    if (fields.integer("best_of", 1, limits.CHOICES) or wanted.choices) != wanted.choices:
+        raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")
+    found = prompts(front.model, fields)
+    if len(found) * wanted.choices > limits.CHOICES:
+        raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many texts",
+                    f"ask for {limits.CHOICES} texts at most", "prompt")  # fmt: skip
+    echoes = [""] * len(found)
+    if fields.flag("echo"):
+        if wanted.top_logprobs is not None:
+            raise wrong("npurt has no log probabilities of prompts", "leave echo or logprobs out",
+                        "echo", "unsupported")  # fmt: skip
+        if fields.text("suffix") is not None:
+            raise wrong("echo cannot stand with suffix", "leave one of them out", "echo")
+        echoes = [front.model.tokenizer.decode(ids, special=False) for ids in found]
+    chosen = stream_options(fields)
+    texts = front.begin(found, wanted)
+    before = [echo for echo in echoes for _ in range(wanted.choices)]
+    if chosen is None:
+        return await _whole(front, texts, before, wanted.top_logprobs is not None)
+    parts = _parts(front, texts, before, chosen)
+    return sse.Stream(parts, texts.cancel)
+
+
+def _logprobs(fields: Fields) -> int | None:
+    """Return how many likeliest tokens are wanted; true means none but the token itself."""
+    if isinstance(fields.values.get("logprobs"), bool):
+        return 0 if fields.flag("logprobs") else None
+    return fields.integer("logprobs", 0, limits.TOP_LOGPROBS)
+
+
+def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
+    """Return the ids of each prompt: a text, ids, or a list of these.
+
+    Raises:
+        HttpError: They are something else.
+    """
+    given = fields.values.get("prompt")
+    several = isinstance(given, list) and not all(_is_id(each) for each in given)
+    found = given if several and isinstance(given, list) else [given]
+    if len(found) > limits.CHOICES:
+        raise wrong(f"prompt has {len(found)} texts", f"send {limits.CHOICES} at most", "prompt")
+    suffix = fields.text("suffix")
+    ids = []
+    for each in found:
+        if isinstance(each, str) and suffix is not None:
+            ids.append(model.around(each, suffix))
+        elif isinstance(each, str):
+            ids.append(model.encode(each))
+        elif isinstance(each, list) and all(_is_id(i) for i in each) and suffix is None:
+            ids.append(known(model, each, "prompt"))
+        else:
+            raise fields.wrong("prompt", "a string, token ids, or a list of these")
+    return ids
+
+
+def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
+    """Return *ids*, all of which must be in the vocabulary."""
+    count = model.tokenizer.n_vocab
+    unknown = [i for i in ids if not 0 <= i < count]
+    if unknown:
+        raise wrong(f"token id {unknown[0]} is not in the vocabulary of {count}",
+                    "use ids of /tokenize", param)  # fmt: skip
+    return list(ids)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+async def _whole(front: Front, texts: Texts, before: list[str], logged: bool) -> Answer:
+    choices = [
+        {
+            "index": text.choice,
+            "text": before[text.choice] + text.text,
+            "logprobs": text_logprobs(front.model, text.likely, 0) if logged else None,
+            "finish_reason": FINISH[text.finish or "end"],
+        }
+        for text in await texts.whole()
+    ]
+    made = head(front, "cmpl", "text_completion")
+    return made | {"choices": choices, "usage": usage(texts)}
+
+
+async def _parts(
+    front: Front, texts: Texts, before: list[str], chosen: Fields
+) -> AsyncGenerator[bytes, None]:
+    made = head(front, "cmpl", "text_completion")
+    with_usage = chosen.flag("include_usage")
+    offsets = [0] * len(before)
+
+    def chunk(number: int, text: str, piece: Piece | None = None) -> bytes:
+        given = piece.likely if piece else []
+        likely = text_logprobs(front.model, given, offsets[number]) if given else None
+        offsets[number] += len(text)
+        choice: dict[str, Any] = {
+            "index": number,
+            "text": text,
+            "logprobs": likely,
+            "finish_reason": FINISH[piece.finish] if piece and piece.finish else None,
+        }
+        unset = {"usage": None} if with_usage else {}
+        return sse.data(made | {"choices": [choice]} | unset)
+
+    for number, text in enumerate(before):
+        if text:
+            yield chunk(number, text)
+    async for piece in texts.pieces(front.settings.ping):  # silence counts as a text, too
+        yield chunk(0, "") if piece is None else chunk(piece.choice, piece.text, piece)
+    if with_usage:
+        yield sse.data(made | {"choices": [], "usage": usage(texts)})
+    yield sse.DONE

@@ -1,0 +1,104 @@
+"""What requests say about sampling and length, in the words of OpenAI and of llama.cpp."""
+
+from typing import Any
+
+from npurt.serve import limits
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import SEEDS, Wanted
+
+NUMBERS = (
+    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "dry_multiplier", "dry_base", "repeat_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
+
+
+def sampling(fields: Fields) -> dict[str, Any]:
+    """Return the settings of sampling in *fields*; what is not there is left out."""
+    found: dict[str, Any] = {}
+    for name in NUMBERS:
+        found[name] = fields.number(name)
+    for name in INTEGERS:
+        found[name] = fields.integer(name, -1)
+    if found["top_k"] == -1:  # as vLLM writes it
+        found["top_k"] = 0
+    seed = fields.integer("seed")
+    found["seed"] = None if seed is None or seed == -1 else seed % SEEDS
+    found["dry_sequence_breakers"] = [
+        text for text in fields.items("dry_sequence_breakers", limits.STOPS)
+    ] or None
+    found["logit_bias"] = biases(fields)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def biases(fields: Fields) -> dict[int, float] | None:
+    """Return ``logit_bias`` by id: an object, or llama.cpp's list of pairs, in which false excludes.
+
+    Raises:
+        HttpError: It is something else.
+    """
+    given = fields.values.get("logit_bias")
+    if given is None:
+        return None
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    error = fields.wrong("logit_bias", "an object of numbers by token id")
+    if not isinstance(pairs, list) or len(pairs) > 1024:
+        raise error
+    found = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise error
+        token, bias = pair
+        if isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10:
+            token = int(token)
+        bias = float("-inf") if bias is False else bias
+        if not _is_number(token, int) or not _is_number(bias, int | float):
+            raise error
+        if token < 0 or abs(bias) > 1e6 and bias != float("-inf"):
+            raise error
+        found[token] = float(bias)
+    return found
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def stops(fields: Fields, name: str = "stop") -> list[str]:
+    """Return the texts that end a text: one, several or none."""
+    given = fields.values.get(name)
+    texts = [given] if isinstance(given, str) else fields.items(name, limits.STOPS)
+    if any(not isinstance(text, str) or len(text) > limits.STOP_TEXT for text in texts):
+        raise fields.wrong(name, f"a string of {limits.STOP_TEXT} characters at most, or a list")
+    return [text for text in texts if text]  # clients send "" for none
+
+
+def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
+    """Return what *fields* ask for; *lengths* are names for the most tokens, the first wins."""
+    most = None
+    for name in lengths:
+        if fields.has(name):
+            most = fields.integer(name, -1)
+            break
+    return Wanted(
+        sampling=sampling(fields),
+        max_tokens=None if most == -1 else most,
+        stops=stops(fields),
+        choices=fields.integer("n", 1, limits.CHOICES, 1) or 1,
+        ignore_eos=fields.flag("ignore_eos"),
+        min_tokens=fields.integer("min_tokens", 0, default=0) or 0,
+        salt=salt,
+    )
+
+
+def require_text_format(fields: Fields) -> None:
+    """Refuse a ``response_format`` other than text."""
+    kind = fields.inner("response_format").text("type", "text")
+    if kind != "text":
+        raise wrong(
+            f"response_format is {kind!r:.60}, and this server writes free text only yet",
+            "leave response_format out, and ask for the format in a message",
+            param="response_format", code="unsupported",
+        )  # fmt: skip

@@ -1,0 +1,197 @@
+"""Run the server: listen, open the model, answer until a signal, finish what is under way."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from npurt.errors import NpurtError, SettingError
+from npurt.runtime.open.arguments import integer
+from npurt.serve import limits
+from npurt.serve.app import application
+from npurt.serve.engine.client import Engine
+from npurt.serve.engine.protocol import VERSION, Open
+from npurt.serve.front import DRAIN_SECONDS, Front, Settings
+from npurt.serve.served_model import ServedModel
+
+IDLE_SECONDS = 30  # that a connection may be idle between two requests
+ENGINE = (sys.executable, "-m", "npurt.serve.engine")
+
+log = logging.getLogger("npurt.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens, and to whom.
+
+    Attributes:
+        keys: API keys; none: everyone may ask.
+        hosts, origins: See `Guard`.
+        insecure: Listen beyond this machine without keys.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    keys: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    insecure: bool = False
+
+    def require_safe(self) -> None:
+        """Refuse to listen beyond this machine without a key.
+
+        Raises:
+            SettingError: That is so, and not wanted.
+        """
+        if self.keys or self.host in ("127.0.0.1", "::1", "localhost"):
+            return
+        if not self.insecure:
+            raise SettingError(
+                f"everyone who reaches {self.host} could use the model",
+                remedy="give --api-key-file FILE, or --insecure if that is what you want",
+            )
+        log.warning("everyone who reaches %s can use the model: there is no key", self.host)
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens.
+
+        Raises:
+            SettingError: The address cannot be had.
+        """
+        integer("port", self.port, 0, 65535)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family, backlog=1024)
+        except OSError as error:
+            raise SettingError(
+                f"cannot listen on {self.host} port {self.port}: {error}",
+                remedy="choose another --port, or end what uses it",
+            ) from error
+
+
+class Protocol(H11Protocol):
+    """HTTP of a connection, which is closed when a request does not arrive in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._late = self.loop.call_later(limits.HEAD_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Take *data*; stop to wait at the end of the headers."""
+        super().data_received(data)
+        if self.cycle is not None:
+            self._late.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop to wait."""
+        self._late.cancel()
+        super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """A server that finishes what is under way when a signal comes; a second one ends it at once.
+
+    Attributes:
+        status: 128 and the number of the signal, or 0.
+    """
+
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        super().__init__(uvicorn.Config(
+            app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=5,
+            h11_max_incomplete_event_size=limits.HEAD,
+        ))  # fmt: skip
+        self.status = 0
+        self._front = front
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        if self.status:
+            self.should_exit = self.force_exit = True
+        self.status = 128 + sig
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        log.warning("no new requests; those under way get %.0f s", DRAIN_SECONDS)
+        await self._front.drain()
+        self.should_exit = True
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the server is started with.
+
+    Attributes:
+        model: The front's view of the model.
+        options: Arguments of `npurt.Llama`.
+        stuck: Seconds after which an engine that says nothing is replaced.
+        command: What starts an engine.
+    """
+
+    model: ServedModel
+    address: Address = field(default_factory=Address)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    stuck: float = 120.0
+    command: Sequence[str] = ENGINE
+
+
+def run(start: Start) -> int:
+    """Serve until a signal; return the exit status.
+
+    Raises:
+        NpurtError: The address cannot be had, or the model cannot be opened.
+    """
+    address = start.address
+    address.require_safe()
+    with address.listen() as listening:
+        return asyncio.run(_serve(start, listening))
+
+
+async def _serve(start: Start, listening: socket.socket) -> int:
+    model, address = start.model, start.address
+    opening = Open(VERSION, str(model.path), start.options)
+    engine = Engine(start.command, opening, stuck=start.stuck)
+    front = Front(model, engine, start.settings)
+    app = application(front, keys=address.keys, hosts=address.hosts, origins=address.origins)
+    server = Server(app, front)
+    host, port = listening.getsockname()[:2]
+    log.warning("%s at http://%s:%d", model.name, f"[{host}]" if ":" in host else host, port)
+    serving = asyncio.create_task(server.serve([listening]))
+    opening_model = asyncio.create_task(engine.start())
+    try:
+        await asyncio.wait((serving, opening_model), return_when=asyncio.FIRST_COMPLETED)
+        if opening_model.done():
+            _raise(opening_model)
+            if engine.ready is not None:
+                log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
+        await serving
+    finally:
+        server.should_exit = True
+        opening_model.cancel()
+        await asyncio.gather(serving, opening_model, return_exceptions=True)
+        await engine.close()
+    return server.status
+
+
+def _raise(task: asyncio.Task[None]) -> None:
+    """Raise what the model could not be opened for."""
+    error = task.exception()
+    if isinstance(error, NpurtError):
+        raise error
+    task.result()

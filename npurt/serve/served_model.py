@@ -1,0 +1,203 @@
+"""What the front knows of a model: its tokenizer and chat template, not its weights."""
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from npurt.errors import LayoutError, ModelFormatError, NpurtError
+from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.file.metadata import optional
+from npurt.llm.text import named_templates
+from npurt.llm.text.chat import ChatTemplate, joined_parts
+from npurt.llm.text.tokenizer import Tokenizer
+from npurt.serve.errors import HttpError, of, wrong
+from npurt.version import __version__
+
+# Keys of the tokens around a gap, as llama.cpp's gguf-py writes them and wrote them before, and the
+# texts of such tokens in files that have no key.
+FILL_IN = {
+    "prefix": (("fim_pre", "prefix"), ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "<PRE>")),
+    "suffix": (("fim_suf", "suffix"), ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "<SUF>")),
+    "middle": (("fim_mid", "middle"), ("<|fim_middle|>", "<fim_middle>", "<fim-middle>", "<MID>")),
+}
+
+
+class ServedModel:
+    """A model by its file.
+
+    Args:
+        path: The file.
+        name: What clients call it; by default the file's name without its ending.
+        template: As *chat_template* of `Llama`.
+
+    Raises:
+        ModelFormatError: npurt cannot run it.
+    """
+
+    def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
+        with errors_of(path), GGUF(path) as file:
+            self.metadata: Mapping[str, Any] = {
+                key: value for key, value in file.metadata.items() if isinstance(value, str | int)
+            }
+            self.tokenizer = Tokenizer.from_gguf(file.metadata)
+            self._source = optional(file.metadata, "tokenizer.chat_template", str, "")
+        if template is not None:
+            self._source = named_templates.source(template)
+        self.path = path
+        self.name = name or path.stem
+        stat = path.stat()
+        self.created = int(stat.st_mtime)
+        self.nbytes = stat.st_size
+        identity = f"{__version__} {path.name} {stat.st_size} {self._source}"
+        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+
+    # --- Text -----------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
+        """Return the ids of *text*, or raise HttpError."""
+        try:
+            return self.tokenizer.encode(text, add_bos=add_bos, special=special)
+        except NpurtError as error:
+            raise of(error) from error
+
+    def text_of(self, token: int | None) -> str:
+        """Return the text of a token; that of None is empty."""
+        return "" if token is None else self.tokenizer.decode([token])
+
+    # --- Chat -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            HttpError: The model has none, or a broken one.
+        """
+        if not self._source:
+            raise wrong(
+                f"{self.name} has no chat template",
+                "use /v1/completions, or start the server with --chat-template",
+                code="no_chat_template",
+            )
+        tokens = self.tokenizer
+        try:
+            return ChatTemplate(
+                self._source, bos=self.text_of(tokens.bos), eos=self.text_of(tokens.eos)
+            )
+        except ModelFormatError as error:
+            raise of(error) from error
+
+    @property
+    def source(self) -> str:
+        """The text of the chat template; "" without one."""
+        return self._source
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt that *messages* make by the template.
+
+        Raises:
+            HttpError: The template refuses them, or does not read *tools*.
+        """
+        template = self.template
+        if tools and "tools" not in template.variables:
+            raise wrong(
+                f"the chat template of {self.name} knows no tools",
+                "leave tools out, or use a model that can call functions",
+                param="tools", code="unsupported",
+            )  # fmt: skip
+        try:
+            given = joined_parts([_readable(message, self._source) for message in messages])
+            return template.render(
+                given,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools or None,
+                **{
+                    name: value
+                    for name, value in (variables or {}).items()
+                    if name in template.variables
+                },
+            )
+        except LayoutError as error:
+            raise wrong(error.what, error.remedy, param="messages") from error
+        except NpurtError as error:
+            raise of(error) from error
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of what `prompt` returned, which may begin with BOS."""
+        bos = self.text_of(self.tokenizer.bos)
+        printed = bool(bos) and text.startswith(bos)
+        return self.encode(text, add_bos=False if printed else None)
+
+    # --- Filling a gap --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _fill_in(self) -> dict[str, int]:
+        found = {}
+        for role, (keys, texts) in FILL_IN.items():
+            named = [self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
+            spelt = [self.tokenizer.encode(text, add_bos=False) for text in texts]
+            ids = [i for i in named if isinstance(i, int) and 0 <= i < self.tokenizer.n_vocab]
+            ids += [each[0] for each in spelt if len(each) == 1]
+            if ids:
+                found[role] = ids[0]
+        return found
+
+    def around(self, before: str, after: str) -> list[int]:
+        """Return a prompt whose continuation stands between *before* and *after*.
+
+        Raises:
+            HttpError: The model has no tokens for that.
+        """
+        marks = self._fill_in
+        if marks.keys() != FILL_IN.keys():
+            raise wrong(
+                f"{self.name} cannot fill in text: it has no tokens for prefix, suffix and middle",
+                "leave suffix out, or use a model such as Qwen2.5-Coder", code="unsupported",
+            )  # fmt: skip
+        head = [self.tokenizer.bos] if self.tokenizer.add_bos else []
+        return [
+            *(i for i in head if i is not None),
+            marks["prefix"], *self.encode(before, add_bos=False, special=False),
+            marks["suffix"], *self.encode(after, add_bos=False, special=False),
+            marks["middle"],
+        ]  # fmt: skip
+
+
+def _readable(message: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return *message* as templates expect it.
+
+    The role of a developer is that of the system, unless the template knows it.  Arguments of
+    calls are objects, where clients send them as text.  What a client left out is empty.
+    """
+    made = {key: value for key, value in message.items() if value is not None}
+    if made.get("role") == "developer" and "developer" not in source:
+        made["role"] = "system"
+    calls = made.get("tool_calls")
+    if isinstance(calls, list):
+        made["tool_calls"] = [_readable_call(call) for call in calls]
+        if not calls:
+            del made["tool_calls"]
+    made.setdefault("content", "")
+    return made
+
+
+def _readable_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments or "{}")
+            if isinstance(parsed, dict):
+                return {**call, "function": {**function, "arguments": parsed}}  # type: ignore[dict-item]
+    return call

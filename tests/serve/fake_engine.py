@@ -1,0 +1,135 @@
+"""An engine without a model: each token is a function of prompt, seed and position.
+
+``python -m tests.serve.fake_engine SOCKET`` is a process of it; options of `Open` say how it
+misbehaves.
+"""
+
+import hashlib
+import os
+import socket
+import sys
+import time
+
+from npurt.errors import NpurtError, SettingError
+from npurt.serve.engine.protocol import Event
+from npurt.serve.engine.worker import work
+
+VOCABULARY = range(40, 120)  # ids of a few characters in the tiny vocabularies
+
+
+def drawn(submit, done):
+    """Return the next token after *done*; the same in every process."""
+    state = (list(submit.tokens[: submit.prompt]), submit.sampling.get("seed"), list(done))
+    digest = hashlib.sha256(repr(state).encode()).digest()
+    return VOCABULARY[digest[0] % len(VOCABULARY)]
+
+
+def script(ids):
+    """Return a function that says *ids* and then ends, whatever it is asked."""
+    return lambda submit, done: ids[len(done)] if len(done) < len(ids) else None
+
+
+class Running:
+    def __init__(self, submit):
+        self.submit = submit
+        self.done = list(submit.tokens[submit.prompt :])
+        self.read = 0
+
+
+class FakeBackend:
+    """Runs *sequences* at a time, one token of each a step, and reads *chunk* tokens of a prompt.
+
+    *say* returns the next token, or None at the end, from a `Submit` and the tokens so far.
+    """
+
+    device = "fake"
+
+    def __init__(self, say=drawn, *, sequences=4, n_ctx=256, chunk=64):
+        self.say, self.sequences, self.n_ctx, self.chunk = say, sequences, n_ctx, chunk
+        self.all = {}  # open sequences by id, oldest first
+        self.submitted = []
+        self.cancelled = []
+        self.steps = 0
+
+    def submit(self, submit):
+        if submit.sampling.get("seed") == 666:
+            raise SettingError("the fake refuses seed 666", remedy="take another")
+        self.submitted.append(submit)
+        self.all[submit.id] = Running(submit)
+
+    def cancel(self, sequence):
+        self.cancelled.append(sequence)
+        self.all.pop(sequence, None)
+
+    @property
+    def busy(self):
+        return bool(self.all)
+
+    @property
+    def running(self):
+        return list(self.all.values())[: self.sequences]
+
+    def step(self):
+        self.steps += 1
+        events = [self.advance(each) for each in self.running]
+        for event in events:
+            if event.finish:
+                del self.all[event.id]
+        return events
+
+    def advance(self, running):
+        submit, done = running.submit, running.done
+        if running.read < submit.prompt:
+            running.read = min(submit.prompt, running.read + self.chunk)
+            return Event(submit.id, read=running.read)
+        if submit.max_tokens is not None and len(done) >= submit.max_tokens:
+            return Event(submit.id, finish="length")
+        if submit.prompt + len(done) > self.n_ctx:
+            return Event(submit.id, finish="context")
+        token = self.say(submit, done)
+        if token is None:
+            return Event(submit.id, finish="end", read=running.read)
+        if token in submit.stop_ids:
+            return Event(submit.id, finish="stop", read=running.read)
+        done.append(token)
+        logprobs = ()
+        if submit.top_logprobs is not None:
+            top = [(token + i, -0.5 - i) for i in range(submit.top_logprobs)]
+            logprobs = [(-0.5, top)]
+        return Event(submit.id, [token], logprobs=logprobs, read=running.read)
+
+    def stats(self):
+        return {"steps": self.steps, "running": len(self.running), "verified": 7.0}
+
+    def close(self):
+        pass
+
+
+class Troubled(FakeBackend):
+    """Does what the options of `Open` say: *die_at* or *stick_at* a step, *step_seconds*."""
+
+    def __init__(self, *, die_at=None, stick_at=None, step_seconds=0.0, **options):
+        super().__init__(**options)
+        self.die_at, self.stick_at, self.step_seconds = die_at, stick_at, step_seconds
+
+    def step(self):
+        if self.steps == self.die_at:
+            os._exit(3)
+        if self.steps == self.stick_at:
+            time.sleep(1e6)
+        time.sleep(self.step_seconds)
+        return super().step()
+
+
+def open_fake(path, options):
+    """Open what *options* describe; the path says whether that fails."""
+    options = dict(options)
+    if path == "broken.gguf" or options.pop("broken", False):
+        raise NpurtError(f"{path} is broken", remedy="take another file")
+    if path == "mute.gguf":
+        os._exit(4)
+    return Troubled(**options)
+
+
+if __name__ == "__main__":
+    work(socket.socket(fileno=int(sys.argv[1])), open_fake)

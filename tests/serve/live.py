@@ -1,0 +1,95 @@
+"""A server on loopback, as `npurt serve` starts it, with the fake engine or a real one."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from tests.limits import HANG_SECONDS, eventually
+from tests.llm import tiny
+
+START = """
+import json, logging, sys
+from npurt.serve.run import Address, Start, run
+from npurt.serve.front import Settings
+from npurt.serve import limits
+from npurt.serve.served_model import ServedModel
+logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
+given = json.loads(sys.argv[1])
+model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])
+limits.HEAD_SECONDS = given["head"]
+command = [sys.executable, "-m", given["engine"]]
+sys.exit(run(Start(model, Address(port=0, **given["address"]), given["options"],
+                   Settings(**given["settings"]), 120.0, command)))
+"""
+
+
+class Live:
+    """A server that runs: its `url`, its process, and what it printed."""
+
+    def __init__(self, process, log):
+        self.process = process
+        self.log = log
+        found = []
+        assert eventually(lambda: found or process.poll() is not None or found.extend(
+            re.findall(r"http://[\d.]+:\d+", log.read_text())))  # fmt: skip
+        self.url = found[0]
+
+    def health(self):
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=HANG_SECONDS) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def settles(self, name, value):
+        """Return whether a metric becomes *value*."""
+
+        def current():
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=HANG_SECONDS) as reply:
+                lines = reply.read().decode().splitlines()
+            return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+        return eventually(lambda: current() == value)
+
+    def engine(self):
+        """Return the number of the engine's process; None while there is none."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{pid}/task/{pid}/children") as file:
+                return int(file.read().split()[0])
+        return None
+
+    def kill_engine(self):
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(self.engine(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def serving(folder, *, head_seconds=30.0, engine="tests.serve.fake_engine", template="chatml", model="llama3",
+            wait=True, address=None, settings=None, **options):  # fmt: skip
+    """Yield a `Live` server."""
+    given = {
+        "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
+        "options": options, "address": address or {}, "settings": settings or {}, "head": head_seconds,
+    }  # fmt: skip
+    log = folder / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", START, json.dumps(given)], stderr=file)
+    try:
+        live = Live(process, log)
+        if wait:
+            assert eventually(lambda: live.health() == 200 or process.poll() is not None)
+        yield live
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+        process.wait(HANG_SECONDS)

@@ -1,0 +1,235 @@
+"""Engines are processes that come and go; the sequences of the front stay."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+
+import pytest
+
+import npurt
+from npurt.errors import NpurtError
+from npurt.serve.engine.client import MOST_DEATHS, Engine
+from npurt.serve.engine.protocol import Open, Submit
+from tests.limits import HANG_SECONDS
+from tests.llm import tiny
+from tests.serve.fake_engine import drawn
+
+FAKE = [sys.executable, "-m", "tests.serve.fake_engine"]
+REAL = [sys.executable, "-m", "npurt.serve.engine"]
+PROMPTS = [[1, 2, 3, 60 + i] for i in range(8)]
+
+
+def submit(tokens, seed=0, **options):
+    sampling = {"seed": seed, **options.pop("sampling", {})}
+    return Submit(0, tokens, len(tokens), sampling, **{"max_tokens": 40} | options)
+
+
+class Text:
+    """What a sink got: tokens, and how they ended."""
+
+    def __init__(self):
+        self.tokens, self.events = [], []
+        self.ended = asyncio.Event()
+
+    def __call__(self, event):
+        self.tokens += event.tokens
+        self.events.append(event)
+        if event.finish:
+            self.ended.set()
+
+    @property
+    def finish(self):
+        return self.events[-1].finish if self.events else None
+
+
+@contextlib.asynccontextmanager
+async def running(command=FAKE, path="model.gguf", stuck=120.0, **options):
+    engine = Engine(command, Open(0, str(path), options), stuck=stuck)
+    async with asyncio.timeout(HANG_SECONDS):
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+async def texts_of(engine, submits, meanwhile=None):
+    """Return the `Text` of each of *submits*, all at the same time."""
+    texts = [Text() for _ in submits]
+    for asked, text in zip(submits, texts, strict=True):
+        engine.submit(asked, text)
+    other = asyncio.create_task(meanwhile) if meanwhile else None
+    for text in texts:
+        await text.ended.wait()
+    if other:
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+    return texts
+
+
+def alone(asked):
+    """Return the tokens of *asked* by a backend of this process."""
+    tokens = []
+    while len(tokens) < asked.max_tokens:
+        tokens.append(drawn(asked, tokens))
+    return tokens
+
+
+def test_tokens_of_several_sequences_arrive():
+    async def run():
+        async with running(sequences=3) as engine:
+            asked = [submit(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+            texts = await texts_of(engine, asked)
+            assert [text.tokens for text in texts] == [alone(each) for each in asked]
+            assert {text.finish for text in texts} == {"length"}
+            assert engine.ready.sequences == 3
+            assert (await engine.stats())["verified"] == 7
+            assert engine.restarts == 0
+
+    asyncio.run(run())
+
+
+async def kill_at_random(engine, seed, most=20):
+    chance = random.Random(seed)
+    for _ in range(most):
+        await asyncio.sleep(chance.uniform(0.0, 0.25))
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(engine.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_are_the_same_when_engines_are_killed(seed):
+    async def run():
+        async with running(step_seconds=0.004) as engine:
+            asked = [submit(prompt, i, max_tokens=60) for i, prompt in enumerate(PROMPTS)]
+            texts = await texts_of(engine, asked, kill_at_random(engine, seed, 7))
+            assert engine.restarts > 0
+            assert [text.tokens for text in texts] == [alone(each) for each in asked]
+
+    asyncio.run(run())
+
+
+def test_a_real_model_goes_on_with_the_same_text():
+    path = tiny.path("qwen35", "q8_0")
+    prompt = tiny.ids("qwen35", 20)
+    asked = [
+        submit(prompt[: 20 - i], i, sampling={"temperature": 1.5, "repeat_penalty": 1.2})
+        for i in range(4)
+    ]
+    with npurt.Llama(path, n_ctx=128, seed=0) as llm:
+        expected = []
+        for each in asked:
+            llm.generate(each.tokens, max_tokens=40, logprobs=0, **each.sampling)
+            expected.append([found.token for found in llm.timing.logprobs])
+
+    async def run():
+        async with running(REAL, path, n_ctx=128) as engine:
+            texts = [Text() for _ in asked]
+            for each, text in zip(asked, texts, strict=True):
+                engine.submit(each, text)
+            for text in texts:  # each is killed once, in the middle
+                while len(text.tokens) < 10 and not text.finish:
+                    await asyncio.sleep(0.001)
+                os.kill(engine.pid, signal.SIGKILL)
+                await text.ended.wait()
+            assert engine.restarts >= 3
+            return [text.tokens for text in texts]
+
+    assert asyncio.run(run()) == expected
+
+
+def test_a_stuck_engine_is_replaced():
+    async def run():
+        async with running(stuck=0.4, stick_at=30) as engine:
+            (text,) = await texts_of(engine, [submit(PROMPTS[0], max_tokens=50)])
+            assert text.tokens == alone(submit(PROMPTS[0], max_tokens=50))
+            assert engine.restarts == 1
+
+    asyncio.run(run())
+
+
+def test_an_idle_engine_is_not_taken_for_stuck():
+    async def run():
+        async with running(stuck=0.1) as engine:
+            await asyncio.sleep(0.5)
+            await texts_of(engine, [submit(PROMPTS[0])])
+            assert engine.restarts == 0
+
+    asyncio.run(run())
+
+
+def test_a_sequence_that_kills_every_engine_ends():
+    async def run():
+        async with running(die_at=0) as engine:
+            (text,) = await texts_of(engine, [submit(PROMPTS[0])])
+            assert text.finish == "error"
+            assert text.events[-1].error[0].startswith(f"the engine died {MOST_DEATHS} times at")
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_sequence_ends_at_the_next_step():
+    async def run():
+        async with running(sequences=1, step_seconds=0.001) as engine:
+            endless, short = Text(), Text()
+            first = engine.submit(submit(PROMPTS[0], max_tokens=None), endless)
+            engine.submit(submit(PROMPTS[1], max_tokens=3), short)
+            while not endless.tokens:
+                await asyncio.sleep(0.001)
+            engine.cancel(first)
+            seen = len(endless.events)
+            await short.ended.wait()
+            assert len(endless.events) == seen
+            assert short.tokens == alone(submit(PROMPTS[1], max_tokens=3))
+
+    asyncio.run(run())
+
+
+def test_a_refused_sequence_ends_alone():
+    async def run():
+        async with running() as engine:
+            bad, good = await texts_of(engine, [submit(PROMPTS[0], 666), submit(PROMPTS[1])])
+            assert bad.events[-1].error == ("the fake refuses seed 666", "take another")
+            assert good.tokens == alone(submit(PROMPTS[1]))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("broken.gguf", "broken.gguf is broken"), ("mute.gguf", "process .* ended")]
+)
+def test_a_model_that_does_not_open_is_an_error_of_the_start(path, said):
+    async def run():
+        async with running(path=path):
+            pass
+
+    with pytest.raises(NpurtError, match=said):
+        asyncio.run(run())
+
+
+def test_the_process_ends_with_the_front():
+    async def run():
+        async with running() as engine:
+            pid = engine.pid
+        return pid
+
+    pid = asyncio.run(run())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_signals_that_end_the_front_do_not_end_the_engine():
+    async def run():
+        async with running(step_seconds=0.002) as engine:
+            text = Text()
+            engine.submit(submit(PROMPTS[0]), text)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(engine.pid, number)
+            await text.ended.wait()
+            assert text.tokens == alone(submit(PROMPTS[0]))
+            assert engine.restarts == 0
+
+    asyncio.run(run())

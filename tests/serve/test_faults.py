@@ -1,0 +1,164 @@
+"""Engines that die under streams, sockets that misbehave, signals."""
+
+import asyncio
+import json
+import random
+import re
+import signal
+import socket
+
+import openai
+import pytest
+
+from tests.limits import HANG_SECONDS, eventually
+from tests.serve.live import serving
+from tests.serve.test_clients import client_of
+
+PROMPTS = [f"This is prompt {i}" for i in range(8)]
+
+
+async def chats(client, length, count):
+    """Return the texts of streams of chats and of completions, all at the same time."""
+
+    async def one(number, prompt):
+        asked = {"model": "x", "max_tokens": length, "seed": number, "stream": True}
+        if number % 2:
+            stream = await client.completions.create(prompt=prompt, **asked)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+        messages = [{"role": "user", "content": prompt}]
+        stream = await client.chat.completions.create(messages=messages, **asked)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    return await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(PROMPTS[:count])))
+
+
+async def killing(server, seed, most):
+    chance = random.Random(seed)
+    for _ in range(most):
+        await asyncio.sleep(chance.uniform(0.05, 0.25))
+        server.kill_engine()
+
+
+@pytest.mark.parametrize(
+    ("engine", "kills", "count", "length", "options"),
+    [
+        ("tests.serve.fake_engine", 20, 8, 150, {"step_seconds": 0.01, "sequences": 8}),
+        ("npurt.serve.engine", 3, 4, 24, {}),
+    ],
+    ids=["fake", "tiny"],
+)
+def test_streams_go_on_with_the_same_text_when_engines_are_killed(
+    tmp_path, engine, kills, count, length, options
+):
+    with serving(tmp_path, engine=engine, n_ctx=512, **options) as server:
+
+        async def run():
+            async with client_of(server, openai.AsyncOpenAI) as client:
+                quiet = await chats(client, length, count)
+                killer = asyncio.create_task(killing(server, 1, kills))
+                killed = await chats(client, length, count)
+                killer.cancel()
+            return quiet, killed
+
+        quiet, killed = asyncio.run(run())
+        assert "engine is lost" in server.log.read_text()
+        assert killed == quiet
+        assert len(set(quiet)) == count
+
+
+def connected(server):
+    host, port = re.fullmatch(r"http://(.*):(\d+)", server.url).groups()
+    return socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
+
+
+def answer(sock):
+    """Return what comes until the connection ends."""
+    data = b""
+    while part := sock.recv(1 << 16):
+        data += part
+    return data
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 17) + b"\r\n\r\n",
+        b"GET /" + b"x" * (1 << 17) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
+        HEAD + b"Content-Length: -5\r\n\r\n{}",
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: xchunked\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["header", "line", "no-host", "two-hosts", "tls", "two-lengths", "negative", "encoding",
+         "chunk"],
+)  # fmt: skip
+def test_requests_that_are_none_are_refused(live, sent):
+    with connected(live) as sock:
+        try:
+            sock.sendall(sent)
+            reply = answer(sock)
+        except ConnectionError:
+            reply = b""  # it was refused before it was read
+    assert reply == b"" or re.match(rb"HTTP/1.1 (4\d\d|501) ", reply), reply[:200]
+    assert live.health() == 200
+
+
+def test_a_length_and_chunks_together_smuggle_nothing(live):
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    chunked = HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    with connected(live) as sock:
+        sock.sendall(chunked + b"0\r\n\r\n" + inner)
+        reply = answer(sock)
+    assert reply.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_client_that_closes_one_side_or_resets_leaves_nothing(live):
+    body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 400}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    for end in (
+        lambda sock: sock.shutdown(socket.SHUT_WR),
+        lambda sock: sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"),
+        lambda sock: None,
+    ):
+        with connected(live) as sock:
+            sock.sendall(request)
+            assert sock.recv(10)
+            end(sock)
+    with connected(live) as sock:
+        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")  # and never the rest
+    assert live.settles("llamacpp:requests_processing", 0)
+
+
+def test_headers_that_do_not_arrive_end_the_connection(tmp_path):
+    with serving(tmp_path, head_seconds=0.3) as server, connected(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert answer(sock) == b""
+        assert server.health() == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_streams_finish(tmp_path, number):
+    with serving(tmp_path, step_seconds=0.01) as server:
+        with client_of(server) as client:
+            stream = client.completions.create(
+                model="x", prompt="a", max_tokens=60, seed=1, stream=True
+            )
+            pieces = [next(stream).choices[0].text]
+            server.process.send_signal(number)
+            assert eventually(lambda: server.health() == 503)
+            pieces += [chunk.choices[0] for chunk in stream]
+        assert pieces[-1].finish_reason == "length"
+        assert server.process.wait(HANG_SECONDS) == 128 + number
+    assert server.engine() is None
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server(tmp_path):
+    with serving(tmp_path, wait=False, broken=True) as server:
+        assert server.process.wait(HANG_SECONDS) == 1
+    assert "is broken" in server.log.read_text()

@@ -1,0 +1,193 @@
+"""Many requests: the queue, clients that go away, silence, deadlines, the end of the server."""
+
+import asyncio
+
+import pytest
+
+from npurt.serve.front import Settings
+from tests.serve.client import SAY_HI, Client, asking
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+STREAM = SAY_HI | {"stream": True}
+
+
+async def settle(condition):
+    """Let other tasks run until *condition* holds."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def held(client, count, body=SAY_HI):
+    """Return tasks of *count* requests that wait, because the engine is halted."""
+    client.engine.go.clear()
+    tasks = [asyncio.create_task(client(CHAT, body)) for _ in range(count)]
+    await settle(lambda: client.front.active == count)
+    return tasks
+
+
+@asking
+async def test_a_full_queue_answers_429_and_when_to_come_again():
+    client = Client("x", sequences=2)
+    tasks = await held(client, 10)  # 2 that run, 8 that wait
+    refused = await client(CHAT, SAY_HI)
+    client.engine.go.set()
+    replies = await asyncio.gather(*tasks)
+
+    assert refused.status == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json["error"]["code"] == "queue_full"
+    assert {reply.status for reply in replies} == {200}
+    assert (await client(CHAT, SAY_HI)).status == 200
+    assert client.front.counts.refused == 1
+
+
+@asking
+async def test_choices_count_in_the_queue():
+    client = Client("x", sequences=1)
+    tasks = await held(client, 4)
+    assert (await client(CHAT, SAY_HI | {"n": 2})).status == 429
+    client.engine.go.set()
+    await asyncio.gather(*tasks)
+    assert (await client(CHAT, SAY_HI | {"n": 8})).status == 200  # alone it may have more
+
+
+def test_when_to_come_again_follows_from_what_texts_took():
+    async def run():
+        client = Client("x")
+        counts = client.front.counts
+        assert client.front.retry_after() == 1
+        counts.seconds, counts.ended = 300.0, 10  # 30 s each, and nothing else under way
+        assert client.front.retry_after() == 30
+        counts.seconds = 1e6
+        assert client.front.retry_after() == 60
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [SAY_HI, STREAM, STREAM | {"n": 4}], ids=["whole", "stream", "n"])
+@pytest.mark.parametrize("moment", ["queued", "running"])
+@asking
+async def test_a_client_that_goes_away_frees_its_rows_at_once(body, moment):
+    client = Client(sequences=2, n_ctx=1 << 20)
+    gone = asyncio.Event()
+    if moment == "queued":
+        client.engine.go.clear()
+    task = asyncio.create_task(client(CHAT, body, gone=gone))
+    await settle(lambda: client.front.active)
+    if moment == "running":
+        await settle(lambda: client.backend.steps > 5)
+    steps = client.backend.steps
+    gone.set()
+    await settle(lambda: not client.front.active)
+
+    assert not client.backend.busy
+    assert client.backend.steps <= steps + 5  # a step of the fake is a turn of the event loop
+    client.engine.go.set()
+    await task
+    assert len(client.backend.cancelled) == body.get("n", 1)
+
+
+@asking
+async def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing():
+    client = Client(n_ctx=1 << 20)
+    gone = asyncio.Event()
+    gone.set()
+    await client(CHAT, STREAM, gone=gone)
+    assert not client.backend.busy
+    assert client.front.active == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, STREAM), (TEXT, {"prompt": "a", "stream": True})]
+)
+@asking
+async def test_a_stream_shows_signs_of_life_that_count(path, body):
+    client = Client("Hello", settings=Settings(ping=0.01))
+    client.engine.go.clear()
+    task = asyncio.create_task(client(path, body))
+    await asyncio.sleep(0.1)
+    client.engine.go.set()
+    events = (await task).events[:-1]
+    texts = [e["choices"][0].get("text", e["choices"][0].get("delta")) for e in events]
+
+    assert sum(text in ("", {}) for text in texts) >= 3  # one is the end
+    assert all(event["choices"][0]["index"] == 0 for event in events)
+
+
+@asking
+async def test_a_running_stream_needs_no_signs_of_life():
+    client = Client("Hello", settings=Settings(ping=60.0))
+    events = (await client(CHAT, STREAM)).events[:-1]
+    assert sum(event["choices"][0]["delta"] == {} for event in events) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@asking
+async def test_a_request_that_takes_too_long_ends(stream):
+    client = Client(n_ctx=1 << 20, settings=Settings(deadline=0.02))
+    reply = await client(CHAT, SAY_HI | {"stream": stream})
+
+    if stream:
+        assert reply.events[-1]["error"]["code"] == "deadline_exceeded"
+    else:
+        assert reply.status == 504
+        assert reply.json["error"]["code"] == "deadline_exceeded"
+    assert not client.backend.busy
+
+
+@asking
+async def test_a_server_that_ends_finishes_what_is_under_way():
+    client = Client("x")
+    tasks = await held(client, 2)
+    draining = asyncio.create_task(client.front.drain())
+    await asyncio.sleep(0)
+    refused, health = await client(CHAT, SAY_HI), await client("/health")
+    client.engine.go.set()
+
+    assert {(await task).status for task in tasks} == {200}
+    assert (refused.status, health.status) == (503, 503)
+    assert refused.headers["retry-after"]
+    await draining
+
+
+@asking
+async def test_a_server_that_cannot_wait_ends_its_streams_with_an_event():
+    client = Client(n_ctx=1 << 20)
+    whole = asyncio.create_task(client(CHAT, SAY_HI))
+    stream = asyncio.create_task(client(CHAT, STREAM))
+    await settle(lambda: client.backend.steps > 3)
+    await client.front.drain(0.0)
+
+    assert (await stream).events[-1]["error"]["code"] == "shutting_down"
+    assert (await whole).status == 503
+
+
+@asking
+async def test_a_model_that_loads_answers_503():
+    client = Client("x")
+    ready, client.engine.ready, client.engine.alive = client.engine.ready, None, False
+    for reply in (await client(CHAT, SAY_HI), await client("/health")):
+        assert reply.status == 503
+        assert reply.headers["retry-after"]
+        assert reply.json["error"]["code"] == "loading"
+    client.engine.ready = ready
+    assert (await client("/health")).json["error"]["code"] == "restarting"
+    client.engine.alive = True
+    assert (await client("/health")).json == {"status": "ok"}
+
+
+@asking
+async def test_metrics_count():
+    client = Client("Hello")
+    await client(CHAT, SAY_HI)
+    text = (await client("/metrics")).body.decode()
+    values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+    usage = (await client(CHAT, SAY_HI)).json["usage"]
+
+    assert float(values["llamacpp:prompt_tokens_total"]) == usage["prompt_tokens"]
+    assert float(values["llamacpp:tokens_predicted_total"]) == usage["completion_tokens"]
+    assert float(values["npurt:requests_total"]) == 1
+    assert float(values["npurt:verified_total"]) == 7
+    assert float(values["llamacpp:requests_processing"]) == 0
+    assert float(values["npurt:ready"]) == 1

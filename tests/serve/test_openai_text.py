@@ -1,0 +1,139 @@
+"""/v1/completions and /v1/models."""
+
+import pytest
+
+from npurt.serve.served_model import ServedModel
+from tests.llm import gguf_files as raw
+from tests.llm import tiny
+from tests.serve.client import TEMPLATE, Client, asking, served
+
+TEXT = "/v1/completions"
+
+
+@asking
+async def test_an_answer_has_this_form():
+    answer = (await Client(" world")(TEXT, {"prompt": "Hello"})).json
+
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {"index": 0, "text": " world", "logprobs": None, "finish_reason": "stop"}
+    ]
+
+
+@asking
+async def test_echo_puts_the_prompt_before_the_text():
+    client = Client(" world")
+    body = {"prompt": "Hello", "echo": True}
+    events = (await client(TEXT, body | {"stream": True})).events
+
+    assert (await client(TEXT, body)).json["choices"][0]["text"] == "Hello world"
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello world"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+@asking
+async def test_a_prompt_may_be_ids():
+    client = Client("x")
+    ids = served().tokenizer.encode("Hello")
+    await client(TEXT, {"prompt": ids})
+    await client(TEXT, {"prompt": "Hello"})
+
+    assert client.backend.submitted[0].tokens == client.backend.submitted[1].tokens == ids
+
+
+@pytest.mark.parametrize("prompt", [["a", "bc"], [[5, 6], [7]]])
+@asking
+async def test_several_prompts_give_texts_in_order(prompt):
+    client = Client()
+    choices = (await client(TEXT, {"prompt": prompt, "n": 2, "max_tokens": 3, "seed": 1})).json[
+        "choices"
+    ]
+    ids = [submit.tokens for submit in client.backend.submitted]
+
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+WRONG = [
+    ({}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": [True]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"), ({"prompt": [999999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
+    ({"prompt": ["a"] * 9}, "prompt"), ({"prompt": ["a"] * 5, "n": 2}, "prompt"),
+    ({"prompt": "a", "best_of": 3}, "best_of"), ({"prompt": "a", "suffix": 3}, "suffix"),
+    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    ({"prompt": "a", "logprobs": 99}, "logprobs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda v: str(v)[:40])
+@asking
+async def test_what_is_wrong_is_named(body, param):
+    reply = await Client("x")(TEXT, body)
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+
+
+@asking
+async def test_log_probabilities_have_the_older_form():
+    body = {"prompt": "a", "logprobs": 2}
+    client = Client("Hello")
+    found = (await client(TEXT, body)).json["choices"][0]["logprobs"]
+    events = (await client(TEXT, body | {"stream": True})).events[:-1]
+    streamed = [e["choices"][0]["logprobs"] for e in events if e["choices"][0]["logprobs"]]
+
+    assert "".join(found["tokens"]) == "Hello"
+    assert set(found["token_logprobs"]) == {-0.5}
+    assert all(len(top) <= 2 for top in found["top_logprobs"])
+    assert found["text_offset"][0] == 0
+    assert [o for each in streamed for o in each["text_offset"]] == found["text_offset"]
+
+
+# --- Filling a gap ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A model with tokens for prefix, suffix and middle."""
+    file = tiny.read(tiny.path("llama3", "q8_0"))
+    keys = [
+        (f"tokenizer.ggml.fim_{name}_token_id", raw.U32, 300 + i)
+        for i, name in enumerate(("pre", "suf", "mid"))
+    ]
+    path = tiny.write(file.but(keys=[*file.keys, *keys]), tmp_path_factory.mktemp("coder"))
+    return ServedModel(path, "coder", TEMPLATE)
+
+
+@asking
+async def test_a_suffix_stands_after_the_gap(coder):
+    client = Client("x", model=coder)
+    reply = await client(TEXT, {"prompt": "def f(", "suffix": "): pass"})
+    plain = [coder.encode(text, add_bos=False) for text in ("def f(", "): pass")]
+
+    assert reply.json["choices"][0]["text"] == "x"
+    found = client.backend.submitted[0].tokens
+    head = [coder.tokenizer.bos] if coder.tokenizer.add_bos else []
+    assert found == [*head, 300, *plain[0], 301, *plain[1], 302]
+
+
+@asking
+async def test_a_model_that_cannot_fill_in_says_so():
+    reply = await Client("x")(TEXT, {"prompt": "a", "suffix": "b"})
+
+    assert reply.status == 400
+    assert reply.json["error"]["code"] == "unsupported"
+
+
+# --- Models -----------------------------------------------------------------------------------
+
+
+@asking
+async def test_models_are_listed_and_described():
+    client = Client()
+    listed = (await client("/v1/models")).json
+    one = (await client("/v1/models/tiny")).json
+    unknown = await client("/v1/models/gpt-9")
+
+    assert listed["object"] == "list"
+    assert listed["data"] == [one]
+    assert (one["id"], one["object"]) == ("tiny", "model")
+    assert unknown.status == 404
+    assert unknown.json["error"]["code"] == "model_not_found"

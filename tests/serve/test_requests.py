@@ -1,0 +1,232 @@
+"""What a request may be, whatever it asks for: paths, methods, bodies, keys, hosts."""
+
+import asyncio
+import gzip
+
+import pytest
+
+from npurt.errors import SettingError
+from npurt.serve import limits
+from npurt.serve.auth import read_keys
+from npurt.serve.run import Address
+from tests.serve.client import SAY_HI, Client, asking
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, f"{CHAT}/", "/chat/completions", "//v1//chat/completions//"]
+)
+@asking
+async def test_a_path_may_lack_v1_and_end_with_a_slash(path):
+    assert (await Client("x")(path, SAY_HI)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("/v1/chat/completions/api/tags", "POST", 404),
+        ("/nothing", "GET", 404),
+        (CHAT, "GET", 405),
+        ("/health", "POST", 405),
+        ("/v1/models", "DELETE", 405),
+    ],
+)
+@asking
+async def test_an_unknown_path_is_an_error_in_json(path, method, status):
+    reply = await Client("x")(path, method=method)
+
+    assert reply.status == status
+    assert reply.json["error"].keys() == {"message", "type", "param", "code"}
+
+
+@asking
+async def test_head_and_options_are_answered():
+    client = Client("x")
+    head, get = await client("/v1/models", method="HEAD"), await client("/v1/models")
+    options = await client(CHAT, method="OPTIONS")
+
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.body))
+    assert options.status == 204
+    assert "POST" in options.headers["allow"]
+
+
+BAD = [
+    (b"", 400), (b"{", 400), (b"[]", 400), (b"null", 400), (b'"a"', 400), (b"\xff\xfe{}", 400),
+    (b'{"messages": NaN}', 400), (b'{"n": Infinity}', 400), (b"[" * 100_000, 400),
+    (b'{"a":' * 300 + b"1" + b"}" * 300, 400), (b'{"n": ' + b"9" * 5000 + b"}", 400),
+    (b"x" * (limits.BODY + 1), 413), (b'{"messages":[],"messages":5}', 400),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status"), BAD, ids=lambda v: str(v)[:24])
+@asking
+async def test_a_body_that_is_none_is_refused(body, status):
+    reply = await Client("x")(CHAT, body)
+    assert reply.status == status
+    assert reply.json["error"]["message"]
+
+
+@asking
+async def test_a_body_may_be_as_large_as_the_limit():
+    body = b'{"messages":[{"role":"user","content":"hi"}],"x":"'
+    body += b"x" * (limits.BODY - len(body) - 2) + b'"}'
+    assert len(body) == limits.BODY
+    assert (await Client("x")(CHAT, body)).status == 200
+
+
+@asking
+async def test_a_length_that_is_too_large_is_refused_before_the_body_arrives():
+    reply = await Client("x")(CHAT, b"{}", headers={"content-length": str(limits.BODY + 1)})
+    assert reply.status == 413
+
+
+@asking
+async def test_a_compressed_body_is_refused():
+    body = gzip.compress(b"[" * (1 << 20))
+    reply = await Client("x")(CHAT, body, headers={"content-encoding": "gzip"})
+    assert reply.status == 415
+
+
+@asking
+async def test_too_many_messages_are_refused():
+    message = SAY_HI["messages"][0]
+    client = Client("x", n_ctx=30000)
+    for count, status in ((limits.MESSAGES, 200), (limits.MESSAGES + 1, 400)):
+        assert (await client(CHAT, {"messages": [message] * count})).status == status
+
+
+@asking
+async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.01)
+
+    async def never():
+        await asyncio.Event().wait()
+
+    with pytest.raises(limits.HttpError) as caught:
+        await limits.body({"headers": []}, never)
+    assert caught.value.status == 408
+
+
+# --- Keys -------------------------------------------------------------------------------------
+
+KEYS = {"guard": {"keys": ["secret", "other"]}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer secret"}, 200),
+        ({"authorization": "bearer other"}, 200),
+        ({"x-api-key": "secret"}, 200),
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Basic secret"}, 401),
+        ({"authorization": "secret"}, 401),
+        ({"x-api-key": "secre"}, 401),
+        ({"x-api-key": "sécret"}, 401),
+    ],
+)
+@asking
+async def test_a_key_is_needed_where_there_are_keys(headers, status):
+    reply = await Client("x", **KEYS)(CHAT, SAY_HI, headers=headers)
+
+    assert reply.status == status
+    if status == 401:
+        assert reply.json["error"]["code"] == "invalid_api_key"
+
+
+@asking
+async def test_health_needs_no_key_and_all_else_does():
+    client = Client("x", **KEYS)
+    assert (await client("/health")).status == 200
+    for path in ("/v1/models", "/metrics", "/nothing"):
+        assert (await client(path)).status == 401
+
+
+@asking
+async def test_prompts_of_different_keys_share_no_cache():
+    client = Client("x", **KEYS)
+    for key in ("secret", "other", "secret"):
+        await client(CHAT, SAY_HI, headers={"x-api-key": key})
+    salts = [submit.salt for submit in client.backend.submitted]
+
+    assert salts[0] == salts[2] != salts[1]
+    assert all(salts)
+    assert not any("secret" in salt for salt in salts)
+
+
+def test_keys_come_from_a_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# of users\n secret \n\nother\n")
+    assert read_keys(path) == ["secret", "other"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# none\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_refused(tmp_path, content):
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError):
+        read_keys(path)
+
+
+# --- Hosts and origins ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("localhost:8080", 200), ("LocalHost.", 200), ("127.0.0.1:80", 200),
+        ("[::1]:8080", 200), ("192.168.1.5", 200), ("board.lan", 200), ("board.lan:99", 200),
+        ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
+        ("", 403), ("[::1", 200), ("2130706433", 403),
+    ],
+)  # fmt: skip
+@asking
+async def test_a_name_that_is_not_this_servers_is_refused(host, status):
+    client = Client("x", guard={"hosts": ["board.lan"]})
+    assert (await client("/health", headers={"host": host})).status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status", "allowed"),
+    [
+        (None, 200, None),
+        ("http://localhost", 200, None),
+        ("https://ui.example", 200, "https://ui.example"),
+        ("https://evil.example", 403, None),
+        ("null", 403, None),
+    ],
+)
+@asking
+async def test_web_pages_of_others_are_refused(origin, status, allowed):
+    client = Client("x", guard={"origins": ["https://ui.example/"]})
+    headers = {} if origin is None else {"origin": origin}
+    reply = await client(CHAT, SAY_HI, headers=headers)
+    before = await client(CHAT, method="OPTIONS", headers={
+        **headers, "access-control-request-headers": "authorization"})  # fmt: skip
+
+    assert reply.status == status
+    assert reply.headers.get("access-control-allow-origin") == allowed
+    assert before.headers.get("access-control-allow-headers") == (allowed and "authorization")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "board.lan"])
+def test_another_address_needs_keys_or_the_word_insecure(host, caplog):
+    with pytest.raises(SettingError, match="everyone who reaches"):
+        Address(host).require_safe()
+    Address(host, keys=["k"]).require_safe()
+    assert not caplog.records
+    Address(host, insecure=True).require_safe()
+    assert "can use the model" in caplog.text
+
+
+def test_an_address_in_use_is_a_clear_error():
+    with Address(port=0).listen() as sock:
+        with pytest.raises(SettingError, match="cannot listen on 127.0.0.1"):
+            Address(port=sock.getsockname()[1]).listen()
+    with pytest.raises(SettingError):
+        Address(port=99999).listen()
