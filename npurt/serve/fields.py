@@ -37,7 +37,8 @@ class Fields:
 
     def text(self, field: str, default: str | None = None) -> str | None:
         """Return a text."""
-        return self._typed(field, str, "a string", default)
+        found: str | None = self._typed(field, str, "a string", default)
+        return found
 
     def required_text(self, field: str) -> str:
         """Return a text that must be there."""

@@ -23,7 +23,7 @@ QUEUE = 4  # times the sequences that run at a time
 DEPTH = 200  # of nested lists and objects
 
 
-class Gone(Exception):  # noqa: N818  it is no error
+class Gone(Exception):
     """The client went away."""
 
 
@@ -34,7 +34,7 @@ async def body(scope: Scope, receive: Receive) -> dict[str, Any]:
         Gone: The client went away before the end.
         HttpError: It is something else, too large or too slow.
     """
-    headers = {name: value for name, value in scope["headers"]}
+    headers = dict(scope["headers"])
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding.lower() != b"identity":
         raise HttpError(415, "the body is compressed", remedy="send it as it is")

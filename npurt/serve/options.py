@@ -26,15 +26,13 @@ def sampling(fields: Fields) -> dict[str, Any]:
         found["top_k"] = 0
     seed = fields.integer("seed")
     found["seed"] = None if seed is None or seed == -1 else seed % SEEDS
-    found["dry_sequence_breakers"] = [
-        text for text in fields.items("dry_sequence_breakers", limits.STOPS)
-    ] or None
+    found["dry_sequence_breakers"] = fields.items("dry_sequence_breakers", limits.STOPS) or None
     found["logit_bias"] = biases(fields)
     return {name: value for name, value in found.items() if value is not None}
 
 
 def biases(fields: Fields) -> dict[int, float] | None:
-    """Return ``logit_bias`` by id: an object, or llama.cpp's list of pairs, in which false excludes.
+    """Return ``logit_bias`` by id: an object, or llama.cpp's list of pairs (false: never).
 
     Raises:
         HttpError: It is something else.
@@ -56,7 +54,7 @@ def biases(fields: Fields) -> dict[int, float] | None:
         bias = float("-inf") if bias is False else bias
         if not _is_number(token, int) or not _is_number(bias, int | float):
             raise error
-        if token < 0 or abs(bias) > 1e6 and bias != float("-inf"):
+        if token < 0 or (abs(bias) > 1e6 and bias != float("-inf")):
             raise error
         found[token] = float(bias)
     return found

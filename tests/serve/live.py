@@ -62,9 +62,11 @@ class Live:
     def engine(self):
         """Return the number of the engine's process; None while there is none."""
         pid = self.process.pid
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                return int(file.read().split()[0])
+        with (
+            contextlib.suppress(OSError, IndexError),
+            open(f"/proc/{pid}/task/{pid}/children") as file,
+        ):
+            return int(file.read().split()[0])
         return None
 
     def kill_engine(self):
@@ -73,12 +75,23 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(folder, *, head_seconds=30.0, engine="tests.serve.fake_engine", template="chatml", model="llama3",
-            wait=True, address=None, settings=None, **options):  # fmt: skip
+def serving(
+    folder,
+    *,
+    engine="tests.serve.fake_engine",
+    template="chatml",
+    model="llama3",
+    wait=True,
+    address=None,
+    settings=None,
+    head_seconds=30.0,
+    **options,
+):  # fmt: skip
     """Yield a `Live` server."""
     given = {
         "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
-        "options": options, "address": address or {}, "settings": settings or {}, "head": head_seconds,
+        "options": options, "address": address or {}, "settings": settings or {},
+        "head": head_seconds,
     }  # fmt: skip
     log = folder / "log.txt"
     with log.open("w") as file:

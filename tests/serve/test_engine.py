@@ -213,8 +213,7 @@ def test_a_model_that_does_not_open_is_an_error_of_the_start(path, said):
 def test_the_process_ends_with_the_front():
     async def run():
         async with running() as engine:
-            pid = engine.pid
-        return pid
+            return engine.pid
 
     pid = asyncio.run(run())
     with pytest.raises(ProcessLookupError):

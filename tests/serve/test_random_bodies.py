@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.serve.client import Client
 
 ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 200) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none() | st.booleans() | st.integers(-5, 200)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["", "user", "hi", "text", "\ud800", "é" * 50, "json_object", "auto"])
     | st.integers(),
     lambda inner: st.lists(inner, max_size=4)

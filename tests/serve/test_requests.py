@@ -225,8 +225,7 @@ def test_another_address_needs_keys_or_the_word_insecure(host, caplog):
 
 
 def test_an_address_in_use_is_a_clear_error():
-    with Address(port=0).listen() as sock:
-        with pytest.raises(SettingError, match="cannot listen on 127.0.0.1"):
-            Address(port=sock.getsockname()[1]).listen()
-    with pytest.raises(SettingError):
+    with Address(port=0).listen() as sock, pytest.raises(SettingError, match="cannot listen on"):
+        Address(port=sock.getsockname()[1]).listen()
+    with pytest.raises(SettingError, match="port is 99999"):
         Address(port=99999).listen()

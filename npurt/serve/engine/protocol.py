@@ -143,7 +143,9 @@ Message: TypeAlias = Open | Submit | Cancel | AskStats | Ready | Failed | Step |
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Open, Submit, Cancel, AskStats, Ready, Failed, Step, Stats)
 }
-NAMES = {kind: [each.name for each in fields(kind)] for kind in (Event, *KINDS.values())}
+NAMES: dict[type[Any], list[str]] = {}
+for _kind in (*KINDS.values(), Event):
+    NAMES[_kind] = [each.name for each in fields(_kind)]
 
 
 def frame(message: Message) -> bytes:
