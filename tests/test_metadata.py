@@ -110,7 +110,9 @@ def test_every_extra_is_used():
     for name, requirements in extras.items():
         for requirement in requirements:
             package = canonicalize_name(Requirement(requirement).name)
-            assert any(f'"{package}' in text or f"import {package}" in text for text in sources), (
+            module = package.replace("-", "_")
+            used = re.compile(rf'"{package}|^ *(import|from) {module}\b', re.M)
+            assert any(used.search(text) for text in sources), (
                 f"extra {name}: nothing uses {package}"
             )
 

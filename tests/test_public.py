@@ -50,7 +50,10 @@ name = "after"
 {after}
 print(json.dumps([seen, sorted(sys.modules)]))
 """
-OTHERS = ["numpy", "numpy.typing", "cffi", "jinja2", "jinja2.sandbox", "tokenizers"]
+OTHERS = [
+    "numpy", "numpy.typing", "cffi", "jinja2", "jinja2.sandbox", "tokenizers", "prometheus_client",
+    "starlette.applications", "starlette.responses", "uvicorn.protocols.http.h11_impl",
+]  # fmt: skip
 
 
 def watched(names, others=(), after=""):
