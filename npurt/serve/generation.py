@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from npurt.llm.decode.generate import split_at_stop
+from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
 from npurt.serve.errors import HttpError
