@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npurt.cli import options
+from npurt.cli.sampling import add_sampling, sampling
 from npurt.errors import SettingError
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `server`
@@ -22,7 +23,7 @@ def add(verbs: Any) -> None:
         "`pip install npurt[server]`.  Ctrl-C, or SIGTERM, finishes what is under way first.",
     )
     options.add_model(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                        help="address to listen on")  # fmt: skip
@@ -58,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.served_model import ServedModel
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
-    sampling = options.sampling(args)
-    most, stop = sampling.pop("max_tokens"), sampling.pop("stop")
-    if stop:
-        args.usage_error("--stop is for one text; a request names its own")
+    defaults = sampling(args)
+    most = defaults.pop("max_tokens")
+    for name in ("stop", "grammar", "ignore_eos"):
+        if defaults.pop(name):
+            args.usage_error(f"{name} is for one text; a request names its own")
     if args.timeout <= 0 or args.engine_timeout <= 0:
         args.usage_error("a timeout is a number above 0")
     address = Address(
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     address.require_safe()
     model = ServedModel(options.model_path(args), args.alias, args.chat_template)
-    settings = Settings(sampling, most, args.timeout)
+    settings = Settings(defaults, most, args.timeout)
     return serve(Start(model, address, options.model(args), settings, args.engine_timeout))
 
 
