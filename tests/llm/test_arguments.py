@@ -113,7 +113,7 @@ def test_tokens_are_taken_back_by_number(llm, count):
 def test_the_types_of_options_name_the_options_of_generate():
     given = inspect.signature(npurt.Llama.generate).parameters
     assert list(Options.__annotations__) == [
-        name for name in given if name not in ("self", "prompt", "stream", "unknown")
+        name for name in given if name not in ("self", "prompt", "n", "echo", "stream", "unknown")
     ]
 
 

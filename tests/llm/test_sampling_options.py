@@ -223,3 +223,49 @@ def test_a_breaker_may_begin_in_one_token_and_end_in_others(llm):
     assert (b, c) in found[a]
     assert c not in found
     assert len(found) < llm.tokenizer.n_vocab / 4
+
+
+# --- Several texts, and the prompt before them ----------------------------------------------------
+
+
+def test_several_texts_have_the_seeds_from_the_first_on(llm):
+    options = {**CREATIVE, "max_tokens": 8}
+    texts = fresh(llm, n=3, **options)
+
+    assert texts == [fresh(llm, **(options | {"seed": options["seed"] + i})) for i in range(3)]
+    assert len(set(texts)) == 3
+    assert fresh(llm, n=1, **options) == fresh(llm, n=None, **options) == texts[0]
+    different = fresh(llm, n=4, **(options | {"seed": -1}))
+    assert len(set(different)) > 1
+    messages = [{"role": "user", "content": "Hello"}]
+    assert llm.chat(messages, n=2, **options)[0] == llm.chat(messages, **options)
+
+
+def test_several_texts_read_their_prompt_once(llm):
+    fresh(llm, n=3, max_tokens=4, **GREEDY)
+
+    assert llm.timing.reused_tokens == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("n", [0, -1, 1001, 1.5, "2", True])
+def test_a_number_of_texts_is_one_or_more(llm, n):
+    with pytest.raises(SettingError, match="n "):
+        llm.generate(PROMPT, n=n)
+
+
+def test_several_texts_are_not_streamed(llm):
+    with pytest.raises(SettingError, match="n is 2 with stream"):
+        llm.generate(PROMPT, n=2, stream=True)
+    assert list(llm.generate(PROMPT, n=1, stream=True, max_tokens=0)) == []
+
+
+def test_a_text_echoes_its_prompt(llm):
+    """The prompt is as it was given, or as its ids are decoded."""
+    text = fresh(llm, max_tokens=5, **GREEDY)
+    begin = llm.detokenize(PROMPT)
+
+    assert fresh(llm, echo=True, max_tokens=5, **GREEDY) == begin + text
+    assert fresh(llm, echo=True, n=2, max_tokens=5, **GREEDY) == [begin + text] * 2
+    pieces = list(fresh(llm, echo=True, stream=True, max_tokens=5, **GREEDY))
+    assert (pieces[0], "".join(pieces)) == (begin, begin + text)
+    assert llm.generate("hi", echo=True, max_tokens=0) == "hi"

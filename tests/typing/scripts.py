@@ -78,6 +78,8 @@ def text(path: str) -> str:
         assert_type(llm.eval(ids), F32)
         assert_type(llm.token_embeddings(ids), F32)
         assert_type(llm.generate(ids, stop=None, seed=-1, max_tokens=-1), str)
+        assert_type(llm.generate(ids, n=3, max_tokens=2), str | list[str])
+        assert_type(llm.generate(ids, n=1, echo=True, max_tokens=2), str)
         return llm.generate("The end", max_tokens=8).strip()
 
 
@@ -90,6 +92,10 @@ def conversation(llm: npurt.Llama, stream: bool) -> list[str]:
     assert_type(llm.chat(parts, stop=None, seed=-1, max_tokens=4, tools=None), str)
     assert_type(llm.chat(messages, max_tokens=4, style="brief"), str)
     assert_type(llm.chat(messages, stream=True, max_tokens=4, style="brief"), Iterator[str])
+    grammar = npurt.Grammar.from_regex("yes|no")
+    assert_type(llm.chat(messages, grammar=grammar, max_tokens=4), str)
+    assert_type(llm.chat(messages, response_format={"type": "json_object"}, max_tokens=4), str)
+    assert_type(llm.chat(messages, n=2, max_tokens=4), str | list[str])
     answer = llm.chat(messages, stream=stream, max_tokens=4, enable_thinking=None)
     assert_type(answer, str | Iterator[str])
     return [answer] if isinstance(answer, str) else list(answer)

@@ -1,8 +1,8 @@
 """The options of `Llama.generate` and `Llama.chat`: names as in llama-cpp-python and OpenAI."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypedDict, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypedDict, TypeVar
 
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.grammar.constraint import Constraint
@@ -18,7 +18,7 @@ from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_in
 # Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
 # values that ask for nothing.
 MISSING: dict[str, Any] = {
-    "best_of": 1, "function_call": None, "functions": None, "mirostat_eta": 0.1,
+    "best_of": 1, "echo": False, "function_call": None, "functions": None, "mirostat_eta": 0.1,
     "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "suffix": None, "tfs_z": 1.0,
     "tool_choice": "auto",
 }  # fmt: skip
@@ -115,6 +115,17 @@ class Request:
             min_tokens=optional_integer("min_tokens", given.get("min_tokens"), 0) or 0,
             grammar=grammar_of(given.get("grammar"), given.get("response_format")),
         )
+
+    def nth(self, i: int) -> Self:
+        """Return the request for text *i* of several, 0 for the first: its seed is that much more.
+
+        Raises:
+            SettingError: The seed would be too large.
+        """
+        seed = self.sampling.seed
+        if seed is None or not i:
+            return self
+        return replace(self, sampling=replace(self.sampling, seed=seed + i))
 
     def sampler(self, tokenizer: Tokenizer, prompt: int, kind: type[S]) -> S:
         """Return a sampler, a *kind* of `Sampler`, for a *prompt* of so many tokens."""

@@ -10,12 +10,14 @@ from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
+from npurt.runtime.open.arguments import integer
 
 if TYPE_CHECKING:  # templates are imported with the first chat: jinja2 takes 40 ms
     from npurt.llm.text.chat import ChatTemplate
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+MAX_TEXTS = 1000  # of one prompt
 
 
 class TextGenerator:
@@ -50,18 +52,26 @@ class TextGenerator:
 
     @overload
     def generate(
-        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[Options]
-    ) -> str: ...
+        self, prompt: Prompt, *, n: Literal[1] | None = None, echo: bool | None = False,
+        stream: Literal[False] = False, **options: Unpack[Options],
+    ) -> str: ...  # fmt: skip
 
     @overload
     def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Options]
-    ) -> Iterator[str]: ...
+        self, prompt: Prompt, *, n: Literal[1] | None = None, echo: bool | None = False,
+        stream: Literal[True], **options: Unpack[Options],
+    ) -> Iterator[str]: ...  # fmt: skip
 
     @overload
     def generate(
-        self, prompt: Prompt, *, stream: bool, **options: Unpack[Options]
-    ) -> str | Iterator[str]: ...
+        self, prompt: Prompt, *, n: Literal[1] | None = None, echo: bool | None = False,
+        stream: bool, **options: Unpack[Options],
+    ) -> str | Iterator[str]: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: int, echo: bool | None = False, **options: Unpack[Options]
+    ) -> str | list[str]: ...
 
     def generate(
         self,
@@ -96,9 +106,11 @@ class TextGenerator:
         top_logprobs: int | None = None,
         grammar: Grammar | str | None = None,
         response_format: Mapping[str, Any] | None = None,
+        n: int | None = 1,
+        echo: bool | None = False,
         stream: bool = False,
         **unknown: Any,
-    ) -> str | Iterator[str]:
+    ) -> str | list[str] | Iterator[str]:
         """Continue *prompt*, a text or token ids; the prefix that the cache shares with it is kept.
 
         A second generation may begin while a stream is open; it ends the stream, whose next step
@@ -129,6 +141,9 @@ class TextGenerator:
             response_format: The same as in OpenAI's interface and llama-cpp-python: ``{"type":
                 "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
                 "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
+            n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on; several come
+                as a list, and ``timing`` is that of the last one.  Not with *stream*.
+            echo: Begin each text with the prompt.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
 
@@ -139,20 +154,29 @@ class TextGenerator:
             SettingError: An option makes no sense, or another thread is using the model.
             UnsupportedOp: npurt does not have the option.
         """
-        options = {n: value for n, value in locals().items() if n in Options.__annotations__}
+        given = locals()
+        options = {name: given[name] for name in Options.__annotations__}
+        count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
+        if stream and count > 1:
+            raise SettingError(f"n is {count} with stream", remedy="stream one text at a time")
         request = Request.of(options | unknown, self.seed)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
-        sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
-        pieces = iter(
-            Generation(
-                self._generator, ids, sampler, request.stops, request.max_tokens,
-                stop_ids=request.stop_ids, top_logprobs=request.top_logprobs,
-            )
-        )  # fmt: skip
+        begin = "" if not echo else prompt if isinstance(prompt, str) else self.detokenize(ids)
+        texts = (self._pieces(request.nth(i), ids, begin) for i in range(count))
         if stream:
-            return pieces
+            return next(texts)
         with self._model.lock:
-            return "".join(pieces)
+            written = ["".join(pieces) for pieces in texts]
+        return written if count > 1 else written[0]
+
+    def _pieces(self, request: Request, ids: list[int], begin: str) -> Iterator[str]:
+        """Return the pieces of a text, and *begin* before them."""
+        sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
+        pieces = Generation(
+            self._generator, ids, sampler, request.stops, request.max_tokens,
+            stop_ids=request.stop_ids, top_logprobs=request.top_logprobs,
+        )  # fmt: skip
+        return _after(begin, pieces) if begin else iter(pieces)
 
     # A TypedDict cannot stand beside other variables, so these name the options again.
     # `self` is positional, so that mypy does not take it for a template's variable in `Part`.
@@ -160,7 +184,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ..., n: Literal[1] | None = ..., echo: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -182,7 +206,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[True],
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ..., n: Literal[1] | None = ..., echo: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -204,7 +228,7 @@ class TextGenerator:
     def chat(
         self, /, messages: Sequence[Message], *, stream: bool,
         tools: Sequence[Mapping[str, Any]] | None = ...,
-        enable_thinking: bool | None = ...,
+        enable_thinking: bool | None = ..., n: Literal[1] | None = ..., echo: bool | None = ...,
         max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
         top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
         seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
@@ -222,6 +246,27 @@ class TextGenerator:
         **template_variables: Any,
     ) -> str | Iterator[str]: ...  # fmt: skip
 
+    @overload
+    def chat(
+        self, /, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = ...,
+        enable_thinking: bool | None = ..., n: int, echo: bool | None = ...,
+        max_tokens: int | None = ..., temperature: float | None = ..., top_k: int | None = ...,
+        top_p: float | None = ..., min_p: float | None = ..., repeat_penalty: float | None = ...,
+        seed: int | None = ..., stop: Stop | None = ..., typical_p: float | None = ...,
+        top_n_sigma: float | None = ..., xtc_probability: float | None = ...,
+        xtc_threshold: float | None = ..., dry_multiplier: float | None = ...,
+        dry_base: float | None = ..., dry_allowed_length: int | None = ...,
+        dry_penalty_last_n: int | None = ..., dry_sequence_breakers: Sequence[str] | None = ...,
+        frequency_penalty: float | None = ..., presence_penalty: float | None = ...,
+        repeat_last_n: int | None = ..., logit_bias: Mapping[int, float] | None = ...,
+        ignore_eos: bool | None = ..., min_tokens: int | None = ...,
+        logits_processor: Processor | Sequence[Processor] | None = ...,
+        stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
+        logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
+        grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
+        **template_variables: Any,
+    ) -> str | list[str]: ...  # fmt: skip
+
     def chat(
         self,
         /,
@@ -230,14 +275,16 @@ class TextGenerator:
         stream: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
+        n: int | None = 1,
+        echo: bool | None = False,
         **options: Any,
-    ) -> str | Iterator[str]:
+    ) -> str | list[str] | Iterator[str]:
         """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
 
         Content is text, or a list of parts ``{"type": "text", "text": ...}``, which are joined.
 
         Args:
-            stream: As for `generate`.
+            stream, n, echo: As for `generate`.
             tools: Functions that the model may call, as JSON schemas.  Its calls are part of the
                 answer, as it writes them.
             enable_thinking: Whether a model that can think aloud before it answers does so.
@@ -250,11 +297,14 @@ class TextGenerator:
             UnsupportedOp: npurt does not have the option.
         """
         variables = without_missing(options)
-        options = {n: variables.pop(n) for n in Options.__annotations__ if n in variables}
+        options = {
+            name: variables.pop(name) for name in Options.__annotations__ if name in variables
+        }
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
         ids = self.apply_chat_template(messages, tools=tools, **variables)
-        return self.generate(ids, stream=stream, **options)
+        chosen: Any = n  # an overload is for 1, and one for other numbers
+        return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
 
     def apply_chat_template(
         self,
@@ -312,6 +362,11 @@ class TextGenerator:
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.detokenize([token])
+
+
+def _after(begin: str, pieces: Iterable[str]) -> Iterator[str]:
+    yield begin
+    yield from pieces
 
 
 def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
