@@ -1,0 +1,167 @@
+"""A device that fails in the middle of a step with eight texts costs none of them a token."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt import verify
+from npurt.errors import VerificationFailed
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode.options import Request
+from npurt.rknpu.device import device as device_module
+from npurt.rknpu.driver.system import Simulator
+from tests.hexagon.simulator import kill, tell
+from tests.llm import tiny
+from tests.rknpu.conftest import STRICT
+from tests.runtime.test_execute import Partial
+
+TEXTS, COUNT, STRUCK = 8, 9, 5  # texts, tokens of each, and the step after which the fault comes
+OPTIONS = {"n_ctx": 64, "n_batch": 32, "n_threads": 2, "progress": False}
+DENSE, HYBRID = ("llama3-256", "q4_k_m"), ("qwen35", "q8_0")
+HEXAGON = ("crash=5", "invoke=5", "ssr=5:300", "kill")
+RKNPU = ("einval", "efault", "ebusy", "enomem", "timeout", "stale", "eio", "enodev")
+
+
+def prompts(model):
+    ids = tiny.ids(model[0])
+    return [ids[i : i + 3 + i] for i in range(TEXTS)]
+
+
+def generate(model, device, strike=lambda: None, **options):
+    """Return the tokens of eight texts, after a fault, and the report."""
+    steps = []
+
+    def stepped(events):
+        steps.append(events)
+        if len(steps) == STRUCK:
+            strike()
+
+    with npurt.Engine(tiny.path(*model), device, on_step=stepped, **(OPTIONS | options)) as engine:
+        requests = [engine.submit(p, max_tokens=COUNT, ignore_eos=True, temperature=0)
+                    for p in prompts(model)]  # fmt: skip
+        results = [request.result() for request in requests]
+        assert len(steps) > STRUCK
+        assert {result.finish for result in results} == {"length"}
+        return [result.tokens for result in results], engine.llm.report()
+
+
+@functools.cache
+def undisturbed(model, device):
+    return generate(model, device)[0]
+
+
+@pytest.fixture
+def hexagon():
+    tell("reset")
+    yield
+    tell("reset")
+
+
+@pytest.fixture
+def rknpu(monkeypatch):
+    monkeypatch.setattr(device_module, "RESTART_SECONDS", 0.2)
+    simulator = Simulator()
+    simulator.set(f"reload=1 {STRICT}")
+    yield simulator
+    simulator.set(f"reload=1 {STRICT}")
+
+
+@pytest.mark.usefixtures("hexagon")
+@pytest.mark.parametrize("fault", HEXAGON)
+@pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)
+def test_a_dsp_that_dies_costs_no_text_a_token(model, fault):
+    wanted = undisturbed(model, "hexagon:sim")
+
+    tokens, report = generate(
+        model, "hexagon:sim", kill if fault == "kill" else lambda: tell(fault)
+    )
+
+    assert tokens == wanted
+    assert any("opened again" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("fault", RKNPU)
+def test_an_npu_that_fails_costs_no_text_a_token(fault, rknpu):
+    wanted = undisturbed(DENSE, "rknpu:sim")
+
+    tokens, report = generate(DENSE, "rknpu:sim", lambda: rknpu.set(f"fault={fault}@submit:3"))
+
+    assert tokens == wanted
+    assert any(" again" in note for note in report.notes)
+
+
+def test_the_cpu_goes_on_with_all_texts_when_the_npu_is_lost_for_good(rknpu):
+    wanted = undisturbed(DENSE, "rknpu:sim")
+
+    tokens, report = generate(DENSE, "rknpu:sim", lambda: rknpu.set("fault=dead@submit"))
+
+    assert tokens == wanted
+    assert any("CPU goes on" in note for note in report.notes)
+
+
+def test_a_wrong_product_costs_no_text_a_token(rknpu, monkeypatch):
+    """The CPU multiplies by that weight from then on, whose rounding changes none of these."""
+    signs = np.array([1.0, -1.5, 1.25])  # with others, errors may cancel now and then
+    monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
+    wanted = undisturbed(DENSE, "rknpu:sim")
+
+    tokens, report = generate(
+        DENSE, "rknpu:sim", lambda: rknpu.set("fault=flip@submit:4"), verify="always"
+    )
+
+    assert tokens == wanted
+    assert ", 1 wrong" in report.line()
+
+
+def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
+    """Such as a result that was wrong twice: all texts of the step have it; later ones do not."""
+    path = tiny.path(*DENSE)
+    with npurt.Llama(path, max_sequences=4, **OPTIONS) as llm:
+        scheduler = Scheduler(llm.model, sequences=2, prefixes=0, guesses=False)
+        for number in range(3):
+            asked = Request.of({"max_tokens": 2, "temperature": 0, "ignore_eos": True}, None)
+            scheduler.submit(Sequence(number, [1, 2, number], asked, llm.tokenizer))
+        run = llm.model.executor.run
+
+        def wrong(*args, **kwargs):
+            raise VerificationFailed("wrong twice", remedy="none")
+
+        monkeypatch.setattr(llm.model.executor, "run", wrong)
+        ended = scheduler.step()
+        monkeypatch.setattr(llm.model.executor, "run", run)
+        rest = []
+        while scheduler.texts:
+            rest += scheduler.step()
+        room = llm.model.executor.room()
+
+    assert [(event.id, event.finish) for event in ended] == [(0, "error"), (1, "error")]
+    assert isinstance(ended[0].error, VerificationFailed)
+    assert {event.id for event in rest} == {2}
+    assert rest[-1].finish == "length"
+    assert room is None or room.free == room.total
+
+
+@pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)
+@pytest.mark.parametrize("failing", [1, 2, 7])
+def test_states_that_are_lost_with_a_device_are_evaluated_again(model, failing):
+    """The device had them itself, so the CPU reads all texts again, and goes on with the tokens."""
+    path, device = tiny.path(*model), Partial(failing=(failing,))
+    options = {"max_tokens": COUNT, "ignore_eos": True, "temperature": 0}
+    with npurt.Engine(path, device, **OPTIONS) as engine:
+        requests = [engine.submit(p, **options) for p in prompts(model)]
+        results = [request.result() for request in requests]
+        assert engine.stats().counts.lost == 1
+    with npurt.Engine(path, "cpu", **OPTIONS) as engine:
+        for prompt, result in zip(prompts(model), results, strict=True):
+            before = range(failing)  # tokens of the device, one of each run at most
+            assert len(result.tokens) == COUNT
+            assert any(
+                engine.submit([*prompt, *result.tokens[:n]], prompt_tokens=len(prompt), **options)
+                .result()
+                .tokens
+                == result.tokens[n:]
+                for n in before
+            )
