@@ -20,14 +20,18 @@ def add(verbs: Any) -> None:
                         help=f"{options.MODEL}; may be repeated")  # fmt: skip
     parser.add_argument("-hf", "--hf-repo", dest="model", action="append", type=options.of_hub,
                         metavar="REPO", help=options.REPO)  # fmt: skip
-    parser.add_argument("-p", "--n-prompt", type=_counts, metavar="N[,N]",
+    parser.add_argument("-p", "--n-prompt", "--prompt", type=_counts, metavar="N[,N]",
                         help="tokens of each prefill test; 0: none (default: 512)")  # fmt: skip
-    parser.add_argument("-n", "--n-gen", type=_counts, default="128", metavar="N[,N]",
+    parser.add_argument("-n", "--n-gen", "--gen", type=_counts, default="128", metavar="N[,N]",
                         help="tokens of each decode test; 0: none")  # fmt: skip
     parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N",
                         help="tokens in the cache before")  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N",
                         help="runs of each test")  # fmt: skip
+    parser.add_argument("--parallel", type=_counts, metavar="N[,N]",
+                        help="measure so many texts at once, such as 1,2,4,8")  # fmt: skip
+    parser.add_argument("--shared-prefix", type=int, metavar="N",
+                        help="with --parallel: first tokens that all prompts share")  # fmt: skip
     options.add_device(parser)
     options.add_compute(parser)
     parser.add_argument("--report", action="store_true", help="print the ledger too")
@@ -92,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("the following arguments are required: -m/--model")
     if args.spec or args.draft or args.plot or args.device_draft or args.draft_n is not None:
         return run_spec(args)
+    if args.parallel is not None or args.shared_prefix is not None:
+        return run_parallel(args)
     before = rows_of(args.compare) if args.compare else {}
     rows: list[dict[str, Any]] = []
     interrupted = False
@@ -119,6 +125,44 @@ def run(args: argparse.Namespace) -> int:
         print(table(rows))
     if args.compare:
         print(compare(rows, before), file=sys.stderr if args.json else sys.stdout)
+    return _status(rows, interrupted=interrupted)
+
+
+def run_parallel(args: argparse.Namespace) -> int:
+    """Measure one model with several texts at once."""
+    from npurt.cli import parallel_table
+    from npurt.llm.measure.parallel import bench_parallel
+
+    prompts = PROMPTS if args.n_prompt is None else args.n_prompt
+    if args.parallel is None or (len(args.model), len(prompts), len(args.n_gen)) != (1, 1, 1):
+        args.usage_error("--parallel needs one -m/--model, one -p/--n-prompt and one -n/--n-gen")
+    if args.compare or args.n_depth:
+        args.usage_error("--parallel knows no --compare and -d/--n-depth")
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        _, report = bench_parallel(
+            options.located(args.model[0]),
+            parallel=args.parallel,
+            prompt=prompts[0],
+            generated=args.n_gen[0],
+            shared=args.shared_prefix or 0,
+            repetitions=args.repetitions,
+            on_row=rows.append,
+            device=options.device(args),
+            n_threads=args.threads,
+            n_batch=args.batch_size,
+            verify=args.verify,
+            progress=False,
+        )
+        if args.report:
+            print(report.table(), file=sys.stderr)
+    except KeyboardInterrupt:
+        interrupted = True
+    if args.json:
+        print(_as_json(rows, interrupted=interrupted))
+    elif rows:
+        print(parallel_table.table(rows))
     return _status(rows, interrupted=interrupted)
 
 

@@ -155,3 +155,48 @@ def test_bench_matmul_prints_the_same_for_people(npurt):
 )
 def test_bench_matmul_refuses_what_it_cannot_measure(npurt, code, arguments):
     assert_failed(npurt("bench", "matmul", *arguments, "--json"), code=code)
+
+
+# --- Several texts at once ------------------------------------------------------------------------
+
+PARALLEL = ("--parallel", "1,3", "--prompt", 12, "--gen", 4, "-r", 2)
+
+
+def test_bench_measures_several_texts_at_once(npurt):
+    result = npurt("bench", "-m", MODEL, *PARALLEL, "--shared-prefix", 5, "--json")
+    rows = json.loads(result.out)
+
+    assert result.code == 0
+    assert [row["parallel"] for row in rows] == [1, 3]
+    for row in rows:
+        assert (row["prompt"], row["generated"], row["shared_prefix"]) == (12, 4, 5)
+        assert len(row["samples"]) == 2
+        for reading, writing, spread in row["samples"]:
+            assert reading > 0
+            assert writing > 0
+            assert spread >= 1
+        assert row["tokens_per_s"] < row["pp_tokens_per_s"] + row["tg_tokens_per_s"]
+
+
+def test_bench_prints_a_table_of_several_texts(npurt):
+    result = npurt("bench", "-m", MODEL, *PARALLEL)
+    about, _, *lines = result.out.splitlines()
+
+    assert about.startswith("llama3-q8_0.gguf, cpu, ")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0][:3] == ["PP", "TG", "B"]
+    assert [line[:3] for line in cells[2:]] == [["12", "4", "1"], ["12", "4", "3"]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--parallel", "2", "-p", "4,5"), ("--shared-prefix", 3), ("--parallel", "2", "-d", 4)],
+    ids=str,
+)
+def test_wrong_usage_of_several_texts_is_refused(npurt, arguments):
+    assert npurt("bench", "-m", MODEL, *arguments).code == 2
+
+
+def test_as_many_shared_tokens_as_a_prompt_has_are_refused(npurt):
+    result = npurt("bench", "-m", MODEL, *PARALLEL, "--shared-prefix", 12)
+    assert_failed(result, "12 of them shared", code=2)

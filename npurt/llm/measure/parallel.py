@@ -1,0 +1,124 @@
+"""Measure tokens per second of several texts at once, as llama-batched-bench does.
+
+The tokens of prompts are random.  First all prompts are read, without their last token; then all
+texts go on together, from what was read.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from npurt.errors import SettingError
+from npurt.llm.batch.engine import Engine
+from npurt.llm.batch.events import Event
+from npurt.runtime.report.ledger import Report
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def bench_parallel(
+    path: str | os.PathLike[str],
+    *,
+    parallel: Sequence[int] = (1, 2, 4, 8),
+    prompt: int = 512,
+    generated: int = 128,
+    shared: int = 0,
+    repetitions: int = 3,
+    on_row: Callable[[dict[str, Any]], object] | None = None,
+    **options: Any,
+) -> tuple[list[dict[str, Any]], Report]:
+    """Measure one model; return a row for each number of texts, and the ledger.
+
+    Args:
+        parallel: How many texts at once.
+        prompt: Tokens of each prompt.
+        generated: Tokens that each text has then.
+        shared: First tokens that are the same in all prompts.
+        on_row: Called with each row as soon as it is measured.
+        options: Those of `Engine`.
+
+    Raises:
+        SettingError: There is nothing to measure.
+    """
+    if not parallel or min(repetitions, prompt - 1, generated) < 1 or not 0 <= shared < prompt:
+        raise SettingError(
+            f"{list(parallel)} texts of {prompt} and {generated} tokens, {shared} of them shared",
+            remedy="measure one text or more, of 2 tokens or more, with 1 or more to generate",
+        )
+    most = max(parallel)
+    ended = _Ends()
+    options = {"n_ctx": prompt + generated, "draft": None, "prefixes": most + 1} | options
+    with Engine(path, max_sequences=most, on_step=ended, **options) as engine:
+        rows = []
+        for count in parallel:
+            prompts = [_ids(engine, prompt, shared, i) for i in range(count)]
+            _measure(engine, ended, [ids[-8:] for ids in prompts], 4)  # a warm-up
+            samples = [_measure(engine, ended, prompts, generated) for _ in range(repetitions)]
+            rows.append(_row(engine, samples, count, prompt, generated, shared))
+            if on_row:
+                on_row(rows[-1])
+        return rows, engine.llm.report()
+
+
+class _Ends:
+    """When requests ended."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, float] = {}
+
+    def __call__(self, events: Iterable[Event]) -> None:
+        now = time.perf_counter()
+        self.times |= {event.id: now for event in events if event.finish}
+
+
+def _ids(engine: Engine, count: int, shared: int, number: int) -> list[int]:
+    """Return *count* random ids, the first *shared* of which do not depend on *number*."""
+    n_vocab = engine.llm.config.n_vocab
+    first = np.random.default_rng(0).integers(0, n_vocab, shared)
+    rest = np.random.default_rng(1 + number).integers(0, n_vocab, count - shared)
+    return [*first.tolist(), *rest.tolist()]
+
+
+def _measure(
+    engine: Engine, ended: _Ends, prompts: list[list[int]], generated: int
+) -> tuple[float, float, float]:
+    """Return the seconds of all prompts, those of all texts, and slowest by fastest text."""
+    seconds, spread = [], 1.0
+    salt = str(time.monotonic_ns())  # nothing of another measurement is found
+    for stop, count in ((-1, 1), (None, generated)):
+        start = time.perf_counter()
+        requests = [
+            engine.submit(ids[:stop], GREEDY, max_tokens=count, salt=salt) for ids in prompts
+        ]
+        for request in requests:
+            request.result()
+        times = [ended.times[request.id] - start for request in requests]
+        seconds.append(max(times))
+        spread = max(times) / min(times)
+    return seconds[0], seconds[1], spread
+
+
+def _row(
+    engine: Engine, samples: list[tuple[float, float, float]], count: int, prompt: int,
+    generated: int, shared: int,
+) -> dict[str, Any]:  # fmt: skip
+    reading, writing, spread = (statistics.median(each) for each in zip(*samples, strict=True))
+    return {
+        "model": engine.llm.path.name,
+        "device": engine.llm.device.caps.name,
+        "detail": engine.llm.device.caps.detail,
+        "threads": engine.llm.threads,
+        "parallel": count,
+        "prompt": prompt,
+        "generated": generated,
+        "shared_prefix": shared,
+        "pp_tokens_per_s": count * (prompt - 1) / reading,
+        "tg_tokens_per_s": count * generated / writing,
+        "tokens_per_s": count * (prompt + generated) / (reading + writing),
+        "spread": spread,
+        "samples": samples,
+    }
