@@ -8,6 +8,8 @@ products are bounded by gamma times the sum of the absolute products (ibid., sec
 order.
 """
 
+import math
+
 import numpy as np
 
 from npurt.quant.activations import quantize_activations
@@ -119,6 +121,43 @@ def norm(x, weight, eps):
     reference = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + np.float64(eps)) * weight
     squares = k // 16 + 4 + k % 16 + 2
     return reference, gamma((squares + 1) // 2 + 4) * abs(reference) + 2 * TINY * (1 + abs(weight))
+
+
+def layer_norm(x, weight, bias, eps):
+    """Return ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias``.
+
+    The mean is off by what its sum in 16 lanes and a quotient lose of the mean of |x|, and so is
+    each difference, with a rounding of its own.  Such an error d of all differences adds d^2 to
+    their squares, and nothing of first order, because they add up to nothing; the rest of the sum
+    of squares, the root and the products are as in `norm`, and the bias is one sum more.
+    """
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    k = x.shape[1]
+    apart = x - x.mean(axis=1, keepdims=True)
+    root = np.sqrt((apart**2).mean(axis=1, keepdims=True) + np.float64(eps))
+    scaled = apart / root * weight
+    lost = gamma(k // 16 + 4 + k % 16 + 2) * abs(x).mean(axis=1, keepdims=True)
+    lost = (lost + U * abs(apart)) / root
+    squares = k // 16 + 4 + k % 16 + 4
+    relative = gamma((squares + 1) // 2 + 4) + lost.max(axis=1, keepdims=True) ** 2
+    bound = relative * abs(scaled) + 1.01 * lost * abs(weight) + 2 * TINY * (1 + abs(weight))
+    return scaled + bias, bound + U * (abs(scaled + bias) + bound)
+
+
+def gelu_erf(gate):
+    """Return ``gate (1 + erf(z)) / 2``, z = gate / sqrt(2).
+
+    The polynomial in t is within 1.5e-7 of erfc by its source.  t is within gamma(4), which counts
+    at most 3.5 times (that is t p'(t) at t = 1, its most); sums of at most 1.5 are rounded five
+    times, as are coefficients that add up to 4.5; then come three products, and e^(-z^2) within EXP
+    and gamma(5) z^2, relative.  The sum with 1 and the product with gate are two roundings.
+    """
+    gate = gate.astype(np.float64)
+    z = abs(gate) / math.sqrt(2)
+    tail = np.vectorize(math.erfc, otypes=[np.float64])(z)
+    reference = gate * np.where(gate < 0, tail / 2, 1 - tail / 2)
+    wrong = 1.5e-7 + gamma(14 + 8 + 5) + (EXP + gamma(5) * np.minimum(z * z, 88) + gamma(3)) * tail
+    return reference, 0.505 * abs(gate) * wrong + 2.02 * U * abs(reference) + TINY * (1 + abs(gate))
 
 
 def silu(gate, up):

@@ -101,8 +101,10 @@ class Lowering:
 
     def _add_norm(self, op: Fused) -> None:
         *before, norm = op.parts
-        assert isinstance(norm, ops.RMSNorm)
-        if norm.plus_one or norm.weight is None:
+        assert isinstance(norm, ops.RMSNorm | ops.LayerNorm)
+        centred = isinstance(norm, ops.LayerNorm)
+        bias = norm.bias if isinstance(norm, ops.LayerNorm) else None
+        if norm.weight is None or (isinstance(norm, ops.RMSNorm) and norm.plus_one):
             raise unsupported(op, "the host norms by a weight as it is")
         if len(norm.x.shape) == 3:
             raise unsupported(op, "the host norms rows of a run, not of experts")
@@ -121,6 +123,7 @@ class Lowering:
         self._steps.host().add(
             "norm", Program.norm, buffer, self._vector(norm.weight), norm.eps,
             self.values.make_input(norm.out), add=added, scale=scale, from_skipped=selects,
+            centred=centred, bias=self._vector(bias) if bias else None,
         )  # fmt: skip
 
     def _require_last(self, op: Op, add: ops.Add) -> None:
@@ -229,13 +232,11 @@ class Lowering:
             self._quantise(out)
 
     def _gated_unit(self, op: ops.GatedUnit) -> None:
-        if op.up is None:
-            raise unsupported(op, "the host has activations of gates only")
-        row_multiplier = row_multiplier_of(op.out)
-        both = self.values.beside(op, (op.gate, op.up))
+        unit, row_multiplier = _unit(op), row_multiplier_of(op.out)
+        both = self.values.beside(op, (op.gate, op.up) if op.up else (op.gate,))
         out = self.values.make_input(op.out, row_multiplier)
         self._steps.host().add(
-            "activation", Program.unit, both, out, unit=_unit(op), row_multiplier=row_multiplier
+            "activation", Program.unit, both, out, unit=unit, row_multiplier=row_multiplier
         )
 
     def _split(self, op: ops.Split) -> None:
@@ -447,6 +448,10 @@ def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
 
 def _unit(op: ops.GatedUnit) -> Unit:
     """Return what the host's gated unit does for *op*."""
+    if op == ops.GatedUnit(op.name, op.gate, None, op.out, ops.Activation.GELU_ERF):
+        return Unit("GELU_ERF")
+    if op.up is None:
+        raise unsupported(op, f"the host has no {op.activation.name} without a gate")
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out):
         return SILU
     if op.activation is ops.Activation.SILU:

@@ -73,7 +73,7 @@ typedef struct {
 } npurt_group;
 
 enum npurt_kind {
-    NPURT_NORM = 1,          /* x += add_scale * add; out = x / rms(x) * weight, quantised too */
+    NPURT_NORM = 1,          /* x += add_scale * add; out = norm(x) * weight, quantised too */
     NPURT_QUANT,             /* fill out's codes from its values */
     NPURT_MATMUL,            /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
     NPURT_ROPE,              /* rotate q and k of a qkv buffer; append k and v to the cache */
@@ -98,10 +98,12 @@ typedef struct {
     float *x;            /* [rows][k], updated when add is given */
     const float *add;    /* [rows][k] or NULL */
     const float *weight; /* [k] */
+    const float *bias;   /* [k] or NULL; LayerNorm only */
     npurt_input out;
     float add_scale;
     float eps;
     int32_t from_skipped; /* 1: read x from row run.skip_rows on; rows of out start at 0 */
+    int32_t centred;      /* 1: the mean is taken off before: LayerNorm; 0: RMSNorm */
 } npurt_norm;
 
 typedef struct {
@@ -144,13 +146,14 @@ typedef struct {
 } npurt_attention;
 
 enum npurt_activation {
-    NPURT_SILU,    /* silu(gate) * up */
-    NPURT_GELU,    /* gelu(gate) * up, by tanh */
-    NPURT_CLAMPED, /* gate * sigmoid(alpha * gate) * (up + offset), both clamped before */
+    NPURT_SILU,     /* silu(gate) * up */
+    NPURT_GELU,     /* gelu(gate) * up, by tanh */
+    NPURT_CLAMPED,  /* gate * sigmoid(alpha * gate) * (up + offset), both clamped before */
+    NPURT_GELU_ERF, /* gelu(gate) by erf; there is no up: rows of gate_up have k columns */
 };
 
 typedef struct {
-    const float *gate_up; /* [rows][2 * k] */
+    const float *gate_up; /* [rows][2 * k]: gate, then up */
     npurt_input out;
     int32_t activation;
     float limit; /* the gate is clamped from above, up from both sides */

@@ -113,26 +113,69 @@ void AT_LEVEL(npurt_cap)(const npurt_cap *op, int64_t row, int64_t first, int64_
     }
 }
 
+static float mean_of(const float *x, int64_t k)
+{
+    const int64_t whole = k / 16 * 16;
+    f32x16 sums = 0.0f;
+    for (int64_t i = 0; i < whole; i += 16) {
+        sums += load_f32(x + i);
+    }
+    float total = sum16(sums);
+    for (int64_t i = whole; i < k; i++) {
+        total += x[i];
+    }
+    return total / (float) k;
+}
+
+/* 1 / sqrt(mean((x - mean)^2) + eps) */
+INLINE float inverse_of(const float *x, int64_t k, float mean, float eps)
+{
+    const int64_t whole = k / 16 * 16;
+    f32x16 squares = 0.0f;
+    for (int64_t i = 0; i < whole; i += 16) {
+        const f32x16 v = load_f32(x + i) - mean;
+        squares = fma16(v, v, squares);
+    }
+    float total = sum16(squares);
+    for (int64_t i = whole; i < k; i++) {
+        total = fmaf(x[i] - mean, x[i] - mean, total);
+    }
+    return 1.0f / sqrtf(total / (float) k + eps);
+}
+
+static void layer_norm(const npurt_norm *op, const float *x, float *out)
+{
+    const int64_t k = op->out.k;
+    const float mean = mean_of(x, k), inverse = inverse_of(x, k, mean, op->eps);
+    for (int64_t i = 0; i < k; i++) {
+        out[i] = (x[i] - mean) * inverse * op->weight[i];
+    }
+    for (int64_t i = 0; op->bias && i < k; i++) {
+        out[i] += op->bias[i];
+    }
+}
+
+static void rms_norm(const npurt_norm *op, const float *x, float *out)
+{
+    const int64_t k = op->out.k;
+    const float inverse = inverse_of(x, k, 0.0f, op->eps);
+    for (int64_t i = 0; i < k; i++) {
+        out[i] = x[i] * inverse * op->weight[i];
+    }
+}
+
 void AT_LEVEL(npurt_norm)(const npurt_norm *op, int64_t row, int64_t out_row)
 {
-    const int64_t k = op->out.k, whole = k / 16 * 16;
+    const int64_t k = op->out.k;
     float *x = op->x + row * k;
     float *out = op->out.values + out_row * k;
     if (op->add) {
         add_scaled(x, op->add + row * k, op->add_scale, k);
     }
-    f32x16 squares = 0.0f;
-    for (int64_t i = 0; i < whole; i += 16) {
-        const f32x16 v = load_f32(x + i);
-        squares = fma16(v, v, squares);
-    }
-    float total = sum16(squares);
-    for (int64_t i = whole; i < k; i++) {
-        total = fmaf(x[i], x[i], total);
-    }
-    const float inverse = 1.0f / sqrtf(total / (float) k + op->eps);
-    for (int64_t i = 0; i < k; i++) {
-        out[i] = x[i] * inverse * op->weight[i];
+    if (op->centred) {
+        layer_norm(op, x, out);
+    } else {
+        rms_norm(op, x, out);
     }
     if (op->out.codes) {
         AT_LEVEL(npurt_quantise)(&op->out, out_row, 0, k / BLOCK);
@@ -173,11 +216,20 @@ INLINE void unit_columns(const npurt_unit *op, unit_fn *function, const float *g
     }
 }
 
+INLINE f32x16 gelu_erf_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
+{
+    (void) op;
+    (void) up;
+    return gelu_erf16(gate);
+}
+
 /* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
 void AT_LEVEL(npurt_unit)(const npurt_unit *op, int64_t row, int64_t first, int64_t count)
 {
     const int64_t k = op->out.k;
-    const float *gate = op->gate_up + row * 2 * k + first, *up = gate + k;
+    const int alone = op->activation == NPURT_GELU_ERF;
+    const float *gate = op->gate_up + row * (alone ? k : 2 * k) + first;
+    const float *up = alone ? gate : gate + k;
     float *out = op->out.values + row * k + first;
     switch (op->activation) {
     case NPURT_SILU:
@@ -185,6 +237,9 @@ void AT_LEVEL(npurt_unit)(const npurt_unit *op, int64_t row, int64_t first, int6
         break;
     case NPURT_GELU:
         unit_columns(op, gelu_unit, gate, up, out, count);
+        break;
+    case NPURT_GELU_ERF:
+        unit_columns(op, gelu_erf_unit, gate, up, out, count);
         break;
     default:
         unit_columns(op, clamped_unit, gate, up, out, count);

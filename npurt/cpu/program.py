@@ -77,7 +77,7 @@ class Unit:
     from above and up from both sides at *limit*.
     """
 
-    activation: str = "SILU"  # NPURT_* in the header: SILU, GELU or CLAMPED
+    activation: str = "SILU"  # NPURT_* in the header: SILU, GELU, CLAMPED or GELU_ERF
     limit: float = 0.0
     alpha: float = 1.0
     offset: float = 0.0
@@ -188,13 +188,17 @@ class Program:
         add: F32 | None = None,
         scale: float = 1.0,
         from_skipped: bool = False,
+        centred: bool = False,
+        bias: F32 | None = None,
     ) -> int:
         """Add ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
 
+        With *centred* the mean of x is taken off before, and the *bias* is added: LayerNorm.
         *from_skipped* skips the first rows, as ops of logits do.
         """
         op = self._add("NORM", skips_rows=from_skipped).norm
-        op.x, op.add, op.weight = map(self._address, (x, add, weight))
+        op.x, op.add, op.weight, op.bias = map(self._address, (x, add, weight, bias))
+        op.centred = centred
         op.add_scale = scale
         op.eps = eps
         op.from_skipped = from_skipped
@@ -292,7 +296,10 @@ class Program:
         return len(self) - 1
 
     def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, row_multiplier: int = 1) -> int:
-        """Add ``out = activation(gate) * up`` of the two halves of *gate_up*."""
+        """Add ``out = activation(gate) * up`` of the two halves of *gate_up*.
+
+        GELU by erf has no *up*: *gate_up* is the gate.
+        """
         op = self._add("UNIT", row_multiplier=row_multiplier).unit
         op.gate_up = self._address(gate_up)
         op.activation = getattr(abi.lib(), f"NPURT_{unit.activation}")

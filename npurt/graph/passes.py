@@ -110,7 +110,9 @@ def add_norm(uses: Uses) -> list[list[Op]]:
     """A sum and the norm over whole rows of it; rows may be selected in between."""
     groups = []
     for op in uses.ops:
-        if not isinstance(op, ops.RMSNorm) or op.heads > 1:
+        if not isinstance(op, ops.RMSNorm | ops.LayerNorm):
+            continue
+        if isinstance(op, ops.RMSNorm) and op.heads > 1:
             continue
         group: list[Op] = [op]
         maker = uses.maker(op.x)

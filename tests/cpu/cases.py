@@ -128,6 +128,16 @@ def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
     return [residual, out.values, *arrays(out)]
 
 
+def layer_norm(program, x, gain, bias, eps, add=None):
+    """Add and normalise rows to mean 0: return x as updated and the result."""
+    program.rows = len(x)
+    residual = empty(*x.shape)
+    residual[:] = x
+    out = Input(*x.shape, quantised=x.shape[1] % 32 == 0)
+    program.norm(residual, gain, eps, out, add=add, centred=True, bias=bias)
+    return [residual, out.values, *arrays(out)]
+
+
 def plain_sum(program, x, add, scale):
     """Return ``x + scale * add``, quantised too where the width allows."""
     program.rows = len(x)
@@ -156,9 +166,10 @@ def cap(program, x, factor, limit, head=0):
 
 def unit(program, gate_up, unit=SILU):
     """Return activation(gate) * up, quantised too where the width allows."""
-    m, twice = gate_up.shape
+    m, columns = gate_up.shape
     program.rows = m
-    out = Input(m, twice // 2, quantised=twice % 64 == 0)
+    k = columns if unit.activation == "GELU_ERF" else columns // 2
+    out = Input(m, k, quantised=k % 32 == 0)
     program.unit(gate_up, out, unit=unit)
     return [out.values, *arrays(out)]
 
@@ -352,13 +363,16 @@ def every_case():
     for k in (32, 40, 288):
         cases[f"norm k{k}"] = _floats(lambda p, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
         cases[f"norm of the last k{k}"] = _floats(lambda p, x: norm(p, x, x[1], 0, None, 2), 4, k)
+        cases[f"layer norm k{k}"] = _floats(
+            lambda p, x: layer_norm(p, x, x[0] + 1, x[1], 1e-12, 2 * x), 3, k
+        )
         cases[f"sum k{k}"] = _floats(lambda p, x: plain_sum(p, x, 3 * x[::-1], 0.22), 3, k)
         cases[f"sum of columns k{k}"] = _floats(
             lambda p, x: sum_of_columns(p, x, x[::-1, 2:].copy(), 0.22, 1), 3, k
         )
         cases[f"cap k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 3.0), 3, k)
         cases[f"scale k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 0.0), 3, k)
-        for kind in (SILU, Unit("GELU"), Unit("CLAMPED", 7.0, 1.702, 1.0)):
+        for kind in (SILU, Unit("GELU"), Unit("CLAMPED", 7.0, 1.702, 1.0), Unit("GELU_ERF")):
             cases[f"unit {kind.activation} k{k}"] = _units(kind, k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)

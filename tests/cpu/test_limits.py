@@ -75,7 +75,7 @@ REFUSED = [
     ("ATTEND", "attention.cache_bytes", 3, "type of a cache"),
     ("ATTEND", "attention.positions", 17, "whole panels"),
     ("ATTEND", "attention.positions", 0, "positions of a cache: 1, where 0 to 0"),
-    ("UNIT", "unit.activation", 3, "activation: 3, where 0 to 2"),
+    ("UNIT", "unit.activation", 4, "activation: 4, where 0 to 3"),
     ("SUM", "sum.out.k", 0, "columns of an input: 0"),
     ("SUM", "sum.stride", 1, "columns of a sum in place: 32, where 1 to 1"),
     ("SUM", "sum.stride", 33, "codes are not of whole rows"),

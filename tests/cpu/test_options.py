@@ -48,6 +48,56 @@ def test_gelu_of_known_values(run):
     same(y[0, 5:], np.array([1e13, -0.0], np.float32))
 
 
+@given(m=st.integers(1, 3), k=st.sampled_from([1, 16, 17, 96, 1056]), seed=seeds)
+def test_gelu_by_erf_lies_within_its_rounding(run, m, k, seed):
+    rng = cases.rng_of(seed)
+    gate = (10.0 ** rng.uniform(-3, 1.2) * rng.standard_normal((m, k))).astype(np.float32)
+
+    y, *quantised = run(lambda program: cases.unit(program, gate, Unit("GELU_ERF")))
+
+    oracle.assert_within(y, *oracle.gelu_erf(gate))
+    if quantised:
+        assert_quantised(y, *quantised)
+
+
+def test_gelu_by_erf_of_known_values(run):
+    """By erf, in 50 digits."""
+    gate = np.array([[0, 1, -1, 3, -3, 1e13, -1e13]], np.float32)
+
+    (y,) = run(lambda program: cases.unit(program, gate, Unit("GELU_ERF")))
+
+    known = [0, 0.8413447460685429, -0.15865525393145707, 2.995950305904718, -0.0040496940952823]
+    np.testing.assert_allclose(y[0, :5], known, rtol=0, atol=3 * 4e-7)
+    same(y[0, 5:], np.array([1e13, -0.0], np.float32))
+
+
+# --- LayerNorm ----------------------------------------------------------------------------------
+
+
+@given(m=st.integers(1, 4), k=widths, shift=st.sampled_from([0, 1, 30]), seed=seeds)
+def test_layer_norm_lies_within_its_rounding(run, m, k, shift, seed):
+    rng = cases.rng_of(seed)
+    x = (rng.standard_normal((m, k)) + shift).astype(np.float32)
+    gain, bias = rng.standard_normal((2, k), dtype=np.float32)
+
+    residual, y, *quantised = run(lambda program: cases.layer_norm(program, x, gain, bias, 1e-5))
+
+    oracle.assert_within(y, *oracle.layer_norm(x, gain, bias, np.float32(1e-5)))
+    np.testing.assert_array_equal(residual, x)
+    if quantised:
+        assert_quantised(y, *quantised)
+
+
+def test_layer_norm_adds_first_and_may_have_no_bias(run):
+    x, more = cases.rng_of("add").standard_normal((2, 3, 96), dtype=np.float32)
+    gain = np.ones(96, np.float32)
+
+    residual, y, *_ = run(lambda program: cases.layer_norm(program, x, gain, None, 1e-6, more))
+
+    same(residual, x + more)
+    oracle.assert_within(y, *oracle.layer_norm(x + more, gain, 0.0, np.float32(1e-6)))
+
+
 limits = st.sampled_from([7.0, 0.5, 1e3])
 
 
