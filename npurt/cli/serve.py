@@ -42,6 +42,11 @@ def add(verbs: Any) -> None:
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
                        help="web pages of this origin may use the server; may be "
                        "repeated")  # fmt: skip
+    group.add_argument("-np", "--parallel", type=int, metavar="N",
+                       help="most texts at a time (default: 8)")  # fmt: skip
+    group.add_argument("--kv-bytes", type=int, metavar="N",
+                       help="memory for keys and values of all texts (default: a quarter of "
+                       "what is free)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="that a request may take")  # fmt: skip
     group.add_argument("--engine-timeout", type=float, default=120.0, metavar="SECONDS",
@@ -73,7 +78,27 @@ def run(args: argparse.Namespace) -> int:
     address.require_safe()
     model = ServedModel(options.model_path(args), args.alias, args.chat_template)
     settings = Settings(defaults, most, args.timeout)
-    return serve(Start(model, address, options.model(args), settings, args.engine_timeout))
+    return serve(Start(model, address, engine_options(args), settings, args.engine_timeout))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `npurt.Engine` besides the model.
+
+    Raises:
+        SettingError: One is for a single text.
+    """
+    if args.context_shift:
+        raise SettingError("--context-shift is for one text", remedy="use a larger -c instead")
+    if args.draft not in (None, "lookup"):
+        raise SettingError(
+            f"-md {args.draft} drafts for one text",
+            remedy="leave it out; many texts draft by lookup",
+        )
+    given = options.model(args)
+    for name in ("context_shift", "draft", "draft_max", "draft_device"):
+        del given[name]
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return chosen | {"max_sequences": args.parallel, "kv_bytes": args.kv_bytes}
 
 
 def require_installed() -> None:

@@ -48,6 +48,7 @@ class Wanted:
         choices: How many texts.
         shown: Ids of markup that are part of the text.
         salt: What separates the caches of different keys.
+        grammar, response_format: What a text must be; see `Llama.generate`.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +60,8 @@ class Wanted:
     top_logprobs: int | None = None
     shown: frozenset[int] = frozenset()
     salt: str = ""
+    grammar: str | None = None
+    response_format: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -191,7 +194,8 @@ class Front:
                 0, list(prompt), len(prompt), {**sampling, "seed": drawn},
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
                 ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
-                top_logprobs=wanted.top_logprobs, salt=wanted.salt,
+                top_logprobs=wanted.top_logprobs, salt=wanted.salt, grammar=wanted.grammar,
+                response_format=wanted.response_format,
             ))  # fmt: skip
         return submits
 

@@ -16,10 +16,10 @@ async def chat(front: Front, request: Request) -> Answer:
     """Answer messages."""
     fields = request.fields
     fields.text("model")  # any name means the only model
-    options.require_text_format(fields)
     wanted = options.wanted(
         fields, request.salt, "max_completion_tokens", "max_tokens", "n_predict"
     )
+    await options.constrain(fields, wanted)
     if fields.flag("logprobs"):
         wanted.top_logprobs = fields.integer("top_logprobs", 0, limits.TOP_LOGPROBS, 0)
     elif fields.integer("top_logprobs"):

@@ -18,8 +18,8 @@ async def completions(front: Front, request: Request) -> Answer:
     """Continue one prompt or several."""
     fields = request.fields
     fields.text("model")  # any name means the only model
-    options.require_text_format(fields)
     wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
+    await options.constrain(fields, wanted)
     wanted.top_logprobs = _logprobs(fields)
     if (fields.integer("best_of", 1, limits.CHOICES) or wanted.choices) != wanted.choices:
         raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")

@@ -1,7 +1,11 @@
 """What requests say about sampling and length, in the words of OpenAI and of llama.cpp."""
 
+import asyncio
+import json
 from typing import Any
 
+from npurt.errors import NpurtError
+from npurt.llm.decode.grammar.grammar import grammar_of
 from npurt.serve import limits
 from npurt.serve.errors import wrong
 from npurt.serve.fields import Fields
@@ -91,12 +95,22 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     )
 
 
-def require_text_format(fields: Fields) -> None:
-    """Refuse a ``response_format`` other than text."""
-    kind = fields.inner("response_format").text("type", "text")
-    if kind != "text":
-        raise wrong(
-            f"response_format is {kind!r:.60}, and this server writes free text only yet",
-            "leave response_format out, and ask for the format in a message",
-            param="response_format", code="unsupported",
-        )  # fmt: skip
+async def constrain(fields: Fields, wanted: Wanted) -> None:
+    """Take what a text must be into *wanted*: ``response_format`` or ``grammar``.
+
+    Raises:
+        HttpError: It makes no sense, or is too large.
+    """
+    form = fields.inner("response_format")
+    wanted.grammar = fields.text("grammar") or None
+    if form.text("type", "text") != "text":
+        wanted.response_format = form.values
+    if len(json.dumps(form.values)) > limits.SCHEMA or len(wanted.grammar or "") > limits.SCHEMA:
+        raise wrong(f"a schema has more than {limits.SCHEMA} characters", "send a smaller one",
+                    "response_format")  # fmt: skip
+    if wanted.grammar or wanted.response_format:
+        try:  # in a thread, because it may take a second
+            await asyncio.to_thread(grammar_of, wanted.grammar, wanted.response_format)
+        except NpurtError as error:
+            param = "grammar" if wanted.grammar else "response_format"
+            raise wrong(error.what, error.remedy, param) from error

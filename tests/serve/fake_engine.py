@@ -8,6 +8,7 @@ import hashlib
 import os
 import socket
 import sys
+import threading
 import time
 
 from npurt.errors import NpurtError, SettingError
@@ -131,5 +132,39 @@ def open_fake(path, options):
     return Troubled(**options)
 
 
+class Stepping:
+    """A backend for `worker.work`: a thread steps the fake while it has sequences."""
+
+    def __init__(self, path, options, emit):
+        self.fake = open_fake(path, options)
+        self.n_ctx, self.sequences = self.fake.n_ctx, self.fake.sequences
+        self.device, self.emit = self.fake.device, emit
+        self.changed = threading.Condition()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.fake.busy)
+                events = self.fake.step()
+            self.emit(events)
+
+    def submit(self, submit):
+        with self.changed:
+            self.fake.submit(submit)
+            self.changed.notify()
+
+    def cancel(self, sequence):
+        with self.changed:
+            self.fake.cancel(sequence)
+
+    def stats(self):
+        with self.changed:
+            return self.fake.stats()
+
+    def close(self):
+        os._exit(0)
+
+
 if __name__ == "__main__":
-    work(socket.socket(fileno=int(sys.argv[1])), open_fake)
+    work(socket.socket(fileno=int(sys.argv[1])), Stepping)

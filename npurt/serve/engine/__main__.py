@@ -3,8 +3,8 @@
 import socket
 import sys
 
-from npurt.serve.engine.single import Single
+from npurt.serve.engine.batched import Batched
 from npurt.serve.engine.worker import work
 
 if __name__ == "__main__":
-    work(socket.socket(fileno=int(sys.argv[1])), Single.open)
+    work(socket.socket(fileno=int(sys.argv[1])), Batched)

@@ -209,7 +209,10 @@ class Engine:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(1.0, self._stuck / 4))
-            if self._sequences and loop.time() - self._heard > self._stuck and self._process:
+            silent = loop.time() - self._heard if self._sequences else 0.0
+            if silent > self._stuck / 4:
+                self._send(AskStats())  # a broken engine ends at that
+            if silent > self._stuck and self._process:
                 log.error("the engine has said nothing for %.0f s: it is killed", self._stuck)
                 self._process.kill()
 

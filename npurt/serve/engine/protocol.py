@@ -28,7 +28,7 @@ class ProtocolError(NpurtError):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a model; *options* are the arguments of `npurt.Llama` besides its path."""
+    """Open a model; *options* are the arguments of `npurt.Engine` besides its path."""
 
     version: int
     path: str
@@ -50,6 +50,7 @@ class Submit:
         min_tokens: Sample no end token before so many tokens.
         top_logprobs: How many of the likeliest tokens to report with each; None: nothing.
         salt: Prompts of different salts share no cache.
+        grammar, response_format: What the text must be; see `Llama.generate`.
     """
 
     id: int
@@ -62,6 +63,8 @@ class Submit:
     min_tokens: int = 0
     top_logprobs: int | None = None
     salt: str = ""
+    grammar: str | None = None
+    response_format: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,111 @@
+"""A backend that runs many sequences at a time, with `npurt.Engine`."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from npurt.llm.batch.engine import USUAL_SEQUENCES
+from npurt.llm.batch.engine import Engine as Batches
+from npurt.llm.batch.events import Event as Given
+from npurt.llm.batch.request import Request
+from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.worker import Emit, failure
+
+
+class Batched:
+    """A loaded model, and the sequences that it runs; see `Backend`."""
+
+    def __init__(self, path: str, options: Mapping[str, Any], emit: Emit) -> None:
+        """Open the model of the file *path*; *options* are those of `npurt.Engine`."""
+        self._emit = emit
+        self._lock = threading.Lock()  # of what follows
+        self._ids: dict[int, int] = {}  # of the front by those of the engine
+        self._requests: dict[int, Request] = {}
+        self._early: dict[int, list[Given]] = {}  # events that came before `submit` returned
+        self._engine = Batches(path, on_step=self._pass_on, progress=False, **options)
+        stats = self._engine.stats()
+        self.sequences = int(options.get("max_sequences") or USUAL_SEQUENCES)
+        positions = stats.page * stats.pages
+        self.n_ctx = min(self._engine.llm.n_ctx, positions or self._engine.llm.n_ctx)
+        self.device = self._engine.llm.device.caps.name
+
+    def submit(self, submit: Submit) -> None:
+        """Take a sequence.
+
+        Raises:
+            NpurtError: It can never run.
+        """
+        request = self._engine.submit(
+            submit.tokens,
+            submit.sampling,
+            prompt_tokens=submit.prompt,
+            salt=submit.salt,
+            max_tokens=submit.max_tokens,
+            stop=list(submit.stop_ids),
+            ignore_eos=submit.ignore_eos,
+            min_tokens=submit.min_tokens,
+            logprobs=submit.top_logprobs,
+            grammar=submit.grammar,
+            response_format=submit.response_format,
+        )
+        with self._lock:
+            self._ids[request.id] = submit.id
+            self._requests[submit.id] = request
+            early = [self._event(event) for event in self._early.pop(request.id, ())]
+        if early:
+            self._emit(early)
+
+    def cancel(self, sequence: int) -> None:
+        """Forget a sequence, if it is known."""
+        with self._lock:
+            request = self._requests.get(sequence)
+        if request is not None:
+            request.cancel()
+
+    def _pass_on(self, events: Sequence[Given]) -> None:
+        """Send what a step did; the thread of the engine calls it."""
+        with self._lock:
+            for event in events:
+                if event.id not in self._ids:
+                    self._early.setdefault(event.id, []).append(event)
+            sent = [self._event(event) for event in events if event.id in self._ids]
+        if sent:
+            self._emit(sent)
+
+    def _event(self, event: Given) -> Event:
+        sequence = self._ids[event.id]
+        if event.finish:
+            del self._ids[event.id], self._requests[sequence]
+        if event.finish == "error" and event.error is not None:
+            return failure(sequence, event.error)
+        return Event(
+            sequence,
+            tokens=list(event.tokens),
+            finish=event.finish or None,
+            logprobs=[(found.logprob, found.top) for found in event.logprobs],
+            read=event.read,
+            cached=event.usage.cached if event.usage else 0,
+        )
+
+    def stats(self) -> Mapping[str, float]:
+        """Return counts by name.
+
+        Raises:
+            SettingError: The thread of the engine has ended.
+        """
+        stats, report = self._engine.stats(), self._engine.llm.report()
+        return {
+            **{name: float(value) for name, value in asdict(stats.counts).items()},
+            **{
+                name: float(getattr(stats, name))
+                for name in ("running", "waiting", "pages", "used", "prefixes")
+            },
+            "fallbacks": float(len(report.fallbacks())),
+            "verified": float(sum(row.verified for row in report.rows)),
+            "wrong": float(sum(row.failed for row in report.rows)),
+        }
+
+    def close(self) -> None:
+        """End all sequences, and release the model."""
+        self._engine.close()
