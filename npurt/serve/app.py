@@ -15,6 +15,8 @@ from npurt.serve.endpoint import Endpoint, Handler
 from npurt.serve.errors import HttpError, shaped
 from npurt.serve.front import Front
 from npurt.serve.health import health
+from npurt.serve.llama_cpp import completion, infill
+from npurt.serve.llama_cpp_texts import apply_template, detokenize, props, tokenize
 from npurt.serve.metrics import metrics
 from npurt.serve.openai_chat import chat
 from npurt.serve.openai_models import model, models
@@ -24,6 +26,13 @@ OPENAI: dict[str, Handler] = {  # with and without /v1 before them
     "/chat/completions": chat,
     "/completions": completions,
 }
+LLAMA_CPP: dict[str, Handler] = {
+    "/completion": completion,
+    "/infill": infill,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/apply-template": apply_template,
+}
 READ: dict[str, Handler] = {
     "/v1/models": models,
     "/models": models,
@@ -31,6 +40,7 @@ READ: dict[str, Handler] = {
     "/health": health,
     "/v1/health": health,
     "/metrics": metrics,
+    "/props": props,
 }
 
 
@@ -43,6 +53,7 @@ def application(
 ) -> ASGIApp:
     """Return the ASGI application of *front*; the other arguments are those of `Guard`."""
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
+    written |= LLAMA_CPP
     routes = [
         *(Route(path, Endpoint(front, made), methods=["POST"]) for path, made in written.items()),
         *(

@@ -194,6 +194,11 @@ class Texts:
         done, self._done = self._done, lambda _: None
         done(self)
 
+    def stop(self, number: int) -> None:
+        """End one text."""
+        if number in self._open:
+            self._engine.cancel(self._open.pop(number))
+
     def fail(self, error: HttpError) -> None:
         """End all texts with *error*."""
         self._news.put_nowait(error)

@@ -18,6 +18,7 @@ CHOICES = 8  # texts of one request
 STOPS = 16
 STOP_TEXT = 1000  # characters of one
 TOOLS = 128
+TOOL_NAME = 256  # characters
 SCHEMA = 64 << 10  # characters
 TOP_LOGPROBS = 20
 QUEUE = 4  # times the sequences that run at a time

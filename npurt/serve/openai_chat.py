@@ -1,15 +1,19 @@
 """OpenAI's interface: /v1/chat/completions."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from npurt.serve import limits, options, sse
+from npurt.serve.conversation import Conversation
 from npurt.serve.endpoint import Answer, Request
 from npurt.serve.errors import wrong
 from npurt.serve.fields import Fields
 from npurt.serve.front import Front
-from npurt.serve.generation import Piece, Texts
+from npurt.serve.generation import Likely
 from npurt.serve.openai_common import FINISH, chat_logprobs, head, usage
+from npurt.serve.reading import Said, Thought
+from npurt.serve.tools.calls import Call, new_call_id
+from npurt.serve.tools.wanted import tools_of
 
 
 async def chat(front: Front, request: Request) -> Answer:
@@ -25,14 +29,18 @@ async def chat(front: Front, request: Request) -> Answer:
     elif fields.integer("top_logprobs"):
         raise wrong("top_logprobs is set without logprobs", "set logprobs to true as well",
                     "top_logprobs")  # fmt: skip
-    prompt = front.model.prompt(messages(fields), variables=template_variables(fields))
-    begin_stream = stream_options(fields)
-    texts = front.begin([front.model.encode_prompt(prompt)], wanted)
+    tools = tools_of(fields)
+    if tools.forced and (wanted.grammar or wanted.response_format):
+        raise wrong("tool_choice forces a call, and so no other format can be", "leave one out",
+                    "tool_choice")  # fmt: skip
+    chosen = stream_options(fields)
+    apart = fields.text("reasoning_format", "auto") != "none"
+    given = messages(fields)
+    talk = Conversation(front, given, wanted, tools, template_variables(fields), apart=apart)
     logged = wanted.top_logprobs is not None
-    if begin_stream is None:
-        return await _whole(front, texts, logged)
-    parts = _parts(front, texts, begin_stream)
-    return sse.Stream(parts, texts.cancel)
+    if chosen is None:
+        return await _whole(front, talk, logged)
+    return sse.Stream(_parts(front, talk, chosen), talk.texts.cancel)
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:
@@ -71,44 +79,84 @@ def stream_options(fields: Fields) -> Fields | None:
     return chosen if fields.flag("stream") else None
 
 
-async def _whole(front: Front, texts: Texts, logged: bool) -> Answer:
-    whole = await texts.whole()
+async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
+    count = len(talk.texts.choices)
+    said, thought, reasons = [""] * count, [""] * count, ["end"] * count
+    calls: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+    likely: list[list[Likely]] = [[] for _ in range(count)]
+    async for news in talk.news(signs=False):
+        assert news is not None
+        match news.part:
+            case Said(text):
+                said[news.choice] += text
+            case Thought(text):
+                thought[news.choice] += text
+            case Call() as call:
+                calls[news.choice].append(_call(call))
+        likely[news.choice] += news.likely
+        reasons[news.choice] = news.finish or "end"
     choices = [
         {
-            "index": text.choice,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
-            "logprobs": chat_logprobs(front.model, text.likely) if logged else None,
-            "finish_reason": FINISH[text.finish or "end"],
+            "index": i,
+            "message": _message(said[i], thought[i], calls[i]),
+            "logprobs": chat_logprobs(front.model, likely[i]) if logged else None,
+            "finish_reason": FINISH[reasons[i]],
         }
-        for text in whole
+        for i in range(count)
     ]
     made = head(front, "chatcmpl", "chat.completion")
-    return made | {"choices": choices, "usage": usage(texts)}
+    return made | {"choices": choices, "usage": usage(talk.texts)}
 
 
-async def _parts(front: Front, texts: Texts, chosen: Fields) -> AsyncGenerator[bytes, None]:
+def _message(said: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    content = None if calls and not said else said
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if thought:
+        message["reasoning_content"] = thought
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": new_call_id(), "type": "function", "function": function}
+
+
+async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGenerator[bytes, None]:
     made = head(front, "chatcmpl", "chat.completion.chunk")
     with_usage = chosen.flag("include_usage")
+    called = [0] * len(talk.texts.choices)
 
-    def chunk(number: int, delta: dict[str, Any], piece: Piece | None = None) -> bytes:
-        finish = None if piece is None or piece.finish is None else FINISH[piece.finish]
-        likely = chat_logprobs(front.model, piece.likely) if piece and piece.likely else None
-        choice = {"index": number, "delta": delta, "logprobs": likely, "finish_reason": finish}
+    def chunk(
+        number: int, delta: dict[str, Any], likely: Sequence[Likely] = (), finish: str | None = None
+    ) -> bytes:
+        choice = {
+            "index": number,
+            "delta": delta,
+            "logprobs": chat_logprobs(front.model, likely) if likely else None,
+            "finish_reason": FINISH[finish] if finish else None,
+        }
         unset = {"usage": None} if with_usage else {}
         return sse.data(made | {"choices": [choice]} | unset)
 
-    for choice in texts.choices:
+    for choice in talk.texts.choices:
         yield chunk(choice.number, {"role": "assistant", "content": ""})
-    async for piece in texts.pieces(front.settings.ping):
-        if piece is None:
+    async for news in talk.news():
+        if news is None:
             yield chunk(0, {})  # clients take no comment for a sign of life
             continue
-        if piece.text or piece.likely:
-            finish, piece.finish = piece.finish, None
-            yield chunk(piece.choice, {"content": piece.text}, piece)
-            piece.finish, piece.likely = finish, []
-        if piece.finish:
-            yield chunk(piece.choice, {}, piece)
+        match news.part:
+            case Said(text):
+                yield chunk(news.choice, {"content": text}, news.likely)
+            case Thought(text):
+                yield chunk(news.choice, {"reasoning_content": text}, news.likely)
+            case Call() as call:
+                index, called[news.choice] = called[news.choice], called[news.choice] + 1
+                delta = {"tool_calls": [{"index": index, **_call(call)}]}
+                yield chunk(news.choice, delta, news.likely)
+            case None if news.likely:
+                yield chunk(news.choice, {"content": ""}, news.likely)
+        if news.finish:
+            yield chunk(news.choice, {}, (), news.finish)
     if with_usage:
-        yield sse.data(made | {"choices": [], "usage": usage(texts)})
+        yield sse.data(made | {"choices": [], "usage": usage(talk.texts)})
     yield sse.DONE

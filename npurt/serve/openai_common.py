@@ -2,14 +2,22 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from npurt.serve.errors import wrong
 from npurt.serve.front import Front
 from npurt.serve.generation import Likely, Texts
 from npurt.serve.served_model import ServedModel
 
 # How a text ended, in OpenAI's words; the context is a length as well.
-FINISH = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
+FINISH = {
+    "end": "stop",
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "calls": "tool_calls",
+}
 
 
 def new_id(kind: str) -> str:
@@ -49,7 +57,17 @@ def token_text(model: ServedModel, token: int) -> tuple[str, list[int]]:
     return data.decode("utf-8", "replace"), list(data)
 
 
-def chat_logprobs(model: ServedModel, likely: list[Likely]) -> dict[str, Any]:
+def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
+    """Return *ids*, all of which must be in the vocabulary."""
+    count = model.tokenizer.n_vocab
+    unknown = [i for i in ids if not 0 <= i < count]
+    if unknown:
+        raise wrong(f"token id {unknown[0]} is not in the vocabulary of {count}",
+                    "use ids of /tokenize", param)  # fmt: skip
+    return list(ids)
+
+
+def chat_logprobs(model: ServedModel, likely: Sequence[Likely]) -> dict[str, Any]:
     """Return log probabilities as a chat has them."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:

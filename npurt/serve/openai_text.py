@@ -1,6 +1,6 @@
 """OpenAI's interface: /v1/completions, with echo, and suffix to fill in a gap."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from npurt.serve import limits, options, sse
@@ -10,7 +10,7 @@ from npurt.serve.fields import Fields
 from npurt.serve.front import Front
 from npurt.serve.generation import Piece, Texts
 from npurt.serve.openai_chat import stream_options
-from npurt.serve.openai_common import FINISH, head, text_logprobs, usage
+from npurt.serve.openai_common import FINISH, head, known, text_logprobs, usage
 from npurt.serve.served_model import ServedModel
 
 
@@ -74,16 +74,6 @@ def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
         else:
             raise fields.wrong("prompt", "a string, token ids, or a list of these")
     return ids
-
-
-def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
-    """Return *ids*, all of which must be in the vocabulary."""
-    count = model.tokenizer.n_vocab
-    unknown = [i for i in ids if not 0 <= i < count]
-    if unknown:
-        raise wrong(f"token id {unknown[0]} is not in the vocabulary of {count}",
-                    "use ids of /tokenize", param)  # fmt: skip
-    return list(ids)
 
 
 def _is_id(value: object) -> bool:

@@ -68,6 +68,11 @@ class ServedModel:
         """Return the text of a token; that of None is empty."""
         return "" if token is None else self.tokenizer.decode([token])
 
+    def markup(self, texts: Sequence[str]) -> frozenset[int]:
+        """Return the ids of those of *texts* that are tokens of markup."""
+        spelt = [self.tokenizer.encode(text, add_bos=False) for text in texts]
+        return frozenset(ids[0] for ids in spelt if len(ids) == 1) & self.tokenizer.control
+
     # --- Chat -----------------------------------------------------------------------------------
 
     @functools.cached_property

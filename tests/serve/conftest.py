@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.serve.client import TEMPLATE
 from tests.serve.live import serving
 
 
@@ -16,5 +17,5 @@ def live(tmp_path_factory):
 def real(tmp_path_factory):
     """A server with a tiny model."""
     folder = tmp_path_factory.mktemp("real")
-    with serving(folder, engine="npurt.serve.engine", n_ctx=256) as server:
+    with serving(folder, engine="npurt.serve.engine", template=TEMPLATE, n_ctx=512) as server:
         yield server

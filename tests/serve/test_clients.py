@@ -1,8 +1,10 @@
 """The clients that people use, against a server on loopback."""
 
 import asyncio
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.limits import HANG_SECONDS
@@ -24,7 +26,8 @@ def client(real):
 
 
 def test_a_chat_and_its_stream_have_the_same_text(client):
-    asked = {"model": "any", "messages": HI, "max_tokens": 12, "seed": 7}
+    asked = {"model": "any", "messages": HI, "max_tokens": 12, "seed": 7,
+             "extra_body": {"ignore_eos": True}}  # fmt: skip
     whole = client.chat.completions.create(**asked)
     chunks = list(
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -41,7 +44,7 @@ def test_the_text_is_that_of_the_library(client):
     import npurt
     from tests.llm import tiny
 
-    with npurt.Llama(tiny.path("llama3", "q8_0"), n_ctx=256) as llm:
+    with npurt.Llama(tiny.path("llama3", "q8_0"), n_ctx=512) as llm:
         expected = llm.generate("Once upon", max_tokens=16, seed=3, temperature=1.2)
     answer = client.completions.create(
         model="any", prompt="Once upon", max_tokens=16, seed=3, temperature=1.2
@@ -52,13 +55,45 @@ def test_the_text_is_that_of_the_library(client):
 
 def test_log_probabilities_are_read(client):
     answer = client.chat.completions.create(
-        model="any", messages=HI, max_tokens=3, logprobs=True, top_logprobs=2
+        model="any",
+        messages=HI,
+        max_tokens=3,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"ignore_eos": True},
     )
     content = answer.choices[0].logprobs.content
 
     assert len(content) == 3
     assert all(len(entry.top_logprobs) == 2 for entry in content)
     assert all(entry.logprob <= entry.top_logprobs[0].logprob <= 0 for entry in content)
+
+
+class Answer(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: Literal[2, 4]
+
+
+def test_an_answer_is_parsed(client):
+    answer = client.chat.completions.parse(
+        model="x", messages=HI, response_format=Answer, max_tokens=200
+    )
+    assert isinstance(answer.choices[0].message.parsed, Answer)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_forced_call_has_arguments_of_its_schema(client, stream):
+    tool = openai.pydantic_function_tool(Answer)
+    asked = {"model": "x", "messages": HI, "tools": [tool], "tool_choice": "required"}
+    if stream:
+        with client.chat.completions.stream(**asked, max_tokens=200) as events:
+            answer = events.get_final_completion()
+    else:
+        answer = client.chat.completions.parse(**asked, max_tokens=200)
+    (call,) = answer.choices[0].message.tool_calls
+
+    assert call.function.name == "Answer"
+    assert isinstance(call.function.parsed_arguments, Answer)
 
 
 def test_models_are_listed(client):

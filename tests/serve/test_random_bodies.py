@@ -64,7 +64,10 @@ def bodies(draw):
     return body | draw(FIELDS)
 
 
-PATHS = ("/v1/chat/completions", "/v1/completions")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/tokenize",
+    "/detokenize", "/apply-template",
+)  # fmt: skip
 
 
 async def ask(path, data):
@@ -81,7 +84,7 @@ async def ask(path, data):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(body=bodies())
 def test_no_object_is_a_failure(path, body):
     asyncio.run(ask(path, json.dumps(body).encode()))

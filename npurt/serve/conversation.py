@@ -1,0 +1,101 @@
+"""Answers to messages, for every interface that has them: prompts, thoughts, calls."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npurt.serve.front import Front, Wanted
+from npurt.serve.generation import Likely, Texts
+from npurt.serve.reading import BEGIN, END, Part, Reader, begins_in_thought
+from npurt.serve.tools.calls import Call
+from npurt.serve.tools.choose import format_of
+from npurt.serve.tools.wanted import Tools, reader_format
+
+
+@dataclass(slots=True)
+class News:
+    """What a choice has new.
+
+    Attributes:
+        choice: Its number.
+        part: A piece of the answer; None: only log probabilities or the end.
+        likely: Log probabilities of tokens.
+        finish: How it ended: as in `Piece`, or ``"calls"``.
+    """
+
+    choice: int
+    part: Part | None = None
+    likely: Sequence[Likely] = ()
+    finish: str | None = None
+
+
+class Conversation:
+    """The answers to messages, taken apart.
+
+    Attributes:
+        texts: What is generated.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        messages: Sequence[Mapping[str, Any]],
+        wanted: Wanted,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        apart: bool = True,
+    ) -> None:
+        """Begin to answer *messages*; not *apart*: thoughts stay in the answer.
+
+        Raises:
+            HttpError: There is no room, or something makes no sense.
+        """
+        tools = tools or Tools()
+        model = front.model
+        prompt = model.prompt(messages, tools=tools.listed, variables=variables)
+        calls = reader_format(tools, format_of(model.source))
+        thinks = apart and (BEGIN in model.source or END in model.source) and not tools.forced
+        markup = (BEGIN, END) if thinks else ()
+        wanted.shown = model.markup((*markup, *(calls.markup if calls else ())))
+        if tools.forced:
+            wanted.response_format = tools.response_format()
+        self._several = tools.several
+        self._readers = [
+            Reader(calls, tools.schemas, thinks=thinks, within=begins_in_thought(prompt))
+            for _ in range(wanted.choices)
+        ]
+        self._ping = front.settings.ping
+        self.texts: Texts = front.begin([model.encode_prompt(prompt)], wanted)
+
+    async def news(self, *, signs: bool = True) -> AsyncGenerator[News | None, None]:
+        """Yield what is new; with *signs*, None after a while of silence.
+
+        Raises:
+            HttpError: A choice failed.
+        """
+        async for piece in self.texts.pieces(self._ping if signs else None):
+            if piece is None:
+                yield None
+                continue
+            reader = self._readers[piece.choice]
+            parts = list(reader.push(piece.text))
+            if piece.finish:
+                parts += reader.finish()
+            finish = piece.finish
+            if reader.called and not self._several:
+                parts = _to_first_call(parts)
+                self.texts.stop(piece.choice)
+                finish = "stop"
+            if reader.called and finish in ("end", "stop"):
+                finish = "calls"
+            for part in parts:
+                yield News(piece.choice, part, piece.likely)
+                piece.likely = []
+            if piece.likely or finish:
+                yield News(piece.choice, None, piece.likely, finish)
+
+
+def _to_first_call(parts: list[Part]) -> list[Part]:
+    first = next(i for i, part in enumerate(parts) if isinstance(part, Call))
+    return parts[: first + 1]

@@ -1,0 +1,189 @@
+"""llama.cpp's interface: /completion and /infill.
+
+Source of the fields: llama.cpp tools/server/README.md.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from npurt.serve import limits, options, sse
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front, Wanted
+from npurt.serve.generation import Likely, Texts
+from npurt.serve.openai_common import known, token_text
+from npurt.serve.served_model import ServedModel
+
+STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word"}
+
+
+async def completion(front: Front, request: Request) -> Answer:
+    """Continue a prompt."""
+    return await _answer(
+        front, request, prompt_of(front.model, request.fields.values.get("prompt"))
+    )
+
+
+async def infill(front: Front, request: Request) -> Answer:
+    """Fill a gap between two texts."""
+    fields = request.fields
+    before, after = fields.text("input_prefix", "") or "", fields.text("input_suffix", "") or ""
+    others = [
+        f"{each.text('filename', '') or ''}\n{each.required_text('text')}\n"
+        for each in fields.objects("input_extra", limits.MESSAGES)
+    ]
+    before = "".join(others) + before + (fields.text("prompt", "") or "")
+    return await _answer(front, request, front.model.around(before, after))
+
+
+def prompt_of(model: ServedModel, given: Any) -> list[int]:
+    """Return the ids of a prompt: a text, ids, or both mixed in a list.
+
+    Raises:
+        HttpError: It is something else.
+    """
+    parts = given if isinstance(given, list) else [given]
+    if len(parts) > 1 and all(isinstance(part, str | list) for part in parts):
+        raise wrong("prompt holds several prompts", "send one in a request", "prompt")
+    ids: list[int] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += model.encode(part, add_bos=None if i == 0 else False)
+        elif parts is given and isinstance(part, int) and not isinstance(part, bool):
+            ids += known(model, [part], "prompt")
+        else:
+            raise wrong(f"prompt is {given!r:.60}", "send a string or token ids", "prompt")
+    return ids
+
+
+async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
+    fields = request.fields
+    wanted = options.wanted(fields, request.salt, "n_predict", "max_tokens")
+    wanted.choices = 1
+    await options.constrain(fields, wanted)
+    if fields.has("json_schema"):
+        schema = fields.inner("json_schema").values
+        asked = {"type": "json_schema", "json_schema": {"schema": schema}}
+        await options.constrain(Fields({"response_format": asked}), wanted)
+    likeliest = fields.integer("n_probs", 0, limits.TOP_LOGPROBS, 0)
+    wanted.top_logprobs = likeliest or None
+    stream = fields.flag("stream")
+    talk = Completion(front, front.begin([prompt], wanted), wanted, fields)
+    if not stream:
+        return await talk.whole()
+    return sse.Stream(talk.parts(), talk.texts.cancel)
+
+
+class Completion:
+    """One text in llama.cpp's words."""
+
+    def __init__(self, front: Front, texts: Texts, wanted: Wanted, fields: Fields) -> None:
+        self.texts = texts
+        self._front = front
+        self._wanted = wanted
+        self._progress = fields.flag("return_progress")
+        self._prompt = fields.values.get("prompt", "")
+        self._began = time.perf_counter()
+        self._first: float | None = None
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the object of the whole text."""
+        text, likely = "", []
+        async for piece in self.texts.pieces():
+            assert piece is not None
+            self._first = self._first or time.perf_counter()
+            text += piece.text
+            likely += piece.likely
+        return self.final(text, likely)
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream; the last one has ``stop``."""
+        async for piece in self.texts.pieces(self._front.settings.ping):
+            if piece is None:
+                yield sse.data(self._event("", []) | self._progress_of())
+                continue
+            self._first = self._first or time.perf_counter()
+            if piece.text or piece.likely:
+                yield sse.data(self._event(piece.text, piece.likely))
+        yield sse.data(self.final("", []))
+
+    def _progress_of(self) -> dict[str, Any]:
+        choice = self.texts.choices[0]
+        if not self._progress or choice.count:
+            return {}
+        return {
+            "prompt_progress": {
+                "total": self.texts.prompt_tokens,
+                "cache": choice.cached,
+                "processed": choice.read,
+                "time_ms": round(1e3 * (time.perf_counter() - self._began)),
+            }
+        }
+
+    def _event(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
+        choice = self.texts.choices[0]
+        found = {
+            "index": 0,
+            "content": text,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": choice.count,
+            "tokens_evaluated": self.texts.prompt_tokens,
+        }
+        return found | ({"completion_probabilities": self._chances(likely)} if likely else {})
+
+    def _chances(self, likely: Sequence[Likely]) -> list[dict[str, Any]]:
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text, data = token_text(self._front.model, token)
+            return {"id": token, "token": text, "bytes": data, "logprob": logprob}
+
+        return [
+            entry(token, logprob) | {"top_logprobs": [entry(i, other) for i, other in top]}
+            for token, (logprob, top) in likely
+        ]
+
+    def final(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
+        """Return the object of the end."""
+        choice = self.texts.choices[0]
+        end = choice.finish or "end"
+        return self._event(text, likely) | {
+            "stop": True,
+            "model": self._front.model.name,
+            "prompt": self._prompt,
+            "stop_type": STOP_TYPES[end],
+            "stopping_word": choice.stopped or "",
+            "truncated": False,
+            "tokens_cached": choice.cached,
+            "generation_settings": settings(self._front, self._wanted),
+            "timings": self._timings(choice.count, choice.cached),
+        }
+
+    def _timings(self, generated: int, cached: int) -> dict[str, Any]:
+        """Return durations as the client would measure them, with the time in the queue."""
+        now = time.perf_counter()
+        first = self._first or now
+        read = self.texts.prompt_tokens - cached
+        prompt, rest = 1e3 * (first - self._began), 1e3 * (now - first)
+        return {
+            "cache_n": cached,
+            "prompt_n": read,
+            "prompt_ms": prompt,
+            "prompt_per_second": 1e3 * read / prompt if prompt else 0.0,
+            "predicted_n": generated,
+            "predicted_ms": rest,
+            "predicted_per_second": 1e3 * generated / rest if rest else 0.0,
+        }
+
+
+def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
+    """Return the settings of a text."""
+    sampling = {**front.settings.sampling, **wanted.sampling}
+    most = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
+    return {
+        **{name: value for name, value in sampling.items() if name != "logit_bias"},
+        "n_predict": -1 if most is None else most,
+        "stop": list(wanted.stops),
+        "ignore_eos": wanted.ignore_eos,
+    }

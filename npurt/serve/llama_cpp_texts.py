@@ -1,0 +1,71 @@
+"""llama.cpp's interface: tokens, templates, properties.
+
+Source of the fields: llama.cpp tools/server/README.md.
+"""
+
+from typing import Any
+
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front, Wanted
+from npurt.serve.llama_cpp import settings
+from npurt.serve.openai_chat import messages, template_variables
+from npurt.serve.openai_common import known
+from npurt.serve.tools.wanted import tools_of
+from npurt.version import __version__
+
+MOST_IDS = 1 << 20
+
+
+async def tokenize(front: Front, request: Request) -> Answer:
+    """Return the ids of a text."""
+    fields, model = request.fields, front.model
+    content = fields.text("content", "") or ""
+    add = None if fields.flag("add_special") else False
+    ids = model.encode(content, add_bos=add, special=fields.flag("parse_special", True))
+    if not fields.flag("with_pieces"):
+        return {"tokens": ids}
+    return {"tokens": [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """Return the text of a token, or its bytes where it is a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def detokenize(front: Front, request: Request) -> Answer:
+    """Return the text of ids."""
+    ids = request.fields.items("tokens", MOST_IDS)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise request.fields.wrong("tokens", "a list of token ids")
+    return {"content": front.model.tokenizer.decode(known(front.model, ids, "tokens"))}
+
+
+async def apply_template(front: Front, request: Request) -> Answer:
+    """Return the prompt that messages make."""
+    fields: Fields = request.fields
+    tools = tools_of(fields)
+    prompt = front.model.prompt(
+        messages(fields), tools=tools.listed, variables=template_variables(fields)
+    )
+    return {"prompt": prompt}
+
+
+async def props(front: Front, request: Request) -> Answer:
+    """Describe the server; names of files have no folder."""
+    ready, model = front.ready(), front.model
+    usual: dict[str, Any] = {"n_ctx": ready.n_ctx, "params": settings(front, Wanted())}
+    return {
+        "default_generation_settings": usual,
+        "total_slots": ready.sequences,
+        "model_path": model.path.name,
+        "model_alias": model.name,
+        "chat_template": model.source,
+        "bos_token": model.text_of(model.tokenizer.bos),
+        "eos_token": model.text_of(model.tokenizer.eos),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"npurt {__version__}",
+    }

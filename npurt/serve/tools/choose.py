@@ -1,0 +1,22 @@
+"""Which way of writing calls is a model's: what its chat template says."""
+
+from npurt.serve.tools.calls import Format
+from npurt.serve.tools.coder import Coder
+from npurt.serve.tools.hermes import Hermes
+from npurt.serve.tools.llama3 import Llama3, Pythonic
+from npurt.serve.tools.mistral import Mistral
+
+# What a template contains, first match first.  Templates of Llama 3 have their markup of turns.
+SIGNS: tuple[tuple[str, type[Format]], ...] = (
+    ("<function=", Coder),
+    ("<tool_call>", Hermes),
+    ("[TOOL_CALLS]", Mistral),
+    ("func_name1(params_name1", Pythonic),
+    ("<|start_header_id|>", Llama3),
+    ("<|python_tag|>", Llama3),
+)
+
+
+def format_of(template: str) -> Format:
+    """Return how the model of *template* writes calls; Hermes' way if that is not known."""
+    return next((kind() for sign, kind in SIGNS if sign in template), Hermes())

@@ -1,0 +1,41 @@
+"""Mistral's calls: ``[TOOL_CALLS]`` and a list, or a name, ``[ARGS]`` and an object for each.
+
+Source: the chat templates of Mistral's models.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from npurt.serve.tools.calls import Call, Schemas, call_of, objects
+
+NAMED = re.compile(
+    r"(?:\s*\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*"
+)
+
+
+class Mistral:
+    """See `Format`."""
+
+    start = "[TOOL_CALLS]"
+    end = ""
+    bare = ""
+    markup: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+        """Return the calls in *body*."""
+        if body.lstrip().startswith(("[{", "{")):
+            values = objects(body)
+            listed = values[0] if isinstance(values[0], list) else values
+            return [call_of(value, "arguments", "parameters") for value in listed]
+        calls, at, decoder = [], 0, json.JSONDecoder()
+        while body[at:].strip():
+            match = NAMED.match(body, at)
+            if match is None:
+                raise ValueError("no name of a function")
+            try:
+                value, at = decoder.raw_decode(body, match.end())
+            except RecursionError as error:
+                raise ValueError("nested too deep") from error
+            calls.append(call_of({"name": match[1], "arguments": value}, "arguments"))
+        return calls

@@ -1,0 +1,103 @@
+"""The tools of a request, and whether the model may, must or must not call them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from npurt.serve import limits
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
+
+
+@dataclass(slots=True)
+class Tools:
+    """Tools that a model may call.
+
+    Attributes:
+        listed: As the template gets them.
+        schemas: Of the parameters of each function.
+        forced: Names of which one must be called; none: the model decides.
+        several: Whether there may be more than one call.
+    """
+
+    listed: Sequence[Mapping[str, Any]] = ()
+    schemas: Schemas = field(default_factory=dict)
+    forced: Sequence[str] = ()
+    several: bool = True
+
+    def response_format(self) -> dict[str, Any] | None:
+        """Return what makes the text one call of a forced function; None: nothing is forced."""
+        if not self.forced:
+            return None
+        definitions: dict[str, Any] = {}
+        calls = []
+        for name in self.forced:
+            schema = dict(self.schemas[name]) or {"type": "object"}
+            for key in ("$defs", "definitions"):  # references begin at the root
+                definitions.setdefault(key, {}).update(schema.pop(key, None) or {})
+            calls.append({
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": schema},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            })  # fmt: skip
+        named = {key: value for key, value in definitions.items() if value}
+        return {"type": "json_schema", "json_schema": {"schema": {"anyOf": calls} | named}}
+
+
+class Forced:
+    """A text that is a call by construction, as JSON.  See `Format`."""
+
+    start = "\0"  # never
+    end = ""
+    bare = "{"
+    markup: tuple[str, ...] = ()
+
+    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+        """Return the call that *body* is."""
+        return [call_of(value, "arguments") for value in objects(body)]
+
+
+def tools_of(fields: Fields) -> Tools:
+    """Return the tools in *fields*, in OpenAI's form; tools that are no functions are left out.
+
+    Raises:
+        HttpError: They make no sense.
+    """
+    listed, schemas = [], {}
+    for tool in fields.objects("tools", limits.TOOLS):
+        if tool.text("type", "function") != "function":
+            continue
+        function = tool.inner("function")
+        name = function.required_text("name")
+        if not name or len(name) > limits.TOOL_NAME:
+            raise function.wrong("name", f"a name of up to {limits.TOOL_NAME} characters")
+        schemas[name] = function.inner("parameters").values
+        listed.append(tool.values)
+    if sum(len(json.dumps(schema)) for schema in schemas.values()) > limits.SCHEMA:
+        raise wrong(f"schemas of tools have more than {limits.SCHEMA} characters",
+                    "send fewer tools", "tools")  # fmt: skip
+    several = fields.flag("parallel_tool_calls", True)
+    choice = fields.values.get("tool_choice")
+    if choice is None or choice == "auto":
+        return Tools(listed, schemas, (), several)
+    if choice == "none":
+        return Tools()
+    if choice == "required":
+        forced = list(schemas)
+    else:
+        chosen = fields.inner("tool_choice")
+        function = chosen.inner("function") if chosen.has("function") else chosen
+        forced = [function.required_text("name")]
+    if not schemas or any(name not in schemas for name in forced):
+        raise fields.wrong("tool_choice", "auto, none, required, or one of tools")
+    return Tools(listed, schemas, forced, several)
+
+
+def reader_format(tools: Tools, usual: Format) -> Format | None:
+    """Return how calls are written in a text; None: there are none."""
+    if tools.forced:
+        return Forced()
+    return usual if tools.listed else None

@@ -1,0 +1,135 @@
+"""llama.cpp's own paths."""
+
+import asyncio
+
+import pytest
+
+from npurt.serve.front import Settings
+from tests.serve.client import SAY_HI, Client, asking, served
+from tests.serve.test_openai_text import coder  # noqa: F401  a fixture
+
+HELLO = {"prompt": "Hello"}
+
+
+def ids_of(text, **options):
+    return served().tokenizer.encode(text, **options)
+
+
+@asking
+async def test_a_completion_has_this_form():
+    client = Client(" world")
+    answer = (await client("/completion", HELLO)).json
+    words = (await client("/completion", HELLO | {"stop": ["or"]})).json
+    short = (await client("/completion", HELLO | {"n_predict": 1})).json
+
+    assert (answer["content"], answer["stop"], answer["stop_type"]) == (" world", True, "eos")
+    assert answer["tokens_predicted"] == len(ids_of(" world", add_bos=False))
+    assert answer["tokens_evaluated"] == len(ids_of("Hello"))
+    assert (words["content"], words["stop_type"], words["stopping_word"]) == (" w", "word", "or")
+    assert (short["stop_type"], short["tokens_predicted"]) == ("limit", 1)
+    assert answer["generation_settings"]["n_predict"] == -1
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"]
+
+
+@asking
+async def test_a_stream_ends_with_stop_and_without_done():
+    events = (await Client(" world")("/completion", HELLO | {"stream": True})).events
+
+    assert "".join(event["content"] for event in events) == " world"
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["stop_type"] == "eos"
+
+
+@asking
+async def test_progress_is_told_while_the_prompt_is_read():
+    client = Client("x", settings=Settings(ping=0.01))
+    client.engine.go.clear()
+    body = HELLO | {"stream": True, "return_progress": True}
+    task = asyncio.create_task(client("/completion", body))
+    await asyncio.sleep(0.05)
+    client.engine.go.set()
+    progress = [e["prompt_progress"] for e in (await task).events if "prompt_progress" in e]
+
+    assert progress
+    assert progress[0]["total"] == len(ids_of("Hello"))
+    assert progress[0]["processed"] == 0
+
+
+@asking
+async def test_a_prompt_may_mix_texts_and_ids():
+    client = Client("x")
+    await client("/completion", {"prompt": [70, 71, "Hello", 72]})
+    assert client.backend.submitted[0].tokens == [70, 71, *ids_of("Hello", add_bos=False), 72]
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {}, [], ["a", "b"], [[1], [2]], [True], [99999]])
+@asking
+async def test_a_prompt_that_is_none_is_refused(prompt):
+    assert (await Client("x")("/completion", {"prompt": prompt})).status == 400
+
+
+@asking
+async def test_chances_of_tokens():
+    answer = (await Client("Hi")("/completion", HELLO | {"n_probs": 2})).json
+    first = answer["completion_probabilities"][0]
+
+    assert first["logprob"] == -0.5
+    assert len(first["top_logprobs"]) == 2
+    assert bytes(first["bytes"]).decode() == first["token"]
+
+
+@asking
+async def test_a_schema_reaches_the_engine():
+    client = Client("{}")
+    await client("/completion", HELLO | {"json_schema": {"type": "object"}})
+    form = client.backend.submitted[0].response_format
+    assert form == {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+
+
+@asking
+async def test_infill_puts_the_gap_between_two_texts(coder):  # noqa: F811
+    client = Client("x", model=coder)
+    body = {"input_prefix": "a = ", "prompt": "b", "input_suffix": "\n",
+            "input_extra": [{"filename": "f.py", "text": "c"}]}  # fmt: skip
+    assert (await client("/infill", body)).json["content"] == "x"
+
+    tokens = client.backend.submitted[0].tokens
+    before, after = tokens[tokens.index(300) + 1 : tokens.index(301)], tokens[-2:]
+    assert before == coder.encode("f.py\nc\na = b", add_bos=False)
+    assert after == [*coder.encode("\n", add_bos=False), 302]
+
+
+@asking
+async def test_tokens_and_texts():
+    client = Client()
+    ids = ids_of("Hé", add_bos=False)
+    pieces = (await client("/tokenize", {"content": "Hé", "with_pieces": True})).json["tokens"]
+    found = [p["piece"] if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces]
+
+    assert (await client("/tokenize", {"content": "Hé"})).json == {"tokens": ids}
+    assert (await client("/tokenize", {"content": "Hé", "add_special": True})).json["tokens"] == (
+        ids_of("Hé")
+    )
+    assert (await client("/detokenize", {"tokens": ids})).json == {"content": "Hé"}
+    assert [p["id"] for p in pieces] == ids
+    assert b"".join(bytes(each) for each in found).decode() == "Hé"
+    for wrong in ([True], [99999], "x", [1.5]):
+        assert (await client("/detokenize", {"tokens": wrong})).status == 400
+
+
+@asking
+async def test_a_template_is_applied():
+    prompt = (await Client()("/apply-template", SAY_HI)).json["prompt"]
+    assert prompt.endswith("<user>hi<assistant>")
+
+
+@asking
+async def test_properties_name_no_folder():
+    client = Client(sequences=3, settings=Settings({"temperature": 0.25}))
+    found = (await client("/props")).json
+
+    assert found["total_slots"] == 3
+    assert found["default_generation_settings"]["n_ctx"] == 256
+    assert found["default_generation_settings"]["params"]["temperature"] == 0.25
+    assert "/" not in found["model_path"]
+    assert "<{{ m.role }}>" in found["chat_template"]

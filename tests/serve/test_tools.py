@@ -1,0 +1,203 @@
+"""Tools and thoughts in chats; texts that must have a form."""
+
+import json
+
+import pytest
+
+from tests.serve.client import SAY_HI, TEMPLATE, Client, asking, served
+
+CHAT = "/v1/chat/completions"
+HERMES = TEMPLATE + "{# <tool_call> #}"
+THINKING = TEMPLATE + "{# <think> </think> <tool_call> #}"
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "time"}},
+    {"type": "web_search"},
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+TIME = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+ASK = SAY_HI | {"tools": TOOLS}
+
+
+def client(say, template=HERMES, **options):
+    return Client(say, model=served("llama3", template), **options)
+
+
+def deltas(events):
+    return [event["choices"][0]["delta"] for event in events[:-1]]
+
+
+@asking
+async def test_a_call_has_this_form():
+    choice = (await client(CALL)(CHAT, ASK)).json["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert call["type"] == "function"
+    assert call["id"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+
+
+@asking
+async def test_calls_of_a_stream_have_an_index_on_every_delta_and_a_name_on_the_first():
+    events = (await client(f"Well.{CALL}\n{TIME}")(CHAT, ASK | {"stream": True})).events
+    calls = {}
+    for delta in deltas(events):
+        for each in delta.get("tool_calls", ()):
+            seen = calls.setdefault(each["index"], [])
+            assert (not seen) == ("id" in each) == ("name" in each["function"]) == ("type" in each)
+            seen.append(each)
+    arguments = ["".join(d["function"]["arguments"] for d in calls[i]) for i in (0, 1)]
+
+    assert [calls[i][0]["function"]["name"] for i in (0, 1)] == ["weather", "time"]
+    assert [json.loads(text) for text in arguments] == [{"city": "Rome"}, {}]
+    assert calls[0][0]["id"] != calls[1][0]["id"]
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert "".join(delta.get("content", "") for delta in deltas(events)) == "Well."
+
+
+@asking
+async def test_a_text_without_a_call_is_a_text():
+    choice = (await client("Sunny.")(CHAT, ASK)).json["choices"][0]
+
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "Sunny."
+    assert "tool_calls" not in choice["message"]
+
+
+@asking
+async def test_without_tools_nothing_is_taken_for_a_call():
+    for body in (SAY_HI, ASK | {"tool_choice": "none"}):
+        choice = (await client(CALL)(CHAT, body)).json["choices"][0]
+        assert choice["message"]["content"] == CALL
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@asking
+async def test_one_call_alone_if_only_one_is_wanted(stream):
+    asked = client(f"{CALL}{TIME}{'x' * 99}")
+    body = ASK | {"parallel_tool_calls": False, "stream": stream}
+    reply = await asked(CHAT, body)
+    if stream:
+        calls = [c for delta in deltas(reply.events) for c in delta.get("tool_calls", ())]
+        assert reply.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    else:
+        calls = reply.json["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["weather"]
+    assert not asked.backend.busy
+
+
+@asking
+async def test_the_template_gets_functions_only():
+    asked = client("x")
+    await asked(CHAT, ASK)
+    said = asked.model.tokenizer.decode(asked.backend.submitted[0].tokens)
+
+    assert "weather" in said
+    assert "web_search" not in said
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", ["weather", "time"]),
+        ({"type": "function", "function": {"name": "time"}}, ["time"]),
+    ],
+)
+@asking
+async def test_a_forced_call_follows_from_a_schema(choice, names):
+    asked = client('{"name": "time", "arguments": {"zone": "UTC"}}')
+    found = (await asked(CHAT, ASK | {"tool_choice": choice})).json["choices"][0]
+    schema = asked.backend.submitted[0].response_format["json_schema"]["schema"]
+
+    assert found["message"]["tool_calls"][0]["function"]["name"] == "time"
+    assert found["finish_reason"] == "tool_calls"
+    assert [each["properties"]["name"]["const"] for each in schema["anyOf"]] == names
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS[:1] * 129}, "tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ],
+)
+@asking
+async def test_tools_that_make_no_sense_are_refused(change, param):
+    reply = await client("x")(CHAT, ASK | change)
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+
+
+@asking
+async def test_a_template_that_knows_no_tools_says_so():
+    reply = await client("x", "{{ messages[0].content }}")(CHAT, ASK)
+    assert (reply.status, reply.json["error"]["param"]) == (400, "tools")
+
+
+# --- Thoughts ---------------------------------------------------------------------------------
+
+
+@asking
+async def test_thoughts_stand_apart():
+    asked = client("<think>\nhm\n</think>\n\nYes", THINKING)
+    message = (await asked(CHAT, SAY_HI)).json["choices"][0]["message"]
+    parts = deltas((await asked(CHAT, SAY_HI | {"stream": True})).events)
+    whole = (await asked(CHAT, SAY_HI | {"reasoning_format": "none"})).json["choices"][0]
+
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
+    assert "".join(part.get("reasoning_content", "") for part in parts) == "hm"
+    assert "".join(part.get("content", "") for part in parts) == "Yes"
+    assert whole["message"]["content"] == "<think>\nhm\n</think>\n\nYes"
+
+
+@asking
+async def test_a_thought_and_a_call():
+    asked = client(f"<think>hm</think>\n{CALL}", THINKING)
+    message = (await asked(CHAT, ASK)).json["choices"][0]["message"]
+
+    assert message["reasoning_content"] == "hm"
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 1
+
+
+# --- Forms ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": PARAMETERS}},
+    ],
+)
+@asking
+async def test_a_form_reaches_the_engine(form):
+    asked = client("{}")
+    assert (await asked(CHAT, SAY_HI | {"response_format": form})).status == 200
+    assert asked.backend.submitted[0].response_format == form
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
+         "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "enum": ["x" * 70000]}}}}, "response_format"),
+        ({"grammar": "nonsense ::"}, "grammar"),
+    ],
+)  # fmt: skip
+@asking
+async def test_a_form_that_makes_no_sense_is_refused_before_the_stream(body, param):
+    reply = await client("x")(CHAT, SAY_HI | body | {"stream": True})
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
