@@ -69,13 +69,15 @@ class Mode(Enum):
 
 def mode(name: str | None = None) -> Mode:
     """Return the mode called *name*, by default the one of `NPURT_VERIFY`."""
-    chosen = name or read(VERIFY, str)
+    stated = name is None or (isinstance(name, str) and not name)
+    chosen = read(VERIFY, str) if stated else name
     try:
         return Mode(chosen)
     except ValueError:
-        of = "" if name else f", which {VERIFY.name}={chosen!r} states,"
+        of = "" if not stated else f", which {VERIFY.name}={chosen!r} states,"
         raise SettingError(
-            f"verification mode {chosen!r}{of} does not exist", remedy="use off, sample or always"
+            f"verification mode {chosen!r:.60}{of} does not exist",
+            remedy="use off, sample or always",
         ) from None
 
 

@@ -63,7 +63,7 @@ class Reference:
         Raises:
             SettingError: The text has another form.
         """
-        match = _REFERENCE.fullmatch(text)
+        match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
         if not match or ".." in text or "--" in match["repo"] or len(match["repo"]) > LONGEST_REPO:
             raise SettingError(
                 f"{text!r:.80} names no hub repository",
@@ -82,7 +82,10 @@ class Reference:
         Raises:
             SettingError: An argument has another form, or they contradict each other.
         """
-        if file is None and revision is None:
+        for name, value in (("the file", file), ("the revision", revision)):
+            if value is not None and not isinstance(value, str):
+                raise SettingError(f"{name} is {value!r:.60}", remedy="pass a str, or leave it out")
+        if not isinstance(repo, str) or (file is None and revision is None):
             return cls.parse(repo)
         name, colon, quant = repo.partition(":")
         if colon and file is not None:

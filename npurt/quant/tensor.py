@@ -141,7 +141,18 @@ class QTensor(QuantisedArray):
         """Return the same values with K along *axis*: of a matrix of floats, copied in that order.
 
         Blocks of other formats lie along K, so the tensor is returned as it is.
+
+        Raises:
+            LayoutError: There is no such axis.
         """
+        if (
+            isinstance(axis, bool)
+            or not isinstance(axis, int | np.integer)
+            or axis not in (range(self.ndim))
+        ):
+            raise LayoutError(
+                f"axis {axis!r:.40} is none of {self!r}", remedy=f"pass 0 to {self.ndim - 1}"
+            )
         if axis == self.sum_axis or self.ndim != 2 or self.format.block > 1:
             return self
         other = QTensor(np.ascontiguousarray(self.blocks.T), self.format)
@@ -271,10 +282,10 @@ def _selects_rows(key: Any) -> bool:
     """True for a slice, an int, a sequence of ints and a mask; False for None and Ellipsis."""
     if isinstance(key, slice):
         return True
-    if key is None or key is Ellipsis:
+    if not isinstance(key, int | np.integer | list | tuple | range | np.ndarray):
         return False
     array = np.asarray(key)
-    if array.dtype.kind == "b" or not array.size:
+    if array.dtype.kind == "b" or (not array.size and not isinstance(key, np.ndarray)):
         return array.ndim == 1
     return array.dtype.kind in "iu" and array.ndim <= 1
 

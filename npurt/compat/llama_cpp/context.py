@@ -1,6 +1,6 @@
 """The part of llama-cpp-python's `Llama` that writes no text: file, tokens, context, states."""
 
-import os
+import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -19,12 +19,13 @@ from npurt.compat.llama_cpp.arguments import (
 )
 from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
 from npurt.compat.sampling import F32, Ids
-from npurt.errors import LayoutError, SettingError
+from npurt.errors import LayoutError, NumericsError, SettingError
 from npurt.llm.decode.model import Llama as Model
 from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.text.detokenize import as_ids
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
-from npurt.runtime.open.arguments import integer
+from npurt.runtime.open.arguments import flag, integer, require_path
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -79,20 +80,20 @@ class OpenModel:
         refuse(self._arguments, MODEL_DEFAULTS)
         if not (draft_model is None or isinstance(draft_model, LlamaPromptLookupDecoding)):
             raise missing(f"draft_model={draft_model!r:.60}")
-        self.model_path = os.fspath(model_path)
+        self.model_path = require_path(model_path)
         if not isinstance(chat_format, str | None):
             raise SettingError(
                 f"chat_format is {chat_format!r:.60}", remedy="pass a name such as chatml"
             )
         self.chat_format = chat_format
-        self.verbose = verbose
+        self.verbose = flag("verbose", verbose)
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
         self._pooling = pooling(pooling_type)
         self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
         self._model: Model | None = None
-        if vocab_only:
+        if flag("vocab_only", vocab_only):
             with errors_of(self.model_path), GGUF(self.model_path) as file:
                 self._metadata = file.metadata
                 self._tokenizer = Tokenizer.from_gguf(self._metadata)
@@ -105,7 +106,7 @@ class OpenModel:
             n_threads=n_threads,
             kv_type=kv_type(type_k, type_v),
             chat_template=None if chat_format is None else FORMATS.get(chat_format, chat_format),
-            progress=bool(verbose),
+            progress=self.verbose,
             draft=None if draft_model is None else "lookup",
             draft_max=None if draft_model is None else draft_model.num_pred_tokens,
             lora=None if lora_path is None else (lora_path, lora_scale),
@@ -169,14 +170,19 @@ class OpenModel:
             words = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise LayoutError(f"text is no UTF-8: {error}", remedy="encode it in UTF-8") from error
-        return self._tokenizer.encode(words, add_bos=None if add_bos else False, special=special)
+        begin = None if flag("add_bos", add_bos) else False
+        return self._tokenizer.encode(words, add_bos=begin, special=flag("special", special))
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """Return the bytes of *tokens*, without the space that follows a BOS at their begin."""
-        tokenizer, ids = self._tokenizer, list(tokens)
-        hidden = frozenset() if special else tokenizer.control
+        """Return the bytes of *tokens*, without the space that follows a BOS at their begin.
+
+        Raises:
+            LayoutError: *tokens* are no ids of the vocabulary.
+        """
+        tokenizer, ids = self._tokenizer, as_ids(tokens)
+        hidden = frozenset() if flag("special", special) else tokenizer.control
         data = b"".join(tokenizer.piece(token) for token in ids if token not in hidden)
         begins = bool(ids) and ids[0] == tokenizer.bos
         return data.removeprefix(b" ") if begins else data
@@ -296,16 +302,39 @@ class OpenModel:
 
     @staticmethod
     def logits_to_logprobs(logits: Any, axis: int = -1) -> F32:
-        """Return the logarithms of the probabilities that *logits* mean."""
-        values = np.asarray(logits, np.float32)
-        below = values - values.max(axis=axis, keepdims=True)
+        """Return the logarithms of the probabilities that *logits* mean.
+
+        Raises:
+            LayoutError: *logits* are no array of numbers with elements along *axis*.
+            NumericsError: One is NaN or +infinity, or all along *axis* are -infinity.
+        """
+        try:
+            values = np.asarray(logits)
+            if values.dtype.kind not in "fiub":
+                raise TypeError(f"they are {values.dtype}")
+            values = values.astype(np.float32)
+            most = values.max(axis=operator.index(axis), keepdims=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LayoutError(
+                f"there are no logits along axis {axis!r:.40} of {logits!r:.60}: {error}",
+                remedy="pass an array of numbers, such as Llama.eval_logits, and one of its axes",
+            ) from error
+        if not np.isfinite(most).all():
+            raise NumericsError(
+                f"the largest of the logits is {most.max()}", remedy="pass logits of a model"
+            )
+        below = values - most
         logs: F32 = below - np.log(np.exp(below).sum(axis=axis, keepdims=True))
         return logs
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many first tokens *a* and *b* share."""
-        same = [x == y for x, y in zip(a, b, strict=False)]
+        """Return how many first tokens *a* and *b* share.
+
+        Raises:
+            LayoutError: One of them are no token ids.
+        """
+        same = [x == y for x, y in zip(as_ids(a), as_ids(b), strict=False)]
         return same.index(False) if False in same else len(same)
 
 
@@ -326,7 +355,13 @@ class LlamaTokenizer:
         return self._llama.detokenize(tokens, prev_tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
-        """Return the ids of *text*."""
+        """Return the ids of *text*.
+
+        Raises:
+            LayoutError: *text* is no str.
+        """
+        if not isinstance(text, str):
+            raise LayoutError(f"text is {text!r:.60}", remedy="pass a str; tokenize takes bytes")
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from npurt.compat.sampling import F32, Criterion, Ids, Processor
 from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar
 from npurt.llm.state.state import Snapshot
+from npurt.runtime.open.arguments import require_path
 
 LogitsProcessor = Processor
 StoppingCriteria = Criterion
@@ -97,8 +98,9 @@ class LlamaGrammar(Grammar):
         Raises:
             GrammarError: It is wrong, or larger than any grammar.
             OSError: The file cannot be read.
+            SettingError: *file* is no path.
         """
-        with open(file, encoding="utf-8", errors="replace") as opened:
+        with open(require_path(file), encoding="utf-8", errors="replace") as opened:
             return cls.from_string(opened.read(MAX_TEXT + 1), verbose)
 
     @classmethod

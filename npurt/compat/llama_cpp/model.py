@@ -33,7 +33,7 @@ from npurt.llm.decode.generate import Generation, Timing
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.stops import stop_texts
 from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
-from npurt.runtime.open.arguments import integer
+from npurt.runtime.open.arguments import flag, integer
 
 Read = Callable[[Timing], Result]  # returns the log probabilities since its last call
 
@@ -59,7 +59,7 @@ class Llama(OpenModel):
             SettingError: Nothing was appended by `eval`.
             UnsupportedOp: npurt does not have an option.
         """
-        if idx == self.n_tokens - 1:
+        if isinstance(idx, int) and idx == self.n_tokens - 1:
             idx = None
         refuse({"grammar": grammar}, {"grammar": None})
         request = self._request(temp, None, **sampling(locals()))
@@ -94,7 +94,7 @@ class Llama(OpenModel):
         """
         request = self._request(temp, None, **sampling(locals()))
         ids = self._llm.model.valid(tokens)
-        prompt = ids if reset else [*self._llm.history, *ids]
+        prompt = ids if flag("reset", reset) else [*self._llm.history, *ids]
         sampler = self._sampler(request, prompt)
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
@@ -199,6 +199,7 @@ class Llama(OpenModel):
             ids = self._llm.model.valid(prompt)
             begin = self.detokenize(ids).decode(errors="replace")
         top = alternatives(logprobs)
+        echo = flag("echo", echo)
         if echo and top is not None:
             raise missing("logprobs with echo")
         sampler = self._sampler(request, ids)
@@ -206,8 +207,8 @@ class Llama(OpenModel):
         read = None if top is None else Logprobs(self._piece, len(begin)).of_completion
         if echo:
             pieces = _chain(begin, pieces)
-        common = head("cmpl", "text_completion", model or self.model_path)
-        if stream:
+        common = head("cmpl", "text_completion", self._name(model))
+        if flag("stream", stream):
             return self._chunks(common, pieces, read)
         with self._llm.lock:  # another thread cannot end it
             text = "".join(pieces)
@@ -271,8 +272,8 @@ class Llama(OpenModel):
         sampler = self._sampler(request, ids)
         pieces = iter(self._generation(ids, sampler, stops, max_tokens, top))
         read = None if top is None else Logprobs(self._piece).of_chat
-        name = model or self.model_path
-        if stream:
+        name = self._name(model)
+        if flag("stream", stream):
             common = head("chatcmpl", "chat.completion.chunk", name)
             return self._chat_chunks(common, pieces, read)
         with self._llm.lock:
@@ -339,7 +340,7 @@ class Llama(OpenModel):
         """
         texts = input if isinstance(input, list) else [input]
         made = self._embeddings(texts, normalize=False, truncate=True)
-        return as_openai(made, model or self.model_path)
+        return as_openai(made, self._name(model))
 
     def embed(
         self,
@@ -365,13 +366,24 @@ class Llama(OpenModel):
         made = self._embeddings(texts, normalize=normalize, truncate=truncate)
         vectors = [embedding.values.tolist() for embedding in made]
         found = vectors[0] if isinstance(input, str) else vectors
-        return (found, sum(embedding.tokens for embedding in made)) if return_count else found
+        counted = flag("return_count", return_count)
+        return (found, sum(embedding.tokens for embedding in made)) if counted else found
 
     def _embeddings(
         self, texts: Sequence[str], *, normalize: bool, truncate: bool
     ) -> list[Embedding]:
         pooling = NUMBERS[self.pooling_type()].value
         return self._llm.embedder.each(texts, normalize, pooling=pooling, truncate=truncate)
+
+    def _name(self, model: Any) -> str:
+        """Return what results call the model: what the caller says, or its path.
+
+        Raises:
+            SettingError: *model* is no text.
+        """
+        if not isinstance(model, str | None):
+            raise SettingError(f"model is {model!r:.60}", remedy="model must be a text")
+        return model or self.model_path
 
     # --- What is not there yet ------------------------------------------------------------------
 

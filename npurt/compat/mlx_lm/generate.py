@@ -21,7 +21,7 @@ from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.sampler import Sampler, Sampling, greedy
 from npurt.llm.decode.samplers.checks import functions, returned, unusable
-from npurt.runtime.open.arguments import none_at_minus_one
+from npurt.runtime.open.arguments import flag, integer, none_at_minus_one
 
 F32 = npt.NDArray[np.float32]
 Prompt = str | Sequence[int] | npt.NDArray[Any]
@@ -200,7 +200,12 @@ def stream_generate(
     """
     refuse(locals(), "draft_model")
     kwargs.pop("num_draft_tokens", None)
-    if max_tokens == 0:
+    if not isinstance(model, Llama) or not isinstance(tokenizer, TokenizerWrapper):
+        raise SettingError(
+            f"model is {model!r:.60} and tokenizer {tokenizer!r:.60}",
+            remedy="pass what npurt.compat.mlx_lm.load returned",
+        )
+    if integer("max_tokens", max_tokens, -1) == 0:
         raise SettingError("max_tokens is 0", remedy="use 1 or more, or -1 for no limit")
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
@@ -255,7 +260,7 @@ def generate(
         SettingError: *max_tokens* is 0.
         UnsupportedOp: npurt does not have an option.
     """
-    write = sys.stdout.write if verbose else (lambda _: 0)
+    write = sys.stdout.write if flag("verbose", verbose) else (lambda _: 0)
     write("=" * 10 + "\n")
     text = ""
     for response in stream_generate(model, tokenizer, prompt, **kwargs):

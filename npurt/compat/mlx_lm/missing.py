@@ -20,5 +20,7 @@ def refuse(given: Mapping[str, Any], *names: str) -> None:
         UnsupportedOp: One is something else.
     """
     for name in names:
-        if given[name] is not None and given[name] is not False and given[name] != {}:
+        value = given[name]
+        empty = isinstance(value, Mapping) and not value
+        if not (value is None or value is False or empty):
             raise missing(f"{name}={given[name]!r:.60}")

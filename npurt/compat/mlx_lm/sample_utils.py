@@ -176,11 +176,11 @@ def make_logits_processors(
     biases = checked_biases(logit_bias)
     if biases:
         processors.append(_bias(biases))
-    if repetition_penalty:
+    if repetition_penalty is not None and finite("repetition_penalty", repetition_penalty):
         processors.append(make_repetition_penalty(repetition_penalty, repetition_context_size))
-    if presence_penalty:
+    if presence_penalty is not None and finite("presence_penalty", presence_penalty):
         processors.append(make_presence_penalty(presence_penalty, presence_context_size))
-    if frequency_penalty:
+    if frequency_penalty is not None and finite("frequency_penalty", frequency_penalty):
         processors.append(make_frequency_penalty(frequency_penalty, frequency_context_size))
     return processors
 

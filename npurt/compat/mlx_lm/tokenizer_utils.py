@@ -7,6 +7,7 @@ from npurt.errors import SettingError
 from npurt.llm.decode.model import Llama
 from npurt.llm.text.chat import joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.open.arguments import flag
 
 
 class StreamingDetokenizer:
@@ -97,12 +98,14 @@ class TokenizerWrapper:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of *text*; with BOS if it is asked for and the model wants one."""
-        return self._tokenizer.encode(text, add_bos=None if add_special_tokens else False)
+        begin = None if flag("add_special_tokens", add_special_tokens) else False
+        return self._tokenizer.encode(text, add_bos=begin)
 
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of *token_ids*."""
         ids = token_ids if isinstance(token_ids, Iterable) else [token_ids]
-        return self._tokenizer.decode(map(int, ids), special=not skip_special_tokens)
+        hidden = flag("skip_special_tokens", skip_special_tokens)
+        return self._tokenizer.decode(ids, special=not hidden)
 
     def apply_chat_template(
         self,

@@ -9,6 +9,7 @@ from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
 from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.decode.model import Llama
+from npurt.runtime.open.arguments import flag, require_path
 
 IGNORED = frozenset(["trust_remote_code", "use_fast"])  # of tokenizers: they change no result
 
@@ -64,6 +65,7 @@ def load(
         UnsupportedOp: npurt does not have what an argument asks for.
     """
     refuse(locals(), "model_config", "adapter_path")
+    with_config = flag("return_config", return_config)
     config = {k: v for k, v in (tokenizer_config or {}).items() if k not in IGNORED}
     end, template = config.pop("eos_token", None), config.pop("chat_template", None)
     for name in config:
@@ -76,11 +78,11 @@ def load(
     except BaseException:
         llm.close()
         raise
-    return (llm, tokenizer, dict(llm.metadata)) if return_config else (llm, tokenizer)
+    return (llm, tokenizer, dict(llm.metadata)) if with_config else (llm, tokenizer)
 
 
 def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
-    path = Path(place)
+    path = Path(require_path(place))
     if path.is_dir():
         found = sorted(path.glob("*.gguf"))
         first = [file for file in found if "-of-" not in file.name or "-00001-of-" in file.name]

@@ -19,6 +19,7 @@ from npurt.llm.file.metadata import CONVERT_AGAIN
 from npurt.llm.file.pooling import Pooling, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.lock import locked
+from npurt.runtime.open.arguments import flag, listed
 
 F64 = npt.NDArray[np.float64]
 Text = str | Sequence[int]  # or its token ids, complete
@@ -147,6 +148,8 @@ class Embedder:
             SettingError: There is no such pooling.
         """
         self._model.require_open()
+        normalize, truncate = flag("normalize", normalize), flag("truncate", truncate)
+        texts = listed("texts", texts, "a text, token ids, or a list of these")
         chosen = pooling_of(pooling, self._model.file.metadata)
         if chosen is Pooling.RANK:
             self._require_classifier()
@@ -281,4 +284,6 @@ def unit(x: F64) -> F64:
 
 def _is_ids(texts: Sequence[Text] | Sequence[int]) -> TypeGuard[Sequence[int]]:
     """Return whether *texts* is a flat list of token ids."""
-    return len(texts) > 0 and isinstance(texts[0], SupportsIndex)
+    return isinstance(texts, Sequence | np.ndarray) and (
+        np.ndim(texts) > 0 and len(texts) > 0 and isinstance(texts[0], SupportsIndex)
+    )

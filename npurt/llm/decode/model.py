@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from npurt import moved
 from npurt.cpu.abi import limits
 from npurt.device import Device
+from npurt.errors import SettingError
 from npurt.llm.decode.embed import Embedder
 from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.parts import Part
@@ -24,7 +25,7 @@ from npurt.llm.spec.speculator import Speculator
 from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
 from npurt.llm.text import named_templates
-from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
+from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
@@ -114,6 +115,8 @@ class Llama:
         n_ctx = optional_integer("n_ctx", n_ctx)
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
+        if not isinstance(draft, str | os.PathLike | None):
+            raise SettingError(f"draft is {draft!r:.60}", remedy='pass a path, or "lookup"')
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
@@ -137,7 +140,13 @@ class Llama:
                 if network is not None:
                     setup = setup.capturing(network.shape.layers)
                 self.model = opened.enter_context(
-                    Model(setup, devices, checks, strict=strict, progress=progress)
+                    Model(
+                        setup,
+                        devices,
+                        checks,
+                        strict=flag("strict", strict),
+                        progress=flag("progress", progress),
+                    )
                 )
             self.context = Context(self.model, shift=context_shift)
             opened.callback(self.context.release)

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypedDict, TypeVar
 
+import numpy as np
+
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
@@ -13,7 +15,7 @@ from npurt.llm.decode.samplers.checks import functions
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.decode.stops import split_stops
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.runtime.open.arguments import integer, none_at_minus_one, optional_integer
+from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
 
 # Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
 # values that ask for nothing.
@@ -111,7 +113,7 @@ class Request:
             top_logprobs=_top_logprobs(given.get("logprobs"), given.get("top_logprobs")),
             processors=functions("logits_processor", given.get("logits_processor")),
             criteria=functions("stopping_criteria", given.get("stopping_criteria")),
-            ignore_eos=bool(given.get("ignore_eos")),
+            ignore_eos=flag("ignore_eos", given.get("ignore_eos")),
             min_tokens=optional_integer("min_tokens", given.get("min_tokens"), 0) or 0,
             grammar=grammar_of(given.get("grammar"), given.get("response_format")),
         )
@@ -158,7 +160,7 @@ def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
 def asks_for_nothing(value: Any, neutral: Any) -> bool:
     """Return whether *value* is None or *neutral*; False is not 0."""
     alike = isinstance(value, bool) == isinstance(neutral, bool)
-    return value is None or (alike and bool(value == neutral))
+    return value is None or (alike and not isinstance(value, np.ndarray) and bool(value == neutral))
 
 
 def _top_logprobs(logprobs: bool | int | None, top: int | None) -> int | None:

@@ -7,7 +7,8 @@ import numpy as np
 
 from npurt.errors import SettingError
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.runtime.open.arguments import integer
+from npurt.llm.text.vocabulary import MAX_TOKENS
+from npurt.runtime.open.arguments import integer, listed
 
 
 class TextStream:
@@ -47,12 +48,13 @@ def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
         SettingError: A stop text is empty, or something is neither text nor id.
     """
     single = isinstance(stop, str | bytes) or not isinstance(stop, Iterable)
-    given = () if stop is None else (stop,) if single else tuple(stop)
+    several = [] if single else listed("stop", stop, "a text, an id, or a list of these")
+    given = [] if stop is None else [stop] if single else several
     ids: list[Any] = []
     texts: list[Any] = []
     for one in given:
         (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
-    return stop_texts(texts), frozenset(integer("a stop id", one, 0) for one in ids)
+    return stop_texts(texts), frozenset(integer("a stop id", one, 0, MAX_TOKENS) for one in ids)
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -63,7 +65,8 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if stop is None:
         return ()
-    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    single = isinstance(stop, str) or not isinstance(stop, Iterable)
+    texts = (stop,) if single else tuple(listed("stop", stop, "a text, or a list of texts"))
     for text in texts:
         if not isinstance(text, str):
             raise SettingError(

@@ -10,7 +10,7 @@ from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
-from npurt.runtime.open.arguments import integer
+from npurt.runtime.open.arguments import flag, integer, listed
 
 if TYPE_CHECKING:  # templates are imported with the first chat: jinja2 takes 40 ms
     from npurt.llm.text.chat import ChatTemplate
@@ -157,6 +157,7 @@ class TextGenerator:
         given = locals()
         options = {name: given[name] for name in Options.__annotations__}
         count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
+        stream, echo = flag("stream", stream), flag("echo", echo)
         if stream and count > 1:
             raise SettingError(f"n is {count} with stream", remedy="stream one text at a time")
         request = Request.of(options | unknown, self.seed)
@@ -334,9 +335,9 @@ class TextGenerator:
             )
         from npurt.llm.text.chat import joined_parts
 
-        given = joined_parts(messages)
-        if tools:
-            template_variables["tools"] = tools
+        given = joined_parts(listed("messages", messages, "a list of dicts"))
+        if functions := _tools(tools):
+            template_variables["tools"] = functions
         template = self.template
         _require_read(template, template_variables)
         text = template.render(
@@ -378,3 +379,17 @@ def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> Non
         close = difflib.get_close_matches(name, known, 1)
         remedy = f"did you mean {close[0]}? Otherwise leave it out" if close else "leave it out"
         raise SettingError(f"the model's chat template does not read {name}", remedy=remedy)
+
+
+def _tools(tools: Any) -> list[Any]:
+    """Return the functions of the argument *tools*; none for None.
+
+    Raises:
+        SettingError: They are no JSON schemas.
+    """
+    given = [] if tools is None else listed("tools", tools, "a list of functions as JSON schemas")
+    if not all(isinstance(each, Mapping) for each in given):
+        raise SettingError(
+            f"tools is {tools!r:.60}", remedy="tools must be a list of functions as JSON schemas"
+        )
+    return given

@@ -21,6 +21,7 @@ from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import optional, require
 from npurt.quant.tensor import QTensor
+from npurt.runtime.open.arguments import listed
 
 A, B = ".lora_a", ".lora_b"
 AGAIN = "make the adapter again, with llama.cpp's convert_lora_to_gguf.py"
@@ -156,10 +157,11 @@ def adapters(lora: Lora | None) -> list[Adapter]:
     one = isinstance(lora, str | os.PathLike) or (
         isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], Real)
     )
-    listed: list[Any] = [lora] if one else list(lora)  # type: ignore[arg-type]  # as just tested
+    given = [lora] if one else listed("lora", lora, "a path, (path, scale), or a list of these")
     found = []
-    for each in listed:
-        path, scale = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+    for each in given:
+        pair: Any = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        path, scale = pair
         if not isinstance(path, str | os.PathLike):
             raise SettingError(
                 f"lora = {lora!r:.80} names no adapters",

@@ -171,15 +171,24 @@ class GGUF:
         return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
 
     def encoded(self, key: str) -> bytes:
-        """Return a key and its value as the (first) file has them.  LayoutError when closed."""
+        """Return a key and its value as the (first) file has them.
+
+        Raises:
+            LayoutError: The file is closed.
+            ModelFormatError: There is no such key.
+        """
+        if not isinstance(key, str) or key not in self._spans:
+            raise ModelFormatError(
+                f"{self.path.name} has no key {key!r:.60}", remedy="choose one of its metadata"
+            )
         return self._mapped(0)[self._spans[key]]
 
     def get(self, name: str) -> QTensor | None:
         """Return tensor *name*, or None if the file has no such tensor."""
-        return self[name] if name in self.tensors else None
+        return self[name] if isinstance(name, str) and name in self.tensors else None
 
     def __contains__(self, name: object) -> bool:
-        return name in self.tensors
+        return isinstance(name, str) and name in self.tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -215,9 +224,9 @@ class GGUF:
         self.close()
 
     def _info(self, name: str) -> TensorInfo:
-        if name not in self.tensors:
+        if name not in self:
             raise ModelFormatError(
-                f"{self.path.name} has no tensor {name!r}",
+                f"{self.path.name} has no tensor {name!r:.80}",
                 remedy="check that the file is complete and of an architecture npurt runs",
             )
         return self.tensors[name]

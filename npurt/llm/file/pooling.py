@@ -47,6 +47,8 @@ def pooling_of(name: str | None, metadata: Metadata) -> Pooling:
     if name is None:
         return read_pooling(metadata) or Pooling.MEAN
     names = [pooling.value for pooling in Pooling]
-    if name not in names:
-        raise SettingError(f"pooling is {name!r}", remedy=f"use one of {', '.join(names)}, or None")
+    if not isinstance(name, str) or name not in names:
+        raise SettingError(
+            f"pooling is {name!r:.60}", remedy=f"use one of {', '.join(names)}, or None"
+        )
     return Pooling(name)

@@ -299,9 +299,9 @@ def require_positions(n_ctx: int, kv_type: str) -> None:
             f"a context of {n_ctx} tokens cannot be had",
             remedy=f"use an n_ctx (-c) of 1 to {LONGEST}",
         )
-    if kv_type not in KV_DTYPES:
+    if not isinstance(kv_type, str) or kv_type not in KV_DTYPES:
         raise SettingError(
-            f"the KV cache cannot be {kv_type!r}", remedy=f"use one of {', '.join(KV_DTYPES)}"
+            f"the KV cache cannot be {kv_type!r:.60}", remedy=f"use one of {', '.join(KV_DTYPES)}"
         )
 
 

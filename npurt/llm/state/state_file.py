@@ -116,7 +116,8 @@ def _is_sound(array: Array) -> bool:
 def _path(path: str | os.PathLike[str]) -> Path:
     try:
         named = Path(path)
-    except TypeError:
+        named.name.encode()
+    except (TypeError, UnicodeEncodeError):
         named = Path()
     if not named.name or "\0" in str(named):
         raise StateFormatError(

@@ -124,10 +124,12 @@ def _joined(i: int, message: Any) -> Any:
     if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) for part in parts):
         return dict(message)
     for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type")
+        text = isinstance(kind, str) and kind == "text"
+        if not text or not isinstance(part.get("text"), str):
             raise LayoutError(
-                f"the content of message {i} has a part of type {part.get('type')!r:.60}"
-                if part.get("type") != "text"
+                f"the content of message {i} has a part of type {kind!r:.60}"
+                if not text
                 else f"the content of message {i} has a part without text",
                 remedy='pass parts {"type": "text", "text": ...} only; npurt reads neither images '
                 "nor sound",

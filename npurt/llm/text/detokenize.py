@@ -5,6 +5,7 @@ Source: llama.cpp src/llama-vocab.cpp, token_to_piece(), MIT: the bytes of each 
 """
 
 import codecs
+import operator
 import re
 from collections.abc import Iterable
 
@@ -100,6 +101,22 @@ class Stream:
         return self._decoder.decode(b"", final=True)
 
 
+def as_ids(tokens: Iterable[int]) -> list[int]:
+    """Return *tokens* as a list of ints.
+
+    Raises:
+        LayoutError: They are no integers, or nothing that has members.
+    """
+    try:
+        if isinstance(tokens, str | bytes | bytearray):
+            raise TypeError
+        return [operator.index(token) for token in tokens]
+    except TypeError as error:
+        raise LayoutError(
+            f"{tokens!r:.60} are no token ids", remedy="pass a list of integers"
+        ) from error
+
+
 def join(pieces: Pieces, tokens: Iterable[int], *, hidden: frozenset[int], strip: bool) -> bytes:
     """Return the bytes of *tokens*, one after another.
 
@@ -109,7 +126,7 @@ def join(pieces: Pieces, tokens: Iterable[int], *, hidden: frozenset[int], strip
         hidden: Ids that add nothing.
         strip: Remove a leading space, which SentencePiece added and the text does not have.
     """
-    shown = [pieces[token] for token in tokens if token not in hidden]
+    shown = [pieces[token] for token in as_ids(tokens) if token not in hidden]
     if strip and shown:
         shown[0] = shown[0].removeprefix(b" ")
     return b"".join(shown)

@@ -22,6 +22,7 @@ from npurt.runtime.api import packed_weight
 from npurt.runtime.api.packed_weight import PackedWeight, pack, report
 from npurt.runtime.api.products import Products, Weight
 from npurt.runtime.open.arrays import as_array, as_float
+from npurt.runtime.open.devices import no_device
 from npurt.verify import Mode, mode
 
 __all__ = ["PackedWeight", "matmul", "pack", "report"]
@@ -163,6 +164,8 @@ def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Ar
     Args:
         name: The argument that x is; ``b`` was transposed.
     """
+    if not isinstance(device, str):
+        raise no_device(f"{device!r:.60}")
     if isinstance(w, PackedWeight):
         if device not in ("auto", w.device, w.weight.planned):
             raise LayoutError(

@@ -250,5 +250,5 @@ def _quantised(b: npt.ArrayLike | QTensor | PackedWeight, dtype: str) -> QTensor
             f"b has {array.ndim} axes; a weight has two, [K, N]",
             remedy="pack each matrix by itself",
         )
-    fmt = encodable("q8_0" if dtype == "auto" else dtype)
+    fmt = encodable("q8_0" if isinstance(dtype, str) and dtype.lower() == "auto" else dtype)
     return QTensor.quantize(np.ascontiguousarray(array.T), fmt)

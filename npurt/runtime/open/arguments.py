@@ -1,6 +1,8 @@
 """Check the arguments of public functions, by name."""
 
 import operator
+import os
+import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,9 @@ import numpy as np
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.encode import ENCODABLE
 from npurt.quant.types import Format, find
+
+# What no file system with names in UTF-8 has; those for bytes that are no UTF-8 are not among them.
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -27,6 +32,46 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     if low or high or isinstance(value, bool | np.bool_):
         raise SettingError(f"{name} is {value!r}", remedy=remedy)
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return *value* of the argument *name*: a bool, Python's or numpy's, 1, 0 or None.
+
+    Raises:
+        SettingError: It is something else.
+    """
+    if value is None or isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer) and value in (0, 1):
+        return bool(value)
+    raise SettingError(f"{name} is {value!r:.60}", remedy=f"{name} must be True or False")
+
+
+def listed(name: str, value: Any, of: str) -> list[Any]:
+    """Return the members of *value*, which the argument *name* must be able to list.
+
+    Args:
+        of: What it must be, for the remedy: "a list of texts".
+
+    Raises:
+        SettingError: It has no members.
+    """
+    try:
+        return list(value)
+    except TypeError as error:
+        raise SettingError(f"{name} is {value!r:.60}", remedy=f"{name} must be {of}") from error
+
+
+def require_path(value: Any) -> str:
+    """Return the path *value*, a str or a path object, as text.
+
+    Raises:
+        SettingError: It is none, or no file can be called so.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text or _SURROGATE.search(text):
+        raise SettingError(f"{value!r:.60} is no path", remedy="pass a str or a pathlib.Path")
+    return text
 
 
 def optional_integer(name: str, value: Any, least: int | None = None) -> int | None:

@@ -31,6 +31,14 @@ class Found:
     detail: str  # a description, or the reason why it cannot be used
 
 
+def no_device(said: str) -> UnknownDevice:
+    """Return the error that *said*, as the user wrote it, is no name of a device."""
+    return UnknownDevice(
+        f"{said} is not a device name",
+        remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
+    )
+
+
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
     """Open the device called *name*; for None and ``auto`` that of `NPURT_DEVICE`, else the CPU.
 
@@ -41,6 +49,8 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     """
     threads = optional_integer("threads", threads, 0)
     said = repr(name)
+    if not isinstance(name, str | None):
+        raise no_device(f"{name!r:.60}")
     if name is None or name == "auto":
         name = read(DEVICE, str)
         said = f"{DEVICE.name}={name!r}"
@@ -48,13 +58,10 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         return open_host(threads)
     if name == "cpu":
         return CpuDevice(threads)
-    kind = name.partition(":")[0] if isinstance(name, str) else ""
+    kind = name.partition(":")[0]
     opener = OPENERS.get(kind) or _of_others(kind)
     if opener is None:
-        raise UnknownDevice(
-            f"{said} is not a device name",
-            remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
-        )
+        raise no_device(said)
     try:
         return opener(name)
     except DeviceNotFound as error:

@@ -19,6 +19,7 @@ from npurt.errors import SettingError, StateFormatError
 from npurt.files import replacing
 from npurt.llm.decode.model import Llama
 from npurt.llm.state.state import Snapshot
+from npurt.runtime.open.arguments import integer, listed
 
 FORM = 1  # of the files
 
@@ -95,7 +96,13 @@ def save_prompt_cache(
     Raises:
         StateFormatError: The file cannot be written.
     """
-    (only,) = cache
+    states = _states(cache)
+    if len(states) != 1:
+        raise SettingError(
+            f"there are {len(states)} states to be saved",
+            remedy="pass what make_prompt_cache returned: one",
+        )
+    [only] = states
     about: dict[str, Any] = {"form": FORM, "metadata": metadata or {}, "snapshot": None}
     arrays = {"tokens": np.array(only.tokens, np.int64)}
     if (kept := only.snapshot) is not None:
@@ -138,12 +145,27 @@ def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool =
 
 def can_trim_prompt_cache(cache: Sequence[PromptCache]) -> bool:
     """Return whether tokens of *cache* can be taken back."""
-    return all(each.is_trimmable() for each in cache)
+    return all(each.is_trimmable() for each in _states(cache))
 
 
 def trim_prompt_cache(cache: Sequence[PromptCache], num_tokens: int) -> int:
     """Take back the last *num_tokens* of *cache*; return how many there were."""
-    return max((each.trim(num_tokens) for each in cache), default=0)
+    count = integer("num_tokens", num_tokens, 0)
+    return max((each.trim(count) for each in _states(cache)), default=0)
+
+
+def _states(cache: Sequence[PromptCache]) -> list[PromptCache]:
+    """Return the states of the argument *cache*.
+
+    Raises:
+        SettingError: It is no list of states.
+    """
+    found = listed("cache", cache, "what make_prompt_cache returned")
+    if not all(isinstance(each, PromptCache) for each in found):
+        raise SettingError(
+            f"cache is {cache!r:.60}", remedy="cache must be what make_prompt_cache returned"
+        )
+    return found
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -136,6 +136,7 @@ def _of_format(given: Any) -> Grammar | None:
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
+    kind = kind if isinstance(kind, str) else None
     if kind == "text":
         return None
     if kind == "json_object":

@@ -1,5 +1,6 @@
 """What a caller gives to samplers, checked: numbers, biases, functions and what these return."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, SettingError
-from npurt.runtime.open.arguments import integer
+from npurt.runtime.open.arguments import integer, listed
 
 MOST = float(np.finfo(np.float32).max)  # the largest finite logit
 
@@ -21,7 +22,8 @@ def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
     """
     if given is None:
         return ()
-    members = tuple(given) if isinstance(given, Iterable) else (given,)
+    several = isinstance(given, Iterable)
+    members = tuple(listed(name, given, "a function, or a list of them")) if several else (given,)
     for member in members:
         if not callable(member):
             raise SettingError(
@@ -36,12 +38,23 @@ def finite(name: str, value: Any) -> float:
     Raises:
         SettingError: It is no number, or float32 does not hold it.
     """
-    number = isinstance(value, Real)
-    if not number or not -MOST <= value <= MOST:
+    number = as_float(value) if isinstance(value, Real) else math.nan
+    if not -MOST <= number <= MOST:
         raise SettingError(
             f"{name} is {value!r:.60}", remedy=f"{name} must be a number that float32 holds"
         )
-    return float(value)
+    return number
+
+
+def as_float(value: Any) -> float:
+    """Return a number as a float; infinity where a float does not hold it.
+
+    A number of numpy is not compared as it is: it would have the limit be of its own type.
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def checked_biases(biases: Any) -> dict[int, float]:
@@ -60,7 +73,7 @@ def checked_biases(biases: Any) -> dict[int, float]:
     for token, bias in biases.items():
         digits = isinstance(token, str) and token.isdecimal()
         number = integer("a token id of logit_bias", int(token) if digits else token, 0)
-        if isinstance(bias, Real) and bias < -MOST:
+        if isinstance(bias, Real) and as_float(bias) < -MOST:
             checked[number] = -np.inf
         else:
             checked[number] = finite(f"logit_bias of token {number}", bias)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from npurt.errors import SettingError
-from npurt.llm.decode.samplers.checks import MOST, checked_biases
-from npurt.runtime.open.arguments import integer, optional_integer
+from npurt.llm.decode.samplers.checks import MOST, as_float, checked_biases
+from npurt.runtime.open.arguments import integer, listed, optional_integer
 
 MAX_SEED = (1 << 128) - 1
 # The numbers among the settings: least, most, and whether these two are allowed.
@@ -87,9 +87,14 @@ class Sampling:
         for name, (least, most, allowed) in RANGES.items():
             value = getattr(self, name)
             _check(name, value, isinstance(value, Real), "a number")
-            _check(name, value, least <= value <= most and math.isfinite(value), allowed)
+            number = as_float(value)
+            _check(name, value, least <= number <= most and math.isfinite(number), allowed)
+            object.__setattr__(self, name, number)
         _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
         texts = self.dry_sequence_breakers
+        if not isinstance(texts, str):
+            texts = listed("dry_sequence_breakers", texts, "a list of texts that are not empty")
+            object.__setattr__(self, "dry_sequence_breakers", tuple(texts))
         right = not isinstance(texts, str) and all(isinstance(text, str) and text for text in texts)
         _check("dry_sequence_breakers", texts, right, "a list of texts that are not empty")
         object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias))
