@@ -22,7 +22,6 @@ from npurt.runtime.api import packed_weight
 from npurt.runtime.api.packed_weight import PackedWeight, pack, report
 from npurt.runtime.api.products import Products, Weight
 from npurt.runtime.open.arrays import as_array, as_float
-from npurt.runtime.open.devices import no_device
 from npurt.verify import Mode, mode
 
 __all__ = ["PackedWeight", "matmul", "pack", "report"]
@@ -164,13 +163,12 @@ def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Ar
     Args:
         name: The argument that x is; ``b`` was transposed.
     """
-    if not isinstance(device, str):
-        raise no_device(f"{device!r:.60}")
     if isinstance(w, PackedWeight):
-        if device not in ("auto", w.device, w.weight.planned):
+        if not isinstance(device, str) or device not in ("auto", w.device, w.weight.planned):
             raise LayoutError(
-                f"the weight is packed for {w.device}, not for {device!r}",
-                remedy=f"leave device away, or use npurt.pack(w, device={device!r})",
+                f"the weight is packed for {w.device}, not for {device!r:.60}",
+                remedy="leave device away"
+                + (f", or use npurt.pack(w, device={device!r})" if isinstance(device, str) else ""),
             )
         return _packed(x, name, w.products, w.weight, how)
     assert isinstance(w, QTensor)
