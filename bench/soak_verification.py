@@ -25,6 +25,7 @@ from npurt import delta_check
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input, empty
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaError, DeltaNet, DeltaState
 from npurt.device import FLUSHED, UNIT, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
@@ -184,7 +185,7 @@ def run_unchecked(cpu, products, shape):
     program = Recorded(cpu.engine)
     placed = products.placed[0]
     program.matmul(products.x, [placed.packed.image], y, biases=[placed.bias])
-    program.run(len(y))
+    program.run(RowTable.of(len(y)))
     cpu.engine.settle()
     return y
 

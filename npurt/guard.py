@@ -9,7 +9,7 @@ from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import POSITIONS, SELECTED, Kind, Tensor
-from npurt.segment import Array, Limits
+from npurt.segment import Array, Limits, require_fork
 
 
 class Guard:
@@ -99,6 +99,20 @@ class Guard:
             )
         length = self._lengths.get(sequence, 0)
         self._lengths[sequence] = len(values) if POSITIONS in state.shape else length
+
+    def begin_fork(self, source: int, target: int, length: int) -> None:
+        """Check the arguments of `Segment.fork`.
+
+        Raises:
+            LayoutError: They do not fit.
+        """
+        have = self._lengths.get(source, 0) if self._has_positions else length
+        require_fork(source, target, length, have)
+        self._require_room([target])
+
+    def end_fork(self, target: int, length: int) -> None:
+        """Record that a sequence was forked."""
+        self._lengths[target] = length
 
     def has(self, sequence: int) -> bool:
         """Say whether a sequence has states."""

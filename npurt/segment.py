@@ -257,18 +257,8 @@ class Segment(abc.ABC):
             OutOfPages: There is no page for what cannot be shared; nothing has changed.
             DriverError: The device failed.
         """
-        if source == target:
-            raise LayoutError(
-                f"sequence {source} cannot be forked to itself",
-                remedy="name a sequence without states as the target",
-            )
         kept = {t: self.read(t, source) for t in positional(self.part)}
-        for state, values in kept.items():
-            if len(values) < length:
-                raise LayoutError(
-                    f"sequence {source} has {len(values)} positions of {state.name}, not {length}",
-                    remedy="fork no more positions than the sequence has run",
-                )
+        require_fork(source, target, length, min(map(len, kept.values()), default=length))
         moving = self.checkpoint(source) if recurrent(self.part) else None
         self.forget(target)
         for state, values in kept.items():
@@ -327,6 +317,24 @@ class Compiler(Protocol):
             DeviceFull: There is not enough memory for its weights and states.
             DriverError: The device failed.
         """
+
+
+def require_fork(source: int, target: int, length: int, have: int) -> None:
+    """Check that *target* can begin with *length* of the *have* positions of *source*.
+
+    Raises:
+        LayoutError: It cannot.
+    """
+    if source == target:
+        raise LayoutError(
+            f"sequence {source} cannot be forked to itself",
+            remedy="name a sequence without states as the target",
+        )
+    if not 0 <= length <= have:
+        raise LayoutError(
+            f"sequence {source} has {have} positions, not {length}",
+            remedy="fork no more positions than the sequence has run",
+        )
 
 
 def recurrent(part: Graph) -> list[Tensor]:

@@ -30,6 +30,7 @@ class Limits:
     kernel_size: int  # of a convolution
     experts: int
     exact: int  # columns of an exact product of integers
+    page: int  # positions of a page of keys and values
 
 
 @once

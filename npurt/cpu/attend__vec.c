@@ -5,22 +5,22 @@
  * logit, with which the online softmax begins; queries are multiplied by a factor of the position.
  * q       float32, rotated, in the qkv buffer; out [rows][heads * width].  A gate that follows each
  *         query head there multiplies its result: out * sigmoid(gate).
- * K       [positions/16][width][16]: sixteen positions lie side by side, so scores need no
- *         transposition; V [positions][width].  float16 or float32.
+ * K       pages of 64 positions, each [64/16][width][16]: sixteen positions lie side by side, so
+ *         scores need no transposition; V pages [64][width].  float16 or float32.
  * Why     eight query rows share each vector of K and V.  The softmax runs online over blocks of 64
  *         positions counted from 0, so a row's result is the same alone or in a batch: positions it
- *         must not see add exact zeros.
+ *         must not see add exact zeros.  A block is a page: where pages lie changes no bit.
  * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
  */
 #include "kernels.h"
 #include <math.h>
 
-enum { SPAN = 64, TILE = 8 };
+enum { SPAN = NPURT_PAGE, TILE = 8 };
 
 typedef struct {
     const npurt_attention *op;
+    const npurt_span *span;
     int kv_head;
-    int64_t position; /* of row 0 of the run */
     float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
     int64_t from[TILE], seen[TILE]; /* each row sees positions [from, seen) */
@@ -34,18 +34,25 @@ INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
                       : load_f16((const _Float16 *) cache + at);
 }
 
-INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
+/* Where the keys, and the values, of the page with position `first` begin. */
+INLINE int64_t page_start(const npurt_tile_state *s, int64_t first)
+{
+    const int64_t page = s->span->pages[first / SPAN];
+    return (page * s->op->kv_heads + s->kv_head) * SPAN * s->op->width;
+}
+
+INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
 {
     const int width = s->op->width;
     for (int j = 0; j < count; j += 16) {
-        const int64_t panel = s->kv_head * (s->op->positions / 16) + (first + j) / 16;
+        const int64_t panel = start + (int64_t) j * width;
         f32x16 dot[TILE];
 #pragma clang loop unroll(full)
         for (int r = 0; r < rows; r++) {
             dot[r] = 0.0f;
         }
         for (int d = 0; d < width; d++) {
-            const f32x16 k = load_cache(s->op->k_cache, (panel * width + d) * 16, bytes);
+            const f32x16 k = load_cache(s->op->k_cache, panel + d * 16, bytes);
 #pragma clang loop unroll(full)
             for (int r = 0; r < rows; r++) {
                 dot[r] = fma16(k, (f32x16) (s->q[r][d]), dot[r]);
@@ -110,10 +117,9 @@ INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
     }
 }
 
-INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
+INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
 {
     const int width = s->op->width;
-    const int64_t line = s->kv_head * s->op->positions + first;
     for (int d = 0; d < width; d += 32) {
         const int second = d + 16 < width ? 16 : 0; /* a lone last vector is done twice */
         f32x16 a[TILE], b[TILE];
@@ -123,8 +129,8 @@ INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t first, int c
             b[r] = load_f32(s->out[r] + d + second);
         }
         for (int j = 0; j < count; j++) {
-            const f32x16 va = load_cache(s->op->v_cache, (line + j) * width + d, bytes);
-            const f32x16 vb = load_cache(s->op->v_cache, (line + j) * width + d + second, bytes);
+            const f32x16 va = load_cache(s->op->v_cache, start + j * width + d, bytes);
+            const f32x16 vb = load_cache(s->op->v_cache, start + j * width + d + second, bytes);
 #pragma clang loop unroll(full)
             for (int r = 0; r < rows; r++) {
                 a[r] = fma16(va, (f32x16) (s->p[r][j]), a[r]);
@@ -141,9 +147,10 @@ INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t first, int c
 
 INLINE void span_rows(npurt_tile_state *s, int rows, int bytes, int64_t first, int count)
 {
-    scores(s, rows, bytes, first, count);
+    const int64_t start = page_start(s, first);
+    scores(s, rows, bytes, start, count);
     softmax(s, rows, first);
-    weigh(s, rows, bytes, first, count);
+    weigh(s, rows, bytes, start, count);
 }
 
 #define SPAN_ROWS(n)                                                                               \
@@ -169,7 +176,8 @@ static void one_span(npurt_tile_state *s, int rows, int64_t first, int count)
     }
 }
 
-/* Query rows [first, first + rows) of the chunk: row i is token i / group, head i % group. */
+/* Query rows [first, first + rows) of a block that begins at row `row` of the span: query row i is
+ * token i / group, head i % group. */
 static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
 {
     const npurt_attention *op = s->op;
@@ -177,7 +185,8 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
     const int step = op->gated ? 2 * width : width;
     int64_t visible = 0;
     for (int r = 0; r < rows; r++) {
-        const int64_t token = row + (first + r) / group, position = s->position + token;
+        const int64_t at = row + (first + r) / group, position = s->span->position + at;
+        const int64_t token = s->span->first + at;
         const int head = s->kv_head * group + (first + r) % group;
         const float *q = op->qkv + token * op->stride + head * step;
         const float scale = op->temperature ? op->temperature[position] * op->scale : op->scale;
@@ -195,7 +204,7 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
         one_span(s, rows, at, left < SPAN ? (int) left : SPAN);
     }
     for (int r = 0; r < rows; r++) {
-        const int64_t token = row + (first + r) / group;
+        const int64_t token = s->span->first + row + (first + r) / group;
         const int head = s->kv_head * group + (first + r) % group;
         float *out = op->out + (token * op->heads + head) * width;
         const float *gate = op->qkv + token * op->stride + head * step + width;
@@ -206,14 +215,15 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
     }
 }
 
-void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, int64_t row, int rows,
-                            int64_t position, float *scratch)
+/* Rows [row, row + rows) of a span, and the query heads of one key head. */
+void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, const npurt_span *span,
+                            int64_t row, int rows, float *scratch)
 {
     npurt_tile_state *s = (npurt_tile_state *) scratch;
     const int total = rows * (op->heads / op->kv_heads);
     s->op = op;
+    s->span = span;
     s->kv_head = kv_head;
-    s->position = position;
     for (int r = 0; r < total; r += TILE) {
         tile(s, row, r, total - r < TILE ? total - r : TILE);
     }

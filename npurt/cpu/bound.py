@@ -1,6 +1,6 @@
 """Where a graph's weights, states and values are in memory, for `npurt.cpu.lower`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,21 +31,22 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """The KV cache of one layer, and the rotary tables of its positions."""
+    """The KV caches of one layer (`npurt.cpu.kv`), and the rotary tables of positions."""
 
-    keys: Array  # [G, P / 16, W, 16]
-    values: Array  # [G, P, W]
+    keys: Array
+    values: Array
     rotation: Rotation
     temperature: F32 | None = None  # [P]: factors of queries
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """What one gated delta net keeps from run to run."""
+    """What one gated delta net keeps from run to run, for the sequence in each slot."""
 
-    slots: Slots
-    inputs: F32  # [capacity, C + 2 H]: what the convolution saw last
-    control: npt.NDArray[np.int32]  # see `npurt.cpu.program.Program.delta`
+    slots: Sequence[Slots]
+    array: F32  # [slots, copies, 1, H, W, W]: where the host has the states
+    inputs: F32  # [slots, capacity, C + 2 H]: what the convolution saw last
+    control: npt.NDArray[np.int32]  # [slots, 3]: see `npurt.cpu.program.Program.delta`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Bound:
         vectors: Other weights by name of the tensor.
         kv: By name of the attention.
         recurrent: By name of the delta net.
-        convolved: What each short convolution keeps, ``[capacity, C]``, by its name.
+        convolved: What each short convolution keeps, ``[slots, capacity, C]``, by its name.
         rows: The most rows of a run.
     """
 

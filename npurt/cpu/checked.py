@@ -10,6 +10,7 @@ from npurt.cpu import abi
 from npurt.cpu.engine import Engine, Input
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Program, Routing
+from npurt.cpu.table import RowTable
 from npurt.device import F32, Packed
 from npurt.errors import VerificationFailed
 from npurt.segment import Counter
@@ -104,7 +105,7 @@ class CheckedProgram:
         x: Input,
         weights: Sequence[Weight],
         y: F32,
-        skips_rows: bool = False,
+        selects: bool = False,
         routing: Routing | None = None,
         column: int = 0,
     ) -> None:
@@ -112,15 +113,13 @@ class CheckedProgram:
         packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
         op = self.add(
             label, Program.matmul, x, [p.image for p in packed], y,
-            biases=[w.bias for w in weights], skips_rows=skips_rows, routing=routing, column=column,
+            biases=[w.bias for w in weights], selects=selects, routing=routing, column=column,
         )  # fmt: skip
         self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
 
     def cap_logits(self, y: F32, factor: float, cap: float) -> None:
         """Add ``y = cap * tanh(factor * y / cap)`` of what the last product wrote."""
-        self._caps.append(
-            self.add("logits", Program.cap, y, factor=factor, cap=cap, skips_rows=True)
-        )
+        self._caps.append(self.add("logits", Program.cap, y, factor=factor, cap=cap, selects=True))
 
     def redirect_last(self, array: F32) -> None:
         """Let the last product, if it is here, and what follows it work in *array* from now on."""
@@ -134,24 +133,25 @@ class CheckedProgram:
             matmul.y = address
             matmul.stride = array.shape[1]
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
+    def run(self, table: RowTable) -> None:
         """Run the ops; a product that does not verify is computed again by the plainest kernels.
 
         Raises:
             VerificationFailed: It is wrong again.
         """
         ops, end = self.program.ops, len(self.program)
-        verified = self._choose(rows)
+        verified = self._choose(table.rows)
         for product in verified:
             self._arm(product)
         start = 0
         try:
             while start < end:
-                start = self.program.run(rows, position, skip_rows, start)
+                start = self.program.run(table, start)
                 if start == end:
                     break
                 product = self.products[start]
-                if _is_overflow(product, rows - skip_rows if ops[start].skips_rows else rows):
+                rows = len(table.selected) if ops[start].selects else table.rows
+                if _is_overflow(product, rows):
                     start += 1
                 else:
                     self._replace(product)

@@ -4,7 +4,7 @@ A convolution reads the inputs of a few earlier tokens.  More of them are kept, 
 tokens can be taken back exactly.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from npurt.cpu.engine import empty
 from npurt.cpu.recurrent import Replay
@@ -14,22 +14,32 @@ from npurt.graph.ops import ShortConv
 KEPT = 64  # tokens that can be taken back
 
 
+def convolutions(ops: Iterable[ShortConv], sequences: int) -> dict[str, F32]:
+    """Return the memory of short convolutions for so many sequences, by name.
+
+    Each has ``[sequences, KEPT + kernel_size - 1, C]``, token t in row t % their number.
+    """
+    made = {}
+    for op in ops:
+        rows, columns = KEPT + op.weight.columns - 1, op.x.columns
+        made[op.name] = empty(sequences * rows, columns).reshape(sequences, rows, columns)
+    return made
+
+
 class Convolved:
     """The kept inputs of every short convolution of a part, for one sequence.
 
     Args:
-        convolutions: The convolutions, without those of delta nets.
+        memory: Those of all sequences.
+        slot: Where the sequence has its own.
 
     Attributes:
-        kept: By name of the convolution, ``[KEPT + kernel_size - 1, C]``; token t in row t % their
-            number.
+        kept: By name of the convolution.
         at: Number of tokens seen; None after an interrupted run.
     """
 
-    def __init__(self, convolutions: Iterable[ShortConv]) -> None:
-        self.kept: dict[str, F32] = {
-            op.name: empty(KEPT + op.weight.columns - 1, op.x.columns) for op in convolutions
-        }
+    def __init__(self, memory: Mapping[str, F32], slot: int) -> None:
+        self.kept = {name: kept[slot] for name, kept in memory.items()}
         self.at: int | None = 0
         self._seen = 0  # the most it has seen: inputs of KEPT tokens before are there
         self._oldest = 0  # where it began: nobody can go back further
@@ -37,6 +47,12 @@ class Convolved:
     def clear(self) -> None:
         """Forget everything."""
         self.restored(0)
+
+    def begin_as(self, other: "Convolved") -> None:
+        """Let everything be as another sequence has it."""
+        for name, kept in self.kept.items():
+            kept[:] = other.kept[name]
+        self.at, self._seen, self._oldest = other.at, other._seen, other._oldest
 
     def begin(self, position: int, rows: int) -> None:
         """Prepare for a run of *rows* tokens from *position* on; `end` completes it."""

@@ -22,25 +22,31 @@ enum { SPAN = 16, LANES = 16 };
 
 static const float nothing[NPURT_MOST_DELTA];
 
-/* Where the values of the token at `back` tokens before row `row` lie, from column `column` on. */
-static const float *token_at(const npurt_conv *op, int64_t row, int64_t back, int64_t position,
-                             int64_t column)
+/* Where a sequence keeps what it has of the token at a position. */
+static float *kept_at(const npurt_conv *op, const npurt_span *span, int64_t position)
 {
     const int64_t line = (2 * op->k_heads + op->heads) * op->width + 2 * op->heads;
-    const int64_t at = position + row - back;
-    if (row >= back && !op->replay) {
-        return op->in + (row - back) * op->stride + column;
-    }
-    return at < 0 ? nothing : op->kept + at % op->capacity * line + column;
+    return op->kept + (span->slot * op->capacity + position % op->capacity) * line;
 }
 
-static void convolve(const npurt_conv *op, int64_t row, int64_t position, int64_t column)
+/* Values of the token at `back` tokens before row `row` of a span, from column `column` on. */
+static const float *token_at(const npurt_conv *op, const npurt_span *span, int64_t row,
+                             int64_t back, int64_t column)
+{
+    const int64_t at = span->position + row - back;
+    if (row >= back && !op->replay) {
+        return op->in + (span->first + row - back) * op->stride + column;
+    }
+    return at < 0 ? nothing : kept_at(op, span, at) + column;
+}
+
+static void convolve(const npurt_conv *op, const npurt_span *span, int64_t row, int64_t column)
 {
     const int64_t channels = (2 * op->k_heads + op->heads) * op->width;
-    float *out = op->out + row * channels + column;
+    float *out = op->out + (span->first + row) * channels + column;
     const float *from[NPURT_MOST_KERNEL_SIZE];
     for (int j = 0; j < op->kernel_size; j++) {
-        from[j] = token_at(op, row, op->kernel_size - 1 - j, position, column);
+        from[j] = token_at(op, span, row, op->kernel_size - 1 - j, column);
     }
     f32x16 squares = 0.0f;
     for (int i = 0; i < op->width; i += LANES) {
@@ -71,34 +77,35 @@ static void gates(const npurt_conv *op, const float *raw, float *out)
     }
 }
 
-static void keep(const npurt_conv *op, int64_t rows, int64_t position, const float *from,
-                 int64_t stride, int64_t column, int64_t count)
+/* Keeps columns of the rows of a span, the first of which is row 0 of `from`. */
+static void keep(const npurt_conv *op, const npurt_span *span, const float *from, int64_t stride,
+                 int64_t column, int64_t count)
 {
-    const int64_t line = (2 * op->k_heads + op->heads) * op->width + 2 * op->heads;
+    const int64_t rows = span->rows;
     for (int64_t t = rows < op->capacity ? 0 : rows - op->capacity; t < rows; t++) {
-        float *to = op->kept + (position + t) % op->capacity * line + column;
+        float *to = kept_at(op, span, span->position + t) + column;
         memcpy(to, from + t * stride, (size_t) count * sizeof *to);
     }
 }
 
-/* One head of q, k or v for all rows; or, past the last, beta and decay. */
-void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, int64_t rows, int64_t position)
+/* One head of q, k or v for all rows of a span; or, past the last, beta and decay. */
+void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, const npurt_span *span)
 {
     const int64_t heads = 2 * op->k_heads + op->heads;
-    const int64_t column = head * op->width, two = 2 * op->heads;
-    for (int64_t t = 0; t < rows; t++) {
+    const int64_t column = head * op->width, two = 2 * op->heads, first = span->first;
+    for (int64_t t = 0; t < span->rows; t++) {
         if (head < heads) {
-            convolve(op, t, position, column);
+            convolve(op, span, t, column);
         } else {
             const float *raw =
-                op->replay ? token_at(op, t, 0, position, column) : op->gates + t * two;
-            gates(op, raw, op->out_gates + t * two);
+                op->replay ? token_at(op, span, t, 0, column) : op->gates + (first + t) * two;
+            gates(op, raw, op->out_gates + (first + t) * two);
         }
     }
     if (!op->replay && head < heads) {
-        keep(op, rows, position, op->in + column, op->stride, column, op->width);
+        keep(op, span, op->in + first * op->stride + column, op->stride, column, op->width);
     } else if (!op->replay) {
-        keep(op, rows, position, op->gates, two, column, two);
+        keep(op, span, op->gates + first * two, two, column, two);
     }
 }
 
@@ -220,7 +227,7 @@ INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t 
 }
 
 /* The widths that models have are compiled by themselves. */
-static void span(const npurt_head *h, int64_t first, int count, int64_t j, float *s)
+static void advance(const npurt_head *h, int64_t first, int count, int64_t j, float *s)
 {
     switch (h->op->width) {
     case 64:
@@ -234,8 +241,14 @@ static void span(const npurt_head *h, int64_t first, int count, int64_t j, float
     }
 }
 
-/* DELTA_ROWS rows, or the rest, of one head of one sequence, for all tokens. */
-void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, float *scratch)
+static int64_t start_of(const npurt_strides *at, int64_t token, int64_t head, int64_t sequence)
+{
+    return token * at->token + head * at->head + sequence * at->sequence;
+}
+
+/* DELTA_ROWS rows, or the rest, of one head of one sequence, for all tokens of a span. */
+void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, const npurt_span *span,
+                           float *scratch)
 {
     const int64_t parts = (op->width + DELTA_ROWS - 1) / DELTA_ROWS;
     const int64_t first = item % parts * DELTA_ROWS, left = op->width - first;
@@ -243,34 +256,35 @@ void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, int64_t tokens, 
     const int64_t head = item / parts % op->heads, sequence = item / parts / op->heads;
     const int64_t k_head = op->grouped ? head / (op->heads / op->k_heads) : head % op->k_heads;
     const int64_t size = (int64_t) op->width * op->width;
-    const int64_t slot = op->sequences * op->heads * size;
+    const int64_t copy = op->sequences * op->heads * size, tokens = span->rows;
     const size_t bytes = (size_t) (rows * op->width) * sizeof(float);
     const int32_t plain[3] = {0, -1, 0};
-    const int32_t *control = op->control ? op->control : plain;
-    float *s = op->state + (sequence * op->heads + head) * size + first * op->width;
+    const int32_t *control = op->control ? op->control + 3 * span->slot : plain;
+    float *s = op->state + span->slot * op->slot_stride + (sequence * op->heads + head) * size +
+               first * op->width;
     npurt_head h = {
         .op = op,
         .tokens = (npurt_token *) (void *) scratch,
-        .q = op->q + sequence * op->q_at.sequence + k_head * op->q_at.head,
-        .k = op->k + sequence * op->k_at.sequence + k_head * op->k_at.head,
-        .v = op->v + sequence * op->v_at.sequence + head * op->v_at.head + first,
-        .decay = op->decay + sequence * op->decay_at.sequence + head * op->decay_at.head,
-        .beta = op->beta + sequence * op->beta_at.sequence + head * op->beta_at.head,
-        .out = op->out + sequence * op->out_at.sequence + head * op->out_at.head + first,
+        .q = op->q + start_of(&op->q_at, span->first, k_head, sequence),
+        .k = op->k + start_of(&op->k_at, span->first, k_head, sequence),
+        .v = op->v + start_of(&op->v_at, span->first, head, sequence) + first,
+        .decay = op->decay + start_of(&op->decay_at, span->first, head, sequence),
+        .beta = op->beta + start_of(&op->beta_at, span->first, head, sequence),
+        .out = op->out + start_of(&op->out_at, span->first, head, sequence) + first,
     };
     if (control[0]) {
-        memcpy(s, s + control[0] * slot, bytes);
+        memcpy(s, s + control[0] * copy, bytes);
     }
     for (int64_t t = 0, end; t < tokens; t = end) {
         const int64_t saving = control[1] < 0 ? -1 : control[2];
         if (t == saving) {
-            memcpy(s + control[1] * slot, s, bytes);
+            memcpy(s + control[1] * copy, s, bytes);
         }
         end = t + SPAN < tokens ? t + SPAN : tokens;
         end = t < saving && saving < end ? saving : end;
         prepare(&h, t, (int) (end - t));
         for (int64_t j = 0; j < rows; j += LANES) {
-            span(&h, t, (int) (end - t), j, s + j * op->width);
+            advance(&h, t, (int) (end - t), j, s + j * op->width);
         }
     }
 }

@@ -12,9 +12,11 @@ from npurt.cpu import abi, layout
 from npurt.cpu.engine import Engine
 from npurt.cpu.memory import Arena, allocate
 from npurt.cpu.packed import CpuPacked
+from npurt.cpu.part import pack_each
 from npurt.cpu.program import Image, Program
-from npurt.cpu.segment import CpuSegment, pack_each
+from npurt.cpu.segment import CpuSegment
 from npurt.cpu.steps import Steps
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaNet, DeltaNets, require_delta
 from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
@@ -132,7 +134,7 @@ class CpuDevice(Device, DeltaNets):
             rows = slice(start, start + most)
             program = Program(self.engine)
             program.multiply_i8(x[rows], minus[rows], image, n, y[rows])
-            program.run(len(x[rows]))
+            program.run(RowTable.of(len(x[rows])))
         return y[:, :n]
 
     def multiplied(self, x: F32, w: Packed) -> F64:
@@ -164,7 +166,7 @@ class CpuDevice(Device, DeltaNets):
             part = net.after(start).first(most)
             program = Program(self.engine)
             program.delta(part)
-            program.run(part.v.shape[1])
+            program.run(RowTable.of(part.v.shape[1]))
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None, or the first limit of the kernels that *op* exceeds.

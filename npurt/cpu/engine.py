@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from npurt.cpu import abi
 from npurt.cpu.memory import allocate
+from npurt.cpu.table import RowTable
 from npurt.cpu.topology import threads_to_use, topology
 from npurt.errors import DriverError, NpurtError, UnsupportedOp
 from npurt.quant.activations import GROUP
@@ -135,16 +136,14 @@ class Engine:
             if self._retired:
                 self._release()
 
-    def run(
-        self, ops: Any, count: int, rows: int = 1, position: int = 0, skip_rows: int = 0
-    ) -> int:
+    def run(self, ops: Any, count: int, table: RowTable) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
         with self.locked() as pool:
-            done = int(abi.lib().npurt_run(pool, ops, count, rows, position, skip_rows))
+            done = int(abi.lib().npurt_run(pool, ops, count, table.struct))
             if done == abi.lib().NPURT_REFUSED:
                 why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
                 raise UnsupportedOp(
-                    f"the CPU kernels cannot run {count} ops on {rows} rows: {why}",
+                    f"the CPU kernels cannot run {count} ops on {table.rows} rows: {why}",
                     remedy="use a model or arrays of sizes that the kernels take",
                 )
         if done < 0:

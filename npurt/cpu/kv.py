@@ -1,8 +1,8 @@
 """Keys and values as attention reads them: see attend__vec.c.
 
-Letters: G kv heads, P positions (a multiple of 16), W head width.  Keys lie as
-``[G, P / 16, W, 16]``, sixteen positions side by side, values as ``[G, P, W]``.  Memory is taken
-from the system as positions are first used.
+They lie in pages of 64 positions, in any order.  Letters: N pages, G kv heads, P positions of a
+page, W head width.  Keys lie as ``[N, G, P / 16, W, 16]``, sixteen positions side by side, values
+as ``[N, G, P, W]``.  Memory is taken from the system as pages are first used.
 """
 
 from typing import Any
@@ -10,44 +10,74 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu import abi
 from npurt.cpu.engine import empty
 from npurt.device import F32
 
 Array = npt.NDArray[Any]
+PageNumbers = npt.NDArray[np.int32]
 PANEL = 16  # positions
 
 
-def allocate(
-    kv_heads: int, positions: int, width: int, dtype: npt.DTypeLike
-) -> tuple[Array, Array]:
-    """Return keys and values for so many positions, or a few more."""
-    panels = -(-positions // PANEL)
-    keys = empty(kv_heads * panels * PANEL, width, dtype)
-    values = empty(kv_heads * panels * PANEL, width, dtype)
+def allocate(pages: int, kv_heads: int, width: int, dtype: npt.DTypeLike) -> tuple[Array, Array]:
+    """Return keys and values for so many pages."""
+    size = abi.limits().page
+    keys = empty(pages * kv_heads * size, width, dtype)
+    values = empty(pages * kv_heads * size, width, dtype)
     return (
-        keys.reshape(kv_heads, panels, width, PANEL),
-        values.reshape(kv_heads, panels * PANEL, width),
+        keys.reshape(pages, kv_heads, size // PANEL, width, PANEL),
+        values.reshape(pages, kv_heads, size, width),
     )
 
 
-def read_keys(keys: Array, length: int) -> Array:
-    """Return a copy of the first *length* keys, ``[G, length, W]``."""
-    used = keys[:, : -(-length // PANEL)].transpose(0, 1, 3, 2)
-    kv_heads, panels, _, width = used.shape
-    return used.reshape(kv_heads, panels * PANEL, width)[:, :length].copy()
+def page_bytes(kv_heads: int, width: int, dtype: npt.DTypeLike) -> int:
+    """Return the bytes of a page of keys and values."""
+    return 2 * kv_heads * abi.limits().page * width * np.dtype(dtype).itemsize
 
 
-def write_keys(keys: Array, given: Array) -> None:
-    """Let the first keys be *given*, ``[G, length, W]``."""
-    kv_heads, length, width = given.shape
-    lines = np.zeros((kv_heads, -(-length // PANEL), PANEL, width), keys.dtype)
-    lines.reshape(kv_heads, -1, width)[:, :length] = given
-    keys[:, : lines.shape[1]] = lines.transpose(0, 1, 3, 2)
+def copy_page(keys: Array, values: Array, source: int, target: int, count: int) -> None:
+    """Copy the first *count* positions of page *source* to page *target*."""
+    panels = -(-count // PANEL)
+    keys[target, :, :panels] = keys[source, :, :panels]
+    values[target, :, :count] = values[source, :, :count]
+
+
+def read_keys(keys: Array, pages: PageNumbers, length: int) -> Array:
+    """Return a copy of the first *length* keys of a sequence with *pages*, ``[G, length, W]``."""
+    _, kv_heads, panels, width, _ = keys.shape
+    used = keys[_used(pages, length, panels * PANEL)].transpose(1, 0, 2, 4, 3)
+    return used.reshape(kv_heads, -1, width)[:, :length]
+
+
+def read_values(values: Array, pages: PageNumbers, length: int) -> Array:
+    """Return a copy of the first *length* values, as `read_keys` does."""
+    _, kv_heads, size, width = values.shape
+    used = values[_used(pages, length, size)].transpose(1, 0, 2, 3)
+    return used.reshape(kv_heads, -1, width)[:, :length]
+
+
+def write_keys(keys: Array, pages: PageNumbers, given: Array) -> None:
+    """Let the keys of *pages*, from the first on, be *given*, ``[G, length, W]``."""
+    _, kv_heads, panels, width, _ = keys.shape
+    used = _used(pages, given.shape[1], panels * PANEL)
+    lines = np.zeros((kv_heads, len(used), panels, PANEL, width), keys.dtype)
+    lines.reshape(kv_heads, -1, width)[:, : given.shape[1]] = given
+    keys[used] = lines.transpose(1, 0, 2, 4, 3)
+
+
+def write_values(values: Array, pages: PageNumbers, given: Array) -> None:
+    """Let the values of *pages*, from the first on, be *given*, ``[G, length, W]``."""
+    _, kv_heads, size, width = values.shape
+    used = _used(pages, given.shape[1], size)
+    lines = np.zeros((kv_heads, len(used), size, width), values.dtype)
+    lines.reshape(kv_heads, -1, width)[:, : given.shape[1]] = given
+    values[used] = lines.transpose(1, 0, 2, 3)
 
 
 def shift(
-    keys: Array, values: Array, cos: F32, sin: F32, *, halves: bool, keep: int, drop: int, end: int
-) -> None:
+    keys: Array, values: Array, pages: PageNumbers, cos: F32, sin: F32, *, halves: bool,
+    keep: int, drop: int, end: int,
+) -> None:  # fmt: skip
     """Move positions ``[keep + drop, end)`` down by *drop*, over those that are forgotten.
 
     The moved keys are rotated back by *drop* positions: row *drop* of the tables cos and sin
@@ -58,13 +88,20 @@ def shift(
     """
     pairs = cos.shape[1]
     c, s = cos[drop] / cos[0], sin[drop] / cos[0]
-    kv_heads, panels, width, _ = keys.shape
-    rows = keys.transpose(0, 1, 3, 2).reshape(kv_heads, panels * PANEL, width)
-    moved = rows[:, keep + drop : end].astype(np.float32)
+    first = keep // values.shape[2]  # page that changes
+    start = first * values.shape[2]
+    rows = read_keys(keys, pages, end)
+    moved = rows[:, keep + drop :].astype(np.float32)
     a = moved[..., :pairs] if halves else moved[..., 0 : 2 * pairs : 2]
     b = moved[..., pairs : 2 * pairs] if halves else moved[..., 1 : 2 * pairs : 2]
     a[:], b[:] = a * c + b * s, b * c - a * s
-    rows = rows.copy()
     rows[:, keep : end - drop] = moved
-    keys[:] = rows.reshape(kv_heads, panels, PANEL, width).transpose(0, 1, 3, 2)
-    values[:, keep : end - drop] = values[:, keep + drop : end].copy()
+    write_keys(keys, pages[first:], rows[:, start : end - drop])
+    lines = read_values(values, pages, end)
+    lines[:, keep : end - drop] = lines[:, keep + drop :].copy()
+    write_values(values, pages[first:], lines[:, start : end - drop])
+
+
+def _used(pages: PageNumbers, length: int, size: int) -> PageNumbers:
+    """Return the pages of the first *length* positions."""
+    return pages[: -(-length // size)]

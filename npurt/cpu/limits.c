@@ -86,7 +86,7 @@ static int attention_fits(const npurt_attention *a, char *why)
            fits(heads * a->width, 1, a->stride, why, "columns of q, k and v") &&
            columns_fit(a->stride, why, "columns of a row of q, k and v") &&
            holds(a->cache_bytes == 2 || a->cache_bytes == 4, why, "no such type of a cache") &&
-           holds(a->positions % 16 == 0, why, "positions of a cache are not whole panels") &&
+           fits(a->pages, 0, INT32_MAX, why, "pages of a cache") &&
            fits(a->window, 0, INT32_MAX, why, "positions of a window") &&
            holds(!a->whole || (a->q_norm && a->k_norm && !a->gated), why,
                  "norms over all heads need weights, and heads without gates");
@@ -99,7 +99,8 @@ static int conv_fits(const npurt_conv *c, char *why)
            columns_fit(c->k_heads, why, "key heads") &&
            columns_fit(heads * c->width + 2 * (int64_t) c->heads, why, "channels") &&
            fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
-           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps");
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps") &&
+           fits(c->slots, 0, INT32_MAX, why, "slots of sequences");
 }
 
 static int shortconv_fits(const npurt_shortconv *c, char *why)
@@ -107,7 +108,8 @@ static int shortconv_fits(const npurt_shortconv *c, char *why)
     return input_fits(&c->out, why) && columns_fit(3 * c->out.k, why, "columns of two gates") &&
            holds(c->out.k % NPURT_HEAD_STEP == 0, why, "columns are not whole vectors") &&
            fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
-           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps");
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps") &&
+           fits(c->slots, 0, INT32_MAX, why, "slots of sequences");
 }
 
 static int delta_fits(const npurt_delta *d, char *why)
@@ -117,6 +119,7 @@ static int delta_fits(const npurt_delta *d, char *why)
            holds(d->heads % d->k_heads == 0, why, "heads do not share key heads evenly") &&
            columns_fit((int64_t) d->heads * d->width, why, "values of a token") &&
            columns_fit(d->sequences, why, "sequences") &&
+           fits(d->slots, 0, INT32_MAX, why, "slots of sequences") &&
            holds(d->gates == 1 || d->gates == d->width, why,
                  "decays of a head: not 1 or its width");
 }
@@ -162,32 +165,135 @@ static int kind_fits(const npurt_op *any, int64_t rows, char *why)
     return holds(0, why, "there is no such op");
 }
 
-/* Whether an op fits: looked at once, unless a run has more rows than those before. */
-static int op_fits(npurt_op *op, const npurt_job *job, char *why)
+/* What a table asks of the caches and states of ops. */
+typedef struct {
+    int64_t positions, pages, slots; /* the most that a span needs */
+    int paged;                       /* spans list the pages of all their positions */
+} npurt_needs;
+
+/* Whether this run's rows have their places in the caches, tables and states of an op. */
+static int places_fit(const npurt_op *op, const npurt_needs *needs, char *why)
 {
-    if (op->checked <= job->rows) {
+    switch (op->kind) {
+    case NPURT_ROPE:
+    case NPURT_ATTEND:
+        return holds(needs->paged, why, "a row is beyond the pages of its sequence") &&
+               fits(needs->positions, 0, op->u.attention.positions, why, "positions of a cache") &&
+               fits(needs->pages, 0, op->u.attention.pages, why, "pages of a cache");
+    case NPURT_CONV:
+        return fits(needs->slots, 0, op->u.conv.slots, why, "slots of sequences");
+    case NPURT_SHORTCONV:
+        return fits(needs->slots, 0, op->u.shortconv.slots, why, "slots of sequences");
+    case NPURT_DELTA:
+        return fits(needs->slots, 0, op->u.delta.slots, why, "slots of sequences");
+    default:
+        return 1;
+    }
+}
+
+/* Whether an op fits: looked at once, unless a run has more rows than those before. */
+static int op_fits(npurt_op *op, const npurt_job *job, const npurt_needs *needs, char *why)
+{
+    if (op->checked <= job->table.rows) {
         if (!fits(op->isa, 0, npurt_isas_count - 1, why, "instruction set") ||
             !fits(op->row_multiplier, 0, NPURT_MOST_EXPERTS, why, "copies of a row") ||
             !kind_fits(op, npurt_rows(op, job), why)) {
             return 0;
         }
-        op->checked = job->rows + 1;
+        op->checked = job->table.rows + 1;
     }
-    const int attends = op->kind == NPURT_ROPE || op->kind == NPURT_ATTEND;
-    return !attends || fits(job->position + job->rows, 0, op->u.attention.positions, why,
-                            "positions of a cache");
+    return places_fit(op, needs, why);
+}
+
+/* Adds up what a span needs; whether it is one, and begins where the one before it ended. */
+static int span_fits(const npurt_span *span, int64_t end, int64_t rows, npurt_needs *needs,
+                     char *why)
+{
+    if (!fits(span->first, end, end, why, "first row of a sequence") ||
+        !fits(span->rows, 1, rows - end, why, "rows of a sequence") ||
+        !fits(span->position, 0, INT32_MAX, why, "position") ||
+        !fits(span->slot, 0, INT32_MAX - 1, why, "slot of a sequence") ||
+        !fits(span->listed, 0, span->pages ? INT32_MAX : 0, why, "pages of a sequence")) {
+        return 0;
+    }
+    for (int64_t i = 0; i < span->listed; i++) {
+        if (!fits(span->pages[i], 0, INT32_MAX - 1, why, "page of a sequence")) {
+            return 0;
+        }
+        needs->pages = span->pages[i] < needs->pages ? needs->pages : span->pages[i] + 1;
+    }
+    const int64_t positions = span->position + span->rows;
+    needs->paged &= positions <= span->listed * NPURT_PAGE;
+    needs->positions = positions > needs->positions ? positions : needs->positions;
+    needs->slots = span->slot < needs->slots ? needs->slots : span->slot + 1;
+    return 1;
+}
+
+/* How often a sequence lists a page. */
+static int64_t times_listed(const npurt_span *span, int32_t page)
+{
+    int64_t times = 0;
+    for (int64_t i = 0; i < span->listed; i++) {
+        times += span->pages[i] == page;
+    }
+    return times;
+}
+
+/* Whether what one span writes is nobody else's: its slot, and the pages of its rows. */
+static int is_alone(const npurt_table *table, const npurt_span *own, char *why)
+{
+    const int64_t end = (own->position + own->rows - 1) / NPURT_PAGE + 1;
+    for (int64_t i = 0; i < table->count; i++) {
+        const npurt_span *other = &table->spans[i];
+        if (!holds(own == other || own->slot != other->slot, why, "two sequences have one slot")) {
+            return 0;
+        }
+        for (int64_t p = own->position / NPURT_PAGE; p < end && p < own->listed; p++) {
+            if (!fits(times_listed(other, own->pages[p]), 0, own == other, why,
+                      "times that a page is listed which a row is written to")) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+static int table_fits(const npurt_table *table, npurt_needs *needs, char *why)
+{
+    int64_t end = 0;
+    if (!fits(table->rows, 0, NPURT_MOST_ROWS, why, "rows of a run") ||
+        !fits(table->count, 0, table->rows, why, "sequences of a run") ||
+        !fits(table->selects, 0, table->rows, why, "selected rows")) {
+        return 0;
+    }
+    for (int64_t i = 0; i < table->count; i++) {
+        if (!span_fits(&table->spans[i], end, table->rows, needs, why)) {
+            return 0;
+        }
+        end += table->spans[i].rows;
+    }
+    for (int64_t i = 0, least = 0; i < table->selects; i++, least = table->selected[i - 1] + 1) {
+        if (!fits(table->selected[i], least, table->rows - 1, why, "selected row")) {
+            return 0;
+        }
+    }
+    for (int64_t i = 0; i < table->count; i++) {
+        if (!is_alone(table, &table->spans[i], why)) {
+            return 0;
+        }
+    }
+    return holds(end == table->rows, why, "rows at the end belong to no sequence");
 }
 
 int npurt_job_fits(const npurt_job *job, char *why)
 {
-    if (!fits(job->rows, 0, NPURT_MOST_ROWS, why, "rows of a run") ||
-        !fits(job->skip_rows, 0, job->rows, why, "rows to skip") ||
-        !fits(job->position, 0, INT32_MAX, why, "position")) {
+    npurt_needs needs = {.paged = 1};
+    if (!table_fits(&job->table, &needs, why)) {
         return 0;
     }
     for (int i = 0; i < job->count; i++) {
         char here[WHY_BYTES];
-        if (!op_fits(&job->ops[i], job, here)) {
+        if (!op_fits(&job->ops[i], job, &needs, here)) {
             snprintf(why, WHY_BYTES, "op %d, %s", i, here);
             return 0;
         }

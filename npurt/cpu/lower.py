@@ -122,7 +122,7 @@ class Lowering:
             self.values.put(add.out, self.values.columns(x))
         self._steps.host().add(
             "norm", Program.norm, buffer, self._vector(norm.weight), norm.eps,
-            self.values.make_input(norm.out), add=added, scale=scale, from_skipped=selects,
+            self.values.make_input(norm.out), add=added, scale=scale, gathers=selects,
             centred=centred, bias=self._vector(bias) if bias else None,
         )  # fmt: skip
 
@@ -182,8 +182,8 @@ class Lowering:
             self.output = outs[0]
         else:
             y, column = self.values.place(outs)
-        skips_rows = logits or outs[0].shape[0] == SELECTED
-        self._steps.matmul(first.role, x, weights, y, skips_rows=skips_rows, column=column)
+        selects = logits or outs[0].shape[0] == SELECTED
+        self._steps.matmul(first.role, x, weights, y, selects=selects, column=column)
 
     def _experts(
         self, op: Op, first: ops.ExpertMatMul, stacks: Sequence[Weight], outs: Sequence[Tensor]
@@ -362,7 +362,7 @@ class Lowering:
         beta, decay = np.split(conv.out_gates[None], 2, axis=2)
         net = DeltaNet(
             q=q, k=k, v=v, decay=decay[..., None], beta=beta,
-            out=self.values.make([op.out]).reshape(v.shape), state=held.slots.array[0],
+            out=self.values.make([op.out]).reshape(v.shape), state=held.array[0, 0],
             scale=op.scale, grouped=op.grouped,
         )  # fmt: skip
         self._steps.delta(conv, net, held)

@@ -111,7 +111,7 @@ _Static_assert(NPURT_MOST_ROWS * ROWS * sizeof(float) <= RESULT_BYTES, "a panel 
 /* Bytes of the results of one panel: a row of the run is in a group once at most. */
 static int64_t panel_results(const npurt_op *op, const npurt_job *job)
 {
-    const int64_t rows = op->u.matmul.groups ? job->rows : npurt_rows(op, job);
+    const int64_t rows = op->u.matmul.groups ? job->table.rows : npurt_rows(op, job);
     return rows * ROWS * (int64_t) sizeof(float);
 }
 

@@ -2,7 +2,8 @@
  * The binary interface of libnpurt_cpu: what npurt/cpu/abi.py declares, struct for struct.
  *
  * A program is an array of ops that the threads of a pool walk together; every op but the last waits
- * for the one before.  Rows are tokens: an op works on `rows` of them, known only when it runs.
+ * for the one before.  Rows are tokens: an op works on as many of them as a run has.  A run's table
+ * says which sequence each row belongs to; few kinds of ops ask.
  */
 #ifndef NPURT_CPU_H
 #define NPURT_CPU_H
@@ -22,6 +23,7 @@ enum npurt_limit {
     NPURT_MOST_KERNEL_SIZE = 8,   /* of a convolution */
     NPURT_MOST_EXPERTS = 4096,
     NPURT_MOST_EXACT = 1 << 17, /* columns of an exact product: its sums fit 32 bits */
+    NPURT_PAGE = 64,            /* positions of a page of keys and values */
 };
 
 enum { NPURT_REMAINDER_STEPS = 255 }; /* of a remainder in one step of a code */
@@ -102,8 +104,8 @@ typedef struct {
     npurt_input out;
     float add_scale;
     float eps;
-    int32_t from_skipped; /* 1: read x from row run.skip_rows on; rows of out start at 0 */
-    int32_t centred;      /* 1: the mean is taken off before: LayerNorm; 0: RMSNorm */
+    int32_t gathers; /* 1: row i of out is made of the i-th selected row of x */
+    int32_t centred; /* 1: the mean is taken off before: LayerNorm; 0: RMSNorm */
 } npurt_norm;
 
 typedef struct {
@@ -131,9 +133,10 @@ typedef struct {
     const float *sinks; /* [heads] or NULL: one more logit of a head, whose value is nothing */
     const float *temperature; /* [positions] or NULL: q is multiplied by it */
     int64_t stride;
-    void *k_cache;     /* [kv_heads][positions/16][width][16] f16 or f32 */
-    void *v_cache;     /* [kv_heads][positions][width] */
-    int64_t positions; /* capacity, a multiple of 16 */
+    void *k_cache;     /* [pages][kv_heads][NPURT_PAGE/16][width][16] f16 or f32 */
+    void *v_cache;     /* [pages][kv_heads][NPURT_PAGE][width] */
+    int64_t pages;     /* of the caches */
+    int64_t positions; /* of the tables: no row may have a later one */
     int64_t window;    /* positions that a row sees, its own included; 0: all */
     int32_t heads, kv_heads, width, rotated;
     int32_t halves;      /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
@@ -200,8 +203,8 @@ typedef struct {
 } npurt_integers;
 
 /*
- * The short convolution before a delta net, of one sequence.  A row of `kept` is the row of `in` up
- * to v, then the row of `gates`; the last `capacity` tokens are there, token t in row t % capacity.
+ * The short convolution before a delta net.  A row of `kept` is the row of `in` up to v, then the row
+ * of `gates`; a sequence has its last `capacity` tokens in its slot, token t in row t % capacity.
  */
 typedef struct {
     const float *in;     /* [rows][stride]: q of k_heads, k of k_heads, v of heads */
@@ -209,25 +212,25 @@ typedef struct {
     const float *weight; /* [kernel_size][channels], the last for the token itself */
     const float *rate;   /* [heads]: log decay = rate * softplus(decay + bias) */
     const float *bias;   /* [heads] */
-    float *kept;         /* [capacity][channels + 2 * heads] */
+    float *kept;         /* [slots][capacity][channels + 2 * heads] */
     float *out;          /* [rows][channels]: q and k of length 1, v */
     float *out_gates;    /* [rows][2 * heads]: beta, log decay */
-    int64_t stride, capacity;
+    int64_t stride, capacity, slots;
     int32_t heads, k_heads, width, kernel_size;
     int32_t replay; /* 1: rows come from kept */
     float eps;
 } npurt_conv;
 
 /*
- * The gated short convolution of one sequence: out = after * conv(before * value).  The last
- * `capacity` products of before and value are kept, that of token t in row t % capacity.
+ * The gated short convolution: out = after * conv(before * value).  A sequence has its last
+ * `capacity` products of before and value in its slot, that of token t in row t % capacity.
  */
 typedef struct {
     const float *in;     /* [rows][3 * k]: before, after, value */
     const float *weight; /* [kernel_size][k], the last for the token itself */
-    float *kept;         /* [capacity][k] */
+    float *kept;         /* [slots][capacity][k] */
     npurt_input out;
-    int64_t capacity;
+    int64_t capacity, slots;
     int32_t kernel_size;
 } npurt_shortconv;
 
@@ -239,9 +242,10 @@ typedef struct {
 typedef struct {
     const float *q, *k, *v, *decay, *beta;
     float *out;
-    float *state; /* [slots][sequences][heads][width of v][width of k] */
-    /* {slot to start from, slot to copy to or -1, tokens before that}; NULL: from 0, no copy */
+    float *state; /* [slots][copies][sequences][heads][width of v][width of k] */
+    /* [slots] of {copy to start from, copy to make or -1, tokens before that}; NULL: from 0, none */
     const int32_t *control;
+    int64_t slots, slot_stride; /* the latter in floats */
     npurt_strides q_at, k_at, v_at, decay_at, beta_at, out_at;
     int32_t sequences, heads, k_heads, width;
     int32_t gates;   /* logarithms of decay a head: 1, or width, one for each element of k */
@@ -290,7 +294,7 @@ typedef struct {
 typedef struct {
     int32_t kind;
     int32_t isa;            /* index of the instruction set to use */
-    int32_t skips_rows;     /* 1: the op skips the first run.skip_rows rows */
+    int32_t selects;        /* 1: the op works on as many rows as the run selects */
     int32_t row_multiplier; /* the op has so many times the rows of the run; 0 is 1 */
     union {
         npurt_norm norm;
@@ -319,6 +323,25 @@ typedef struct {
     int64_t checked;   /* runs of fewer rows than this need no check; 0 at first */
 } npurt_op;
 
+/* Consecutive rows of a run that are consecutive positions of one sequence. */
+typedef struct {
+    int64_t first, rows;  /* of the run */
+    int64_t position;     /* of the first */
+    int64_t slot;         /* where the sequence has its recurrent states */
+    const int32_t *pages; /* [listed] the pages of its keys and values; NULL: none */
+    int64_t listed;
+} npurt_span;
+
+/*
+ * The rows of one run.  Spans follow each other and have all rows; no two have one slot, and what a
+ * span writes to keys and values is in no page of another.
+ */
+typedef struct {
+    int64_t rows, count, selects; /* of spans, of selected rows */
+    const npurt_span *spans;
+    const int32_t *selected; /* ascending: rows whose logits are wanted */
+} npurt_table;
+
 typedef struct npurt_pool npurt_pool;
 
 /* Starts threads-1 workers that may run on the `count` given cpus (0: any); NULL: no memory. */
@@ -329,13 +352,11 @@ NPURT_API void npurt_pool_free(npurt_pool *pool);
 NPURT_API void npurt_pool_settle(npurt_pool *pool);
 
 /*
- * Runs ops[0..count) on `rows` tokens whose first has position `position`; ops with skips_rows
- * skip the first `skip_rows` rows.  Returns count; or the index of the first op whose result did
- * not verify, nothing after it having run; or an npurt_error, nothing having run.  One run at a
- * time.
+ * Runs ops[0..count) on the rows of a table.  Returns count; or the index of the first op whose
+ * result did not verify, nothing after it having run; or an npurt_error, nothing having run.  One
+ * run at a time.
  */
-NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
-                        int64_t skip_rows);
+NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, const npurt_table *table);
 
 /* Why the last run was refused. */
 NPURT_API const char *npurt_pool_why(const npurt_pool *pool);

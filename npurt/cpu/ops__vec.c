@@ -284,8 +284,9 @@ static void norm_head(float *head, int width, const float *weight, float eps)
     }
 }
 
-void AT_LEVEL(npurt_rope)(const npurt_attention *op, int64_t row, int64_t position)
+void AT_LEVEL(npurt_rope)(const npurt_attention *op, const npurt_span *span, int64_t row)
 {
+    const int64_t position = span->position + row - span->first;
     const int heads = op->heads, kv_heads = op->kv_heads, width = op->width;
     const int step = op->gated ? 2 * width : width;
     float *q = op->qkv + row * op->stride;
@@ -304,12 +305,12 @@ void AT_LEVEL(npurt_rope)(const npurt_attention *op, int64_t row, int64_t positi
         }
         rotate(op, head, cos, sin);
     }
+    const int64_t page = span->pages[position / NPURT_PAGE], inside = position % NPURT_PAGE;
     for (int g = 0; g < kv_heads; g++) {
-        const int64_t panel = g * (op->positions / 16) + position / 16;
-        const int64_t line = (g * op->positions + position) * width;
+        const int64_t start = (page * kv_heads + g) * NPURT_PAGE * width;
+        const int64_t panel = start + inside / 16 * 16 * width, line = start + inside * width;
         for (int d = 0; d < width; d++) {
-            const int64_t at = (panel * width + d) * 16 + position % 16;
-            store(op->k_cache, at, k[g * width + d], op->cache_bytes);
+            store(op->k_cache, panel + d * 16 + inside % 16, k[g * width + d], op->cache_bytes);
             store(op->v_cache, line + d, v[g * width + d], op->cache_bytes);
         }
     }

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from npurt.cpu import abi, layout
 from npurt.cpu.engine import Engine, Input, pointer
 from npurt.cpu.program import Image, Program
+from npurt.cpu.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.quant.tensor import QTensor
 
@@ -39,7 +40,7 @@ class CpuPacked(Packed):
             source, program = self._ready[len(x)]
             source.values[:] = x
             program.ops[len(program) - 1].u.matmul.y = pointer("float *", out)
-            program.run(len(x))
+            program.run(RowTable.of(len(x)))
 
     def _program(self, rows: int, out: F32) -> tuple[Input, Program]:
         source = Input(rows, self.k, quantised=self.image.integer)

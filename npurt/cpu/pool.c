@@ -472,10 +472,9 @@ const char *npurt_pool_why(const npurt_pool *pool)
     return pool->why;
 }
 
-int npurt_run(npurt_pool *pool, npurt_op *ops, int count, int64_t rows, int64_t position,
-              int64_t skip_rows)
+int npurt_run(npurt_pool *pool, npurt_op *ops, int count, const npurt_table *table)
 {
-    npurt_walk w = {.pool = pool, .job = {ops, count, rows, position, skip_rows}};
+    npurt_walk w = {.pool = pool, .job = {ops, count, *table}};
     if (!npurt_job_fits(&w.job, pool->why)) {
         return NPURT_REFUSED;
     }

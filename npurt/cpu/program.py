@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from npurt.cpu import abi
 from npurt.cpu.engine import Engine, Input, pointer
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaNet
 from npurt.errors import LayoutError
 from npurt.quant.types import Format
@@ -47,8 +48,8 @@ class Heads:
     qkv: F32  # [rows, (heads + 2 * kv_heads) * width], or heads twice
     cos: F32  # [positions, rotated / 2]
     sin: F32
-    k_cache: npt.NDArray[Any]  # [kv_heads, positions / 16, width, 16], float16 or float32
-    v_cache: npt.NDArray[Any]  # [kv_heads, positions, width]
+    k_cache: npt.NDArray[Any]  # as in `npurt.cpu.kv`, float16 or float32
+    v_cache: npt.NDArray[Any]
     heads: int
     kv_heads: int
     width: int
@@ -92,7 +93,9 @@ class Convolution:
     weight: F32  # [kernel_size, channels]
     rate: F32  # [heads]: the logarithm of decay is rate * softplus(decay + bias)
     bias: F32  # [heads]
-    kept: F32  # [capacity, channels + 2 * heads]: what came last, token t in row t % capacity
+    kept: (
+        F32  # [slots, capacity, channels + 2 * heads]: what came last, token t in row t % capacity
+    )
     out: F32  # [rows, channels]: q and k of length 1
     out_gates: F32  # [rows, 2 * heads]: beta, logarithm of decay
     heads: int
@@ -151,19 +154,23 @@ class Program:
                 self._ops[i] = struct[0]
         return self._ops
 
-    def run(self, rows: int = 1, position: int = 0, skip_rows: int = 0, start: int = 0) -> int:
-        """Run the ops from *start* on; return the index of one that did not verify, or ``len``."""
+    def run(self, table: RowTable | None = None, start: int = 0) -> int:
+        """Run the ops from *start* on; return the index of one that did not verify, or ``len``.
+
+        Args:
+            table: The rows; None: one row.
+        """
         if not self._ran:
             weakref.finalize(self, self.engine.retire, self._keep).atexit = False
             self._ran = True
         ops, count = self.ops + start, len(self) - start
-        return start + self.engine.run(ops, count, rows, position, skip_rows)
+        return start + self.engine.run(ops, count, table or RowTable.of(1))
 
-    def _add(self, kind: str, *, skips_rows: bool = False, row_multiplier: int = 1) -> Any:
+    def _add(self, kind: str, *, selects: bool = False, row_multiplier: int = 1) -> Any:
         op: Any = abi.ffi().new("npurt_op *")
         op.kind = getattr(abi.lib(), f"NPURT_{kind}")
         op.isa = self.engine.isa
-        op.skips_rows = skips_rows
+        op.selects = selects
         op.row_multiplier = row_multiplier
         self._structs.append(op)
         return op.u
@@ -187,21 +194,21 @@ class Program:
         *,
         add: F32 | None = None,
         scale: float = 1.0,
-        from_skipped: bool = False,
+        gathers: bool = False,
         centred: bool = False,
         bias: F32 | None = None,
     ) -> int:
         """Add ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
 
         With *centred* the mean of x is taken off before, and the *bias* is added: LayerNorm.
-        *from_skipped* skips the first rows, as ops of logits do.
+        With *gathers*, the rows of *out* are those that the run selects, and no others change.
         """
-        op = self._add("NORM", skips_rows=from_skipped).norm
+        op = self._add("NORM", selects=gathers).norm
         op.x, op.add, op.weight, op.bias = map(self._address, (x, add, weight, bias))
         op.centred = centred
         op.add_scale = scale
         op.eps = eps
-        op.from_skipped = from_skipped
+        op.gathers = gathers
         self._input(op.out, out)
         return len(self) - 1
 
@@ -221,11 +228,9 @@ class Program:
         op.out.values, op.out.k = op.x, x.shape[1]
         return len(self) - 1
 
-    def cap(
-        self, x: F32, *, factor: float = 1.0, cap: float = 0.0, skips_rows: bool = False
-    ) -> int:
+    def cap(self, x: F32, *, factor: float = 1.0, cap: float = 0.0, selects: bool = False) -> int:
         """``x = cap * tanh(factor * x / cap)``, or ``factor * x`` without a cap."""
-        op = self._add("CAP", skips_rows=skips_rows).cap
+        op = self._add("CAP", selects=selects).cap
         op.x, op.k, op.factor, op.cap = self._address(x), x.shape[1], factor, cap
         return len(self) - 1
 
@@ -241,17 +246,19 @@ class Program:
         y: F32,
         *,
         biases: Sequence[F32 | None] = (),
-        skips_rows: bool = False,
+        selects: bool = False,
         routing: Routing | None = None,
         column: int = 0,
     ) -> int:
         """``y = [x @ w.T + bias for each weight]``, side by side from *column* on; at most three.
 
+        It has as many rows as the run, or, if it *selects*, as many as that selects.
+
         With a *routing* each weight is a stack of its `experts`, the rows of *x* are those that
         `gather` made, and each group of them is multiplied by its own matrix.
         """
         op = self._add(
-            "MATMUL", skips_rows=skips_rows, row_multiplier=routing.top_k if routing else 1
+            "MATMUL", selects=selects, row_multiplier=routing.top_k if routing else 1
         ).matmul
         if routing:
             op.groups = self._address(routing.groups, "npurt_group *")
@@ -275,7 +282,7 @@ class Program:
         op.stride, op.gated, op.eps = heads.qkv.shape[1], heads.gated, heads.eps
         op.k_cache = self._address(heads.k_cache, "void *")
         op.v_cache = self._address(heads.v_cache, "void *")
-        op.positions = heads.v_cache.shape[1]
+        op.pages, op.positions = len(heads.v_cache), len(heads.cos)
         op.cache_bytes = heads.v_cache.itemsize
         op.heads, op.kv_heads, op.width = heads.heads, heads.kv_heads, heads.width
         op.rotated = 2 * heads.cos.shape[1]
@@ -314,7 +321,8 @@ class Program:
         op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(
             self._address, (c.gates, c.weight, c.rate, c.bias, c.kept, c.out, c.out_gates)
         )
-        op.stride, op.capacity, op.kernel_size = c.x.shape[1], len(c.kept), len(c.weight)
+        op.slots, op.capacity, _ = c.kept.shape
+        op.stride, op.kernel_size = c.x.shape[1], len(c.weight)
         op.heads, op.k_heads, op.width, op.eps = c.heads, c.k_heads, c.width, c.eps
         op.replay = replay
         return len(self) - 1
@@ -324,24 +332,26 @@ class Program:
 
         Args:
             weight: ``[kernel_size, K]``, the last for the token itself.
-            kept: ``[capacity, K]``: what was convolved last, token t in row t % capacity.
+            kept: ``[slots, capacity, K]``: what was convolved last, token t in row t % capacity.
         """
         op = self._add("SHORTCONV").shortconv
         setattr(op, "in", self._address(x))
         op.weight, op.kept = self._address(weight), self._address(kept)
-        op.capacity, op.kernel_size = len(kept), len(weight)
+        op.slots, op.capacity, _ = kept.shape
+        op.kernel_size = len(weight)
         self._input(op.out, out)
         return len(self) - 1
 
     def delta(
         self, net: DeltaNet, *, slots: F32 | None = None, control: npt.NDArray[Any] | None = None
     ) -> int:
-        """Run a gated delta net over the rows, each of them a token of all sequences.
+        """Run a gated delta net over the rows.
 
         Args:
-            slots: ``[more, *state.shape]`` of which the net's state is the first.
-            control: int32 ``[3]``, read at each run: the slot to start from, the one to copy the
-                state to or -1, and the tokens before that.
+            slots: ``[slots, copies, *state.shape]``: in each slot the state of a sequence, and
+                copies of it; by default there is one slot, with the net's state.
+            control: int32 ``[slots, 3]``, read at each run: the copy to start from, the one to make
+                or -1, and the tokens before that.
         """
         op = self._add("DELTA").delta
         for name in ("q", "k", "v", "decay", "beta", "out"):
@@ -349,7 +359,9 @@ class Program:
             setattr(op, name, self._address(array))
             sequence, token, head = (stride // array.itemsize for stride in array.strides[:3])
             setattr(op, f"{name}_at", {"token": token, "head": head, "sequence": sequence})
-        op.state = self._address(net.state if slots is None else slots)
+        slots = net.state[None, None] if slots is None else slots
+        op.state = self._address(slots)
+        op.slots, op.slot_stride = len(slots), slots.strides[0] // slots.itemsize
         op.control = self._address(control, "int32_t *")
         op.sequences, _, op.heads, op.width = net.v.shape
         op.k_heads, op.gates = net.k.shape[2], net.decay.shape[3]

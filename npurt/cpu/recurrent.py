@@ -5,15 +5,13 @@ checkpoint of the states.  A rollback runs the kept inputs again from a checkpoi
 same arithmetic on the same numbers, and a small part of a forward pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from npurt.cpu.bound import Recurrence
 from npurt.cpu.engine import empty
 from npurt.cpu.slots import Slots
-from npurt.device import F32
 from npurt.graph.ops import GatedDeltaNet, ShortConv
 
 COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
@@ -23,37 +21,48 @@ KEPT = 2 * SPACING  # tokens whose inputs are kept
 Replay = Callable[[int, int], None]  # run the nets alone: (tokens, position of the first)
 
 
-class Recurrent:
-    """States and kept inputs of every delta net of a part, for one sequence.
+def recurrences(
+    nets: Iterable[tuple[GatedDeltaNet, ShortConv]], sequences: int
+) -> dict[str, Recurrence]:
+    """Return the memory of delta nets for so many sequences, by name of the net.
 
-    Letters: H heads, W their width, C channels of the convolution.
+    Letters: S slots of sequences, H heads, W their width, C channels of the convolution.  States
+    are ``[S, 1 + COPIES, 1, H, W, W]``, rows along k; kept inputs
+    ``[S, KEPT + kernel_size - 1, C + 2 H]``, token t in row t % their number.
 
     Args:
         nets: The nets, each with the convolution before it.
+    """
+    control = np.tile(np.array([0, -1, 0], np.int32), (sequences, 1))
+    made = {}
+    for net, conv in nets:
+        width = net.v.columns // net.heads
+        array = empty(sequences * (1 + COPIES) * net.heads, width * width)
+        array = array.reshape(sequences, 1 + COPIES, 1, net.heads, width, width)
+        rows, columns = KEPT + conv.weight.columns - 1, conv.x.columns + 2 * net.heads
+        inputs = empty(sequences * rows, columns).reshape(sequences, rows, columns)
+        made[net.name] = Recurrence([Slots(states) for states in array], array, inputs, control)
+    return made
+
+
+class Recurrent:
+    """What the delta nets of a part remember of one sequence.
+
+    Args:
+        nets: The memory of all of them.
+        slot: Where the sequence has its part.
 
     Attributes:
-        states: By name of the net, slots of ``[1, H, W, W]``: sequences, heads, rows along k.
-        kept: By name of the net, ``[KEPT + kernel_size - 1, C + 2 H]``; token t in row t % their
-            number.
+        states: By name of the net.
+        kept: Inputs by name of the net.
         at: Number of tokens that the states have seen; None after an interrupted run.
-        control: The slots of the next run: see `npurt.cpu.program.Program.delta`.
     """
 
-    def __init__(self, nets: Iterable[tuple[GatedDeltaNet, ShortConv]]) -> None:
-        self.states: dict[str, Slots] = {}
-        self.kept: dict[str, F32] = {}
-        for net, conv in nets:
-            width = net.v.columns // net.heads
-            array = empty((1 + COPIES) * net.heads, width * width)
-            self.states[net.name] = Slots(array.reshape(1 + COPIES, 1, net.heads, width, width))
-            rows, columns = KEPT + conv.weight.columns - 1, conv.x.columns + 2 * net.heads
-            self.kept[net.name] = empty(rows, columns)
-        self.control: npt.NDArray[np.int32] = np.array([0, -1, 0], np.int32)
+    def __init__(self, nets: Mapping[str, Recurrence], slot: int) -> None:
+        self.states = {name: held.slots[slot] for name, held in nets.items()}
+        self.kept = {name: held.inputs[slot] for name, held in nets.items()}
+        self._control = next(iter(nets.values())).control[slot]
         self.clear()
-
-    def recurrences(self) -> dict[str, Recurrence]:
-        """Return what programs work on, by name of the net."""
-        return {n: Recurrence(s, self.kept[n], self.control) for n, s in self.states.items()}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -63,6 +72,13 @@ class Recurrent:
         self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
         self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
         self._coming: tuple[int, int] | None = None  # the copy that the run makes
+
+    def begin_as(self, other: "Recurrent") -> None:
+        """Let everything be as another sequence has it."""
+        for name, states in self.states.items():
+            states.begin_as(other.states[name])
+            self.kept[name][:] = other.kept[name]
+        self.at, self._seen, self._copies = other.at, other._seen, other._copies[:]
 
     # --- Going forward --------------------------------------------------------------------------
 
@@ -75,10 +91,10 @@ class Recurrent:
         assert self.at == position, "the states are not where the run begins"
         self._coming = None
         newest = max((c for c in self._copies if c is not None), default=-SPACING)
-        self.control[:] = 0, -1, 0
+        self._control[:] = 0, -1, 0
         if rows > 1 or position + rows - newest >= SPACING:
             slot, before = self._slot(position + rows), max(0, rows - SPACING)
-            self.control[:] = 0, 1 + slot, before
+            self._control[:] = 0, 1 + slot, before
             self._copies[slot], self._coming = None, (slot, position + before)
         self.at = None
         self._seen = max(self._seen, position + rows)
@@ -129,8 +145,11 @@ class Recurrent:
         position = self._copies[slot - 1]
         assert position is not None, "a copy without its position"
         self.at = None
-        for start in range(position, max(length, position + 1), most):
-            self.control[:] = slot if start == position else 0, -1, 0
+        if length == position:
+            for states in self.states.values():
+                states.restore_checkpoint(slot)
+        for start in range(position, length, most):
+            self._control[:] = slot if start == position else 0, -1, 0
             replay(min(most, length - start), start)
         self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]

@@ -11,17 +11,19 @@
 
 enum { LANES = 16 };
 
-/* Columns [first, first + count) of all rows. */
+/* Columns [first, first + count) of all rows of a span. */
 void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
-                               int64_t rows, int64_t position)
+                               const npurt_span *span)
 {
     const int64_t k = op->out.k, kernel_size = op->kernel_size;
-    for (int64_t t = 0; t < rows; t++) {
-        const float *in = op->in + t * 3 * k, *from[NPURT_MOST_KERNEL_SIZE];
-        const int64_t at = position + t, begin = at < kernel_size - 1 ? kernel_size - 1 - at : 0;
-        float *kept = op->kept + at % op->capacity * k;
+    float *ring = op->kept + span->slot * op->capacity * k;
+    for (int64_t row = span->first; row < span->first + span->rows; row++) {
+        const float *in = op->in + row * 3 * k, *from[NPURT_MOST_KERNEL_SIZE];
+        const int64_t at = span->position + row - span->first;
+        const int64_t begin = at < kernel_size - 1 ? kernel_size - 1 - at : 0;
+        float *kept = ring + at % op->capacity * k;
         for (int64_t j = begin; j < kernel_size; j++) {
-            from[j] = op->kept + (at - kernel_size + 1 + j) % op->capacity * k;
+            from[j] = ring + (at - kernel_size + 1 + j) % op->capacity * k;
         }
         for (int64_t i = first; i < first + count; i += LANES) {
             f32x16 sum = 0.0f;
@@ -29,7 +31,7 @@ void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t
             for (int64_t j = begin; j < kernel_size; j++) {
                 sum = fma16(load_f32(from[j] + i), load_f32(op->weight + j * k + i), sum);
             }
-            store_f32(op->out.values + t * k + i, load_f32(in + k + i) * sum);
+            store_f32(op->out.values + row * k + i, load_f32(in + k + i) * sum);
         }
     }
 }

@@ -4,6 +4,7 @@ Programs of the host keep them as float32 in an array.  A device that runs the n
 form of its own: the array is then out of date, and float32 is made when somebody reads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,17 @@ from npurt.device import F32
 
 
 class Slots:
-    """The state of a net, in slot 0, and copies of it in others.
+    """The state of a net for one sequence, and copies of it.
 
     Args:
-        array: float32 ``[slots, N, H, W (of v), W (of k)]``.
+        array: float32 ``[1 + copies, N, H, W (of v), W (of k)]``, the state first.
     """
 
     def __init__(self, array: F32) -> None:
         self._array = array
+        self._make: Callable[[], DeltaState] | None = None
         self._state: DeltaState | None = None
         self._copies: dict[int, Any] = {}
-
-    @property
-    def array(self) -> F32:
-        """All of them, for programs of the host; no device may have them."""
-        assert self._state is None, "a device has the states"
-        return self._array
 
     def read(self) -> F32:
         """Return the state, until the next run; not to be written to."""
@@ -44,45 +40,63 @@ class Slots:
     @property
     def integers(self) -> bool:
         """Whether `exact` returns integers (`npurt.delta.STATE_INTEGERS`), or float32."""
-        return self._state is not None and self._state.integers
+        return self._make is not None and self.state.integers
 
     def exact(self) -> npt.NDArray[Any]:
         """Return a copy of the state that says all of it; raises `DeltaState.exact`'s."""
-        return self._array[0].copy() if self._state is None else self._state.exact()
+        return self._array[0].copy() if self._make is None else self.state.exact()
 
     def restore(self, exact: npt.NDArray[Any]) -> bool:
         """Let the state be *exact*; return False when it had to be rounded.
 
         It is where one of float32 and integers becomes the other.
         """
-        if self._state is None:
+        if self._make is None:
             self._array[0] = state_values(exact)
         else:
-            self._state.restore(exact)
+            self.state.restore(exact)
         return (exact.dtype == np.int32) == self.integers
+
+    def begin_as(self, other: "Slots") -> None:
+        """Let the state and the copies be those of another sequence."""
+        if self._make is None:
+            self._array[:] = other._array
+        else:
+            self.state.restore_checkpoint(other.state.checkpoint())
+            self._copies = dict(other._copies)
+
+    def restore_checkpoint(self, slot: int) -> None:
+        """Go on from the copy in *slot*."""
+        if self._make is None:
+            self._array[0] = self._array[slot]
+        else:
+            self.state.restore_checkpoint(self._copies[slot])
 
     # --- On a device ----------------------------------------------------------------------------
 
     @property
     def state(self) -> DeltaState:
         """The state, which a device has."""
-        assert self._state is not None, "no device has the states"
+        assert self._make is not None, "no device has the states"
+        if self._state is None:
+            self._state = self._make()
+            self._state.write(self._array[0])
         return self._state
 
-    def move(self, state: DeltaState) -> None:
-        """Let *state* have them from now on, and be what they were."""
+    def move(self, make: Callable[[], DeltaState]) -> None:
+        """Let a state that *make* returns have them, and be what they were.
+
+        It is made when it is first needed: there may be no sequence yet.
+        """
+        self._make = make
         if self._state is not None:
-            last = self._state.read()
+            state, last = make(), self._state.read()
             for slot, kept in self._copies.items():
                 state.write(self._state.to_float32(kept))
                 self._copies[slot] = state.checkpoint()
             state.write(last)
-        self._state = state
+            self._state = state
 
     def save(self, slot: int) -> None:
         """Copy the state to *slot*."""
         self._copies[slot] = self.state.checkpoint()
-
-    def restore_checkpoint(self, slot: int) -> None:
-        """Go on from the copy in *slot*."""
-        self.state.restore_checkpoint(self._copies[slot])

@@ -1,32 +1,43 @@
-"""The states of one sequence, as the CPU's programs and numpy keep them."""
+"""The states of sequences, as the CPU's programs and numpy keep them."""
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from npurt.cpu import kv
-from npurt.cpu.bound import KV, Rotation
-from npurt.cpu.convolved import Convolved
-from npurt.cpu.recurrent import Recurrent, Replay
+from npurt.cpu import abi, kv
+from npurt.cpu.bound import KV, Recurrence, Rotation
+from npurt.cpu.convolved import Convolved, convolutions
+from npurt.cpu.pages import PageList, Pages
+from npurt.cpu.recurrent import Recurrent, Replay, recurrences
+from npurt.cpu.slots import Slots
+from npurt.cpu.table import Span
 from npurt.delta import state_values
 from npurt.device import F32
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.state import States, by_head, by_position
-from npurt.graph.tensor import POSITIONS, Kind, Tensor
-from npurt.segment import KV_DTYPES, Array, Limits, recurrent
+from npurt.graph.tensor import POSITIONS, Tensor
+from npurt.segment import KV_DTYPES, Array, Limits, positional, recurrent
 
 
-class SequenceStates:
-    """What the ops of a part remember of one sequence.
+class Memory:
+    """Memory for the states of all sequences of a part.  It is taken when it is first used.
 
     Attributes:
         kv: By name of the attention.
+        keys, values: The same, by name of the state.
         recurrent: By name of the delta net.
         convolved: By name of the short convolution, without those of delta nets.
+        inputs: Kept inputs of all convolutions, by name of the state, a slot for each sequence.
+        nets: Name of the delta net by name of its state.
         others: States of ops that numpy runs.
-        length: Positions seen.
+        in_numpy: The names of those.
+        pages: Of keys and values.
+
+    Raises:
+        SettingError: `Limits.kv_bytes` are too few for a page.
     """
 
     def __init__(
@@ -36,50 +47,73 @@ class SequenceStates:
         rotations: Mapping[str, Rotation],
         temperatures: Mapping[str, F32 | None],
     ) -> None:
+        dtype, slots = KV_DTYPES[limits.kv_dtype], limits.sequences
+        attentions = [op for op in part.ops if isinstance(op, ops.Attention)]
+        sizes = [(op.kv_heads, op.q.columns // op.heads, dtype) for op in attentions]
         self.kv: dict[str, KV] = {}
-        self.length = 0
-        self._keys: dict[str, KV] = {}  # by name of the state
-        self._values: dict[str, KV] = {}
-        self._restored: dict[str, Array] = {}  # of convolutions: until a position is known
-        self._moved = False  # states were written: until a position is known
-        self._in_numpy: set[str] = set()
-        self._recurrent = {tensor.name for tensor in recurrent(part)}
-        dtypes = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
-        self.others = States(part, dtypes=dtypes)
-        for op in part.ops:
-            if isinstance(op, ops.Attention):
-                memory = kv.allocate(op.kv_heads, limits.positions, op.q.columns // op.heads,
-                                     KV_DTYPES[limits.kv_dtype])  # fmt: skip
-                held = KV(*memory, rotations[op.name], temperatures[op.name])
-                self.kv[op.name] = self._keys[op.keys.name] = self._values[op.values.name] = held
+        copy = functools.partial(_copy_page, self.kv)  # a method would keep this object alive
+        self.pages = Pages(_page_count(limits, sum(kv.page_bytes(*s) for s in sizes)), copy)
+        self.keys: dict[str, KV] = {}
+        self.values: dict[str, KV] = {}
+        for op, size in zip(attentions, sizes, strict=True):
+            arrays = kv.allocate(self.pages.total, *size)
+            held = KV(*arrays, rotations[op.name], temperatures[op.name])
+            self.kv[op.name] = self.keys[op.keys.name] = self.values[op.values.name] = held
         nets = _nets(part)
-        convolutions = [op for op in part.ops if isinstance(op, ops.ShortConv)]
-        deltas = Recurrent((nets[op.name], op) for op in convolutions if op.name in nets)
-        others = Convolved(op for op in convolutions if op.name not in nets)
-        self._sequential: list[Recurrent | Convolved] = [s for s in (deltas, others) if s.kept]
-        self.recurrent, self.convolved = deltas.recurrences(), others.kept
-        self._nets = {net.state.name: deltas.states[net.name] for net in nets.values()}
-        self._rings: dict[str, F32] = {}  # token t in row t % their number
-        for op in convolutions:
-            net = nets.get(op.name)
-            self._rings[op.state.name] = deltas.kept[net.name] if net else others.kept[op.name]
+        all_convolutions = [op for op in part.ops if isinstance(op, ops.ShortConv)]
+        pairs = [(nets[op.name], op) for op in all_convolutions if op.name in nets]
+        self.recurrent: dict[str, Recurrence] = recurrences(pairs, slots)
+        self.nets = {net.state.name: net.name for net, _ in pairs}
+        alone = [op for op in all_convolutions if op.name not in nets]
+        self.convolved = convolutions(alone, slots)
+        self.inputs = {op.state.name: self.recurrent[net.name].inputs for net, op in pairs}
+        self.inputs |= {op.state.name: self.convolved[op.name] for op in alone}
+        self.others = States(part, dtypes={t.name: limits.kv_dtype for t in positional(part)})
+        self.in_numpy: set[str] = set()
+        self._recurrent_names = {tensor.name for tensor in recurrent(part)}
+        self.positions = limits.positions
 
     def leave(self, states: Iterable[Tensor]) -> None:
         """Record that numpy computes the ops of *states*, and keeps these states."""
-        self._in_numpy |= {tensor.name for tensor in states}
-
-    # --- Going forward and back -----------------------------------------------------------------
+        self.in_numpy |= {tensor.name for tensor in states}
 
     @property
     def rewinds(self) -> bool:
-        """Whether `rewind` takes back all states: numpy's have no rollback."""
-        return self._in_numpy.isdisjoint(self._recurrent)
+        """Whether `SequenceStates.rewind` takes back all states: numpy's have no rollback."""
+        return self.in_numpy.isdisjoint(self._recurrent_names)
 
     @property
     def shifts(self) -> bool:
-        """Whether `shift` can forget positions in the middle."""
+        """Whether `SequenceStates.shift` can forget positions in the middle."""
         rotated = all(held.rotation.known for held in self.kv.values())
-        return rotated and not self._sequential and not self._in_numpy
+        return rotated and not self.inputs and not self.in_numpy
+
+
+class SequenceStates:
+    """What the ops of a part remember of one sequence.
+
+    Args:
+        sequence: Its number.
+        slot: Where it has its recurrent states.
+
+    Attributes:
+        length: Positions seen.
+        pages: Of its keys and values.
+    """
+
+    def __init__(self, memory: Memory, sequence: int, slot: int) -> None:
+        self._memory, self._sequence, self.slot = memory, sequence, slot
+        self.length = 0
+        self.pages = PageList(memory.pages, memory.positions if memory.kv else 0)
+        self._restored: dict[str, Array] = {}  # of convolutions: until a position is known
+        self._moved = False  # states were written: until a position is known
+        self._sequential: list[Recurrent | Convolved] = []
+        if memory.recurrent:
+            self._sequential.append(Recurrent(memory.recurrent, slot))
+        if memory.convolved:
+            self._sequential.append(Convolved(memory.convolved, slot))
+
+    # --- Going forward and back -----------------------------------------------------------------
 
     def require(self, position: int) -> None:
         """Check that a run can begin at *position*.
@@ -93,11 +127,21 @@ class SequenceStates:
                 remedy="run the rows of a sequence in order, without a gap",
             )
 
-    def begin(self, position: int, rows: int) -> None:
-        """Prepare for a run of *rows* rows from *position* on; `end` completes it."""
+    def needed(self, position: int, rows: int) -> int:
+        """Return how many pages have to be taken for a run of *rows* rows from *position* on."""
+        return self.pages.needed(position, position + rows) if self._memory.kv else 0
+
+    def begin(self, position: int, rows: int) -> Span:
+        """Prepare for a run of *rows* rows from *position* on, and return it; `end` completes it.
+
+        Raises:
+            OutOfPages: There are too few pages; nothing has changed.
+        """
+        if self._memory.kv:
+            self.pages.reserve(position, position + rows)
         if self._moved:
             for name, kept in self._restored.items():
-                ring = self._rings[name]
+                ring = self._memory.inputs[name][self.slot]
                 ring[np.arange(position - len(kept), position) % len(ring), : kept.shape[1]] = kept
             self._restored.clear()
             self._moved = False
@@ -105,6 +149,7 @@ class SequenceStates:
                 each.restored(position)
         for each in self._sequential:
             each.begin(position, rows)
+        return Span(rows, position, self.slot, self.pages.numbers if self._memory.kv else None)
 
     def end(self, position: int) -> None:
         """Record that a run ended at *position*."""
@@ -126,68 +171,133 @@ class SequenceStates:
         for each in self._sequential:
             each.rewind(length, replay, most)
         self.length = min(length, self.length)
+        self.pages.truncate(self.length)
 
     def shift(self, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*."""
-        for held in self.kv.values():
+        """Forget *drop* positions after the first *keep*.
+
+        Raises:
+            OutOfPages: There is none for a copy of a page that is shared; nothing has changed.
+        """
+        end = self.length
+        self.pages.own(keep, end)
+        for held in self._memory.kv.values():
             table = held.rotation
-            kv.shift(held.keys, held.values, table.cos, table.sin, halves=table.halves,
-                     keep=keep, drop=drop, end=self.length)  # fmt: skip
+            kv.shift(held.keys, held.values, self.pages.numbers, table.cos, table.sin,
+                     halves=table.halves, keep=keep, drop=drop, end=end)  # fmt: skip
         self.length -= drop
+        self.pages.truncate(self.length)
+
+    def require_fork(self, length: int, given_back: int) -> None:
+        """Check that another sequence can begin with the first *length* positions.
+
+        Args:
+            given_back: Pages that will be free before.
+
+        Raises:
+            OutOfPages: There is no page for what cannot be shared.
+        """
+        if self._memory.kv and length % self._memory.pages.size and not given_back:
+            self._memory.pages.require(1)
+
+    def begin_as(self, other: "SequenceStates", length: int) -> None:
+        """Let a sequence without states begin as the first *length* positions of another.
+
+        Recurrent states are copied as they are.  `require_fork` has passed.
+        """
+        if self._memory.kv:
+            self.pages.begin_with(other.pages, length)
+        for own, theirs in zip(self._sequential, other._sequential, strict=True):
+            own.begin_as(theirs)  # type: ignore[arg-type]  # of one kind, as all sequences are
+        self._restored = {name: kept.copy() for name, kept in other._restored.items()}
+        self._moved, self.length = other._moved, length
+        memory = self._memory
+        if memory.in_numpy:
+            states = memory.others.copy(other._sequence)
+            for name in memory.in_numpy - memory._recurrent_names:
+                states[name] = states[name][:length]
+            memory.others.restore(self._sequence, states)
 
     # --- What they are --------------------------------------------------------------------------
 
-    def read(self, state: Tensor, sequence: int, *, exact: bool = False) -> Array:
+    def read(self, state: Tensor, *, exact: bool = False) -> Array:
         """Return a copy of a state in the graph's form, or *exact*: see `Segment.read_exact`."""
-        name = state.name
-        if name in self._in_numpy:
-            return np.array(self.others.of(sequence)[name])
-        if name in self._keys:
-            return by_position(kv.read_keys(self._keys[name].keys, self.length))
-        if name in self._values:
-            return by_position(self._values[name].values[:, : self.length])
-        if name in self._nets:
-            return self._nets[name].exact()[0] if exact else np.array(self._nets[name].read()[0])
+        name, memory, pages = state.name, self._memory, self.pages.numbers
+        if name in memory.in_numpy:
+            return np.array(memory.others.of(self._sequence)[name])
+        if name in memory.keys:
+            return by_position(kv.read_keys(memory.keys[name].keys, pages, self.length))
+        if name in memory.values:
+            return by_position(kv.read_values(memory.values[name].values, pages, self.length))
+        if name in memory.nets:
+            net = self._net(name)
+            return net.exact()[0] if exact else np.array(net.read()[0])
         if name in self._restored:
             return self._restored[name].copy()
         count, columns = (dim.size or 0 for dim in state.shape)
-        rows, ring = np.arange(self.length - count, self.length), self._rings[name]
+        rows, ring = np.arange(self.length - count, self.length), memory.inputs[name][self.slot]
         kept: Array = np.array(ring[rows % len(ring), :columns])
         kept[rows < 0] = 0
         return kept
 
-    def write(self, state: Tensor, sequence: int, values: Array) -> bool:
-        """Set a state to *values*, as `read` returned them; return False if they were rounded."""
+    def write(self, state: Tensor, values: Array) -> bool:
+        """Set a state to *values*, as `read` returned them; return False if they were rounded.
+
+        Raises:
+            OutOfPages: There are too few pages for keys or values; nothing has changed.
+        """
         integers = values.dtype == np.int32
-        name = state.name
+        name, memory = state.name, self._memory
         if POSITIONS in state.shape:
+            if memory.kv:
+                self.pages.own(0, len(values))
             self.length = len(values)
         else:
             self._moved = True
-        if name in self._in_numpy:
-            held = self.others.of(sequence)
+        pages = self.pages.numbers
+        if name in memory.in_numpy:
+            held = memory.others.of(self._sequence)
             held[name] = (state_values(values) if integers else values).astype(held[name].dtype)
             return not integers
-        if name in self._nets:
-            return self._nets[name].restore(values[None])
-        if name in self._keys:
-            keys = self._keys[name].keys
-            kv.write_keys(keys, by_head(values, len(keys)))
-        elif name in self._values:
-            held_values = self._values[name].values
-            held_values[:, : len(values)] = by_head(values, len(held_values))
+        if name in memory.nets:
+            return self._net(name).restore(values[None])
+        if name in memory.keys:
+            keys = memory.keys[name].keys
+            kv.write_keys(keys, pages, by_head(values, keys.shape[1]))
+        elif name in memory.values:
+            held_values = memory.values[name].values
+            kv.write_values(held_values, pages, by_head(values, held_values.shape[1]))
         else:
             self._restored[name] = values.astype(np.float32)
         return True
 
-    def clear(self, sequence: int) -> None:
-        """Forget everything."""
-        self.length = 0
-        self._restored.clear()
-        self._moved = False
-        self.others.forget(sequence)
-        for each in self._sequential:
-            each.clear()
+    def _net(self, state: str) -> Slots:
+        """Return who has the state of a delta net, by name of the state."""
+        return self._memory.recurrent[self._memory.nets[state]].slots[self.slot]
+
+    def close(self) -> None:
+        """Give the pages back; the slot is free for another sequence."""
+        self.pages.truncate(0)
+        self._memory.others.forget(self._sequence)
+
+
+def _copy_page(caches: Mapping[str, KV], source: int, target: int, count: int) -> None:
+    """Copy the first *count* positions of a page to another one, in every attention."""
+    for held in caches.values():
+        kv.copy_page(held.keys, held.values, source, target, count)
+
+
+def _page_count(limits: Limits, page_bytes: int) -> int:
+    """Return how many pages there are, of so many bytes for all attentions together."""
+    size = abi.limits().page
+    if limits.kv_bytes is None or not page_bytes:
+        return limits.sequences * -(-limits.positions // size)
+    if limits.kv_bytes < page_bytes:
+        raise SettingError(
+            f"kv_bytes={limits.kv_bytes} is less than a page of {size} positions takes",
+            remedy=f"use kv_bytes={page_bytes} or more",
+        )
+    return limits.kv_bytes // page_bytes
 
 
 def _nets(part: Graph) -> dict[str, ops.GatedDeltaNet]:

@@ -10,6 +10,7 @@ from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import CheckedProgram, Weight
 from npurt.cpu.engine import Engine, Input
 from npurt.cpu.program import Convolution, Program, Routing
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaNet
 from npurt.device import F32
 from npurt.segment import Counter
@@ -19,8 +20,8 @@ from npurt.verify import Sampler
 class Step(Protocol):
     """Consecutive ops, or what runs between them."""
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Run it on *rows* rows from *position* on; ops of logits skip the first *skip_rows*."""
+    def run(self, table: RowTable) -> None:
+        """Run it on the rows of *table*; ops of logits on those that it selects."""
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -74,15 +75,15 @@ class Steps:
 
     # --- Running --------------------------------------------------------------------------------
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Run all steps on *rows* rows from *position* on; ops of logits skip some."""
+    def run(self, table: RowTable) -> None:
+        """Run all steps on the rows of *table*; ops of logits on those that it selects."""
         for step in self._steps:
-            step.run(rows, position, skip_rows)
+            step.run(table)
 
-    def replay(self, rows: int, position: int) -> None:
-        """Run the delta nets alone over *rows* kept inputs, from *position* on."""
+    def replay(self, table: RowTable) -> None:
+        """Run the delta nets alone, over kept inputs of the rows of *table*."""
         for step in self._replays:
-            step.run(rows, position, 0)
+            step.run(table)
 
     def redirect(self, out: F32) -> None:
         """Let the product that makes the output, and what follows it, work in *out*."""
@@ -123,11 +124,11 @@ class Steps:
         weights: Sequence[Weight],
         y: F32,
         *,
-        skips_rows: bool = False,
+        selects: bool = False,
         column: int = 0,
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
-        self.host().matmul(label, x, weights, y, skips_rows, column=column)
+        self.host().matmul(label, x, weights, y, selects, column=column)
 
     def experts(
         self,
@@ -152,5 +153,5 @@ class Steps:
     def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
         """Add *net* to *steps*."""
         self._last_program(steps).add(
-            label, Program.delta, net, slots=held.slots.array, control=held.control
+            label, Program.delta, net, slots=held.array, control=held.control
         )

@@ -9,7 +9,7 @@ enum { UNIT_SPAN = 1024, CAP_SPAN = 4096, CONV_SPAN = 256, ATTEND_ROWS = 32 };
 
 int64_t npurt_rows(const npurt_op *op, const npurt_job *job)
 {
-    const int64_t rows = op->skips_rows ? job->rows - job->skip_rows : job->rows;
+    const int64_t rows = op->selects ? job->table.selects : job->table.rows;
     return op->row_multiplier ? rows * op->row_multiplier : rows;
 }
 
@@ -18,9 +18,32 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+/* Blocks of at most ATTEND_ROWS rows of one sequence, of all spans. */
+static int64_t attend_blocks(const npurt_table *table)
+{
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < table->count; i++) {
+        blocks += ceil_div(table->spans[i].rows, ATTEND_ROWS);
+    }
+    return blocks;
+}
+
+/* Of one span: a head of q, k or v each, and the gates. */
+static int64_t conv_items(const npurt_conv *op)
+{
+    return 2 * (int64_t) op->k_heads + op->heads + 1;
+}
+
+/* Of one span: at most DELTA_ROWS rows of the state of a head each. */
+static int64_t delta_items(const npurt_delta *op)
+{
+    return (int64_t) op->sequences * op->heads * ceil_div(op->width, DELTA_ROWS);
+}
+
 npurt_division npurt_divide(const npurt_op *any, const npurt_job *job, int threads)
 {
     const int64_t rows = npurt_rows(any, job);
+    const npurt_table *table = &job->table;
     npurt_division d = {0};
     if (any->kind == NPURT_MATMUL) {
         return npurt_divide_matmul(any, job, threads);
@@ -36,7 +59,7 @@ npurt_division npurt_divide(const npurt_op *any, const npurt_job *job, int threa
     }
 #include "ops.inc"
     }
-    const int64_t least = ceil_div(d.items, MAX_CHUNKS);
+    const int64_t least = ceil_div(d.items, MAX_CHUNKS) + !d.items; /* no items: no chunks of one */
     d.grain = d.grain > least ? d.grain : least;
     d.chunks = (int) ceil_div(d.items, d.grain);
     return d;
@@ -62,13 +85,40 @@ static void cap_item(const npurt_cap *op, const npurt_level *level, int64_t item
     level->cap(op, item / spans, first, lesser(op->k - first, CAP_SPAN));
 }
 
-static void shortconv_item(const npurt_shortconv *op, const npurt_level *level,
-                           const npurt_job *job, int64_t item)
+/* Index of the span that a row belongs to. */
+static int64_t span_of(const npurt_table *table, int64_t row)
 {
-    const int64_t first = item * CONV_SPAN, count = lesser(op->out.k - first, CONV_SPAN);
-    level->shortconv(op, first, count, job->rows, job->position);
-    for (int64_t row = 0; op->out.codes && row < job->rows; row++) {
-        level->quantise(&op->out, row, first / BLOCK, count / BLOCK);
+    int64_t low = 0, high = table->count;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (table->spans[middle].first <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static void rope_rows(const npurt_attention *op, const npurt_level *level, const npurt_table *table,
+                      int64_t from, int64_t to)
+{
+    const npurt_span *span = table->spans + span_of(table, from);
+    for (int64_t row = from; row < to; row++) {
+        span += row == span->first + span->rows;
+        level->rope(op, span, row);
+    }
+}
+
+static void shortconv_item(const npurt_shortconv *op, const npurt_level *level,
+                           const npurt_table *table, int64_t item)
+{
+    const int64_t parts = ceil_div(op->out.k, CONV_SPAN);
+    const npurt_span *span = &table->spans[item / parts];
+    const int64_t first = item % parts * CONV_SPAN, count = lesser(op->out.k - first, CONV_SPAN);
+    level->shortconv(op, first, count, span);
+    for (int64_t row = 0; op->out.codes && row < span->rows; row++) {
+        level->quantise(&op->out, span->first + row, first / BLOCK, count / BLOCK);
     }
 }
 
@@ -83,14 +133,20 @@ static void quant_items(const npurt_input *x, const npurt_level *level, int64_t 
     }
 }
 
-static void attend_items(const npurt_attention *op, const npurt_level *level, const npurt_job *job,
-                         int64_t from, int64_t to, float *scratch)
+/* Item i is key head i % kv_heads of block i / kv_heads. */
+static void attend_items(const npurt_attention *op, const npurt_level *level,
+                         const npurt_table *table, int64_t from, int64_t to, float *scratch)
 {
+    const npurt_span *span = table->spans;
+    int64_t before = 0; /* blocks of the spans before */
     for (int64_t i = from; i < to; i++) {
-        const int64_t row = i / op->kv_heads * ATTEND_ROWS;
-        const int64_t left = job->rows - row;
-        level->attend(op, (int) (i % op->kv_heads), row,
-                      left < ATTEND_ROWS ? (int) left : ATTEND_ROWS, job->position, scratch);
+        for (int64_t own; i / op->kv_heads >= before + (own = ceil_div(span->rows, ATTEND_ROWS));
+             span++) {
+            before += own;
+        }
+        const int64_t row = (i / op->kv_heads - before) * ATTEND_ROWS;
+        level->attend(op, (int) (i % op->kv_heads), span, row,
+                      (int) lesser(span->rows - row, ATTEND_ROWS), scratch);
     }
 }
 
@@ -138,6 +194,7 @@ void npurt_compute(npurt_op *any, npurt_division d, const npurt_job *job, int ch
 {
     const npurt_isa *isa = &npurt_isas[any->isa];
     const npurt_level *level = isa->level;
+    const npurt_table *table = &job->table;
     const int64_t rows = npurt_rows(any, job);
     const int64_t from = chunk * d.grain, to = lesser(from + d.grain, d.items);
     switch (any->kind) {

@@ -12,7 +12,7 @@ enum { MAX_CHUNKS = 256 };
 typedef struct {
     npurt_op *ops;
     int count;
-    int64_t rows, position, skip_rows;
+    npurt_table table; /* a late thread may read its numbers, but no more what it points to */
 } npurt_job;
 
 /* Work items of an op in one run, `grain` of them a chunk. */

@@ -19,6 +19,7 @@ from npurt.quant.types import BY_NAME, find
 
 INTEGER = tuple(name for name, fmt in BY_NAME.items() if fmt.block > 1)
 DENSE = ("f32", "f16", "bf16")
+PAGE = abi.limits().page
 
 # What a float16 scale can be, and what makes kernels differ: signs, zero, subnormals, the ends.
 SCALES = np.array([0, 1, -1, 0.0123, -0.5, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 3.3e-3], np.float16)
@@ -124,7 +125,7 @@ def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
     residual = empty(m, k)
     residual[:] = x
     out = Input(m - head, k, quantised=k % 32 == 0)
-    program.norm(residual, gain, eps, out, add=add, scale=scale, from_skipped=head > 0)
+    program.norm(residual, gain, eps, out, add=add, scale=scale, gathers=head > 0)
     return [residual, out.values, *arrays(out)]
 
 
@@ -160,7 +161,7 @@ def cap(program, x, factor, limit, head=0):
     """Return the rows of *x* scaled and capped, those that a run with *head* has."""
     program.rows, program.head = len(x), head
     y = x.copy()
-    program.cap(y, factor=factor, cap=limit, skips_rows=head > 0)
+    program.cap(y, factor=factor, cap=limit, selects=head > 0)
     return [y]
 
 
@@ -179,14 +180,14 @@ def shortconv(program, x, weight, kept, position=0):
     program.rows, program.position = len(x), position
     kept = kept.copy()
     out = Input(len(x), kept.shape[1], quantised=kept.shape[1] % 32 == 0)
-    program.shortconv(x, weight, kept, out)
+    program.shortconv(x, weight, kept[None], out)
     return [out.values, *arrays(out), kept]
 
 
 def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype, gated=False,
           normed=False, whole=False, sinks=False, temperature=False, **options):  # fmt: skip
     """Return the attention of one layer, its cache filled up to *position* + *rows*."""
-    capacity = -(-(position + rows) // 16) * 16 + 16
+    capacity = -(-(position + rows) // PAGE) * PAGE + PAGE
     angles = rng.uniform(-np.pi, np.pi, (capacity, rotated // 2))
     keys = np.zeros((kv_heads, capacity, width), dtype)
     values = np.zeros((kv_heads, capacity, width), dtype)
@@ -207,7 +208,7 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
         cos=np.cos(angles).astype(np.float32),
         sin=np.sin(angles).astype(np.float32),
         k_cache=panels(keys),
-        v_cache=values,
+        v_cache=paged(values),
         heads=n_heads,
         kv_heads=kv_heads,
         width=width,
@@ -221,30 +222,49 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
     )
 
 
+def paged(values):
+    """Lay values ``[G, P, W]`` out as the cache does: pages ``[N, G, 64, W]``, the last first."""
+    g, p, w = values.shape
+    pages = values.reshape(g, p // PAGE, PAGE, w).transpose(1, 0, 2, 3)
+    return np.ascontiguousarray(pages[::-1])
+
+
+def unpaged(v_cache):
+    """Return a copy of values ``[G, P, W]``: the inverse of `paged`."""
+    n, g, size, w = v_cache.shape
+    return v_cache[::-1].transpose(1, 0, 2, 3).reshape(g, n * size, w)
+
+
 def panels(keys):
-    """Lay keys ``[G, P, W]`` out as the cache does, ``[G, P / 16, W, 16]``."""
-    g, p, w = keys.shape
-    return np.ascontiguousarray(keys.reshape(g, p // 16, 16, w).transpose(0, 1, 3, 2))
+    """Lay keys ``[G, P, W]`` out as the cache does, ``[N, G, 4, W, 16]``."""
+    pages = paged(keys)
+    n, g, size, w = pages.shape
+    return np.ascontiguousarray(pages.reshape(n, g, size // 16, 16, w).transpose(0, 1, 2, 4, 3))
 
 
 def lines(k_cache):
-    """Return keys ``[G, P, W]``: the inverse of `panels`."""
-    g, p, w, _ = k_cache.shape
-    return k_cache.transpose(0, 1, 3, 2).reshape(g, p * 16, w)
+    """Return a copy of keys ``[G, P, W]``: the inverse of `panels`."""
+    n, g, panels, w, _ = k_cache.shape
+    return unpaged(k_cache.transpose(0, 1, 2, 4, 3).reshape(n, g, panels * 16, w))
+
+
+def of_layer(program, layer, position):
+    """Let a run of *program* be the rows of *layer*, whose pages lie from the last to the first."""
+    program.rows, program.position = len(layer.qkv), position
+    program.pages = np.arange(len(layer.v_cache), dtype=np.int32)[::-1].copy()
 
 
 def rope(program, layer, position):
     """Rotate q and k, append to the cache: return the buffer and both caches."""
-    program.rows, program.position = len(layer.qkv), position
+    of_layer(program, layer, position)
     program.rope(layer)
     return [layer.qkv, layer.k_cache, layer.v_cache]
 
 
 def attend(program, layer, position):
     """Return the attention of every row over the cache, ``[rows, heads * width]``."""
-    rows = len(layer.qkv)
-    program.rows, program.position = rows, position
-    out = empty(rows, layer.heads * layer.width)
+    of_layer(program, layer, position)
+    out = empty(len(layer.qkv), layer.heads * layer.width)
     program.attend(layer, out)
     return [out]
 

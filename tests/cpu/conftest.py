@@ -18,7 +18,7 @@ class Runner:
         """Build the program of *case*, run it, and return the arrays it wrote."""
         program = Recorded(self.engine)
         results = case(program)
-        assert program.run(program.rows, program.position, program.head) == len(program)
+        assert program.run() == len(program)
         return results
 
 

@@ -56,14 +56,17 @@ def run_delta(program, net, slots=None, control=(0, -1, 0)):
     memory = np.stack([net.state * max(i, 1) for i in range(slots or 1)])
     net = replace(net, out=np.zeros_like(net.out), state=memory[0])
     if slots:
-        program.delta(net, slots=memory, control=np.array(control, np.int32))
+        program.delta(net, slots=memory[None], control=np.array([control], np.int32))
     else:
         program.delta(net)
     return [net.out, memory if slots else net.state]
 
 
 def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capacity=9, position=0):
-    """Return a convolution of random inputs; of *position* tokens before, the last are kept."""
+    """Return a convolution of random inputs; of *position* tokens before, the last are kept.
+
+    It is that of one sequence: `kept` has no axis of slots.
+    """
     channels = (2 * k_heads + heads) * width
     kept = np.zeros((capacity, channels + 2 * heads), np.float32)
     for at in range(max(0, position - capacity), position):
@@ -87,11 +90,10 @@ def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capac
 def convolve(program, c, position=0, *, replay=False):
     """Run *c* on a copy of what it keeps: return both results and that."""
     program.rows, program.position = len(c.x), position
-    c = replace(
-        c, kept=c.kept.copy(), out=np.zeros_like(c.out), out_gates=np.zeros_like(c.out_gates)
-    )
+    kept = c.kept.copy()
+    c = replace(c, kept=kept[None], out=np.zeros_like(c.out), out_gates=np.zeros_like(c.out_gates))
     program.conv(c, replay=replay)
-    return [c.out, c.out_gates, c.kept]
+    return [c.out, c.out_gates, kept]
 
 
 def gate(program, x, z, weight, eps=1e-6):

@@ -7,7 +7,9 @@
  *   driver IN OUT           runs the programs of IN
  *   driver --force IN OUT   also those of an instruction set this machine says it has not
  *
- * IN   [programs] of: int64 ops, rows, position, head, threads, buffers, pointers; the npurt_ops;
+ * IN   [programs] of: int64 ops, spans, selected, threads, buffers, pointers;
+ *      [spans] of int64 {rows, position, slot, listed} and the int32 pages [listed];
+ *      the int32 rows [selected]; the npurt_ops;
  *      [pointers] of int64 {offset in the ops, buffer, offset in the buffer};
  *      [buffers] of int64 size, and the bytes.
  * OUT  [programs] of: int64 result of npurt_run; the bytes of every buffer.
@@ -22,8 +24,12 @@
 #include <sys/mman.h>
 
 typedef struct {
-    int64_t ops, rows, position, head, threads, buffers, pointers;
+    int64_t ops, spans, selected, threads, buffers, pointers;
 } header;
+
+typedef struct {
+    int64_t rows, position, slot, listed;
+} span_header;
 
 typedef struct {
     int64_t offset, buffer, inside;
@@ -94,10 +100,38 @@ static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffer
     free(pointers);
 }
 
+/* An array that ends at a page which cannot be touched. */
+static int32_t *read_numbers(FILE *in, int64_t count)
+{
+    int32_t *numbers = (int32_t *) (void *) guarded(count * (int64_t) sizeof *numbers);
+    get(in, numbers, (size_t) count * sizeof *numbers);
+    return numbers;
+}
+
+static npurt_table read_table(FILE *in, const header *h)
+{
+    npurt_span *spans = room(h->spans, sizeof *spans);
+    npurt_table table = {.count = h->spans, .spans = spans, .selects = h->selected};
+    for (int64_t i = 0; i < h->spans; i++) {
+        span_header s;
+        get(in, &s, sizeof s);
+        spans[i] = (npurt_span){.first = table.rows,
+                                .rows = s.rows,
+                                .position = s.position,
+                                .slot = s.slot,
+                                .pages = read_numbers(in, s.listed),
+                                .listed = s.listed};
+        table.rows += s.rows;
+    }
+    table.selected = read_numbers(in, h->selected);
+    return table;
+}
+
 static void run_program(FILE *in, FILE *out, const header *h, int force)
 {
     npurt_op *ops = room(h->ops, sizeof *ops);
     buffer *buffers = room(h->buffers, sizeof *buffers);
+    const npurt_table table = read_table(in, h);
     read_memory(in, h, ops, buffers);
     for (int64_t i = 0; i < h->ops; i++) {
         /* Asking also gets AMX the kernel's permission. */
@@ -109,7 +143,7 @@ static void run_program(FILE *in, FILE *out, const header *h, int force)
     if (!pool) {
         fail("no memory for the threads");
     }
-    const int64_t done = npurt_run(pool, ops, (int) h->ops, h->rows, h->position, h->head);
+    const int64_t done = npurt_run(pool, ops, (int) h->ops, &table);
     npurt_pool_free(pool);
     fwrite(&done, sizeof done, 1, out);
     for (int64_t i = 0; i < h->buffers; i++) {

@@ -18,6 +18,7 @@ from npurt import build
 from npurt.cpu import abi
 from npurt.cpu.engine import Input
 from npurt.cpu.program import Program
+from npurt.cpu.table import RowTable, Span
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "driver.c"
@@ -47,6 +48,8 @@ class Recorded(Program):
         super().__init__(engine)
         self.arrays = []
         self.rows, self.position, self.head, self.threads = 1, 0, 0, 1
+        self.pages = None  # of keys and values
+        self.spans = None  # of several sequences; None: one, of all that is above
         self.ends: int | None = None  # the op that must not verify
 
     def _address(self, array, ctype="float *"):
@@ -61,6 +64,17 @@ class Recorded(Program):
         if value.int16:
             self.arrays.append(value.remainders)
         super()._input(struct, value)
+
+    def table(self):
+        """Return the rows of its run: those from *head* on are selected."""
+        one = [Span(self.rows, self.position, 0, self.pages)] if self.rows else []
+        spans = one if self.spans is None else self.spans
+        rows = sum(span.rows for span in spans)
+        return RowTable(spans, np.arange(self.head, rows, dtype=np.int32))
+
+    def run(self, table=None, start=0):
+        """Run it on the rows of *table*, by default its own."""
+        return super().run(table or self.table(), start)
 
     def memory(self):
         """Return the extents of the arrays, sorted; those that overlap are one."""
@@ -82,9 +96,14 @@ class Recorded(Program):
             for index, (low, high) in enumerate(memory)
             if low <= word < high
         ]
-        header = (len(self), self.rows, self.position, self.head, self.threads)
-        parts = [
-            struct.pack("<7q", *header, len(memory), len(pointers)),
+        table = self.table()
+        counts = (len(self), len(table.spans), len(table.selected), self.threads)
+        parts = [struct.pack("<6q", *counts, len(memory), len(pointers))]
+        for span in table.spans:
+            pages = b"" if span.pages is None else span.pages.tobytes()
+            parts += [struct.pack("<4q", *span[:3], len(pages) // 4), pages]
+        parts += [
+            table.selected.tobytes(),
             ops,
             *(struct.pack("<3q", *pointer) for pointer in pointers),
         ]

@@ -15,6 +15,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+static const npurt_span one_span = {.rows = 1};
+static const npurt_table one_row = {.rows = 1, .count = 1, .spans = &one_span};
+
 enum { N = 192, PANEL = 16 };
 
 typedef float weights[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
@@ -71,7 +74,7 @@ static void run_once(npurt_pool *pool, weights *image, const float *x, const flo
     }
     add(&m->ops[0], image, m->x, m->once);
     add(&m->ops[1], image, m->once, m->twice);
-    if (npurt_run(pool, m->ops, 2, 1, 0, 0) != 2 || memcmp(m->twice, wanted, sizeof m->twice)) {
+    if (npurt_run(pool, m->ops, 2, &one_row) != 2 || memcmp(m->twice, wanted, sizeof m->twice)) {
         exit(1);
     }
     munmap(m, sizeof *m);

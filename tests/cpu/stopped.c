@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const npurt_span one_span = {.rows = 1};
+static const npurt_table one_row = {.rows = 1, .count = 1, .spans = &one_span};
+
 enum { N = 64, PANEL = 16, PRODUCTS = 3, OPS = PRODUCTS + 1 };
 
 static float image[N / PANEL][N][PANEL]; /* of float32 weights */
@@ -67,11 +70,11 @@ int main(int argc, char **argv)
         memset(x, 0, sizeof x);
         npurt_op *wrong = &ops[PRODUCTS - 1];
         wrong->u.matmul.verify = 1;
-        if (npurt_run(pool, ops, OPS, 1, 0, 0) != PRODUCTS - 1) {
+        if (npurt_run(pool, ops, OPS, &one_row) != PRODUCTS - 1) {
             return 2;
         }
         wrong->u.matmul.verify = 0;
-        if (npurt_run(pool, wrong, 2, 1, 0, 0) != 2) {
+        if (npurt_run(pool, wrong, 2, &one_row) != 2) {
             return 2;
         }
         npurt_pool_settle(pool);

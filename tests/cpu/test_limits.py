@@ -9,6 +9,7 @@ from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine, Input, empty
 from npurt.cpu.program import GROUP, Program, Routing
+from npurt.cpu.table import RowTable, Span
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases, delta_cases
@@ -73,8 +74,11 @@ REFUSED = [
     ("ATTEND", "attention.kv_heads", 0, "key heads: 0"),
     ("ATTEND", "attention.stride", 1, "columns of q, k and v"),
     ("ATTEND", "attention.cache_bytes", 3, "type of a cache"),
-    ("ATTEND", "attention.positions", 17, "whole panels"),
     ("ATTEND", "attention.positions", 0, "positions of a cache: 1, where 0 to 0"),
+    ("ROPE", "attention.pages", 1, "pages of a cache: 2, where 0 to 1"),
+    ("ATTEND", "attention.pages", 0, "pages of a cache: 2, where 0 to 0"),
+    ("ATTEND", "attention.pages", -1, "pages of a cache: -1"),
+    ("NORM", "norm.gathers", 1, "gathers rows of an op that selects none"),
     ("UNIT", "unit.activation", 4, "activation: 4, where 0 to 3"),
     ("SUM", "sum.out.k", 0, "columns of an input: 0"),
     ("SUM", "sum.stride", 1, "columns of a sum in place: 32, where 1 to 1"),
@@ -100,6 +104,10 @@ REFUSED = [
     ("CONV", "conv.kernel_size", 0, "kernel size of a convolution: 0"),
     ("CONV", "conv.capacity", 1, "tokens that a convolution keeps: 1"),
     ("CONV", "conv.heads", 1 << 20, "channels"),
+    ("CONV", "conv.slots", 0, "slots of sequences: 1, where 0 to 0"),
+    ("SHORTCONV", "shortconv.slots", 0, "slots of sequences: 1, where 0 to 0"),
+    ("DELTA", "delta.slots", 0, "slots of sequences: 1, where 0 to 0"),
+    ("DELTA", "delta.slots", -1, "slots of sequences: -1"),
     ("DELTA", "delta.width", MOST.delta + 16, "width of a head: 144"),
     ("DELTA", "delta.k_heads", 0, "key heads: 0"),
     ("DELTA", "delta.heads", 1 << 24, "values of a token"),
@@ -136,7 +144,7 @@ def test_an_op_that_the_kernels_cannot_take_is_refused_before_anything_runs(
     before = [array.copy() for array in program.arrays]
 
     with pytest.raises(UnsupportedOp, match=match) as caught:
-        program.run(program.rows, program.position, program.head)
+        program.run()
 
     assert f"op {index}, " in str(caught.value)
     assert caught.value.remedy
@@ -163,7 +171,7 @@ def test_an_op_of_no_kind_or_instruction_set_is_refused(engine, names, kind, fie
     setattr(program.ops[0], field, value)
 
     with pytest.raises(UnsupportedOp, match=match):
-        program.run(program.rows, program.position, program.head)
+        program.run()
 
 
 def quant_of(engine, rows):
@@ -175,20 +183,23 @@ def quant_of(engine, rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "position", "head", "match"),
+    ("rows", "position", "selected", "match"),
     [
-        (MOST.rows + 1, 0, 0, "rows of a run: 513, where 0 to 512"),
-        (-1, 0, 0, "rows of a run: -1"),
-        (2, 0, 3, "rows to skip: 3, where 0 to 2"),
-        (2, 0, -1, "rows to skip: -1"),
-        (2, -1, 0, "position: -1"),
+        (MOST.rows + 1, 0, [], "rows of a run: 513, where 0 to 512"),
+        (2, 0, [0, 1, 2], "selected rows: 3, where 0 to 2"),
+        (2, 0, [-1], "selected row: -1, where 0 to 1"),
+        (2, 0, [0, 2], "selected row: 2, where 1 to 1"),
+        (2, 0, [1, 0], "selected row: 0, where 2 to 1"),
+        (2, 0, [0, 0], "selected row: 0, where 1 to 1"),
+        (2, -1, [], "position: -1"),
+        (2, (1 << 31) + 5, [], "position: 2147483653"),
     ],
 )
-def test_a_run_of_a_size_that_cannot_be_is_refused(engine, rows, position, head, match):
+def test_a_run_of_a_size_that_cannot_be_is_refused(engine, rows, position, selected, match):
     program, _ = quant_of(engine, MOST.rows + 1)
 
     with pytest.raises(UnsupportedOp, match=match):
-        program.run(rows, position, head)
+        program.run(RowTable([Span(rows, position)], np.array(selected, np.int32)))
 
 
 def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engine):
@@ -196,13 +207,14 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
     w = QTensor.quantize(np.ones((4, 32)), "q8_0")
     program = Recorded(engine)
     cases.matmul(program, w, x)
-    assert program.run(MOST.rows) == len(program)
+    assert program.run(RowTable.of(MOST.rows)) == len(program)
     assert [program.ops[i].checked for i in range(len(program))] == [MOST.rows + 1] * len(program)
     program.ops[len(program) - 1].row_multiplier = 2
 
-    assert program.run(1) == len(program)  # what was found to fit is not looked at again
+    # What was found to fit is not looked at again.
+    assert program.run(RowTable.of(1)) == len(program)
     with pytest.raises(UnsupportedOp, match="rows of a run"):
-        program.run(MOST.rows + 1)
+        program.run(RowTable.of(MOST.rows + 1))
 
     rng = cases.rng_of("positions")
     layer = cases.heads(
@@ -210,10 +222,11 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
     )
     attends = Recorded(engine)
     cases.rope(attends, layer, 30)
-    last = layer.v_cache.shape[1]
-    assert attends.run(2, last - 2) == len(attends)
+    last = len(layer.cos)
+    more = np.arange(len(layer.v_cache) + 1, dtype=np.int32)
+    assert attends.run(RowTable.of(2, last - 2, attends.pages)) == len(attends)
     with pytest.raises(UnsupportedOp, match=f"positions of a cache: {last + 1}, where 0 to {last}"):
-        attends.run(2, last - 1)
+        attends.run(RowTable.of(2, last - 1, more))
 
 
 # --- At the limits --------------------------------------------------------------------------------
@@ -234,7 +247,7 @@ def test_the_widest_heads_and_the_most_rows_work(engine):
         cases.rope(program, layer, 0)
         (out,) = cases.attend(program, layer, 0)
         program.ops[1].u.attention.scale = 0.1
-        assert program.run(rows) == len(program)
+        assert program.run() == len(program)
         results.append(out.reshape(rows, 2, -1)[:, :, : MOST.head // 2])
 
     same(results[1], results[0])
@@ -245,7 +258,7 @@ def test_the_most_experts_work(engine):
     scores = rng.standard_normal((2, MOST.experts), dtype=np.float32)
     program = Recorded(engine)
     expert_weights, scatter, gather, groups = delta_cases.route(program, scores, MOST.experts, 3)
-    assert program.run(2) == len(program)
+    assert program.run(RowTable.of(2)) == len(program)
 
     assert expert_weights.shape == (2, 3)
     chosen = {int(e) for row in scores for e in np.argsort(-row)[:3]}
@@ -283,6 +296,6 @@ def test_experts_wider_than_a_threads_memory_go_through_it_in_pieces(engine):
     image = cases.packed_stack(program, QTensor.quantize(stack, "f16"))
     program.matmul(source, [image], y, routing=routing)
 
-    assert program.run(rows) == len(program)
+    assert program.run(RowTable.of(rows)) == len(program)
 
     assert (y == x @ w.T).all()

@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.segment import NumpyStep
+from npurt.cpu.part import NumpyStep
 from npurt.graph.builder import Builder
 from npurt.graph.ops import Gating
 from npurt.graph.rows import Rows
@@ -69,7 +69,7 @@ def test_rows_of_numpy_steps_do_not_depend_on_the_others(make):
     graph = graph_of(make)
     with CpuDevice(2) as cpu:
         segments = [cpu.compile(graph, RandomWeights(graph), LIMITS) for _ in range(3)]
-        assert any(isinstance(step, NumpyStep) for step in segments[0]._programs()[0].steps)
+        assert any(isinstance(step, NumpyStep) for step in segments[0]._program.steps)
         whole = run(segments[0], [40])
         for segment, sizes in zip(segments[1:], ([1] * 40, [7, 32, 1]), strict=True):
             assert np.array_equal(run(segment, sizes), whole)

@@ -228,7 +228,7 @@ def test_rope_rotates_pairs_and_appends_to_the_cache(run, data, shape, position,
     here = slice(position, position + rows)
     cos, sin = layer.cos[here, None], layer.sin[here, None]
     (a, b), bounds = oracle.rotate(*(before[:, :turning, p] for p in pair), cos, sin)
-    old_keys, old_values = cases.lines(layer.k_cache).copy(), layer.v_cache.copy()
+    old_keys, old_values = cases.lines(layer.k_cache), cases.unpaged(layer.v_cache)
 
     qkv, k_cache, v_cache = run(lambda program: cases.rope(program, layer, position))
 
@@ -237,13 +237,13 @@ def test_rope_rotates_pairs_and_appends_to_the_cache(run, data, shape, position,
     oracle.assert_within(after[:, :turning, pair[1]], b, bounds[1])
     same(after[..., rotated:], before[..., rotated:])
     same(after[:, turning:], before[:, turning:])
-    keys = cases.lines(k_cache)
+    keys, values = cases.lines(k_cache), cases.unpaged(v_cache)
     wide = after[:, layer.heads :].transpose(1, 0, 2).astype(k_cache.dtype)
     same(keys[:, here], wide[: layer.kv_heads])
-    same(v_cache[:, here], wide[layer.kv_heads :])
-    keys[:, here], v_cache[:, here] = old_keys[:, here], old_values[:, here]
+    same(values[:, here], wide[layer.kv_heads :])
+    keys[:, here], values[:, here] = old_keys[:, here], old_values[:, here]
     same(keys, old_keys)
-    same(v_cache, old_values)
+    same(values, old_values)
 
 
 @given(positions, batches, st.sampled_from([16, 48, 64, 128, 256]), seeds, st.booleans())
@@ -276,7 +276,7 @@ def test_heads_are_normed_before_they_rotate(run, position, rows, width, seed, g
         rest = np.s_[..., 2 * pairs :]
         oracle.assert_within(turned[rest], normed[rest], off[rest])
     same(cases.lines(k_cache)[:, here], after[:, at].transpose(1, 0, 2))
-    same(v_cache[:, here], before[:, at.stop :].transpose(1, 0, 2))
+    same(cases.unpaged(v_cache)[:, here], before[:, at.stop :].transpose(1, 0, 2))
     if gated:
         same(after[:, 1:8:2], before[:, 1:8:2])
 
@@ -288,7 +288,7 @@ def reference(layer, position):
     """Return what attention must be and its bound, ``[rows, heads, width]`` each."""
     rows, group = len(layer.qkv), layer.heads // layer.kv_heads
     q = layer.qkv.reshape(rows, -1, layer.width)
-    keys = cases.lines(layer.k_cache)
+    keys, values = cases.lines(layer.k_cache), cases.unpaged(layer.v_cache)
     pairs = []
     for row in range(rows):
         at = position + row
@@ -299,9 +299,7 @@ def reference(layer, position):
             scale = factor * float(np.float32(layer.scale))
             sink = None if layer.sinks is None else layer.sinks[head]
             options = {"softcap": layer.softcap, "sink": sink}
-            pairs.append(
-                oracle.attend(q[row, head], keys[here], layer.v_cache[here], scale, **options)
-            )
+            pairs.append(oracle.attend(q[row, head], keys[here], values[here], scale, **options))
     shape = (rows, layer.heads * layer.width)
     return tuple(np.concatenate(part).reshape(shape) for part in zip(*pairs, strict=True))
 
@@ -361,10 +359,9 @@ def test_attention_does_not_see_the_future(run):
     layer = cases.heads(cases.rng_of("future"), 1, 20, **shape, dtype=np.float32)
     (before,) = run(lambda program: cases.attend(program, layer, 20))
     before = before.copy()
-    keys = cases.lines(layer.k_cache).copy()
-    keys[:, 21:] = np.nan
-    layer.k_cache[:] = cases.panels(keys)
-    layer.v_cache[:, 21:] = np.nan
+    keys, values = cases.lines(layer.k_cache), cases.unpaged(layer.v_cache)
+    keys[:, 21:] = values[:, 21:] = np.nan
+    layer.k_cache[:], layer.v_cache[:] = cases.panels(keys), cases.paged(values)
 
     (after,) = run(lambda program: cases.attend(program, layer, 20))
 
@@ -377,13 +374,14 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
     layer = cases.heads(cases.rng_of("large"), 1, 100, **shape, dtype=np.float32)
     layer.qkv[:] = 0
     layer.qkv[0, 0] = 1
-    keys = np.zeros((1, layer.v_cache.shape[1], 16), np.float32)
+    values = cases.unpaged(layer.v_cache)
+    keys = np.zeros_like(values)
     keys[0, :101, 0] = np.linspace(-4e4, 4e4, 101)[np.argsort(cases.rng_of(1).random(101))]
     layer.k_cache[:] = cases.panels(keys)
 
     (out,) = run(lambda program: cases.attend(program, layer, 100))
 
-    same(out[0], layer.v_cache[0, keys[0, :101, 0].argmax()])
+    same(out[0], values[0, keys[0, :101, 0].argmax()])
 
 
 # --- Transposed matvec ----------------------------------------------------------------------------

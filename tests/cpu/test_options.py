@@ -244,10 +244,10 @@ def test_a_window_hides_what_came_before(run):
     layer = cases.heads(cases.rng_of("past"), 1, 200, **shape, dtype=np.float32)
     (before,) = run(lambda program: cases.attend(program, layer, 200))
     before = before.copy()
-    keys = cases.lines(layer.k_cache).copy()
+    keys, values = cases.lines(layer.k_cache), cases.unpaged(layer.v_cache)
     keys[:, :131] += 1
-    layer.k_cache[:] = cases.panels(keys)
-    layer.v_cache[:, :131] += 1
+    values[:, :131] += 1
+    layer.k_cache[:], layer.v_cache[:] = cases.panels(keys), cases.paged(values)
 
     (after,) = run(lambda program: cases.attend(program, layer, 200))
 

@@ -13,6 +13,7 @@ from npurt import build
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine, Input, empty
+from npurt.cpu.table import RowTable, Span
 from npurt.errors import NpurtError, SettingError
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
@@ -50,7 +51,7 @@ def run_layer(engine):
     """Run `layer` once with fresh memory; return what it wrote."""
     program = Recorded(engine)
     written = layer(program)
-    assert program.run(program.rows, program.position) == len(program)
+    assert program.run() == len(program)
     engine.settle()
     return written
 
@@ -78,17 +79,17 @@ def test_a_program_run_again_gives_the_same_bits(engine):
     rng = cases.rng_of("again")
     packing, program = Recorded(engine), Recorded(engine)
     image = cases.packed(packing, cases.weight(rng, "q6_k", 500, 256))
-    packing.run(1)
+    packing.run()
     x, y = Input(3, 256, quantised=True), empty(3, 500)
     x.values[:] = cases.activations(rng, 3, 256)
     program.quant(x)
     program.matmul(x, [image], y)
-    program.run(3)
+    program.run(RowTable.of(3))
     first = y.copy()
 
     for _ in range(300):
         y[:] = np.nan
-        program.run(3)
+        program.run(RowTable.of(3))
         same(y, first)
 
 
@@ -105,7 +106,7 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
     program = Recorded(engine)
     packing = Recorded(engine)
     image = cases.packed(packing, w)
-    packing.run(1)
+    packing.run()
     outputs = chain_of_products(program, image, x, 60)
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     neighbours = [subprocess.Popen(burn) for _ in range(2)]
@@ -113,7 +114,7 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
         for _ in range(40):
             for y in outputs:
                 y[:] = np.nan
-            assert program.run(2) == len(program)
+            assert program.run(RowTable.of(2)) == len(program)
             for y in outputs[1:]:
                 same(y, outputs[0])
     finally:
@@ -255,7 +256,7 @@ def product():
     x.values[:] = 1
     program.quant(x)
     program.matmul(x, [packed.image], y)
-    assert program.run(1) == 2
+    assert program.run() == 2
     assert abs(y - 512).max() < 1
 
 def net():
@@ -285,7 +286,7 @@ def product_that_ran(engine):
     rng, program = cases.rng_of("dropped"), Recorded(engine)
     w, x = cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
     image = weakref.ref(cases.matmul(program, w, x)[0])
-    program.run(1)
+    program.run()
     return [program], image
 
 
@@ -324,7 +325,7 @@ program, x, y = Program(device.engine), Input(1, 512, quantised=True), empty(1, 
 x.values[:] = 1
 program.quant(x)
 program.matmul(x, [packed.image], y)
-program.run(1)
+program.run()
 assert abs(y - 512).max() < 1
 if sys.argv[1] == "drop":
     packed = program = None
@@ -454,9 +455,9 @@ def test_a_run_without_logits_skips_the_last_product(threads):
     source = Input(3, 256, quantised=True)
     source.values[:] = x
     program.quant(source)
-    program.matmul(source, [cases.packed(Recorded(engine), w)], y, skips_rows=True)
+    program.matmul(source, [cases.packed(Recorded(engine), w)], y, selects=True)
 
-    assert program.run(3, 0, 3) == len(program)
+    assert program.run(RowTable([Span(3)], np.zeros(0, np.int32))) == len(program)
 
     assert np.isnan(y).all()
     assert [op.calls for op in program.ops[0:2]] == [1, 0]

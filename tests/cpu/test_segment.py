@@ -79,7 +79,7 @@ def test_a_model_is_one_program_and_gives_the_bits_of_the_plan(model):
         segment = cpu.compile(graph, weights, LIMITS)
         y = [run(segment, ids[:12]), run(segment, ids[12:13], 12), run(segment, ids[13:], 13)]
 
-        assert len(segment._sequences[0].steps._steps) == 1
+        assert len(segment._program.steps._steps) == 1
     assert np.array_equal(np.concatenate(y), expected)
 
 
@@ -411,7 +411,7 @@ def test_products_are_verified_and_a_wrong_one_is_said(model):
         assert all((c.verified, c.failed, c.calls) == (1, 0, 2) for c in products)
         assert segment.events() == []
 
-        (program,) = segment._sequences[0].steps._steps
+        (program,) = segment._program.steps._steps
         first = next(iter(program.products.values()))
         first.probes[0].s[:] += 1  # seems wrong with all kernels
         segment.forget(0)

@@ -8,6 +8,9 @@
  */
 #include "../../npurt/cpu/pool.c"
 
+static const npurt_span one_span = {.rows = 1};
+static const npurt_table one_row = {.rows = 1, .count = 1, .spans = &one_span};
+
 enum { N = 192, PANEL = 16, RUNS = 20, WIDE = 5 };
 
 static float image[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
@@ -19,7 +22,7 @@ static int is_right(npurt_pool *pool, npurt_op *op)
     const int n = atomic_load(&pool->run) == WIDE - 1 ? N : PANEL;
     op->u.matmul.w[0].n = n;
     memset(y, 0, sizeof y);
-    if (npurt_run(pool, op, 1, 1, 0, 0) != 1) {
+    if (npurt_run(pool, op, 1, &one_row) != 1) {
         return 0;
     }
     for (int i = 0; i < n; i++) {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu.segment import NumpyStep
+from npurt.cpu.part import NumpyStep
 from npurt.errors import SettingError, StateFormatError
 from npurt.graph.ops import MatMul
 from npurt.llm.arch.reading import describe
@@ -33,12 +33,7 @@ def adapter_of(tmp_path, model=None, parts=EVERY, rank=16, name="lora.gguf"):
 
 
 def steps_of(llm):
-    return [
-        step
-        for part in llm.model.executor.parts
-        for program in part.segment._programs()
-        for step in program.steps
-    ]
+    return [step for part in llm.model.executor.parts for step in part.segment._program.steps]
 
 
 # --- Bits -----------------------------------------------------------------------------------------

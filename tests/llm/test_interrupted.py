@@ -113,7 +113,7 @@ def test_a_reset_that_is_broken_off(model, monkeypatch):
     ids = tiny.ids(model, 60)
     with opened(model) as llm:
         straight = llm.eval(ids)
-        interrupt(monkeypatch, SequenceStates, "clear", 1)
+        interrupt(monkeypatch, SequenceStates, "close", 1)
         with pytest.raises(KeyboardInterrupt):
             llm.reset()
         monkeypatch.undo()

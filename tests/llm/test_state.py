@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu.recurrent import KEPT, SPACING, Recurrent
+from npurt.cpu.recurrent import KEPT, SPACING, Recurrent, recurrences
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
@@ -120,8 +120,8 @@ def test_a_run_that_was_broken_off_leaves_no_trace(hybrid, monkeypatch):
     hybrid.rewind(60)
     run = Plan.run
 
-    def breaks(plan, rows, position, skip_rows):
-        run(plan, rows, position, skip_rows)
+    def breaks(plan, table):
+        run(plan, table)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Plan, "run", breaks)
@@ -160,7 +160,8 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
 
         llm.rollback(1)
 
-        assert sum(rows for rows, _ in runs) > n_batch >= max(rows for rows, _ in runs)
+        rows = [table.rows for (table,) in runs]
+        assert sum(rows) > n_batch >= max(rows)
         np.testing.assert_array_equal(llm.eval_last(ids[21:22]), expected)
 
 
@@ -179,12 +180,13 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
     Each token has a number of its own, also where another was taken back; a state is the number of
     the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
     """
-    states = Recurrent([delta_net(width=16, kernel_size=4)])
-    slots, kept = states.states["net"].array.reshape(3, -1), states.kept["net"]
+    nets = recurrences([delta_net(width=16, kernel_size=4)], 2)
+    states, control = Recurrent(nets, 1), nets["net"].control[1]
+    slots, kept = nets["net"].array[1].reshape(3, -1), states.kept["net"]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):
-        start, saved, _ = states.control.tolist()
+        start, saved, _ = control.tolist()
         assert (saved, count <= most) == (-1, True)
         assert slots[start, 0] == history[first], "the copy is of other tokens"
         needed = np.arange(max(0, first - 3), first + count)
@@ -196,7 +198,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
         states.begin(position, rows)
         history += range(number + 1, number + 1 + rows)
         number += rows
-        start, saved, before = states.control.tolist()
+        start, saved, before = control.tolist()
         assert start == 0
         if saved >= 0:
             slots[saved] = history[position + before]

@@ -5,6 +5,7 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.cpu.program import Program
+from npurt.cpu.table import RowTable
 from npurt.device import Caps, Device, Packed
 from npurt.runtime.execute.placement import Wanted, place
 from npurt.runtime.execute.plan import Plan
@@ -66,14 +67,14 @@ class Products:
         self.x = Input(len(x), x.shape[1], quantised=tensor.format.block > 1, int16=int16)
         quantise(cpu, self.x, x)
         self.y = np.full((len(x), tensor.shape[0]), 7, np.float32)
-        self.plan.matmul("product", self.x, self.placed, self.y, skips_rows=head)
+        self.plan.matmul("product", self.x, self.placed, self.y, selects=head)
         self.plan.verify(self.plan.sampler)
 
     def run(self, rows=None):
         """Multiply the first *rows* rows; return a copy of the result."""
         rows = len(self.y) if rows is None else rows
         self.plan.redirect(self.y)
-        self.plan.run(rows, 0, 0)
+        self.plan.run(RowTable.of(rows))
         return self.y[:rows].copy()
 
     def counts(self):
@@ -90,4 +91,4 @@ def quantise(cpu, target, x):
     if target.quantised:
         program = Program(cpu.engine)
         program.quant(target)
-        program.run(len(x))
+        program.run(RowTable.of(len(x)))

@@ -4,5 +4,4 @@
 def of(llm):
     """Return the steps of the model's only part."""
     (part,) = llm.state._executor.parts
-    (program,) = part.segment._programs()
-    return program.steps
+    return part.segment._program.steps

@@ -6,6 +6,7 @@ import pytest
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
+from npurt.cpu.table import RowTable
 from npurt.device import Saving
 from npurt.errors import DeviceFull, DeviceLost, NotOffloaded
 from npurt.llm.session import devices as opened_devices
@@ -217,7 +218,7 @@ class Work:
 
     def run(self):
         self.plan.redirect(self.y)
-        self.plan.run(3, 0, 0)
+        self.plan.run(RowTable.of(3))
         return self.y.copy()
 
     def there(self):

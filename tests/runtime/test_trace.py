@@ -59,8 +59,8 @@ def test_events_lie_in_each_other_and_within_the_time_it_took(tmp_path):
 
     runs = [event for event, parent in found if parent is None]
     assert [(run["name"], run["args"]) for run in runs] == [
-        ("run", {"rows": 10, "position": 0}),
-        ("run", {"rows": 1, "position": 10}),
+        ("run", {"rows": 10, "position": 0, "sequences": 1}),
+        ("run", {"rows": 1, "position": 10, "sequences": 1}),
     ]
     assert sum(run["dur"] for run in runs) <= 1e6 * seconds
     for run in runs:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.table import RowTable
 from npurt.errors import NumericsError, SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
@@ -166,7 +167,7 @@ def test_a_device_that_always_lies_in_one_weight_keeps_the_others(cpu):
 
     for _ in range(3):
         plan.redirect(y)
-        plan.run(2, 0, 0)
+        plan.run(RowTable.of(2))
 
     assert {(r.tensor, r.actual): r.calls for r in ledger.report().rows} == {
         ("good", "fake"): 3,
@@ -284,7 +285,7 @@ def failing_host(cpu, when, fmt="q6_k", sampler=None):
     step.program.engine = Meddler(cpu.engine, placed[0].packed.image.data, when)
 
     def run():
-        step.run(3, 0, 0)
+        step.run(RowTable.of(3))
         np.testing.assert_array_equal(y, good.run())
 
     return step, ledger, run

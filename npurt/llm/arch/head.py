@@ -5,6 +5,7 @@ from npurt.cpu.checked import Weight
 from npurt.cpu.engine import empty
 from npurt.cpu.lower import Lowering
 from npurt.cpu.steps import Steps
+from npurt.cpu.table import RowTable
 from npurt.device import F32
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
@@ -51,5 +52,5 @@ class Head:
         self._x[: len(x)] = x
         logits = self._logits[: len(x)]
         self._steps.redirect(logits)
-        self._steps.run(len(x), 0, 0)
+        self._steps.run(RowTable.of(len(x)))
         return logits

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
 from npurt.cpu.program import Routing
+from npurt.cpu.table import RowTable
 from npurt.device import F32
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.remote import RemoteProducts
@@ -49,10 +50,9 @@ class RemoteExperts:
         """Replace the output by *array*."""
         self._y = array
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
+    def run(self, table: RowTable) -> None:
         """Multiply group by group; raises the errors of `RemoteProducts.multiply`."""
-        del position, skip_rows
-        groups = self._routing.groups[: rows * self._routing.top_k]
+        groups = self._routing.groups[: table.rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():
             if count:
                 part = slice(first, first + count)

@@ -14,6 +14,7 @@ from npurt.cpu.engine import Input
 from npurt.cpu.packed import CpuPacked
 from npurt.cpu.program import Convolution, Program, Routing
 from npurt.cpu.steps import CountingStep, Step, Steps
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaNet, why_not_delta
 from npurt.device import F32, Device
 from npurt.errors import NotOffloaded
@@ -65,26 +66,25 @@ class Plan(Steps):
         """Return nothing: the ledger has it."""
         return {}
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
+    def run(self, table: RowTable) -> None:
         """Run all steps, and record them in the ledger's trace."""
-        self._walk("run", self._steps, rows, position, skip_rows)
+        self._walk("run", self._steps, table)
 
-    def replay(self, rows: int, position: int) -> None:
-        """Run the delta nets alone over *rows* kept tokens, from *position* on."""
-        self._walk("replay", self._replays, rows, position, 0)
+    def replay(self, table: RowTable) -> None:
+        """Run the delta nets alone, over kept inputs of the rows of *table*."""
+        self._walk("replay", self._replays, table)
 
-    def _walk(
-        self, name: str, steps: Sequence[Step], rows: int, position: int, skip_rows: int
-    ) -> None:
-        trace = self._ledger.trace
+    def _walk(self, name: str, steps: Sequence[Step], table: RowTable) -> None:
+        trace, rows = self._ledger.trace, table.rows
         if trace is None:
             for step in steps:
-                step.run(rows, position, skip_rows)
+                step.run(table)
             return
-        with trace.span(name, "", rows=rows, position=position):
+        first = table.spans[0]
+        with trace.span(name, "", rows=rows, position=first.position, sequences=len(table.spans)):
             for step in steps:
                 with trace.span(*step.about(), rows=rows):
-                    step.run(rows, position, skip_rows)
+                    step.run(table)
 
     def matmul(
         self,
@@ -93,18 +93,18 @@ class Plan(Steps):
         weights: Sequence[Weight],
         y: F32,
         *,
-        skips_rows: bool = False,
+        selects: bool = False,
         column: int = 0,
     ) -> None:
         """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
         if all(isinstance(w.packed, CpuPacked) for w in weights):
-            super().matmul(label, x, weights, y, skips_rows=skips_rows, column=column)
+            super().matmul(label, x, weights, y, selects=selects, column=column)
             return
         products = RemoteProducts(
             self._cpu, self._ledger, self.sampler, label,
-            [w for w in weights if isinstance(w, Placed)], shortlists=skips_rows,
+            [w for w in weights if isinstance(w, Placed)], shortlists=selects,
         )  # fmt: skip
-        self._steps.append(RemoteStep(products, x, y[:, column:], skips_rows=skips_rows))
+        self._steps.append(RemoteStep(products, x, y[:, column:], selects=selects))
 
     def experts(
         self,
@@ -137,7 +137,7 @@ class Plan(Steps):
         Raises:
             NotOffloaded: In strict mode: the device refuses the net.
         """
-        device, slots, control = self._device, held.slots, held.control
+        device = self._device
         reason = why_not_delta(device, net)
         if reason and self._ledger.strict:
             raise NotOffloaded(
@@ -147,7 +147,7 @@ class Plan(Steps):
         self._remote_delta, self._host_reason = None, reason or ""
         if not reason and device is not self._cpu:
             accounts = self._cpu, self._ledger, self.sampler
-            self._remote_delta = RemoteDelta(device, *accounts, net, slots, control)
+            self._remote_delta = RemoteDelta(device, *accounts, net, held)
         super().delta(conv, net, held)
 
     def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
@@ -156,5 +156,5 @@ class Plan(Steps):
             return
         host = self._last_program(steps)
         assert isinstance(host, HostStep)
-        op = host.add(label, Program.delta, net, slots=held.slots.array, control=held.control)
+        op = host.add(label, Program.delta, net, slots=held.array, control=held.control)
         host.planned[op] = self._device.caps.name, self._host_reason

@@ -1,15 +1,15 @@
 """A gated delta net on an NPU: run it, verify it, record it in the ledger."""
 
+import functools
 import random
 import time
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from npurt.cpu.bound import Recurrence
 from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.slots import Slots
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaError, DeltaNet, DeltaNets
 from npurt.delta_check import is_right
 from npurt.device import F32, FLUSHED, UNIT, Device
@@ -21,9 +21,12 @@ LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device w
 
 
 class RemoteDelta:
-    """A net whose state has slots, as `npurt.cpu.program.Program.delta` runs it.
+    """A net on a device, for one sequence after another.
 
     When its device fails or computes a wrong result, the CPU takes over for good.
+
+    Args:
+        held: The states of all sequences, which the device has from now on.
     """
 
     def __init__(
@@ -33,8 +36,7 @@ class RemoteDelta:
         ledger: Ledger,
         sampler: Sampler,
         net: DeltaNet,
-        slots: Slots,
-        control: npt.NDArray[np.int32],
+        held: Recurrence,
     ) -> None:
         assert isinstance(device, DeltaNets), "a device without delta nets"
         self._planned = device.caps.name
@@ -44,9 +46,8 @@ class RemoteDelta:
         self._ledger = ledger
         self._sampler = sampler
         self._net, self._token = net, net.first(1)
-        self._slots = slots
-        slots.move(device.delta_state(net))
-        self._control = control
+        self._held = held
+        self._move(device)
         self._chance = random.Random()
         self._row = self._row_of("")
 
@@ -62,28 +63,42 @@ class RemoteDelta:
         """Refuse: a delta net is never the last op."""
         raise AssertionError(f"a delta net does not write to {array.shape}")
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
-        """Run the net over *rows* tokens; copy states from and to slots as `Slots` says.
+    def _move(self, device: DeltaNets) -> None:
+        """Let *device* have the states."""
+        for slots in self._held.slots:
+            slots.move(functools.partial(device.delta_state, self._net))
+
+    def run(self, table: RowTable) -> None:
+        """Run the net over the rows of each sequence; copy states as `Recurrence.control` says.
 
         Raises:
             VerificationFailed: The result is wrong on the device and on the CPU.
             NotOffloaded: In strict mode: the device failed, or was wrong.
         """
-        del position, skip_rows
-        start, saved, before = self._control.tolist()
-        net = self._token if rows == 1 else self._net.first(rows)
+        if table.rows == 1:
+            self._run(self._token, table.spans[0].slot)
+            return
+        first = 0
+        for span in table.spans:
+            self._run(self._net.after(first).first(span.rows), span.slot)
+            first += span.rows
+
+    def _run(self, net: DeltaNet, slot: int) -> None:
+        """Run *net* over all its tokens, with the state in *slot*."""
+        slots, control = self._held.slots[slot], self._held.control[slot]
+        start, saved, before = control.tolist()
         if start:
-            self._slots.restore_checkpoint(start)
+            slots.restore_checkpoint(start)
         if saved >= 0:
             if before:
-                self._advance(net.first(before))
+                self._advance(net.first(before), slots)
                 net = net.after(before)
-            self._slots.save(saved)
+            slots.save(saved)
         if net.v.shape[1]:
-            self._advance(net)
+            self._advance(net, slots)
 
-    def _advance(self, net: DeltaNet) -> None:
-        state = self._slots.state
+    def _advance(self, net: DeltaNet, slots: Slots) -> None:
+        state = slots.state
         checked = self._device is not self._cpu and self._chosen(net)
         before = state.checkpoint() if checked else None
         began, packets = time.perf_counter(), self._device.packets()
@@ -91,7 +106,7 @@ class RemoteDelta:
             state.advance(net)
         except DriverError as error:
             self._take_over(f"{self._planned} failed: {error.what}")
-            self._slots.state.advance(net)
+            slots.state.advance(net)
         self._ledger.notes += self._device.events()
         if self._ledger.trace:
             device = self._device.caps.name
@@ -102,7 +117,7 @@ class RemoteDelta:
         row.calls += 1
         row.rows += net.v.shape[1]
         if checked and self._device is not self._cpu:
-            self._verify(net, before, row)
+            self._verify(net, slots, before, row)
 
     def _chosen(self, net: DeltaNet) -> bool:
         kind = self._planned, "delta net", net.v.shape[2:], net.v.shape[1] > 1
@@ -119,25 +134,27 @@ class RemoteDelta:
         if self._device is self._cpu:
             return
         self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
-        self._slots.move(self._cpu.delta_state(self._net))
+        self._move(self._cpu)
         self._device = self._nets = self._cpu
         self._row = self._row_of(reason)
 
-    def _verify(self, net: DeltaNet, before: Any, row: Row) -> None:
+    def _verify(self, net: DeltaNet, slots: Slots, before: Any, row: Row) -> None:
         row.verified += 1
-        state, head = self._slots.state, self._chance.randrange(net.v.shape[2])
+        state, head = slots.state, self._chance.randrange(net.v.shape[2])
         values = state.to_float32(before, slice(head, head + 1))
-        if self._is_right(net, head, values, self._nets.delta_error):
+        if _is_right(net, slots, head, values, self._nets.delta_error):
             return
         row.failed += 1
         state.restore_checkpoint(before)
         self._take_over(f"{self._planned} computed a wrong delta net")
-        self._slots.state.advance(net)
-        if not self._is_right(net, head, values, LOOSE):
+        slots.state.advance(net)
+        if not _is_right(net, slots, head, values, LOOSE):
             raise VerificationFailed(
                 f"a delta net is wrong on {self._planned} and on the CPU", remedy=WRONG_TWICE
             )
 
-    def _is_right(self, net: DeltaNet, head: int, before: F32, error: DeltaError) -> bool:
-        after = self._slots.state.read(slice(head, head + 1))
-        return is_right(net, head, before, after, error)
+
+def _is_right(net: DeltaNet, slots: Slots, head: int, before: F32, error: DeltaError) -> bool:
+    """Say whether *net* took a head of the state from *before* to what it is now."""
+    after = slots.state.read(slice(head, head + 1))
+    return is_right(net, head, before, after, error)

@@ -11,6 +11,7 @@ import numpy as np
 from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Input
+from npurt.cpu.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.execute.placement import Placed
@@ -39,12 +40,12 @@ class RemoteStep:
     """Multiplies the rows of a buffer by one or more weights, side by side into *y*.
 
     Args:
-        skips_rows: The product makes logits, of the last rows only.
+        selects: The product makes logits, of the selected rows only.
     """
 
-    def __init__(self, products: "RemoteProducts", x: Input, y: F32, *, skips_rows: bool) -> None:
+    def __init__(self, products: "RemoteProducts", x: Input, y: F32, *, selects: bool) -> None:
         self._products = products
-        self._x, self._y, self._skips_rows = x, y, skips_rows
+        self._x, self._y, self._selects = x, y, selects
 
     def about(self) -> tuple[str, str]:
         """Return the label of the step and its device."""
@@ -58,10 +59,9 @@ class RemoteStep:
         """Replace the output by *array*."""
         self._y = array
 
-    def run(self, rows: int, position: int, skip_rows: int) -> None:
+    def run(self, table: RowTable) -> None:
         """Multiply; raises the errors of `RemoteProducts.multiply`."""
-        del position
-        count = rows - skip_rows if self._skips_rows else rows
+        count = len(table.selected) if self._selects else table.rows
         if count:
             self._products.multiply(self._x.values[:count], self._y)
 

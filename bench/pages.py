@@ -1,0 +1,162 @@
+"""The time of rows of several sequences in one run, and of this checkout against another one.
+
+    python bench/pages.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
+    python bench/pages.py --models models/*.gguf --old ../another/checkout
+
+Without --old: runs of one row of each of 1, 2, 4 and 8 sequences at one depth take turns; figures
+are the median time of a run and its tokens a second relative to those of one sequence, the median
+of rounds.  With --old: a process of each checkout does the same decode or prefill runs in turns of
+a fraction of a second, and the figure is old time / new time, the median of rounds: above 1, this
+checkout is the faster.  Keys and values are random numbers, so any depth is there at once.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import json, runpy
+worker = runpy.run_path(sys.argv[2])["Worker"](*json.loads(sys.argv[3]))
+for line in sys.stdin:
+    print(json.dumps(worker.seconds(*json.loads(line))), flush=True)
+"""
+
+
+class Worker:
+    """A model on the CPU, whose runs are timed."""
+
+    def __init__(self, path: str, threads: int, positions: int, sequences: int) -> None:
+        from npurt.cpu.device import CpuDevice
+        from npurt.graph.rows import Rows
+        from npurt.llm.arch.reading import describe
+        from npurt.llm.arch.weights import FileWeights
+        from npurt.llm.file.gguf import GGUF
+        from npurt.segment import Limits
+
+        self._rows = Rows
+        file = GGUF(path)
+        graph = describe(file).graph(positions)
+        limits = Limits(rows=512, positions=positions, sequences=sequences)
+        self._device = CpuDevice(threads)
+        self._segment = self._device.compile(graph.graph, FileWeights(file, graph), limits)
+        self._depths: dict[int, int] = {}
+
+    def _fill(self, sequence: int, depth: int) -> None:
+        """Let a sequence have *depth* positions."""
+        from npurt.graph.tensor import POSITIONS, Kind
+
+        if self._depths.get(sequence) == depth or not depth:
+            return
+        rng = np.random.default_rng(sequence)
+        for state in self._segment.part.tensors(Kind.STATE):
+            if POSITIONS in state.shape:
+                values = rng.standard_normal((depth, state.columns), np.float32)
+                self._segment.write(state, sequence, values.astype(np.float16))
+        self._depths[sequence] = depth
+
+    def seconds(self, sequences: int, rows: int, depth: int, runs: int) -> float:
+        """Return the time of a run of *rows* rows of each of so many sequences at *depth*."""
+        for sequence in range(sequences):
+            self._fill(sequence, depth)
+        index = np.arange(sequences * rows)
+        table = self._rows(index // rows, depth + index % rows, index % rows == rows - 1)
+        tokens = {"tokens": 100 + index}
+        start = time.perf_counter()
+        for _ in range(runs):
+            self._segment.run(tokens, table)
+        return (time.perf_counter() - start) / runs
+
+
+def together(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return milliseconds of a run, and tokens a second relative to one sequence."""
+    most = max(args.sequences)
+    worker = Worker(str(path), args.threads, args.depth + 64, most)
+    times: dict[int, list[float]] = {n: [] for n in args.sequences}
+    for n in args.sequences:
+        worker.seconds(n, 1, args.depth, 2)
+    for _ in range(args.rounds):
+        for n in args.sequences:
+            times[n].append(worker.seconds(n, 1, args.depth, 2))
+    return {
+        str(n): {
+            "ms": round(1e3 * statistics.median(times[n]), 2),
+            "relative": round(
+                statistics.median(n * a / b for a, b in zip(times[1], times[n], strict=True)), 2
+            ),
+        }
+        for n in args.sequences
+    }
+
+
+def against(path: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Return old / new for decode and prefill at several depths."""
+    here = Path(__file__).resolve()
+    deepest = max(args.depths) + args.prompt
+    workers = []
+    for checkout in (args.old.resolve(), here.parents[1]):
+        arguments = json.dumps([str(path.resolve()), args.threads, deepest, 1])
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WORK, str(checkout), str(here), arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=checkout,
+                env=os.environ | {"PYTHONPATH": str(checkout)},
+            )
+        )
+
+    def ask(worker: "subprocess.Popen[str]", *what: int) -> float:
+        assert worker.stdin
+        assert worker.stdout
+        print(json.dumps(what), file=worker.stdin, flush=True)
+        return float(json.loads(worker.stdout.readline()))
+
+    found = {}
+    for depth in args.depths:
+        for name, rows, runs in (("decode", 1, 4), ("prefill", args.prompt, 1)):
+            ratios = []
+            for i in range(-1, args.rounds):
+                pair = workers if i % 2 else workers[::-1]  # who begins changes
+                took = [ask(worker, 1, rows, depth, runs) for worker in pair]
+                old, new = took if i % 2 else took[::-1]
+                ratios.append(old / new)
+            found[f"{name} at {depth}"] = round(statistics.median(ratios[1:]), 3)
+    for worker in workers:
+        worker.communicate()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Rows of several sequences in one run.")
+    parser.add_argument("--models", type=Path, nargs="+", required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--depth", type=int, default=512)
+    parser.add_argument("--old", type=Path, help="another checkout, built")
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 16000])
+    parser.add_argument("--prompt", type=int, default=128, help="rows of a prefill")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
+    for path in args.models:
+        row = {"model": path.name} | (against(path, args) if args.old else together(path, args))
+        if args.json:
+            print(json.dumps(row), flush=True)
+        else:
+            print(*(f"{key}: {value}" for key, value in row.items()), sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    main()
