@@ -17,6 +17,7 @@ from npurt.serve.front import Front
 from npurt.serve.health import health
 from npurt.serve.llama_cpp import completion, infill
 from npurt.serve.llama_cpp_texts import apply_template, detokenize, props, tokenize
+from npurt.serve.messages import answer, count_tokens
 from npurt.serve.metrics import metrics
 from npurt.serve.openai_chat import chat
 from npurt.serve.openai_models import model, models
@@ -32,6 +33,10 @@ LLAMA_CPP: dict[str, Handler] = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/apply-template": apply_template,
+}
+ANTHROPIC: dict[str, Handler] = {
+    "/v1/messages": answer,
+    "/v1/messages/count_tokens": count_tokens,
 }
 READ: dict[str, Handler] = {
     "/v1/models": models,
@@ -53,7 +58,7 @@ def application(
 ) -> ASGIApp:
     """Return the ASGI application of *front*; the other arguments are those of `Guard`."""
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
-    written |= LLAMA_CPP
+    written |= LLAMA_CPP | ANTHROPIC
     routes = [
         *(Route(path, Endpoint(front, made), methods=["POST"]) for path, made in written.items()),
         *(

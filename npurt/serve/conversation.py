@@ -45,17 +45,26 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         *,
         apart: bool = True,
+        before: str = "",
     ) -> None:
-        """Begin to answer *messages*; not *apart*: thoughts stay in the answer.
+        """Begin to answer *messages*.
+
+        Args:
+            apart: Whether thoughts are told from the answer.
+            before: The text with which the answer begins, and which is not part of it.
 
         Raises:
             HttpError: There is no room, or something makes no sense.
         """
         tools = tools or Tools()
         model = front.model
-        prompt = model.prompt(messages, tools=tools.listed, variables=variables)
+        prompt = model.prompt(messages, tools=tools.listed, variables=variables) + before
         calls = reader_format(tools, format_of(model.source))
-        thinks = apart and (BEGIN in model.source or END in model.source) and not tools.forced
+        thinks = (
+            apart
+            and (BEGIN in model.source or END in model.source)
+            and not (tools.forced or before)
+        )
         markup = (BEGIN, END) if thinks else ()
         wanted.shown = model.markup((*markup, *(calls.markup if calls else ())))
         if tools.forced:

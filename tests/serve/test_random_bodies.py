@@ -66,7 +66,7 @@ def bodies(draw):
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/tokenize",
-    "/detokenize", "/apply-template",
+    "/detokenize", "/apply-template", "/v1/messages", "/v1/messages/count_tokens",
 )  # fmt: skip
 
 

@@ -80,6 +80,12 @@ def objects(text: str, separators: str = "") -> list[Any]:
     return found
 
 
+def parsed_arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of *call* as an object."""
+    found: dict[str, Any] = json.loads(call.arguments)
+    return found
+
+
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 

@@ -1,0 +1,267 @@
+"""Anthropic's interface: /v1/messages and /v1/messages/count_tokens.
+
+Source of the fields and events: docs.anthropic.com, API reference, Messages.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from npurt.serve import limits, options, sse
+from npurt.serve.conversation import Conversation
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front
+from npurt.serve.openai_common import new_id
+from npurt.serve.reading import Part, Said, Thought
+from npurt.serve.tools.calls import Call, parsed_arguments
+from npurt.serve.tools.wanted import Tools, tools_of
+
+REASONS = {
+    "end": "end_turn", "stop": "end_turn", "length": "max_tokens", "context": "max_tokens",
+    "calls": "tool_use",
+}  # fmt: skip
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Of a block by the kind of part: its type, what it begins with, and the delta's type and field.
+BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
+    Said: ("text", {"text": ""}, "text_delta", "text"),
+    Thought: ("thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
+}
+
+
+async def answer(front: Front, request: Request) -> Answer:
+    """Answer messages."""
+    fields = request.fields
+    fields.text("model")  # any name means the only model
+    wanted = options.wanted(fields, request.salt, "max_tokens")
+    wanted.stops, wanted.choices = options.stops(fields, "stop_sequences"), 1
+    stream = fields.flag("stream")
+    given, before = _messages(fields)
+    talk = Conversation(front, given, wanted, _tools(fields), _variables(fields), before=before)
+    if stream:
+        return sse.Stream(_parts(front, talk), talk.texts.cancel, packed=_error)
+    return await _whole(front, talk)
+
+
+async def count_tokens(front: Front, request: Request) -> Answer:
+    """Count the tokens of messages."""
+    fields = request.fields
+    given, before = _messages(fields)
+    tools, variables = _tools(fields), _variables(fields)
+    prompt = front.model.prompt(given, tools=tools.listed, variables=variables)
+    return {"input_tokens": len(front.model.encode_prompt(prompt + before))}
+
+
+def _error(body: Any) -> bytes:
+    return sse.event("error", body)
+
+
+def _variables(fields: Fields) -> dict[str, Any]:
+    """Return variables of the template: a model thinks aloud only when it is asked to."""
+    return {"enable_thinking": fields.inner("thinking").text("type", "disabled") != "disabled"}
+
+
+# --- Requests -----------------------------------------------------------------------------------
+
+
+def _tools(fields: Fields) -> Tools:
+    """Return the tools; those that Anthropic itself would run are left out."""
+    listed = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.required_text("name"),
+                "description": tool.text("description", ""),
+                "parameters": tool.inner("input_schema").values,
+            },
+        }
+        for tool in fields.objects("tools", limits.TOOLS)
+        if tool.text("type", "custom") == "custom"
+    ]
+    choice = fields.inner("tool_choice")
+    kind = choice.text("type", "auto") or "auto"
+    chosen: Any = CHOICES.get(kind)
+    if kind == "tool":
+        chosen = {"type": "function", "function": {"name": choice.required_text("name")}}
+    if chosen is None:
+        raise choice.wrong("type", "auto, any, tool or none")
+    several = not choice.flag("disable_parallel_tool_use")
+    return tools_of(
+        Fields({"tools": listed, "tool_choice": chosen, "parallel_tool_calls": several})
+    )
+
+
+def _messages(fields: Fields) -> tuple[list[dict[str, Any]], str]:
+    """Return messages in OpenAI's form, and the text with which the answer shall begin."""
+    found = fields.objects("messages", limits.MESSAGES)
+    if not found:
+        raise wrong("messages is empty", "send at least one message", "messages")
+    system = _text(fields, "system")
+    made = [{"role": "system", "content": system}] if system else []
+    for message in found:
+        role = message.required_text("role")
+        if role not in ("user", "assistant", "system"):
+            raise message.wrong("role", "user or assistant")
+        made += _turn(message, role)
+    before = ""
+    if made[-1]["role"] == "assistant" and not made[-1].get("tool_calls") and len(made) > 1:
+        before = str(made.pop()["content"])
+    return made, before
+
+
+def _text(fields: Fields, name: str) -> str:
+    """Return a text, or the texts of a list of blocks."""
+    if isinstance(fields.values.get(name), str):
+        return str(fields.values[name])
+    blocks = fields.objects(name, limits.MESSAGES)
+    for block in blocks:
+        if block.text("type") != "text":
+            raise block.wrong("type", "text; npurt reads neither pictures nor documents")
+    return "".join(block.required_text("text") for block in blocks)
+
+
+def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
+    """Return a message in OpenAI's form: results of tools are messages of their own."""
+    if isinstance(message.values.get("content"), str):
+        return [{"role": role, "content": message.values["content"]}]
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    texts = {"text": "", "thinking": ""}
+    for block in message.objects("content", limits.MESSAGES):
+        match block.text("type"):
+            case "text" | "thinking" as kind:
+                texts[kind] += block.required_text(kind)
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                function = {"name": block.required_text("name")}
+                arguments = {"arguments": block.inner("input").values}
+                calls.append({
+                    "id": block.text("id", ""), "type": "function", "function": function | arguments
+                })  # fmt: skip
+            case "tool_result":
+                name = block.text("tool_use_id", "")
+                content = _text(block, "content")
+                results.append({"role": "tool", "tool_call_id": name, "content": content})
+            case _:
+                raise block.wrong("type", "text, thinking, tool_use or tool_result")
+    turn: dict[str, Any] = {"role": role, "content": texts["text"]}
+    if texts["thinking"]:
+        turn["reasoning_content"] = texts["thinking"]
+    if calls:
+        turn["tool_calls"] = calls
+    empty = results and not (texts["text"] or calls)
+    return results if empty else [*results, turn]
+
+
+# --- Answers ------------------------------------------------------------------------------------
+
+
+def _head(front: Front) -> dict[str, Any]:
+    return {
+        "id": new_id("msg").replace("-", "_"),
+        "type": "message",
+        "role": "assistant",
+        "model": front.model.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _usage(talk: Conversation) -> dict[str, int]:
+    texts = talk.texts
+    return {
+        "input_tokens": texts.prompt_tokens - texts.cached_tokens,
+        "cache_read_input_tokens": texts.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": texts.completion_tokens,
+    }
+
+
+def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
+    """Return why the answer ended."""
+    stopped = talk.texts.choices[0].stopped
+    if stopped is not None and finish != "calls":
+        return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+    return {"stop_reason": REASONS[finish], "stop_sequence": None}
+
+
+async def _whole(front: Front, talk: Conversation) -> Answer:
+    content: list[dict[str, Any]] = []
+    finish = "end"
+    async for news in talk.news(signs=False):
+        assert news is not None
+        finish = news.finish or finish
+        if isinstance(news.part, Call):
+            content.append(_tool_use(news.part, parsed_arguments(news.part)))
+        elif news.part is not None:
+            kind, empty, _, field = BLOCKS[type(news.part)]
+            if not content or content[-1]["type"] != kind:
+                content.append({"type": kind, **empty})
+            content[-1][field] += news.part.text
+    return _head(front) | {"content": content, "usage": _usage(talk)} | _end(talk, finish)
+
+
+def _tool_use(call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    name = new_id("toolu").replace("-", "_")
+    return {"type": "tool_use", "id": name, "name": call.name, "input": arguments}
+
+
+class _Blocks:
+    """The blocks of a stream, of which one is open at a time."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: type[Part] | None = None
+
+    def take(self, part: Part) -> bytes:
+        """Return the events of *part*."""
+        if isinstance(part, Call):
+            data = self.end() + self._begin(Call, _tool_use(part, {}))
+            data += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+            return data + self.end()
+        kind, empty, delta, field = BLOCKS[type(part)]
+        data = b""
+        if self._open is not type(part):
+            data = self.end() + self._begin(type(part), {"type": kind, **empty})
+        return data + self._delta({"type": delta, field: part.text})
+
+    def end(self) -> bytes:
+        """Return the end of the open block, if there is one."""
+        if self._open is None:
+            return b""
+        data = b""
+        if self._open is Thought:  # clients send it back with the thought
+            data = self._delta({"type": "signature_delta", "signature": "npurt"})
+        self._open = None
+        return data + self._event("stop")
+
+    def _begin(self, kind: type[Part], block: dict[str, Any]) -> bytes:
+        self._open = kind
+        self._index += 1
+        return self._event("start", content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return self._event("delta", delta=delta)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        kind = f"content_block_{name}"
+        return sse.event(kind, {"type": kind, "index": self._index, **fields})
+
+
+async def _parts(front: Front, talk: Conversation) -> AsyncGenerator[bytes, None]:
+    message = _head(front) | {"usage": _usage(talk)}
+    yield sse.event("message_start", {"type": "message_start", "message": message})
+    blocks, finish = _Blocks(), "end"
+    async for news in talk.news():
+        if news is None:
+            yield sse.event("ping", {"type": "ping"})
+            continue
+        finish = news.finish or finish
+        if news.part is not None:
+            yield blocks.take(news.part)
+    yield blocks.end() + sse.event("message_delta", {
+        "type": "message_delta", "delta": _end(talk, finish), "usage": _usage(talk)
+    })  # fmt: skip
+    yield sse.event("message_stop", {"type": "message_stop"})
