@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from npurt.serve import ollama, ollama_models
 from npurt.serve.auth import Guard
 from npurt.serve.endpoint import Endpoint, Handler
 from npurt.serve.errors import HttpError, shaped
@@ -22,10 +23,12 @@ from npurt.serve.metrics import metrics
 from npurt.serve.openai_chat import chat
 from npurt.serve.openai_models import model, models
 from npurt.serve.openai_text import completions
+from npurt.serve.responses import respond
 
 OPENAI: dict[str, Handler] = {  # with and without /v1 before them
     "/chat/completions": chat,
     "/completions": completions,
+    "/responses": respond,
 }
 LLAMA_CPP: dict[str, Handler] = {
     "/completion": completion,
@@ -38,6 +41,11 @@ ANTHROPIC: dict[str, Handler] = {
     "/v1/messages": answer,
     "/v1/messages/count_tokens": count_tokens,
 }
+OLLAMA: dict[str, Handler] = {
+    "/api/chat": ollama.chat,
+    "/api/generate": ollama.generate,
+    "/api/show": ollama_models.show,
+}
 READ: dict[str, Handler] = {
     "/v1/models": models,
     "/models": models,
@@ -46,6 +54,9 @@ READ: dict[str, Handler] = {
     "/v1/health": health,
     "/metrics": metrics,
     "/props": props,
+    "/api/version": ollama_models.version,
+    "/api/tags": ollama_models.tags,
+    "/api/ps": ollama_models.running,
 }
 
 
@@ -58,7 +69,7 @@ def application(
 ) -> ASGIApp:
     """Return the ASGI application of *front*; the other arguments are those of `Guard`."""
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
-    written |= LLAMA_CPP | ANTHROPIC
+    written |= LLAMA_CPP | ANTHROPIC | OLLAMA
     routes = [
         *(Route(path, Endpoint(front, made), methods=["POST"]) for path, made in written.items()),
         *(

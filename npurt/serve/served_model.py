@@ -158,6 +158,11 @@ class ServedModel:
                 found[role] = ids[0]
         return found
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model can fill a gap."""
+        return self._fill_in.keys() == FILL_IN.keys()
+
     def around(self, before: str, after: str) -> list[int]:
         """Return a prompt whose continuation stands between *before* and *after*.
 
@@ -165,7 +170,7 @@ class ServedModel:
             HttpError: The model has no tokens for that.
         """
         marks = self._fill_in
-        if marks.keys() != FILL_IN.keys():
+        if not self.fills_in:
             raise wrong(
                 f"{self.name} cannot fill in text: it has no tokens for prefix, suffix and middle",
                 "leave suffix out, or use a model such as Qwen2.5-Coder", code="unsupported",

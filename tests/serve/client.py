@@ -84,6 +84,11 @@ class Reply:
         return json.loads(self.body)
 
     @property
+    def lines(self):
+        """The objects of lines of JSON."""
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    @property
     def events(self):
         """The data of each event, parsed but for the last "[DONE]"."""
         found = []

@@ -60,13 +60,36 @@ def bodies(draw):
     body = {"messages": [{"role": "user", "content": draw(st.text(max_size=9))}], "prompt": "a"}
     if draw(st.booleans()):
         body = {"messages": draw(MESSAGES | ANY), "prompt": draw(PROMPTS)}
+    body["input"] = draw(
+        st.just("hi")
+        | st.lists(
+            st.fixed_dictionaries(
+                {
+                    "type": st.sampled_from(
+                        ["message", "function_call", "function_call_output", "reasoning", "x"]
+                    )
+                },
+                optional={
+                    "role": st.just("user"),
+                    "content": PROMPTS,
+                    "output": PROMPTS,
+                    "name": ANY,
+                    "call_id": ANY,
+                    "arguments": st.sampled_from(["{}", "["]),
+                },
+            ),
+            max_size=3,
+        )
+        | ANY
+    )
     body |= {name: RIGHT[name] for name in draw(st.sets(st.sampled_from(sorted(RIGHT))))}
     return body | draw(FIELDS)
 
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/tokenize",
-    "/detokenize", "/apply-template", "/v1/messages", "/v1/messages/count_tokens",
+    "/detokenize", "/apply-template", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/api/chat", "/api/generate", "/api/show",
 )  # fmt: skip
 
 

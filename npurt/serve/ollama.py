@@ -1,0 +1,229 @@
+"""Ollama's interface: /api/chat and /api/generate.  Streams are lines of JSON, and the default.
+
+Source of the fields: github.com/ollama/ollama, docs/api.md.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from npurt.serve import limits, options, sse
+from npurt.serve.conversation import Conversation, News
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front, Wanted
+from npurt.serve.generation import Piece, Texts
+from npurt.serve.openai_chat import messages
+from npurt.serve.reading import Said, Thought
+from npurt.serve.tools.calls import Call, parsed_arguments
+from npurt.serve.tools.wanted import tools_of
+
+REASONS = {"length": "length", "context": "length"}  # others: stop
+
+
+async def chat(front: Front, request: Request) -> Answer:
+    """Answer messages."""
+    fields = request.fields
+    fields.text("model")  # any name means the only model
+    wanted = await _wanted(fields, request.salt)
+    if not fields.items("messages", limits.MESSAGES):
+        return _loaded(front, {"message": {"role": "assistant", "content": ""}})
+    _refuse_images(fields.objects("messages", limits.MESSAGES))
+    tools = tools_of(fields)
+    if tools.forced and wanted.response_format:
+        raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
+    given = messages(fields)
+    stream = fields.flag("stream", True)
+    talk = Conversation(front, given, wanted, tools, _variables(fields))
+    said = _Talk(front, talk.texts)
+    if not stream:
+        return await said.whole(_chat_parts(talk, said, signs=False), _joined_messages)
+    return _lines(_chat_parts(talk, said, signs=True), talk.texts)
+
+
+async def generate(front: Front, request: Request) -> Answer:
+    """Continue a prompt, or answer it by the chat template."""
+    fields = request.fields
+    fields.text("model")  # any name means the only model
+    wanted = await _wanted(fields, request.salt)
+    prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix", "") or ""
+    system, raw = fields.text("system", "") or "", fields.flag("raw")
+    if fields.items("images", limits.MESSAGES):
+        raise wrong("npurt reads no pictures", "leave images out", "images")
+    stream = fields.flag("stream", True)
+    if not prompt:
+        return _loaded(front, {"response": ""})
+    if raw or suffix:
+        ids = front.model.around(prompt, suffix) if suffix else front.model.encode(prompt)
+        texts = front.begin([ids], wanted)
+        said = _Talk(front, texts)
+        parts = _raw_parts(texts, said, front.settings.ping if stream else None)
+    else:
+        turns = [{"role": "system", "content": system}] if system else []
+        turns.append({"role": "user", "content": prompt})
+        talk = Conversation(front, turns, wanted, None, _variables(fields))
+        texts, said = talk.texts, _Talk(front, talk.texts)
+        parts = _generate_parts(talk, said, signs=stream)
+    if not stream:
+        return await said.whole(parts, _joined_responses)
+    return _lines(parts, texts)
+
+
+# --- Requests -----------------------------------------------------------------------------------
+
+
+async def _wanted(fields: Fields, salt: str) -> Wanted:
+    chosen = fields.inner("options")
+    wanted = options.wanted(chosen, salt, "num_predict")
+    wanted.choices = 1
+    form = fields.values.get("format")
+    asked: dict[str, Any] | None = None
+    if form == "json":
+        asked = {"type": "json_object"}
+    elif isinstance(form, dict):
+        asked = {"type": "json_schema", "json_schema": {"schema": form}}
+    elif form not in (None, ""):
+        raise fields.wrong("format", '"json", or a JSON schema')
+    await options.constrain(Fields({"response_format": asked}), wanted)
+    return wanted
+
+
+def _variables(fields: Fields) -> dict[str, Any]:
+    """Return variables of the template: whether a model thinks, if the request says so."""
+    think = fields.values.get("think")
+    if think is None:
+        return {}
+    if not isinstance(think, bool | str):
+        raise fields.wrong("think", "true, false or a level")
+    return {"enable_thinking": bool(think)}
+
+
+def _refuse_images(found: list[Fields]) -> None:
+    for message in found:
+        if message.items("images", limits.MESSAGES):
+            raise message.wrong("images", "left out: npurt reads no pictures")
+
+
+# --- Answers ------------------------------------------------------------------------------------
+
+Parts = AsyncGenerator[dict[str, Any], None]
+
+
+def stamp() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(front: Front, empty: dict[str, Any]) -> Answer:
+    """Return the answer to a request without a prompt, which asks that the model be loaded."""
+    front.ready()
+    head = {"model": front.model.name, "created_at": stamp()}
+    return head | empty | {"done": True, "done_reason": "load"}
+
+
+class _Talk:
+    """What the objects of one answer share."""
+
+    def __init__(self, front: Front, texts: Texts) -> None:
+        self._front = front
+        self._texts = texts
+        self._began = time.perf_counter_ns()
+        self._first = 0
+
+    def object(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return an object in the middle of the answer."""
+        if self._texts.completion_tokens:
+            self._first = self._first or time.perf_counter_ns()
+        head = {"model": self._front.model.name, "created_at": stamp()}
+        return head | values | {"done": False}
+
+    def end(self, values: dict[str, Any], finish: str) -> dict[str, Any]:
+        """Return the last object; durations are in ns, as the client would measure them."""
+        now, texts = time.perf_counter_ns(), self._texts
+        first = self._first or now
+        return self.object(values) | {
+            "done": True,
+            "done_reason": REASONS.get(finish, "stop"),
+            "total_duration": now - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": texts.prompt_tokens,
+            "prompt_eval_duration": first - self._began,
+            "eval_count": texts.completion_tokens,
+            "eval_duration": now - first,
+        }
+
+    async def whole(
+        self, parts: Parts, joined: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return one object of all *parts*."""
+        found = [part async for part in parts]
+        return found[-1] | joined(found)
+
+
+def _lines(parts: Parts, texts: Texts) -> sse.Stream:
+    async def lines() -> AsyncGenerator[bytes, None]:
+        async for part in parts:
+            yield sse.line(part)
+
+    return sse.Stream(lines(), texts.cancel, kind=sse.LINES, packed=sse.line)
+
+
+def _message(news: News | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    match news.part if news else None:
+        case Said(text):
+            message["content"] = text
+        case Thought(text):
+            message["thinking"] = text
+        case Call() as call:
+            function = {"name": call.name, "arguments": parsed_arguments(call)}
+            message["tool_calls"] = [{"function": function}]
+    return message
+
+
+async def _chat_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
+    async for news in talk.news(signs=signs):
+        if news is None or news.part is not None:
+            yield said.object({"message": _message(news)})
+        if news and news.finish:
+            yield said.end({"message": _message(None)}, news.finish)
+
+
+def _joined_messages(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    found = [part["message"] for part in parts]
+    message = {"role": "assistant", "content": "".join(each["content"] for each in found)}
+    thought = "".join(each.get("thinking", "") for each in found)
+    calls = [call for each in found for call in each.get("tool_calls", ())]
+    return {
+        "message": message
+        | ({"thinking": thought} if thought else {})
+        | ({"tool_calls": calls} if calls else {})
+    }
+
+
+async def _generate_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
+    async for news in talk.news(signs=signs):
+        match news.part if news else Said(""):
+            case Said(text):
+                yield said.object({"response": text})
+            case Thought(text):
+                yield said.object({"response": "", "thinking": text})
+        if news and news.finish:
+            yield said.end({"response": ""}, news.finish)
+
+
+async def _raw_parts(texts: Texts, said: _Talk, ping: float | None) -> Parts:
+    async for piece in texts.pieces(ping):
+        found = piece or Piece(0)
+        if piece is None or found.text:
+            yield said.object({"response": found.text})
+        if found.finish:
+            yield said.end({"response": ""}, found.finish)
+
+
+def _joined_responses(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    thought = "".join(part.get("thinking", "") for part in parts)
+    text = "".join(part["response"] for part in parts)
+    return {"response": text} | ({"thinking": thought} if thought else {})
