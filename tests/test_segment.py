@@ -155,6 +155,28 @@ def test_sequences_of_a_run_that_broke_off_are_lost_and_can_begin_again(model, m
         assert all(np.array_equal(again[name], values) for name, values in first.items())
 
 
+def test_a_sequence_whose_run_broke_off_goes_on_from_where_it_began(monkeypatch):
+    """Later positions may have lost their pages."""
+    with GGUF(tiny.path("llama3")) as file, CpuDevice() as device:
+        graph = describe(file).graph(200)
+        segment = device.compile(graph.graph, FileWeights(file, graph), Limits(80, 200))
+        tokens = np.arange(160) % 100
+        segment.run({"tokens": tokens[:80]}, Rows.of(80))
+        expected = segment.run({"tokens": tokens[80:]}, Rows.of(80, 80))["logits"]
+        with monkeypatch.context() as patch:
+            interrupted(patch, 0)
+            with pytest.raises(KeyboardInterrupt):
+                segment.run({"tokens": tokens[:3]}, Rows.of(3, 10))
+        with pytest.raises(LayoutError, match="has 10 positions, not 80"):
+            segment.run({"tokens": tokens[80:]}, Rows.of(80, 80))
+        state = graph.graph.tensors(Kind.STATE)[0]
+        assert len(segment.read(state, 0)) == 10
+        segment.run({"tokens": tokens[10:80]}, Rows.of(70, 10))
+
+        made = segment.run({"tokens": tokens[80:]}, Rows.of(80, 80))["logits"]
+        assert np.array_equal(made, expected)
+
+
 def test_sequences_whose_first_run_broke_off_take_no_memory(monkeypatch):
     with GGUF(tiny.path("llama3")) as file, CpuDevice() as device:
         graph = describe(file).graph(64)

@@ -74,6 +74,8 @@ class CpuSegment(Segment):
             for part in parts:  # of several, nobody knows which had got how far: all are lost
                 if len(parts) > 1 or not self._guard.has(part.sequence):
                     self.forget(part.sequence)
+                else:
+                    self._guard.rewind(part.sequence, part.first)
             raise
         self._guard.end_run(rows)
         return made

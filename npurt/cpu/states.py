@@ -139,6 +139,7 @@ class SequenceStates:
         """
         if self._memory.kv:
             self.pages.reserve(position, position + rows)
+            self.length = min(self.length, position)
         if self._moved:
             for name, kept in self._restored.items():
                 ring = self._memory.inputs[name][self.slot]

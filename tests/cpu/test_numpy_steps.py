@@ -76,6 +76,24 @@ def test_rows_of_numpy_steps_do_not_depend_on_the_others(make):
 
 
 @pytest.mark.parametrize("make", [product_of_columns, attention_of_other_inputs, experts_alone])
+def test_sequences_of_numpy_steps_run_together_and_fork(make):
+    graph, turns = graph_of(make), np.arange(20) % 2
+    with CpuDevice(2) as cpu:
+        segment = cpu.compile(graph, RandomWeights(graph), LIMITS)
+        wanted = run(segment, [20])
+        segment.forget(0)
+        rows = Rows(turns, np.arange(20) // 2, turns == turns)
+        both = segment.run({"tokens": IDS[np.arange(20) // 2]}, rows)["logits"]
+        segment.fork(0, 1, 7)
+        rows = Rows.of(13, 7, sequence=1)
+        rest = segment.run({"tokens": IDS[7:20]}, rows)["logits"]
+
+    assert np.array_equal(both[0::2], wanted[:10])
+    assert np.array_equal(both[1::2], wanted[:10])
+    assert np.array_equal(rest, wanted[7:])
+
+
+@pytest.mark.parametrize("make", [product_of_columns, attention_of_other_inputs, experts_alone])
 def test_rows_of_what_the_cpu_refuses_do_not_depend_on_the_others(make):
     """Of several sequences too, and where logits of some rows are wanted."""
     graph = graph_of(make)
