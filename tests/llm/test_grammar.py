@@ -7,6 +7,7 @@ byte-level BPE and SentencePiece with byte fallback.
 import gc
 import json
 import re
+import resource
 import sys
 import threading
 import time
@@ -62,13 +63,27 @@ def written(tokenizer, grammar, seed, most=400, **options):
 
 
 def is_of(tokenizer, grammar, text):
-    """Return whether *text*, as the tokenizer encodes it, may be written and end there."""
-    ids = Vocabulary(tokenizer)(text)
+    """Return whether *text* may be written and end there: byte by byte, and as it is encoded."""
+    known = {(is_of_ids(tokenizer, grammar, ids)) for ids in spellings(tokenizer, text)}
+    assert len(known) == 1
+    return known.pop()
+
+
+def is_of_ids(tokenizer, grammar, ids):
     limit = Constraint(grammar, tokenizer, 0)
     if limit.fits([], ids) < len(ids):
         return False
     mask = limit.allowed(ids)
     return mask is None or bool(mask[sorted(tokenizer.eog)].all())
+
+
+def spellings(tokenizer, text):
+    """Return tokens whose bytes are those of *text*."""
+    encoded = tokenizer.encode(text, add_bos=False, special=False)
+    spelt = [Vocabulary(tokenizer)(text)]
+    if b"".join(map(tokenizer.piece, encoded)) == text.encode():  # no space before it
+        spelt.append(encoded)
+    return spelt
 
 
 # --- Any grammar ---------------------------------------------------------------------------------
@@ -344,6 +359,8 @@ WRONG = [
     (Grammar.from_json_schema, {"type": "array", "uniqueItems": True}),
     (Grammar.from_json_schema, {"$ref": "https://example.com/x.json"}),
     (Grammar.from_json_schema, '{"items":' * 50_000 + "{}" + "}" * 50_000),
+    (Grammar.from_json_schema, {"type": "number", "maximum": "ü" * 200}),  # a panic of Rust
+    (Grammar.from_lark, "start: " + 60_000 * '"a" '), (Grammar.from_lark, "%llguidance {"),
     (Grammar.from_json_schema, {"a": {1, 2}}), (Grammar.from_json_schema, {"a": object}),
     (Grammar.from_json_schema,
      {"allOf": [{"anyOf": [{"properties": {f"{p}{i}": {"const": 1}}} for p in "ab"]}
@@ -384,10 +401,55 @@ def test_small_multiples_are_allowed():
         Grammar.from_json_schema({"multipleOf": 0})
 
 
-@pytest.mark.parametrize("text", ["start: a\na: b\nb: a", 'start: "x" a\na: "y" a'])
-def test_a_grammar_without_an_end_ends_in_an_error(text):
+def test_a_grammar_of_no_text_ends_in_an_error():
     with pytest.raises(GrammarError, match="Lark"):
-        written(tokenizer_of("qwen2"), Grammar.from_lark(text), 0)
+        written(tokenizer_of("qwen2"), Grammar.from_lark("start: a\na: b\nb: a"), 0)
+
+
+def test_a_grammar_without_an_end_goes_on():
+    endless = Grammar.from_lark('start: "x" a\na: "y" a')
+    text, complete = written(tokenizer_of("qwen2"), endless, 0, most=30)
+
+    assert re.fullmatch("xy*", text)
+    assert not complete
+
+
+LARGE = "\n".join([f"x{i} ::= x{i + 1} x{i + 1}" for i in range(40)] + ['x40 ::= "ab" "a"?'])
+
+
+FORCING = '%llguidance {"no_forcing": false}\n'
+PAIRS = "start: " + "x " * 15_000 + '\nx: "' + "ab" * 15_000 + '"'  # 450 MB
+HUGE = {
+    "doubled": lambda: Grammar.from_gbnf(f"root ::= x0\n{LARGE}"),  # 2 ** 40 letters
+    "long": lambda: Grammar.from_lark(PAIRS),
+    "asked to force": lambda: Grammar.from_lark(FORCING + PAIRS),
+    "JSON": lambda: Grammar.from_json_schema(
+        {"type": "array", "minItems": 10**6, "items": {"const": "a" * 10**5}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_grammar_of_one_huge_text_takes_little_memory(name):
+    """llguidance would make the whole text at once; one is refused."""
+    written(tokenizer_of("qwen2"), Grammar.from_regex("abc"), 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if name == "doubled":
+        with pytest.raises(GrammarError, match="too big"):
+            HUGE[name]()
+    else:
+        text, complete = written(tokenizer_of("qwen2"), HUGE[name](), 0, most=20)
+        assert text
+        assert not complete
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
+
+
+def test_the_tokens_of_what_must_follow_may_be_any():
+    tokenizer = tokenizer_of("qwen2")
+    mask = Constraint(Grammar.from_regex("abc"), tokenizer, 0).allowed([])
+    wanted = [i for i in range(tokenizer.n_vocab) if tokenizer.piece(i) in (b"a", b"ab", b"abc")]
+
+    assert np.flatnonzero(mask).tolist() == wanted
 
 
 def test_an_expression_that_no_text_matches_ends_in_an_error():
@@ -440,6 +502,23 @@ def test_markup_is_written_only_where_lark_names_it():
         Constraint(Grammar.from_lark("start: <|nope|>"), tokenizer, 0).allowed([])
 
 
+def test_a_panic_while_a_text_is_written_is_an_error(monkeypatch):
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_):
+        raise PanicException("index out of range")
+
+    limit = Constraint(Grammar.from_regex("a"), tokenizer_of("qwen2"), 0)
+    monkeypatch.setattr(limit, "_read", panic)
+    for call in (lambda: limit.allowed([]), lambda: limit.fits([], [5])):
+        with pytest.raises(GrammarError, match="index out of range"):
+            call()
+    monkeypatch.setattr(limit, "_read", lambda *_: sys.exit(3))
+    with pytest.raises(SystemExit):  # which is no panic
+        limit.allowed([])
+
+
 # --- The package, threads and memory --------------------------------------------------------------
 
 
@@ -487,12 +566,3 @@ def test_a_tokenizer_is_not_kept():
     gc.collect()
 
     assert gone() is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=50, deadline=None)
-@given(text=st.text(max_size=12))
-def test_the_tokens_of_a_text_have_its_bytes(name, text):
-    vocabulary = Vocabulary(tokenizer_of(name))
-
-    assert b"".join(vocabulary.tokens[i] for i in vocabulary(text)) == text.encode()

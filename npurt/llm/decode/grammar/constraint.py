@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.grammar.library import later, limits, llguidance
+from npurt.llm.decode.grammar.library import later, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of
 from npurt.llm.text.tokenizer import Tokenizer
 
@@ -53,6 +53,10 @@ class Constraint:
             GrammarError: Nothing may follow, the text in *history* is not of the grammar, or the
                 grammar needs too much time.
         """
+        with no_panic(self._grammar.kind):
+            return self._allowed(history)
+
+    def _allowed(self, history: Sequence[int]) -> Mask | None:
         matcher = self._read(history)
         if matcher.is_stopped() and not matcher.is_error():
             return None
@@ -73,7 +77,8 @@ class Constraint:
 
     def fits(self, history: Sequence[int], draft: Sequence[int]) -> int:
         """Return how many tokens of *draft* may follow *history*, one after another."""
-        count: int = self._read(history).validate_tokens(list(draft))
+        with no_panic(self._grammar.kind):
+            count: int = self._read(history).validate_tokens(list(draft))
         return count
 
     def _read(self, history: Sequence[int]) -> Any:
@@ -107,7 +112,7 @@ class Constraint:
 
     def _new_matcher(self) -> Any:
         return llguidance().LLMatcher(
-            self._vocabulary.result(), self._grammar.compiled, log_level=0, limits=limits()
+            self._vocabulary.result(), self._grammar.lark, log_level=0, limits=limits()
         )
 
     def _check(self, matcher: Any) -> None:

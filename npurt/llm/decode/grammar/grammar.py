@@ -10,12 +10,15 @@ from typing import Any, Self
 
 from npurt.errors import GrammarError, SettingError
 from npurt.llm.decode.grammar.gbnf import lark_of
-from npurt.llm.decode.grammar.library import limits, llguidance
+from npurt.llm.decode.grammar.library import limits, llguidance, no_panic
 
 MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known of that length takes a second
 # The parser of a multiple of N has N states: 10,000 take 0.1 s and some MB, 1,000,000 half a
 # minute and 600 MB, which the limits of the package do not prevent.
 MAX_MULTIPLE = 10_000
+# Added to each grammar: where only one text may follow, any tokens of it may.  Otherwise llguidance
+# makes all of that text at once, of which a grammar of a kilobyte has gigabytes.
+NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 # Space between two symbols of JSON.  A model may repeat it for ever, so it has an end.
 # Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: what is allowed.
 JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
@@ -32,7 +35,7 @@ class Grammar:
 
     kind: str
     text: str
-    compiled: str = field(repr=False)  # for llguidance
+    lark: str = field(repr=False)  # for llguidance
 
     @classmethod
     def from_gbnf(cls, text: str) -> Self:
@@ -44,7 +47,7 @@ class Grammar:
         """
         _check_text("a GBNF grammar", text)
         llguidance()
-        return cls._checked("GBNF", text, _matcher().grammar_from_lark(lark_of(text)))
+        return cls._checked("GBNF", text, lark_of(text))
 
     @classmethod
     def from_lark(cls, text: str) -> Self:
@@ -55,7 +58,7 @@ class Grammar:
         _check_text("a Lark grammar", text)
         for schema in _schemas_in(text):
             _check_multiples(schema)
-        return cls._checked("Lark", text, _matcher().grammar_from_lark(text))
+        return cls._checked("Lark", text, text)
 
     @classmethod
     def from_regex(cls, text: str) -> Self:
@@ -64,7 +67,8 @@ class Grammar:
         The syntax is that of Rust's package regex, which has no look-around and no references.
         """
         _check_text("a regular expression", text)
-        return cls._checked("regex", text, _matcher().grammar_from_regex(text))
+        expression = llguidance().regex_to_lark(text, "")
+        return cls._checked("regex", text, f"start: /{expression}/")
 
     @classmethod
     def from_json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:
@@ -81,13 +85,10 @@ class Grammar:
         if not isinstance(parsed, dict):
             raise _wrong("JSON schema", "it is neither an object nor true")
         _check_multiples(parsed)
-        try:
-            compiled = _matcher().grammar_from_json_schema(
-                json.dumps(parsed), defaults={"whitespace_pattern": JSON_SPACE}
-            )
-        except ValueError as error:  # a number that float64 does not hold
-            raise _wrong("JSON schema", str(error)) from error
-        return cls._checked("JSON schema", given, compiled)
+        own = parsed.get("x-guidance", {})
+        if isinstance(own, dict):
+            parsed["x-guidance"] = {"whitespace_pattern": JSON_SPACE} | own
+        return cls._checked("JSON schema", given, f"start: %json {json.dumps(parsed)}")
 
     @classmethod
     def json_object(cls) -> Self:
@@ -95,13 +96,15 @@ class Grammar:
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
-    def _checked(cls, kind: str, text: str, compiled: str) -> Self:
-        failed, messages = _matcher().validate_grammar_with_warnings(
-            compiled, None, limits=limits()
-        )
+    def _checked(cls, kind: str, text: str, lark: str) -> Self:
+        lark += NO_FORCING
+        with no_panic(kind):
+            failed, messages = llguidance().LLMatcher.validate_grammar_with_warnings(
+                lark, None, limits=limits()
+            )
         if failed:
             raise _wrong(kind, " ".join(messages))
-        return cls(kind, text, compiled)
+        return cls(kind, text, lark)
 
 
 def grammar_of(grammar: Any, response_format: Any) -> Grammar | None:
@@ -152,10 +155,6 @@ def _of_format(given: Any) -> Grammar | None:
         remedy='pass {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
         '"json_schema": {"schema": {...}}}',
     )
-
-
-def _matcher() -> Any:
-    return llguidance().LLMatcher
 
 
 def _check_text(what: str, text: object) -> None:

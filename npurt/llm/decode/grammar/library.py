@@ -1,13 +1,14 @@
 """The package llguidance, which is optional: parsers that say which tokens may come next."""
 
+import contextlib
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, TypeVar
 
-from npurt.errors import UnsupportedOp
+from npurt.errors import GrammarError, UnsupportedOp
 
 T = TypeVar("T")
 
@@ -32,11 +33,30 @@ def llguidance() -> Any:
 def limits() -> Any:
     """Return the limits of a parser.
 
-    Those of the package, which count operations, are kept: a grammar that needs more ends with an
-    error after 20 to 100 ms (bench/RESULTS.md).  Without *verbose_errors* a message has no text of
-    the grammar.
+    They count operations.  The package's are kept but for the number of symbols, whose default is
+    ten times that: then the longest step known took four seconds.  Without *verbose_errors* a
+    message has no text of the grammar.
     """
-    return llguidance().LLParserLimits(verbose_errors=False)
+    return llguidance().LLParserLimits(verbose_errors=False, max_grammar_size=50_000)
+
+
+@contextlib.contextmanager
+def no_panic(kind: str) -> Iterator[None]:
+    """Make an error of what llguidance does not expect in a grammar of *kind*.
+
+    Rust says it on standard error, too, and raises what is no `Exception`.
+
+    Raises:
+        GrammarError: It was so.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise GrammarError(
+            f"llguidance cannot read the {kind}: {error!s:.200}", remedy=f"change the {kind}"
+        ) from error
 
 
 def later(make: Callable[[], T]) -> Future[T]:

@@ -8,8 +8,6 @@ from typing import Any
 from npurt.llm.decode.grammar.library import later, llguidance
 from npurt.llm.text.tokenizer import Tokenizer
 
-ANCHOR = "\n"  # what a text is encoded after: SentencePiece puts a space before its first token
-
 _known: weakref.WeakKeyDictionary[Tokenizer, Future[Any]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -53,21 +51,10 @@ class Vocabulary:
             self.tokens.append(b"<npurt end>")
         self.eos_token_id = self.ends[0]
         self.bos_token_id = tokenizer.bos
-        # Not the tokenizer itself, which is the key that this is kept for.
-        self._tokenizer = weakref.ref(tokenizer)
         usual = {piece: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
         self._bytes = [usual.get(bytes([byte])) for byte in range(256)]
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of *text* inside another text; their bytes are those of *text*."""
-        tokenizer, wanted = self._tokenizer(), text.encode()
-        if tokenizer is not None:
-            ids = tokenizer.encode(ANCHOR + text, add_bos=False, special=False)
-            start, rest = len(ids), len(wanted)
-            while start and rest > 0:
-                start -= 1
-                rest -= len(self.tokens[ids[start]])
-            if b"".join(self.tokens[token] for token in ids[start:]) == wanted:
-                return ids[start:]
-        letters = [self._bytes[byte] for byte in wanted]
+        """Return ids of *text*, one for each byte; `NO_FORCING` leaves this to be called never."""
+        letters = [self._bytes[byte] for byte in text.encode()]
         return [letter for letter in letters if letter is not None]
