@@ -244,9 +244,15 @@ def _address(memory: Any) -> int:
     return int(memory.ctypes.data) if hasattr(memory, "ctypes") else id(memory)
 
 
+def attention_of(op: Fused) -> ops.Attention | ops.EncoderAttention:
+    """Return the attention among the parts of *op*."""
+    kinds = ops.Attention | ops.EncoderAttention
+    return next(part for part in op.parts if isinstance(part, kinds))
+
+
 def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
     """Return the q, k and v that lie side by side for an attention, before norms and rotations."""
-    attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+    attention = attention_of(op)
     split = next((part for part in op.parts if isinstance(part, ops.Split)), None)
     q = split.x if split else source(op, attention.q)
     return q, source(op, attention.k), attention.v

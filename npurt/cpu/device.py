@@ -184,7 +184,7 @@ class CpuDevice(Device, DeltaNets):
         widest = max((t.columns for t in (*op.reads, *op.writes) if t.kind in WRITTEN), default=0)
         if widest > most.columns:
             return f"{widest} columns are more than {most.columns}"
-        if isinstance(op, ops.Attention):
+        if isinstance(op, ops.Attention | ops.EncoderAttention):
             return _why_not_width(op.q.columns // op.heads, most.head)
         if isinstance(op, ops.GatedDeltaNet):
             return _why_not_width(op.v.columns // op.heads, most.delta)

@@ -180,6 +180,8 @@ static int places_fit(const npurt_op *op, const npurt_needs *needs, char *why)
         return holds(needs->paged, why, "a row is beyond the pages of its sequence") &&
                fits(needs->positions, 0, op->u.attention.positions, why, "positions of a cache") &&
                fits(needs->pages, 0, op->u.attention.pages, why, "pages of a cache");
+    case NPURT_ENCODE:
+        return fits(needs->positions, 0, op->u.attention.positions, why, "positions of a table");
     case NPURT_CONV:
         return fits(needs->slots, 0, op->u.conv.slots, why, "slots of sequences");
     case NPURT_SHORTCONV:

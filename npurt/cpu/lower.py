@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from npurt.cpu.bound import Bound, Columns
-from npurt.cpu.buffers import Buffers, attention_inputs, row_multiplier_of, unsupported
+from npurt.cpu.buffers import (
+    Buffers,
+    attention_inputs,
+    attention_of,
+    row_multiplier_of,
+    unsupported,
+)
 from npurt.cpu.checked import Weight
 from npurt.cpu.engine import Input, empty
 from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
@@ -196,8 +202,10 @@ class Lowering:
         self._steps.experts(first.role, x, stacks, y, routing, column=column)
 
     def _attention(self, op: Fused) -> None:
-        attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+        attention = attention_of(op)
         rope, (q_norm, k_norm) = _rotation(op), _head_norms(op)
+        if isinstance(attention, ops.EncoderAttention) and (q_norm or k_norm):
+            raise unsupported(op, "the host norms no heads of encoders")
         gated = any(isinstance(part, ops.SigmoidGate) for part in op.parts)
         if gated != any(isinstance(part, ops.Split) for part in op.parts):
             raise unsupported(op, "its gates do not lie beside the queries")
@@ -220,14 +228,20 @@ class Lowering:
             q_norm=self._vector(q_norm.weight) if q_norm and q_norm.weight else None,
             k_norm=self._vector(k_norm.weight) if k_norm and k_norm.weight else None,
             eps=q_norm.eps if q_norm else 0.0,
-            window=attention.window,
-            softcap=attention.softcap,
-            sinks=self._vector(attention.sinks) if attention.sinks else None,
             temperature=kv.temperature,
         )
         host, out = self._steps.host(), self.values.make_input(op.outs[0])
-        host.add("rope", Program.rope, heads)
-        host.add("attention", Program.attend, heads, out.values)
+        if isinstance(attention, ops.Attention):
+            heads = replace(
+                heads,
+                window=attention.window,
+                softcap=attention.softcap,
+                sinks=self._vector(attention.sinks) if attention.sinks else None,
+            )
+            host.add("rope", Program.rope, heads)
+            host.add("attention", Program.attend, heads, out.values)
+        else:
+            host.add("attention", Program.encode, heads, out.values)
         if out.quantised:
             self._quantise(out)
 
@@ -424,7 +438,7 @@ def _before(op: Fused, tensor: Tensor) -> tuple[ops.Rope | None, ops.RMSNorm | N
 
 def _rotation(op: Fused) -> ops.Rope | None:
     """Return how queries and keys rotate: alike, or not at all."""
-    attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+    attention = attention_of(op)
     q, k = (_before(op, tensor)[0] for tensor in (attention.q, attention.k))
     alike = (q is None) == (k is None)
     if q and k:
@@ -437,7 +451,7 @@ def _rotation(op: Fused) -> ops.Rope | None:
 
 def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
     """Return the norms of queries and keys: of both, or of none."""
-    attention = next(part for part in op.parts if isinstance(part, ops.Attention))
+    attention = attention_of(op)
     q, k = (_before(op, tensor)[1] for tensor in (attention.q, attention.k))
     if (q is None) != (k is None) or (q and k and q.eps != k.eps):
         raise unsupported(op, "queries and keys are normed differently")

@@ -94,6 +94,7 @@ enum npurt_kind {
     NPURT_SUM,          /* x += scale * add, quantised too */
     NPURT_CAP,          /* x = cap * tanh(factor * x / cap) */
     NPURT_SHORTCONV,    /* a short convolution between two gates */
+    NPURT_ENCODE,       /* attention of all rows of a sequence to all of them; no cache */
 };
 
 typedef struct {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from npurt.cpu.bound import Bound
+from npurt.cpu.bound import KV, Bound
 from npurt.cpu.buffers import row_multiplier_of, unsupported
 from npurt.cpu.checked import Weight
 from npurt.cpu.engine import empty
@@ -208,8 +208,9 @@ class PartProgram:
         self.constants = constants = Constants(place, part, weights)
         self._current, part = Current(), constants.part
         attentions = [op for op in part.ops if isinstance(op, ops.Attention)]
+        rotations = rotations_of(part, weights.values, limits.positions)
         self.memory = Memory(
-            part, limits, rotations_of(part, weights.values, limits.positions),
+            part, limits, rotations,
             {op.name: temperatures(op.temperature, limits.positions) for op in attentions},
         )  # fmt: skip
         self._embedded = {
@@ -217,8 +218,14 @@ class PartProgram:
             for op in part.ops
             if isinstance(op, ops.Embedding)
         }
+        nothing = np.empty(0, np.float32)
+        encoders = {
+            op.name: KV(nothing, nothing, rotations[op.name])
+            for op in part.ops
+            if isinstance(op, ops.EncoderAttention)
+        }
         bound = Bound(
-            constants.weights, constants.vectors, self.memory.kv, self.memory.recurrent,
+            constants.weights, constants.vectors, self.memory.kv | encoders, self.memory.recurrent,
             limits.rows, self.memory.convolved,
         )  # fmt: skip
         self.steps = make_steps(Sampler(Mode.OFF), events)

@@ -302,6 +302,14 @@ class Program:
         self._attention("ATTEND", heads).out = self._address(out)
         return len(self) - 1
 
+    def encode(self, heads: Heads, out: F32) -> int:
+        """``out = softmax(scale * q @ k.T) @ v`` over all rows of a sequence in the run.
+
+        q and k rotate on the way, and caches are not used.
+        """
+        self._attention("ENCODE", heads).out = self._address(out)
+        return len(self) - 1
+
     def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, row_multiplier: int = 1) -> int:
         """Add ``out = activation(gate) * up`` of the two halves of *gate_up*.
 

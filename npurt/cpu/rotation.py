@@ -30,7 +30,7 @@ def rotations_of(graph: Graph, table: Callable[[str], F64], positions: int) -> d
     nothing: F32 = np.empty((positions, 0), np.float32)
     found = {}
     for op in graph.ops:
-        if not isinstance(op, ops.Attention):
+        if not isinstance(op, ops.Attention | ops.EncoderAttention):
             continue
         rope = makers.get(op.k.name)
         found[op.name] = Rotation(nothing, nothing, known=op.k.name not in graph.given)

@@ -134,8 +134,11 @@ static void quant_items(const npurt_input *x, const npurt_level *level, int64_t 
 }
 
 /* Item i is key head i % kv_heads of block i / kv_heads. */
-static void attend_items(const npurt_attention *op, const npurt_level *level,
-                         const npurt_table *table, int64_t from, int64_t to, float *scratch)
+typedef void attend_fn(const npurt_attention *op, int kv_head, const npurt_span *span, int64_t row,
+                       int rows, float *scratch);
+
+static void attend_items(const npurt_attention *op, attend_fn *attend, const npurt_table *table,
+                         int64_t from, int64_t to, float *scratch)
 {
     const npurt_span *span = table->spans;
     int64_t before = 0; /* blocks of the spans before */
@@ -145,8 +148,8 @@ static void attend_items(const npurt_attention *op, const npurt_level *level,
             before += own;
         }
         const int64_t row = (i / op->kv_heads - before) * ATTEND_ROWS;
-        level->attend(op, (int) (i % op->kv_heads), span, row,
-                      (int) lesser(span->rows - row, ATTEND_ROWS), scratch);
+        attend(op, (int) (i % op->kv_heads), span, row, (int) lesser(span->rows - row, ATTEND_ROWS),
+               scratch);
     }
 }
 

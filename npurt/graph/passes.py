@@ -129,7 +129,7 @@ def attention(uses: Uses) -> list[list[Op]]:
     """Attention with the norms and rotations of q and k before it and the gate after it."""
     groups = []
     for op in uses.ops:
-        if not isinstance(op, ops.Attention):
+        if not isinstance(op, ops.Attention | ops.EncoderAttention):
             continue
         group: list[Op] = [op]
         for tensor in (op.q, op.k):

@@ -269,6 +269,14 @@ def attend(program, layer, position):
     return [out]
 
 
+def encode(program, layer, position=0):
+    """Return the attention of every row to every row, ``[rows, heads * width]``."""
+    of_layer(program, layer, position)
+    out = empty(len(layer.qkv), layer.heads * layer.width)
+    program.encode(layer, out)
+    return [out]
+
+
 def transposed_matvec(program, tensor, r):
     """Return ``W^T r`` and the squares that bound its rounding."""
     k = tensor.shape[1]
@@ -380,6 +388,11 @@ def every_case():
             kind = f"{dtype.__name__} heads of {shape} at {position}, {rows} rows"
             cases[f"rope {kind}"] = _attention(rope, position, rows, **shape, dtype=dtype)
             cases[f"attend {kind}"] = _attention(attend, position, rows, **shape, dtype=dtype)
+    for rows in (1, 16, 70):
+        for shape in (grouped, partial):
+            cases[f"encode heads of {shape}, {rows} rows"] = _attention(
+                encode, 0, rows, **shape, dtype=np.float32
+            )
     for k in (32, 40, 288):
         cases[f"norm k{k}"] = _floats(lambda p, x: norm(p, x, x[0] + 1, 1e-5, 2 * x), 3, k)
         cases[f"norm of the last k{k}"] = _floats(lambda p, x: norm(p, x, x[1], 0, None, 2), 4, k)

@@ -4,6 +4,7 @@ Each at every vector level, against float64 with derived bounds, as in test_ops.
 """
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,29 @@ def test_gelu_by_erf_of_known_values(run):
     known = [0, 0.8413447460685429, -0.15865525393145707, 2.995950305904718, -0.0040496940952823]
     np.testing.assert_allclose(y[0, :5], known, rtol=0, atol=3 * 4e-7)
     same(y[0, 5:], np.array([1e13, -0.0], np.float32))
+
+
+# --- Attention of encoders ----------------------------------------------------------------------
+
+ENCODERS = [
+    {"n_heads": 3, "kv_heads": 3, "width": 32, "rotated": 0, "halves": False},
+    {"n_heads": 6, "kv_heads": 2, "width": 48, "rotated": 48, "halves": True},
+    {"n_heads": 40, "kv_heads": 1, "width": 16, "rotated": 8, "halves": False},
+]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 33, 64, 65, 130])
+@pytest.mark.parametrize("shape", ENCODERS, ids=lambda shape: f"{shape['n_heads']} heads")
+def test_a_row_of_an_encoder_is_one_that_comes_after_all_others(run, shape, rows):
+    """Bit for bit: a last row sees the whole sequence in the attention of a decoder, too."""
+    layer = cases.heads(cases.rng_of(rows), rows, 0, **shape, dtype=np.float32)
+    (out,) = run(lambda program: cases.encode(program, layer))
+    rotated, *_ = run(lambda program: cases.rope(program, layer, 0))
+
+    for row in {0, 1, rows // 2, rows - 1} & set(range(rows)):
+        last = cases.Heads(**{**fields(layer), "qkv": rotated[row : row + 1].copy()})
+        (wanted,) = run(lambda program, last=last: cases.attend(program, last, rows - 1))
+        same(out[row], wanted[0])
 
 
 # --- LayerNorm ----------------------------------------------------------------------------------

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu import abi
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.part import NumpyStep
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError, UnsupportedOp
+from npurt.graph.rows import Rows
+from npurt.llm.arch.reading import describe
+from npurt.llm.arch.weights import FileWeights
 from npurt.llm.measure.memory import needs
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.segment import Limits
 from tests.graph.models import hidden
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants
@@ -143,6 +149,41 @@ def test_in_any_list_it_is_the_same(llm, chosen):
     alone = {text: llm.embed(text) for text in set(chosen)}
 
     np.testing.assert_array_equal(llm.embed(chosen), [alone[text] for text in chosen])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_texts_in_one_run_do_not_see_each_other(model):
+    """Their rows may lie in any order."""
+    ids = np.asarray(tiny.ids(model, 30), np.int32)
+    with npurt.GGUF(path(model)) as file, CpuDevice(2) as cpu:
+        model_graph = describe(file).graph(64)
+        graph, weights = model_graph.graph, FileWeights(file, model_graph)
+        together, alone = (cpu.compile(graph, weights, Limits(30, 64, 3)) for _ in range(2))
+        sequences = np.array([0] * 10 + [4, 7] * 10)
+        positions = np.array([*range(10), *np.repeat(np.arange(10), 2)])
+
+        def run(segment, index):
+            given = {"tokens": ids[index], "positions": positions[index].astype(np.int32),
+                     "types": np.zeros(len(index), np.int32)}  # fmt: skip
+            wanted = np.ones(len(index), bool)
+            rows = Rows(sequences[index], positions[index], wanted)
+            made = segment.run({name: given[name] for name in given if name in names}, rows)
+            for sequence in set(sequences[index].tolist()):
+                segment.forget(sequence)
+            return made["hidden"]
+
+        names = {tensor.name for op in graph.ops for tensor in op.reads}
+        whole = run(together, np.arange(30))
+        for sequence in (0, 4, 7):
+            index = np.flatnonzero(sequences == sequence)
+            np.testing.assert_array_equal(run(alone, index), whole[index])
+
+
+def test_on_the_cpu_kernels_run_all_ops(llm):
+    llm.embed("x")
+
+    (part,) = llm.model.executor.parts
+    assert not any(isinstance(step, NumpyStep) for step in part.segment._program.steps)
 
 
 # --- Texts to tokens ------------------------------------------------------------------------------
