@@ -129,3 +129,15 @@ class OutOfPages(NpurtError):
 
 class DownloadError(NpurtError, OSError):
     """A model file could not be fetched, or what arrived is damaged."""
+
+
+def brief(value: object, most: int = 60) -> str:
+    """Return *value* as a message shows it: the first *most* characters of its repr.
+
+    Of what has none, such as an integer of more than 4300 digits, its type.
+    """
+    try:
+        return f"{value!r:.{most}}"
+    except Exception:  # noqa: BLE001  # the repr may be a caller's own
+        digits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{digits}>"

@@ -49,7 +49,7 @@ from enum import Enum
 import numpy as np
 
 from npurt.device import F32, F64, FLUSHED, MOST_CODES, MOST_SUM, UNIT, Packed
-from npurt.errors import NumericsError, SettingError
+from npurt.errors import NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 
 LAMBDA = 8.0
@@ -76,7 +76,7 @@ def mode(name: str | None = None) -> Mode:
     except ValueError:
         of = "" if not stated else f", which {VERIFY.name}={chosen!r} states,"
         raise SettingError(
-            f"verification mode {chosen!r:.60}{of} does not exist",
+            f"verification mode {brief(chosen)}{of} does not exist",
             remedy="use off, sample or always",
         ) from None
 

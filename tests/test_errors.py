@@ -66,3 +66,16 @@ def test_an_error_survives_the_way_between_processes(cls, clone):
     assert type(back) is cls
     assert vars(back) == vars(error)
     assert (str(back), back.args) == (str(error), error.args)
+
+
+class Silent:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def test_any_value_can_be_shown():
+    assert errors.brief("x" * 100) == "'" + "x" * 59
+    assert errors.brief([1, 2], 3) == "[1,"
+    assert errors.brief(Silent()) == "<Silent>"
+    assert errors.brief(10**5000) == "<int of 16610 bits>"
+    assert errors.brief([10**5000]) == "<list>"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.settings import THREADS, read
 
 FAST = 0.75  # a core is fast when it has this share of the best one's capacity
@@ -114,6 +114,7 @@ def threads_to_use(asked: int | None, here: Topology) -> int:
     count = asked if asked is not None else read(THREADS, int)
     if not 0 <= count <= 256:
         raise SettingError(
-            f"{count} threads cannot be had", remedy="ask for 1 to 256, or 0 to let npurt choose"
+            f"{brief(count)} threads cannot be had",
+            remedy="ask for 1 to 256, or 0 to let npurt choose",
         )
     return count or here.threads

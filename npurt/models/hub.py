@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from npurt.errors import DownloadError, SettingError
+from npurt.errors import DownloadError, SettingError, brief
 from npurt.files import link_or_move, replacing
 from npurt.gguf_parts import part_names
 from npurt.models import download
@@ -66,7 +66,7 @@ class Reference:
         match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
         if not match or ".." in text or "--" in match["repo"] or len(match["repo"]) > LONGEST_REPO:
             raise SettingError(
-                f"{text!r:.80} names no hub repository",
+                f"{brief(text, 80)} names no hub repository",
                 remedy="write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf, "
                 "such as Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0",
             )
@@ -84,7 +84,9 @@ class Reference:
         """
         for name, value in (("the file", file), ("the revision", revision)):
             if value is not None and not isinstance(value, str):
-                raise SettingError(f"{name} is {value!r:.60}", remedy="pass a str, or leave it out")
+                raise SettingError(
+                    f"{name} is {brief(value)}", remedy="pass a str, or leave it out"
+                )
         if not isinstance(repo, str) or (file is None and revision is None):
             return cls.parse(repo)
         name, colon, quant = repo.partition(":")
@@ -462,7 +464,7 @@ def _is_inside(name: str) -> bool:
 
 def _nonsense(what: str, value: object) -> DownloadError:
     return DownloadError(
-        f"the hub states a {what} that cannot be: {value!r:.80}", remedy="check HF_ENDPOINT"
+        f"the hub states a {what} that cannot be: {brief(value, 80)}", remedy="check HF_ENDPOINT"
     )
 
 

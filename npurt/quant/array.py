@@ -144,7 +144,9 @@ def _last(x: Any, axis: int) -> Any:
     """Return x with that axis last."""
     ndim = np.ndim(x)
     if ndim and not -ndim <= axis < ndim:
-        raise LayoutError(f"{ndim} axes have no axis {axis}", remedy=f"use -{ndim} to {ndim - 1}")
+        raise LayoutError(
+            f"an array of {ndim} axes has no axis {axis}", remedy=f"use -{ndim} to {ndim - 1}"
+        )
     return x if ndim < 2 or axis in (-1, ndim - 1) else np.moveaxis(np.asarray(x), axis, -1)
 
 
@@ -196,7 +198,7 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
         raise refused("numpy.einsum", x)
     terms, output = _subscripts(subscripts)
     if len(terms) != 2:
-        raise LayoutError(f"{subscripts!r} names not two operands", remedy="write 'ij,jk->ik'")
+        raise LayoutError(f"{subscripts!r} does not name two operands", remedy="write 'ij,jk->ik'")
     of_w, of_x = terms if first else terms[::-1]
     given = len(of_x.replace("...", ""))
     if (

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, brief
 from npurt.quant.array import QuantisedArray, refused
 from npurt.quant.canonical import F32, Canonical, canonical
 from npurt.quant.decode import dequantize, not_finite
@@ -77,7 +77,8 @@ class QTensor(QuantisedArray):
         expected = math.prod(lead) * fmt.row_bytes(k)
         if view.nbytes != expected or not view.c_contiguous:
             raise LayoutError(
-                f"{fmt.name} {tuple(shape)} takes {expected} contiguous bytes, not {view.nbytes}",
+                f"{fmt.name} {brief(tuple(shape))} takes {brief(expected)} contiguous bytes, not "
+                f"{view.nbytes}",
                 remedy="pass exactly the tensor's bytes; the file may be truncated",
             )
         return cls(np.ndarray((*lead, k // fmt.block), fmt.dtype, buffer=view), fmt)
@@ -151,7 +152,7 @@ class QTensor(QuantisedArray):
             or axis not in (range(self.ndim))
         ):
             raise LayoutError(
-                f"axis {axis!r:.40} is none of {self!r}", remedy=f"pass 0 to {self.ndim - 1}"
+                f"axis {brief(axis, 40)} is none of {self!r}", remedy=f"pass 0 to {self.ndim - 1}"
             )
         if axis == self.sum_axis or self.ndim != 2 or self.format.block > 1:
             return self
@@ -229,7 +230,7 @@ class QTensor(QuantisedArray):
         keys = index[:axis] + index[axis + 1 :]
         if not whole or not all(map(_selects_rows, keys)):
             raise LayoutError(
-                f"{self!r} cannot be indexed with {rows!r}: its blocks lie along K",
+                f"{self!r} cannot be indexed with {brief(rows)}: its blocks lie along K",
                 remedy="choose along N, w[2:4] or w.T[:, 2:4], or index the array w.dequantize()",
             )
         chosen = QTensor(self.blocks[tuple(map(_as_numpys, keys))], self.format)
@@ -247,7 +248,7 @@ def _sizes(shape: Sequence[int]) -> list[int]:
     except TypeError:  # not a sequence, or not of integers
         sizes = []
     if not sizes or min(sizes) < 0:
-        raise LayoutError(f"{shape!r} is not a shape", remedy="pass (K,), (N, K) or (E, N, K)")
+        raise LayoutError(f"{brief(shape)} is not a shape", remedy="pass (K,), (N, K) or (E, N, K)")
     return sizes
 
 

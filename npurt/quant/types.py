@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, UnsupportedOp
+from npurt.errors import LayoutError, UnsupportedOp, brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def find(fmt: Format | str) -> Format:
     found = BY_NAME.get(fmt.lower()) if isinstance(fmt, str) else None
     if found is None:
         raise UnsupportedOp(
-            f"there is no format {fmt!r}", remedy=f"use one of {', '.join(BY_NAME)}"
+            f"there is no format {brief(fmt)}", remedy=f"use one of {', '.join(BY_NAME)}"
         )
     return found
 

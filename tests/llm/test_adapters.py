@@ -294,3 +294,28 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path):
 def test_a_model_is_no_adapter(tmp_path):
     with pytest.raises(ModelFormatError, match="is no adapter"):
         npurt.Llama(path_of("llama3"), "numpy", lora=path_of("llama3"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 38), st.integers(0, 38), st.sampled_from([1e-30, 1.0, 1e30]))
+def test_finite_values_never_make_logits_that_are_not(tmp_path_factory, a, b, scale):
+    """Products of finite values may overflow float32: that is refused, by name."""
+    path = tmp_path_factory.getbasetemp() / "large.gguf"
+    pairs = pairs_of(path_of("llama3"), ("ffn_up",), layers=[0])
+    large = {name: (np.sign(x) * np.float32(10.0**a), np.sign(y) * np.float32(10.0**b))
+             for name, (x, y) in pairs.items()}  # fmt: skip
+    write(path, large)
+    refusal = None
+    try:
+        with npurt.Llama(
+            path_of("llama3"), "cpu", n_ctx=16, n_threads=1, lora=(path, scale)
+        ) as llm:
+            logits = llm.eval([1, 2, 3])
+    except ModelFormatError as error:
+        refusal = error
+    if refusal:
+        assert "blk.0.ffn_up" in refusal.what
+        assert "another adapter" in refusal.remedy
+        assert max(a, a + b, a + b + np.log10(scale)) > 20  # ordinary ones are never refused
+        return
+    assert np.isfinite(logits).all()

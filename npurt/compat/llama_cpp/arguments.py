@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypedDict
 
-from npurt.errors import UnsupportedOp
+from npurt.errors import UnsupportedOp, brief
 from npurt.llm.decode.options import asks_for_nothing
 from npurt.llm.decode.stops import stop_texts
 from npurt.llm.file.pooling import NUMBERS, Pooling
@@ -101,7 +101,7 @@ def refuse(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """
     for name, default in defaults.items():
         if not asks_for_nothing(given.get(name), default):
-            raise missing(f"{name}={given[name]!r:.60}")
+            raise missing(f"{name}={brief(given[name])}")
 
 
 def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
     names = [KV_TYPES.get(kind) if isinstance(kind, Real | None) else None for kind in kinds]
     if names[0] is None or names[0] != names[1]:
         raise UnsupportedOp(
-            f"type_k is {type_k!r} and type_v {type_v!r}",
+            f"type_k is {brief(type_k)} and type_v {brief(type_v)}",
             remedy="use 1 (f16) or 0 (f32) for both, or leave them out",
         )
     return names[0]

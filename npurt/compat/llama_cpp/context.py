@@ -19,7 +19,7 @@ from npurt.compat.llama_cpp.arguments import (
 )
 from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
 from npurt.compat.sampling import F32, Ids
-from npurt.errors import LayoutError, NumericsError, SettingError
+from npurt.errors import LayoutError, NumericsError, SettingError, brief
 from npurt.llm.decode.model import Llama as Model
 from npurt.llm.file.gguf import GGUF, errors_of
 from npurt.llm.text.detokenize import as_ids
@@ -79,11 +79,11 @@ class OpenModel:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         refuse(self._arguments, MODEL_DEFAULTS)
         if not (draft_model is None or isinstance(draft_model, LlamaPromptLookupDecoding)):
-            raise missing(f"draft_model={draft_model!r:.60}")
+            raise missing(f"draft_model={brief(draft_model)}")
         self.model_path = require_path(model_path)
         if not isinstance(chat_format, str | None):
             raise SettingError(
-                f"chat_format is {chat_format!r:.60}", remedy="pass a name such as chatml"
+                f"chat_format is {brief(chat_format)}", remedy="pass a name such as chatml"
             )
         self.chat_format = chat_format
         self.verbose = flag("verbose", verbose)
@@ -165,7 +165,7 @@ class OpenModel:
             LayoutError: *text* is not bytes, or no UTF-8.
         """
         if not isinstance(text, bytes):
-            raise LayoutError(f"text is {text!r:.60}", remedy='pass bytes: text.encode("utf-8")')
+            raise LayoutError(f"text is {brief(text)}", remedy='pass bytes: text.encode("utf-8")')
         try:
             words = text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -284,7 +284,7 @@ class OpenModel:
             LayoutError: It is no state, or not of this model.
         """
         if not isinstance(state, LlamaState):
-            raise LayoutError(f"{state!r:.60} is no state", remedy="pass what save_state() gave")
+            raise LayoutError(f"{brief(state)} is no state", remedy="pass what save_state() gave")
         self._llm.restore(state.llama_state)
         self._row = state.scores[0].copy() if len(state.scores) else None
         self._seed = state.seed
@@ -316,7 +316,7 @@ class OpenModel:
             most = values.max(axis=operator.index(axis), keepdims=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise LayoutError(
-                f"there are no logits along axis {axis!r:.40} of {logits!r:.60}: {error}",
+                f"there are no logits along axis {brief(axis, 40)} of {brief(logits)}: {error}",
                 remedy="pass an array of numbers, such as Llama.eval_logits, and one of its axes",
             ) from error
         if not np.isfinite(most).all():
@@ -361,7 +361,7 @@ class LlamaTokenizer:
             LayoutError: *text* is no str.
         """
         if not isinstance(text, str):
-            raise LayoutError(f"text is {text!r:.60}", remedy="pass a str; tokenize takes bytes")
+            raise LayoutError(f"text is {brief(text)}", remedy="pass a str; tokenize takes bytes")
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:

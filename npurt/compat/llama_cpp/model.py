@@ -27,7 +27,7 @@ from npurt.compat.llama_cpp.results import (
     usage,
 )
 from npurt.compat.sampling import LastSampler
-from npurt.errors import SettingError, UnsupportedOp
+from npurt.errors import SettingError, UnsupportedOp, brief
 from npurt.llm.decode.embed import Embedding, as_openai
 from npurt.llm.decode.generate import Generation, Timing
 from npurt.llm.decode.options import Request
@@ -382,7 +382,7 @@ class Llama(OpenModel):
             SettingError: *model* is no text.
         """
         if not isinstance(model, str | None):
-            raise SettingError(f"model is {model!r:.60}", remedy="model must be a text")
+            raise SettingError(f"model is {brief(model)}", remedy="model must be a text")
         return model or self.model_path
 
     # --- What is not there yet ------------------------------------------------------------------

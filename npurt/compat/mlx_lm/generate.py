@@ -16,7 +16,7 @@ from npurt.compat.mlx_lm.models.cache import PromptCache
 from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, make_sampler
 from npurt.compat.mlx_lm.sample_utils import Sampler as SamplerFunction
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
-from npurt.errors import LayoutError, SettingError
+from npurt.errors import LayoutError, SettingError, brief
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.sampler import Sampler, Sampling, greedy
@@ -90,7 +90,7 @@ class _FunctionSampler(Sampler):
         whole = tokens.size == 1 and np.issubdtype(tokens.dtype, np.integer)
         if not whole or not 0 <= tokens[0] < len(logits):
             raise LayoutError(
-                f"the sampler returned {tokens!r:.60}",
+                f"the sampler returned {brief(tokens)}",
                 remedy=f"return one id from 0 to {len(logits) - 1}, in an array [1]",
             )
         self.chosen.append((int(tokens[0]), logprobs[0]))
@@ -142,7 +142,7 @@ def generate_step(
     """
     refuse(locals(), "max_kv_size", "kv_bits", "input_embeddings")
     if sampler is not None and not callable(sampler):
-        raise SettingError(f"sampler is {sampler!r:.60}", remedy="sampler must be a function")
+        raise SettingError(f"sampler is {brief(sampler)}", remedy="sampler must be a function")
     ids = model.model.valid(prompt)
     cache = PromptCache() if prompt_cache is None else prompt_cache[0]
     before = list(cache.tokens)
@@ -202,7 +202,7 @@ def stream_generate(
     kwargs.pop("num_draft_tokens", None)
     if not isinstance(model, Llama) or not isinstance(tokenizer, TokenizerWrapper):
         raise SettingError(
-            f"model is {model!r:.60} and tokenizer {tokenizer!r:.60}",
+            f"model is {brief(model)} and tokenizer {brief(tokenizer)}",
             remedy="pass what npurt.compat.mlx_lm.load returned",
         )
     if integer("max_tokens", max_tokens, -1) == 0:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from npurt.errors import UnsupportedOp
+from npurt.errors import UnsupportedOp, brief
 
 
 def missing(name: str, remedy: str = "") -> UnsupportedOp:
@@ -23,4 +23,4 @@ def refuse(given: Mapping[str, Any], *names: str) -> None:
         value = given[name]
         empty = isinstance(value, Mapping) and not value
         if not (value is None or value is False or empty):
-            raise missing(f"{name}={given[name]!r:.60}")
+            raise missing(f"{name}={brief(given[name])}")

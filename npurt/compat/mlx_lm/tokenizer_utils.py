@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.llm.decode.model import Llama
 from npurt.llm.text.chat import joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
@@ -145,7 +145,9 @@ class TokenizerWrapper:
         """
         ids = [token] if isinstance(token, int) else self.encode(token, add_special_tokens=False)
         if len(ids) != 1 or not 0 <= ids[0] < self.vocab_size:
-            raise SettingError(f"{token!r:.60} is not one token", remedy="pass the text of a token")
+            raise SettingError(
+                f"{brief(token)} is not one token", remedy="pass the text of a token"
+            )
         self.eos_token_ids.add(ids[0])
 
     def _text(self, token: int | None) -> str | None:

@@ -193,8 +193,9 @@ def _tensors(
         shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
         added = float(family.added_one and name.endswith("norm.weight"))
         if any(each.shape != members[0].shape or not each.format for each in members):
+            shapes = " and ".join(sorted({str(each.shape) for each in members})[:SHOWN])
             raise ModelFormatError(
-                f"the experts of {name} differ in shape", remedy="download the folder again"
+                f"the experts of {name} have shapes {shapes}", remedy="download the folder again"
             )
         whole = (len(members),) * (len(members) > 1) + shape
         fmt = types.of(name, whole)
@@ -234,8 +235,11 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
 
 def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
     if sorted(members) != list(range(len(members))):
+        gone = sorted(set(range(max(members) + 1)) - members.keys())
         raise ModelFormatError(
-            f"experts of {name} are missing", remedy="download the folder again, all of it"
+            f"of {max(members) + 1} experts of {name}, these are missing: "
+            + ", ".join(map(str, gone[:SHOWN])),
+            remedy="download the folder again, all of it",
         )
     return [members[i] for i in range(len(members))]
 

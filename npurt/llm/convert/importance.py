@@ -42,7 +42,8 @@ def read_importance(path: Path) -> Importance:
         if isinstance(error, (ModelFormatError, NumericsError)):
             raise
         raise ModelFormatError(
-            f"{path} cannot be read as an importance matrix: {error}", remedy=AGAIN
+            f"{path} cannot be read as an importance matrix: {error}",
+            remedy="check the path" if isinstance(error, OSError) else AGAIN,
         ) from error
     if not found:
         raise ModelFormatError(f"{path} has no importances", remedy=AGAIN)

@@ -91,7 +91,8 @@ class Types:
             if not any(each.pattern.search(name) for name in every):
                 raise SettingError(
                     f"no tensor has {each.pattern.pattern!r} in its name",
-                    remedy="look at the names with npurt plan -v, or leave that type out",
+                    remedy="write a part of the names that you mean, which are as "
+                    "blk.0.attn_v.weight",
                 )
         values = [name for name in every if _part(name) in VALUES]
         self._values = {name: i for i, name in enumerate(values)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from npurt import moved
 from npurt.cpu.abi import limits
 from npurt.device import Device
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.llm.decode.embed import Embedder
 from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.parts import Part
@@ -116,7 +116,7 @@ class Llama:
         n_threads = optional_integer("n_threads", n_threads, 0)
         draft_max = optional_integer("draft_max", draft_max)
         if not isinstance(draft, str | os.PathLike | None):
-            raise SettingError(f"draft is {draft!r:.60}", remedy='pass a path, or "lookup"')
+            raise SettingError(f"draft is {brief(draft)}", remedy='pass a path, or "lookup"')
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)

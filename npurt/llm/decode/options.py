@@ -6,7 +6,7 @@ from typing import Any, Self, TypedDict, TypeVar
 
 import numpy as np
 
-from npurt.errors import SettingError, UnsupportedOp
+from npurt.errors import SettingError, UnsupportedOp, brief
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
@@ -169,7 +169,8 @@ def _top_logprobs(logprobs: bool | int | None, top: int | None) -> int | None:
     if logprobs is None or logprobs is False:
         if count is not None:
             raise SettingError(
-                f"top_logprobs is {count} without logprobs", remedy="pass logprobs=True as well"
+                f"top_logprobs is {brief(count)} without logprobs",
+                remedy="pass logprobs=True as well",
             )
         return None
     if logprobs is not True:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import MAX_TOKENS
 from npurt.runtime.open.arguments import integer, listed
@@ -70,7 +70,7 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     for text in texts:
         if not isinstance(text, str):
             raise SettingError(
-                f"a stop text is {text!r}", remedy="pass a str, a token id, or a list of them"
+                f"a stop text is {brief(text)}", remedy="pass a str, a token id, or a list of them"
             )
         if not text:
             raise SettingError("a stop text is empty", remedy="leave it out")

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
 from npurt.llm.decode.generate import Generation, Generator
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
@@ -330,7 +330,7 @@ class TextGenerator:
         """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise LayoutError(
-                f"messages are {messages!r:.60}",
+                f"messages are {brief(messages)}",
                 remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
             )
         from npurt.llm.text.chat import joined_parts
@@ -390,6 +390,6 @@ def _tools(tools: Any) -> list[Any]:
     given = [] if tools is None else listed("tools", tools, "a list of functions as JSON schemas")
     if not all(isinstance(each, Mapping) for each in given):
         raise SettingError(
-            f"tools is {tools!r:.60}", remedy="tools must be a list of functions as JSON schemas"
+            f"tools is {brief(tools)}", remedy="tools must be a list of functions as JSON schemas"
         )
     return given

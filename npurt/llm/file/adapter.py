@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import ModelFormatError, SettingError, brief
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import optional, require
 from npurt.quant.tensor import QTensor
 from npurt.runtime.open.arguments import listed
 
 A, B = ".lora_a", ".lora_b"
+MOST_INPUT = 2.0**20  # above all inputs of products in models that work: those are normed
 AGAIN = "make the adapter again, with llama.cpp's convert_lora_to_gguf.py"
 
 Source = str | os.PathLike[str]
@@ -110,6 +111,7 @@ def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
                 remedy="use an adapter without experts" if a.ndim == 3 else AGAIN,
             )
         found[stem] = LowRank(a, b, _factor(name, scale, alpha, a.shape[0]))
+        _require_small(name, stem, found[stem])
     if not found:
         raise ModelFormatError(f"{name} has no tensors", remedy=AGAIN)
     return found
@@ -123,7 +125,7 @@ def _number(path: Source, scale: Any) -> float:
         value = math.inf
     if not math.isfinite(value):
         raise SettingError(
-            f"the scale of {path} is {scale!r:.40}", remedy="pass a finite number, such as 1.0"
+            f"the scale of {path} is {brief(scale, 40)}", remedy="pass a finite number, such as 1.0"
         )
     return value
 
@@ -138,6 +140,24 @@ def _factor(name: str, scale: float, alpha: float, rank: int) -> float:
             remedy="pass a smaller scale",
         )
     return factor if np.float32(factor) else 0.0
+
+
+def _require_small(name: str, stem: str, part: LowRank) -> None:
+    """Refuse values with which products overflow float32, though each is finite.
+
+    Raises:
+        ModelFormatError: That may be.
+    """
+    rank, k = part.a.shape
+    a, b = (float(abs(each.blocks).max()) for each in (part.a, part.b))
+    low = MOST_INPUT * k * a
+    high = low * rank * b
+    if part.factor and max(low, high, high * abs(part.factor)) > float(np.finfo(np.float32).max):
+        raise ModelFormatError(
+            f"{name}: values of {stem} reach {a:.3g} in A and {b:.3g} in B, and the factor is "
+            f"{part.factor:.3g}: products of them do not fit in float32",
+            remedy="use another adapter, or a smaller scale: the training of this one diverged",
+        )
 
 
 def _values(file: GGUF, name: str) -> QTensor:
@@ -164,7 +184,7 @@ def adapters(lora: Lora | None) -> list[Adapter]:
         path, scale = pair
         if not isinstance(path, str | os.PathLike):
             raise SettingError(
-                f"lora = {lora!r:.80} names no adapters",
+                f"lora = {brief(lora, 80)} names no adapters",
                 remedy="pass a path, (path, scale), or a list of these",
             )
         found.append(Adapter.read(Path(path), scale))

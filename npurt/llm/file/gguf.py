@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, ModelFormatError, SettingError
+from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
 from npurt.llm.file import parts
 from npurt.llm.file.metadata import Metadata, optional, require
 from npurt.llm.file.string_array import StringArray
@@ -124,7 +124,8 @@ class GGUF:
             self.path = Path(path)
         except TypeError as error:
             raise SettingError(
-                f"{path!r:.40} is no path", remedy="pass the path of a GGUF file, a str or a Path"
+                f"{brief(path, 40)} is no path",
+                remedy="pass the path of a GGUF file, a str or a Path",
             ) from error
         with contextlib.ExitStack() as stack:
             mapping, header = _open_file(path, stack)
@@ -179,7 +180,8 @@ class GGUF:
         """
         if not isinstance(key, str) or key not in self._spans:
             raise ModelFormatError(
-                f"{self.path.name} has no key {key!r:.60}", remedy="choose one of its metadata"
+                f"{self.path.name} has no key {brief(key)}",
+                remedy="choose one of the keys in its metadata",
             )
         return self._mapped(0)[self._spans[key]]
 
@@ -226,8 +228,9 @@ class GGUF:
     def _info(self, name: str) -> TensorInfo:
         if name not in self:
             raise ModelFormatError(
-                f"{self.path.name} has no tensor {name!r:.80}",
-                remedy="check that the file is complete and of an architecture npurt runs",
+                f"{self.path.name} has no tensor {brief(name, 80)}",
+                remedy="choose one of its tensors, list(file); if the model needs this one, the "
+                "file is not complete",
             )
         return self.tensors[name]
 

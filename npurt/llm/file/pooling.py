@@ -5,7 +5,7 @@ Source of the key and its numbers: llama.cpp include/llama.h (enum llama_pooling
 
 from enum import Enum
 
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import ModelFormatError, SettingError, brief
 from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, require
 
 
@@ -49,6 +49,6 @@ def pooling_of(name: str | None, metadata: Metadata) -> Pooling:
     names = [pooling.value for pooling in Pooling]
     if not isinstance(name, str) or name not in names:
         raise SettingError(
-            f"pooling is {name!r:.60}", remedy=f"use one of {', '.join(names)}, or None"
+            f"pooling is {brief(name)}", remedy=f"use one of {', '.join(names)}, or None"
         )
     return Pooling(name)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npurt.device import F32
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, brief
 from npurt.llm.arch.decoder import Chunk, Decoder
 from npurt.llm.session.lock import locked
 from npurt.llm.session.model import Model
@@ -201,7 +201,7 @@ class Context:
         """
         n_tokens = integer("n_tokens", n_tokens)
         if n_tokens < 0:
-            raise LayoutError(f"{n_tokens} tokens cannot be kept", remedy="keep 0 or more")
+            raise LayoutError(f"{brief(n_tokens)} tokens cannot be kept", remedy="keep 0 or more")
         self.model.require_open()
         self._state.rewind(n_tokens)
         self._mend()
@@ -216,7 +216,7 @@ class Context:
         n_tokens = integer("n_tokens", n_tokens)
         if not 0 <= n_tokens <= self.n_tokens:
             raise LayoutError(
-                f"{n_tokens} of {self.n_tokens} tokens cannot be taken back",
+                f"{brief(n_tokens)} of {self.n_tokens} tokens cannot be taken back",
                 remedy="take back 0 up to n_tokens",
             )
         self.rewind(self.n_tokens - n_tokens)
@@ -280,7 +280,7 @@ class Context:
         self.model.require_open()
         if not isinstance(snapshot, Snapshot):
             raise LayoutError(
-                f"{snapshot!r:.40} is no snapshot", remedy="pass what snapshot() gave"
+                f"{brief(snapshot, 40)} is no snapshot", remedy="pass what snapshot() gave"
             )
         if snapshot.model != self.model.identity:
             raise LayoutError(

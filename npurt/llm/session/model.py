@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from npurt.device import F32, Packed
-from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.encoder import Encoder
@@ -186,7 +186,7 @@ class Model:
         wrong = [i for i in tokens if not 0 <= i < n_vocab]
         if wrong:
             raise LayoutError(
-                f"token id {wrong[0]} is not in the vocabulary of {n_vocab}",
+                f"token id {brief(wrong[0])} is not in the vocabulary of {n_vocab}",
                 remedy="pass ids from tokenize() of this model",
             )
         return tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from npurt.cpu.abi import limits
 from npurt.cpu.recurrent import SPACING
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF, errors_of
 from npurt.llm.session.context import Context
@@ -30,7 +30,7 @@ def require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> N
     for name, value in settings.items():
         if value is not None and draft is None:
             raise SettingError(
-                f"{name} is {value}, and there is no draft",
+                f"{name} is {brief(value)}, and there is no draft",
                 remedy=f"name a draft (-md), or leave {name} out",
             )
 
@@ -87,7 +87,7 @@ def _most_drafted(target: Context, wanted: int | None) -> int:
     most = min(USUAL_DRAFT, room) if wanted is None else wanted
     if not 1 <= most <= room:
         raise SettingError(
-            f"{most} tokens cannot be drafted at once",
+            f"{brief(most)} tokens cannot be drafted at once",
             remedy=f"use a draft_max of 1 to {room}",
         )
     return most

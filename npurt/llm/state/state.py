@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from npurt import moved
 from npurt.delta import state_values
-from npurt.errors import ContextFull, LayoutError, SettingError
+from npurt.errors import ContextFull, LayoutError, SettingError, brief
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.state import by_head, by_position
@@ -296,12 +296,12 @@ def require_positions(n_ctx: int, kv_type: str) -> None:
     """
     if not 1 <= n_ctx <= LONGEST:
         raise SettingError(
-            f"a context of {n_ctx} tokens cannot be had",
+            f"a context of {brief(n_ctx)} tokens cannot be had",
             remedy=f"use an n_ctx (-c) of 1 to {LONGEST}",
         )
     if not isinstance(kv_type, str) or kv_type not in KV_DTYPES:
         raise SettingError(
-            f"the KV cache cannot be {kv_type!r:.60}", remedy=f"use one of {', '.join(KV_DTYPES)}"
+            f"the KV cache cannot be {brief(kv_type)}", remedy=f"use one of {', '.join(KV_DTYPES)}"
         )
 
 

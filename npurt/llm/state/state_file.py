@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.delta import is_state
-from npurt.errors import StateFormatError
+from npurt.errors import StateFormatError, brief
 from npurt.files import replacing
 from npurt.llm.state.state import Snapshot, State
 
@@ -121,7 +121,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
         named = Path()
     if not named.name or "\0" in str(named):
         raise StateFormatError(
-            f"{path!r:.40} is no path of a file", remedy="pass one, a str or a Path"
+            f"{brief(path, 40)} is no path of a file", remedy="pass one, a str or a Path"
         )
     return named
 

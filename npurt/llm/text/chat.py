@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
 
-from npurt.errors import LayoutError, ModelFormatError
+from npurt.errors import LayoutError, ModelFormatError, brief
 from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
 
 MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
@@ -128,7 +128,7 @@ def _joined(i: int, message: Any) -> Any:
         text = isinstance(kind, str) and kind == "text"
         if not text or not isinstance(part.get("text"), str):
             raise LayoutError(
-                f"the content of message {i} has a part of type {kind!r:.60}"
+                f"the content of message {i} has a part of type {brief(kind)}"
                 if not text
                 else f"the content of message {i} has a part without text",
                 remedy='pass parts {"type": "text", "text": ...} only; npurt reads neither images '

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Iterable
 
-from npurt.errors import LayoutError
+from npurt.errors import LayoutError, brief
 from npurt.llm.text.vocabulary import BPE, Kind, Vocabulary
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space, and GGUF the begin of WordPiece's words
@@ -46,7 +46,7 @@ class Pieces:
         if piece is None:
             if not 0 <= token < len(self._vocabulary.tokens):
                 raise LayoutError(
-                    f"{token} is not one of {len(self._vocabulary.tokens)} tokens",
+                    f"{brief(token)} is not one of {len(self._vocabulary.tokens)} tokens",
                     remedy="pass ids of this model's own vocabulary",
                 )
             piece = self._known[token] = self._make(token)
@@ -113,7 +113,7 @@ def as_ids(tokens: Iterable[int]) -> list[int]:
         return [operator.index(token) for token in tokens]
     except TypeError as error:
         raise LayoutError(
-            f"{tokens!r:.60} are no token ids", remedy="pass a list of integers"
+            f"{brief(tokens)} are no token ids", remedy="pass a list of integers"
         ) from error
 
 

@@ -7,7 +7,7 @@ with their sources.
 
 import difflib
 
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import ModelFormatError, SettingError, brief
 
 # For formats without a turn of its own for a system message: it goes in front of the first user
 # turn.  Turns alternate.
@@ -84,7 +84,7 @@ def source(template: str) -> str:
     """
     if not isinstance(template, str):
         raise SettingError(
-            f"chat_template is {template!r:.60}", remedy="pass Jinja source or a name, as a str"
+            f"chat_template is {brief(template)}", remedy="pass Jinja source or a name, as a str"
         )
     if "{" in template:
         from npurt.llm.text.chat import ChatTemplate  # with jinja2, which takes 40 ms

@@ -191,8 +191,9 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
     with np.errstate(over="ignore"):
         codes[:, : values.shape[1]] = values
     if not np.isfinite(codes).all():
+        worst = values[~np.isfinite(codes[:, : values.shape[1]])][0]
         raise NumericsError(
-            "a weight is NaN, infinite, or above 65504, the largest float16",
+            f"a weight is {worst:g}, and the NPU takes at most 65504, the largest float16",
             remedy="use the CPU for this file, or check it: no known model has such weights",
         )
     return float(((codes[:, : values.shape[1]] - values.astype(np.float64)) ** 2).sum())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, MAX_EXACT_K
-from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.errors import LayoutError, NumericsError, UnsupportedOp, brief
 from npurt.quant.array import QuantisedArray
 from npurt.quant.tensor import QTensor
 from npurt.runtime.api import packed_weight
@@ -166,7 +166,7 @@ def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Ar
     if isinstance(w, PackedWeight):
         if not isinstance(device, str) or device not in ("auto", w.device, w.weight.planned):
             raise LayoutError(
-                f"the weight is packed for {w.device}, not for {device!r:.60}",
+                f"the weight is packed for {w.device}, not for {brief(device)}",
                 remedy="leave device away"
                 + (f", or use npurt.pack(w, device={device!r})" if isinstance(device, str) else ""),
             )

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.device import F32, Packed
-from npurt.errors import LayoutError, NumericsError, UnknownDevice
+from npurt.errors import LayoutError, NumericsError, UnknownDevice, brief
 from npurt.once import once
 from npurt.quant.array import QuantisedArray, refused
 from npurt.quant.tensor import QTensor
@@ -163,7 +163,8 @@ def shared(name: str) -> Products:
     """Return the device that products share, opened on first use and closed at exit."""
     if not isinstance(name, str):
         raise UnknownDevice(
-            f"{name!r} is not a device name", remedy="use auto, or a name as in npurt.devices()"
+            f"{brief(name)} is not a device name",
+            remedy="use auto, or a name as in npurt.devices()",
         )
     return _shared(name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npurt.errors import SettingError, UnsupportedOp
+from npurt.errors import SettingError, UnsupportedOp, brief
 from npurt.quant.encode import ENCODABLE
 from npurt.quant.types import Format, find
 
@@ -27,10 +27,10 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise SettingError(f"{name} is {value!r}", remedy=remedy) from error
+        raise SettingError(f"{name} is {brief(value)}", remedy=remedy) from error
     low, high = least is not None and number < least, most is not None and number > most
     if low or high or isinstance(value, bool | np.bool_):
-        raise SettingError(f"{name} is {value!r}", remedy=remedy)
+        raise SettingError(f"{name} is {brief(value)}", remedy=remedy)
     return number
 
 
@@ -44,7 +44,7 @@ def flag(name: str, value: Any) -> bool:
         return bool(value)
     if isinstance(value, int | np.integer) and value in (0, 1):
         return bool(value)
-    raise SettingError(f"{name} is {value!r:.60}", remedy=f"{name} must be True or False")
+    raise SettingError(f"{name} is {brief(value)}", remedy=f"{name} must be True or False")
 
 
 def listed(name: str, value: Any, of: str) -> list[Any]:
@@ -59,7 +59,7 @@ def listed(name: str, value: Any, of: str) -> list[Any]:
     try:
         return list(value)
     except TypeError as error:
-        raise SettingError(f"{name} is {value!r:.60}", remedy=f"{name} must be {of}") from error
+        raise SettingError(f"{name} is {brief(value)}", remedy=f"{name} must be {of}") from error
 
 
 def require_path(value: Any) -> str:
@@ -70,7 +70,7 @@ def require_path(value: Any) -> str:
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text or _SURROGATE.search(text):
-        raise SettingError(f"{value!r:.60} is no path", remedy="pass a str or a pathlib.Path")
+        raise SettingError(f"{brief(value)} is no path", remedy="pass a str or a pathlib.Path")
     return text
 
 
@@ -102,7 +102,7 @@ def encodable(name: Any, *others: str) -> Format:
         name = name.name
     if not isinstance(name, str) or name.lower() not in ENCODABLE:
         raise UnsupportedOp(
-            f"nothing can be quantised to {name!r}",
+            f"nothing can be quantised to {brief(name)}",
             remedy=f"use one of {', '.join((*ENCODABLE, *others))}",
         )
     return find(name)

@@ -13,7 +13,7 @@ from npurt import library
 from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
 from npurt.device import Device
-from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice
+from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice, brief
 from npurt.runtime.open.arguments import optional_integer
 from npurt.settings import DEVICE, LIBRARIES, read
 
@@ -48,9 +48,9 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         DeviceNotFound: There is no such device, or npurt cannot drive it.
     """
     threads = optional_integer("threads", threads, 0)
-    said = repr(name)
+    said = brief(name)
     if not isinstance(name, str | None):
-        raise no_device(f"{name!r:.60}")
+        raise no_device(f"{brief(name)}")
     if name is None or name == "auto":
         name = read(DEVICE, str)
         said = f"{DEVICE.name}={name!r}"

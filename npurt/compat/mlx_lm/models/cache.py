@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from npurt.compat.mlx_lm.missing import refuse
-from npurt.errors import SettingError, StateFormatError
+from npurt.errors import SettingError, StateFormatError, brief
 from npurt.files import replacing
 from npurt.llm.decode.model import Llama
 from npurt.llm.state.state import Snapshot
-from npurt.runtime.open.arguments import integer, listed
+from npurt.runtime.open.arguments import integer, listed, require_path
 
 FORM = 1  # of the files
 
@@ -110,7 +110,7 @@ def save_prompt_cache(
         arrays["seen"] = np.array(kept.tokens, np.int64)
         arrays |= {f"array{i}": array for i, array in enumerate(kept.arrays)}
     try:
-        with replacing(Path(file_name)) as file:
+        with replacing(Path(require_path(file_name))) as file:
             np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise StateFormatError(
@@ -124,8 +124,9 @@ def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool =
     Raises:
         StateFormatError: The file cannot be read, or `save_prompt_cache` did not write it.
     """
+    path = require_path(file_name)
     try:
-        with np.load(file_name, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             if about["form"] != FORM:
                 raise ValueError(f"its form is {about['form']}")
@@ -163,7 +164,7 @@ def _states(cache: Sequence[PromptCache]) -> list[PromptCache]:
     found = listed("cache", cache, "what make_prompt_cache returned")
     if not all(isinstance(each, PromptCache) for each in found):
         raise SettingError(
-            f"cache is {cache!r:.60}", remedy="cache must be what make_prompt_cache returned"
+            f"cache is {brief(cache)}", remedy="cache must be what make_prompt_cache returned"
         )
     return found
 

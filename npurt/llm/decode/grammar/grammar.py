@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Self
 
-from npurt.errors import GrammarError, SettingError
+from npurt.errors import GrammarError, SettingError, brief
 from npurt.llm.decode.grammar.gbnf import lark_of
 from npurt.llm.decode.grammar.library import limits, llguidance, no_panic
 
@@ -131,7 +131,7 @@ def grammar_of(grammar: Any, response_format: Any) -> Grammar | None:
     if isinstance(grammar, str):
         return Grammar.from_gbnf(grammar)
     raise SettingError(
-        f"grammar is {grammar!r:.60}", remedy="pass an npurt.Grammar, or the text of one in GBNF"
+        f"grammar is {brief(grammar)}", remedy="pass an npurt.Grammar, or the text of one in GBNF"
     )
 
 
@@ -151,7 +151,7 @@ def _of_format(given: Any) -> Grammar | None:
         if schema is not None:
             return Grammar.from_json_schema(schema)
     raise SettingError(
-        f"response_format is {given!r:.100}",
+        f"response_format is {brief(given, 100)}",
         remedy='pass {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
         '"json_schema": {"schema": {...}}}',
     )
@@ -159,7 +159,7 @@ def _of_format(given: Any) -> Grammar | None:
 
 def _check_text(what: str, text: object) -> None:
     if not isinstance(text, str):
-        raise GrammarError(f"{what} is a str, not {text!r:.60}", remedy="pass text")
+        raise GrammarError(f"{what} is a str, not {brief(text)}", remedy="pass text")
     if len(text) > MAX_TEXT:
         raise GrammarError(
             f"{what} has {len(text)} characters, above {MAX_TEXT}", remedy="use a shorter one"
@@ -170,7 +170,7 @@ def _json_of(schema: Any) -> str:
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, bool | Mapping):
-        raise _wrong("JSON schema", f"it is {schema!r:.60}")
+        raise _wrong("JSON schema", f"it is {brief(schema)}")
     try:
         return json.dumps(schema, default=dict)
     except (RecursionError, TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, NumericsError, SettingError
+from npurt.errors import LayoutError, NumericsError, SettingError, brief
 from npurt.runtime.open.arguments import integer, listed
 
 MOST = float(np.finfo(np.float32).max)  # the largest finite logit
@@ -27,7 +27,7 @@ def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
     for member in members:
         if not callable(member):
             raise SettingError(
-                f"{name} is {given!r:.60}", remedy=f"{name} must be a function, or a list of them"
+                f"{name} is {brief(given)}", remedy=f"{name} must be a function, or a list of them"
             )
     return (given,) if callable(given) else members
 
@@ -41,7 +41,7 @@ def finite(name: str, value: Any) -> float:
     number = as_float(value) if isinstance(value, Real) else math.nan
     if not -MOST <= number <= MOST:
         raise SettingError(
-            f"{name} is {value!r:.60}", remedy=f"{name} must be a number that float32 holds"
+            f"{name} is {brief(value)}", remedy=f"{name} must be a number that float32 holds"
         )
     return number
 
@@ -67,7 +67,7 @@ def checked_biases(biases: Any) -> dict[int, float]:
         return {}
     if not isinstance(biases, Mapping):
         raise SettingError(
-            f"logit_bias is {biases!r:.60}", remedy="pass a dict of token ids and numbers"
+            f"logit_bias is {brief(biases)}", remedy="pass a dict of token ids and numbers"
         )
     checked: dict[int, float] = {}
     for token, bias in biases.items():
@@ -91,7 +91,7 @@ def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
             changed: npt.NDArray[np.float32] = np.asarray(logits, np.float32)
         what = f"shape {changed.shape}, not {shape}"
     except (TypeError, ValueError):
-        what = f"{logits!r:.60}"
+        what = f"{brief(logits)}"
     else:
         if changed.shape == shape:
             return changed

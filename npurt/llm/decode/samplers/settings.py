@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 
-from npurt.errors import SettingError
+from npurt.errors import SettingError, brief
 from npurt.llm.decode.samplers.checks import MOST, as_float, checked_biases
 from npurt.runtime.open.arguments import integer, listed, optional_integer
 
@@ -102,4 +102,4 @@ class Sampling:
 
 def _check(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
-        raise SettingError(f"{name} is {value!r:.100}", remedy=f"{name} must be {allowed}")
+        raise SettingError(f"{name} is {brief(value, 100)}", remedy=f"{name} must be {allowed}")
