@@ -22,7 +22,8 @@ from npurt.llm.decode.options import Request
 from npurt.llm.decode.sampler import Sampler
 from tests.llm import tiny
 
-DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
+# Devices, and how many pages there are; 0: as many as can be needed.  A text has at most three.
+DEVICES = (("cpu", 0), ("cpu", 5), ("hexagon:sim", 5), ("rknpu:sim", 5))
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
 TEXTS = 8
@@ -61,15 +62,25 @@ def pool(model):
     return [*prompts, ids[:70] + [3, 4, 5] * 4, [*ids[:90], 9], ids[:64], ids[:128]]
 
 
+def page_bytes(llm):
+    """Return the bytes of a page: 64 positions of the keys and values of all layers, in float16."""
+    config = llm.config
+    layers = sum(not config.is_recurrent(i) for i in range(config.n_layers))
+    return 2 * layers * config.n_kv_heads * config.head_width * 64 * 2
+
+
 @pytest.fixture(scope="module", params=[(d, m) for d in DEVICES for m in MODELS], ids=str)
 def pair(request):
     """A model for many texts, one for one text, and prompts."""
-    device, model = request.param
+    (device, pages), model = request.param
     path = tiny.path(*model)
-    with npurt.Llama(path, device, max_sequences=TEXTS + 14, **OPTIONS) as llm:
-        alone = Alone(path, device)
+    alone = Alone(path, device)
+    room = {"kv_bytes": pages * page_bytes(alone.llm)} if pages else {}
+    with npurt.Llama(path, device, max_sequences=TEXTS + 14, **room, **OPTIONS) as llm:
+        if pages:
+            assert llm.model.executor.room().total == pages
         yield llm, alone, pool(model[0])
-        alone.llm.close()
+    alone.llm.close()
 
 
 class Schedules(RuleBasedStateMachine):

@@ -1,0 +1,248 @@
+"""What a step evaluates: rows, pages, who waits and who gives way."""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.llm.batch.costs import RowCosts
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode.options import Request
+from tests.llm import tiny
+from tests.llm.test_scheduler import page_bytes
+
+PATH = tiny.path("llama3", "q8_0")
+IDS = tiny.ids("llama3")
+OPTIONS = {"n_ctx": 320, "n_batch": 48, "n_threads": 2, "progress": False, "verify": "off"}
+PAGES = 5
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with npurt.Llama(PATH, **OPTIONS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llm(alone):
+    size = PAGES * page_bytes(alone)
+    with npurt.Llama(PATH, max_sequences=20, kv_bytes=size, **OPTIONS) as made:
+        assert made.model.executor.room().total == PAGES
+        yield made
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    with npurt.Llama(PATH, max_sequences=20, **OPTIONS) as made:
+        yield made
+
+
+def begin(llm, texts=8, prefixes=0, guesses=False):
+    return Scheduler(llm.model, sequences=texts, prefixes=prefixes, guesses=guesses)
+
+
+def text(llm, number, prompt, count=8, **options):
+    settings = {"temperature": 0, "ignore_eos": True, "max_tokens": count}
+    return Sequence(number, list(prompt), Request.of(settings, None), llm.tokenizer, **options)
+
+
+def finished(scheduler):
+    """Step to the end; return the tokens of each text."""
+    tokens = {}
+    while scheduler.texts:
+        for event in scheduler.step():
+            tokens.setdefault(event.id, []).extend(event.tokens)
+    return tokens
+
+
+def wanted(alone, prompt, count):
+    alone.reset()
+    alone.generate(list(prompt), max_tokens=count, temperature=0, ignore_eos=True)
+    return list(alone.history[len(prompt) :])
+
+
+def rows_of_step(scheduler, monkeypatch):
+    """Do a step; return how many rows it had of each sequence."""
+    found, run = {}, scheduler._model.executor.run
+
+    def counting(values, rows, out):
+        sequences, counts = np.unique(rows.sequences, return_counts=True)
+        found.update(zip(sequences.tolist(), counts.tolist(), strict=True))
+        return run(values, rows, out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler._model.executor, "run", counting)
+        scheduler.step()
+    return found
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def test_a_lone_prompt_has_all_rows_of_a_run(roomy, monkeypatch):
+    scheduler = begin(roomy)
+    scheduler.submit(text(roomy, 1, IDS[:100]))
+    assert [sum(rows_of_step(scheduler, monkeypatch).values()) for _ in range(4)] == [48, 48, 4, 1]
+    scheduler.close()
+
+
+def test_short_prompts_share_a_step(roomy, monkeypatch):
+    scheduler = begin(roomy)
+    for number in range(3):
+        scheduler.submit(text(roomy, number, IDS[number : number + 10]))
+    assert sorted(rows_of_step(scheduler, monkeypatch).values()) == [10, 10, 10]
+    assert sorted(rows_of_step(scheduler, monkeypatch).values()) == [1, 1, 1]
+    scheduler.close()
+
+
+def test_a_prompt_slows_a_step_down_by_2_5_at_most(roomy, monkeypatch):
+    """Where a row costs 1 beside 6 of the step: 8 for 2 texts, and 20 of 2.5 times that."""
+    costs = RowCosts(48)
+    for rows in (1, 2, 3, 4, 8, 16, 32, 48):
+        for _ in range(3):
+            costs.add(rows, 6 + rows)
+    monkeypatch.setattr(costs, "add", lambda rows, seconds: None)
+    scheduler = begin(roomy)
+    scheduler._costs = costs
+    for number in range(2):
+        scheduler.submit(text(roomy, number, [1 + number], 60))
+    rows_of_step(scheduler, monkeypatch)
+    scheduler.submit(text(roomy, 2, IDS[:120]))
+
+    rows = [sorted(rows_of_step(scheduler, monkeypatch).values()) for _ in range(3)]
+
+    assert all(each[:2] == [1, 1] for each in rows)
+    assert all(4 <= each[2] <= 12 for each in rows)
+    assert costs.seconds(sum(rows[0])) <= 2.5 * costs.seconds(2)
+    scheduler.close()
+
+
+def test_no_text_waits_while_others_go_on(roomy):
+    """Each has a token in each step, from its first one on, while long prompts are read."""
+    scheduler = begin(roomy, guesses=True)
+    seen, steps = {}, 0
+    for number in range(8):
+        scheduler.submit(text(roomy, number, IDS[number : number + 150 * (number % 2) + 4], 30))
+    while scheduler.texts:
+        steps += 1
+        for event in scheduler.step():
+            if event.tokens:
+                last = seen.get(event.id, steps - 1)
+                assert steps - last <= 2
+                seen[event.id] = steps
+    assert len(seen) == 8
+
+
+# --- Pages ----------------------------------------------------------------------------------------
+
+
+def test_when_pages_run_out_the_youngest_gives_way_and_nothing_shows(llm, alone):
+    """Four texts of 60 and 70 tokens need 3 pages each, of 5."""
+    scheduler = begin(llm)
+    prompts = [IDS[i : i + 60] for i in range(4)]
+    for number, prompt in enumerate(prompts):
+        scheduler.submit(text(llm, number, prompt, 75))
+    tokens, ends, first = {}, [], None
+    while scheduler.texts:
+        before = list(scheduler._running)
+        events = scheduler.step()
+        if scheduler.counts.preempted and first is None:
+            first = before[-1] not in scheduler._running
+        for event in events:
+            tokens.setdefault(event.id, []).extend(event.tokens)
+            ends += [event.id] if event.finish else []
+
+    assert scheduler.counts.preempted > 0
+    assert first, "the youngest did not give way"
+    assert ends[0] == 0
+    for number, prompt in enumerate(prompts):
+        assert tokens[number][:-1] == wanted(alone, prompt, 75)[: len(tokens[number]) - 1]
+        assert len(tokens[number]) == 75
+    assert llm.model.executor.room().free == PAGES
+
+
+def test_a_text_begins_when_its_pages_and_one_more_are_free(llm):
+    scheduler = begin(llm)
+    for number, length in enumerate((64, 128, 64)):
+        scheduler.submit(text(llm, number, IDS[number : number + length]))
+    scheduler.step()
+    # 1 page and 1 for the first; 2 and 1 for the second; the third one waits.
+    assert [each.id for each in scheduler._running] == [0, 1]
+    assert len(scheduler._waiting) == 1
+    assert set(finished(scheduler)) == {0, 1, 2}
+
+
+def test_cancelling_frees_pages_at_once(llm):
+    scheduler, room = begin(llm), llm.model.executor.room
+    long = text(llm, 1, IDS[:130], 50)
+    scheduler.submit(long)
+    for _ in range(4):
+        scheduler.step()
+    assert room().free == PAGES - 3
+    event = scheduler.cancel(long)
+    assert (room().free, event.finish) == (PAGES, "cancelled")
+    assert scheduler.cancel(long) is None
+    assert scheduler.step() == []
+
+
+def test_kept_texts_give_way_to_running_ones(llm):
+    scheduler = begin(llm, prefixes=8)
+    for number in range(4):
+        scheduler.submit(text(llm, number, [number, *IDS[:70]], 2))
+    finished(scheduler)
+    assert scheduler.stats().prefixes == 2  # of two pages each
+    scheduler.submit(text(llm, 9, [9, *IDS[:200]], 2))
+    finished(scheduler)
+    assert scheduler.stats().prefixes == 1
+    scheduler.close()
+    assert llm.model.executor.room().free == PAGES
+
+
+def test_texts_that_begin_alike_share_pages(llm, alone):
+    """Six texts of 130 tokens have 18 pages alone, and 2 + 6 together."""
+    size = 9 * page_bytes(alone)
+    with npurt.Llama(PATH, max_sequences=20, kv_bytes=size, **OPTIONS) as shared:
+        scheduler = begin(shared)
+        for number in range(6):
+            scheduler.submit(text(shared, number, [*IDS[:128], number, 7], 3))
+        tokens = finished(scheduler)
+        assert scheduler.counts.preempted == 0
+        assert scheduler.counts.cached == 5 * 128
+    for number in range(6):
+        assert tokens[number][:2] == wanted(alone, [*IDS[:128], number, 7], 3)[:2]
+
+
+def test_a_text_that_fills_all_pages_ends(llm, alone):
+    scheduler = begin(llm)
+    assert scheduler.longest == PAGES * 64
+    scheduler.submit(text(llm, 1, IDS[:140], 400))
+    events = []
+    while scheduler.texts:
+        events += scheduler.step()
+    tokens = [token for event in events for token in event.tokens]
+    assert events[-1].finish == "context"
+    assert len(tokens) == PAGES * 64 - 140 + 1
+    assert tokens[:-1] == wanted(alone, IDS[:140], 400)[: len(tokens) - 1]
+
+
+def test_a_priority_comes_before_age(llm):
+    scheduler = begin(llm, texts=1)
+    for number, priority in ((0, 0), (1, 0), (2, 1)):
+        scheduler.submit(text(llm, number, [1, number], 1, priority=priority))
+    ends = []
+    while scheduler.texts:
+        ends += [event.id for event in scheduler.step() if event.finish]
+    assert ends == [2, 0, 1]
+
+
+def test_a_deadline_ends_a_text_that_waits_or_runs(llm):
+    scheduler = begin(llm, texts=1)
+    for number in range(2):
+        scheduler.submit(text(llm, number, [1, number], 50))
+    scheduler.step()
+    for each in scheduler.texts:
+        each.deadline = 0.0
+    ended = [(event.id, event.finish) for event in scheduler.step()]
+    assert ended == [(0, "deadline"), (1, "deadline")]
+    assert not scheduler.texts
+    assert llm.model.executor.room().free == PAGES
