@@ -106,6 +106,20 @@ class Uses:
     def a_block_draft(self):
         use(self._model(TARGET, draft=BLOCKS))
 
+    def an_engine_that_is_dropped(self):
+        engine = npurt.Engine(MODEL, self.device, max_sequences=2, kv_bytes=1 << 20, **OPTIONS)
+        for i in range(5):
+            engine.submit([1, 2, i], max_tokens=2).result()
+        engine.submit([1, 2], max_tokens=40).cancel()
+
+    def an_engine_of_a_model_that_stays(self):
+        with self._model(HYBRID, max_sequences=6) as llm:
+            with npurt.Engine(llm, max_sequences=2) as engine:
+                request = engine.submit([1, 2, 3])
+                engine.submit([1, 2, 4], max_tokens=2).result()
+            assert request.result().finish
+            use(llm)
+
     def models_that_are_closed_and_stay(self):
         for options in ({}, {"path": HYBRID}, {"path": TARGET, "draft": DRAFT}):
             with self._model(**options) as llm:

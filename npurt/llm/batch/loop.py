@@ -163,6 +163,7 @@ class Loop:
                 calls, self._calls = self._calls, []
                 closing = self._closing
             self._tell([event for call in calls if (event := call())])
+            del calls  # they refer to requests, and those to the engine
             if closing:
                 return
             if self._requests:

@@ -21,7 +21,7 @@ from npurt.errors import ContextFull, NpurtError, OutOfPages
 from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.events import Counts, Event, Stats
 from npurt.llm.batch.guesses import price
-from npurt.llm.batch.prefixes import PAGE, Prefixes
+from npurt.llm.batch.prefixes import PAGE, Entry, Prefixes
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.llm.session.model import Model
@@ -29,6 +29,9 @@ from npurt.llm.spec.assistant import shared
 
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
 MOST_GUESSES = 8  # of one text in a step
+
+Drafts = dict[Sequence, list[int]]  # of the texts that go on
+Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
 
 by_order = attrgetter("order")
 
@@ -130,23 +133,24 @@ class Scheduler:
             self._begin_again()
         self._claimed = 0
         self._admit()
-        drafts = self._decoded()
-        prompts = self._read(len(drafts) + sum(map(len, drafts.values())), len(drafts))
-        drafts = {text: draft for text, draft in drafts.items() if text.context}
-        prompts = [(text, piece) for text, piece in prompts if text.context]
-        pieces = [Piece(text.context, [text.history[-1], *draft], 1 + len(draft))
-                  for text, draft in drafts.items() if text.context]  # fmt: skip
-        pieces += [piece for _, piece in prompts]
+        texts = self._running[:1]
         try:
-            if pieces and self._run(pieces):
+            drafts = self._decoded()
+            prompts = self._read(len(drafts) + sum(map(len, drafts.values())), len(drafts))
+            drafts = {text: draft for text, draft in drafts.items() if text.context}
+            prompts = [(text, piece) for text, piece in prompts if text.context]
+            texts = [*drafts, *(text for text, _ in prompts)]
+            if texts and self._run(drafts, prompts):
                 events += self._results(drafts, prompts)
         except NpurtError as error:
-            texts = [*drafts, *(text for text, _ in prompts)]
             events += [self._ended(text, text.end("error", error)) for text in texts]
         return events
 
-    def _run(self, pieces: list[Piece]) -> bool:
-        """Run *pieces*; return False when that did not succeed, and the next step tries again."""
+    def _run(self, drafts: Drafts, prompts: Prompts) -> bool:
+        """Run the model; return False when that did not succeed, and the next step tries again."""
+        pieces = [Piece(text.context, [text.history[-1], *draft], 1 + len(draft))
+                  for text, draft in drafts.items() if text.context]  # fmt: skip
+        pieces += [piece for _, piece in prompts]
         rows = sum(len(piece.ids) for piece in pieces)
         wanted = sum(piece.wanted for piece in pieces)
         if len(self._out) < wanted:
@@ -183,13 +187,13 @@ class Scheduler:
 
     # --- What a step evaluates ------------------------------------------------------------------
 
-    def _decoded(self) -> dict[Sequence, list[int]]:
+    def _decoded(self) -> Drafts:
         """Return the texts that go on, with their draft tokens; their pages are free."""
         texts = [text for text in self._running if not text.reading]
         for text in texts:
             self._require_pages(text, 1)
         texts = [text for text in texts if text.context]
-        drafts: dict[Sequence, list[int]] = {text: [] for text in texts}
+        drafts: Drafts = {text: [] for text in texts}
         if not self._guesses:
             return drafts
         rows = len(texts)
@@ -206,12 +210,12 @@ class Scheduler:
                 rows += count
         return drafts
 
-    def _read(self, rows: int, texts: int) -> list[tuple[Sequence, Piece]]:
+    def _read(self, rows: int, texts: int) -> Prompts:
         """Return parts of prompts, oldest first, for a step of *rows* rows of *texts* texts."""
         most = self._rows
         if texts:
             most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
-        found: list[tuple[Sequence, Piece]] = []
+        found: Prompts = []
         for text in [text for text in self._running if text.reading]:
             if rows >= most or not text.context:
                 continue
@@ -228,9 +232,7 @@ class Scheduler:
             found.append((text, piece))
         return found
 
-    def _results(
-        self, drafts: dict[Sequence, list[int]], prompts: list[tuple[Sequence, Piece]]
-    ) -> list[Event]:
+    def _results(self, drafts: Drafts, prompts: Prompts) -> list[Event]:
         """Choose tokens by the logits of the step; return the events."""
         events, row = [], 0
         for text, draft in drafts.items():
@@ -298,19 +300,31 @@ class Scheduler:
         for text in [text for text in self._waiting if text.ready]:
             if len(self._running) == self._sequences:
                 return
-            promised = sum(self._growth(each, each.pending) for each in self._running)
-            needed = promised + self._pages(len(text.history)) + 1
-            while self._free() < needed and self._prefixes.evict():
+            while self._free() < self._needed(text) and self._prefixes.evict():
                 pass
-            if self._free() < needed and self._running:
+            if self._free() < self._needed(text) and self._running:
                 return
             text.context = Context(self._model)
             self._waiting.remove(text)
             bisect.insort(self._running, text, key=by_order)
 
+    def _needed(self, text: Sequence) -> int:
+        """Return how many pages must be free for *text* to begin.
+
+        They are its own, one more, and those of prompts that are being read.
+        """
+        promised = sum(self._growth(each, each.pending) for each in self._running)
+        _, _, shared, _ = self._beginning(text)
+        return promised + self._pages(len(text.history)) - shared // PAGE + 1
+
     def _require_pages(self, text: Sequence, rows: int) -> bool:
         """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
         while text.context and self._growth(text, rows) > self._free():
+            if self._running == [text] and not len(self._prefixes):
+                raise OutOfPages(
+                    f"no page is free for a text of {len(text.history)} tokens alone",
+                    remedy="release other contexts of the model",
+                )
             self._free_a_page()
         self._claimed += self._growth(text, rows) if text.context else 0
         return text.context is not None
@@ -331,28 +345,38 @@ class Scheduler:
 
     # --- Prefixes -------------------------------------------------------------------------------
 
-    def _begin_with_prefix(self, text: Sequence, context: Context) -> None:
-        """Fork what was evaluated of *text* for another; see where to keep copies of states."""
+    def _beginning(self, text: Sequence) -> tuple[Context | None, Entry | None, int, int]:
+        """Return what was evaluated already of a text.
+
+        Returns:
+            A context to fork; its entry, if it is kept; how many tokens of it to fork; how many
+            tokens of *text* some kept text begins with.
+        """
         entry, length, equal = self._prefixes.find(text.history, text.salt)
         source = entry.context if entry else None
-        if not self._recurrent:
-            for other in self._running:  # or what is evaluated right now
-                if other is not text and other.context and other.salt == text.salt:
-                    same = _equal(other.context, text.history)
-                    if same > length:
-                        source, length, entry = other.context, same, None
+        for other in self._running if not self._recurrent else ():
+            if other is not text and other.context and other.salt == text.salt:
+                same = shared(other.context.state.tokens, text.history[:-1])
+                if same > length:
+                    source, entry, length = other.context, None, same
+        return source, entry, length, equal
+
+    def _begin_with_prefix(self, text: Sequence, context: Context) -> None:
+        """Fork what was evaluated of *text* for another; see where to keep copies of states."""
+        source, entry, length, equal = self._beginning(text)
         if source and not self._fork(source, context, length):
             length = 0
         elif entry:
             self._prefixes.use(entry)
-        text.cached = max(text.cached, length) if not text.generated else text.cached
+        if not text.generated:
+            text.cached = length
         self.counts.hits += bool(length)
         self.counts.misses += not length
         self.counts.cached += length
         if self._recurrent:
             diverged = equal if equal - length >= PAGE else 0
             marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
-            text.marks = sorted(mark for mark in marks if length < mark < len(text.history) + 1)
+            text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
 
     def _fork(self, source: Context, target: Context, length: int) -> bool:
         """Begin *target* with *length* tokens of *source*; return False if there is no page."""
@@ -371,8 +395,3 @@ class Scheduler:
             self._prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
         else:
             copy.release()
-
-
-def _equal(context: Context, tokens: list[int]) -> int:
-    """Return how many tokens of *context* a text of *tokens* can begin with."""
-    return min(shared(context.state.tokens, tokens), len(tokens) - 1)
