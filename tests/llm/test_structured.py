@@ -106,7 +106,7 @@ def test_draft_tokens_that_a_grammar_does_not_allow_are_not_evaluated(monkeypatc
 
 def test_a_grammar_without_an_end_ends_one_text_alone(llm):
     endless = npurt.Grammar.from_regex("a[^\\x00-\\U0010FFFF]")
-    with pytest.raises(GrammarError, match="regex"):
+    with pytest.raises(GrammarError, match="the regex lets none follow"):
         llm.generate(PROMPT, grammar=endless)
     stream = llm.generate(PROMPT, grammar=npurt.Grammar.from_lark("start: <|nope|>"), stream=True)
     with pytest.raises(GrammarError, match="nope"):
@@ -161,3 +161,17 @@ def test_a_text_that_is_continued_later_goes_on_as_it_would_have(llm):
     again = [limit.allowed(whole[:end]) for end in reversed(range(len(PROMPT), len(whole) + 1))]
 
     assert all((a == b).all() for a, b in zip(masks, reversed(again), strict=True))
+
+
+def test_a_grammar_of_one_text_of_an_engine_changes_no_other():
+    options = {"response_format": FORMAT, **WILD}
+    with open_tiny(n_ctx=160) as llm:
+        alone = [fresh(llm, seed=seed, **options) for seed in range(3)]
+    with npurt.Engine(tiny.path("llama3", "q8_0"), max_sequences=4) as engine:
+        endless = npurt.Grammar.from_regex("a[^\\x00-\\U0010FFFF]")
+        broken = engine.submit(PROMPT, grammar=endless, **WILD)
+        requests = [engine.submit(PROMPT, seed=seed, **options) for seed in range(3)]
+
+        assert [request.text() for request in requests] == alone
+        with pytest.raises(GrammarError, match="lets none follow"):
+            broken.text()

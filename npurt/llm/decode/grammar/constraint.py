@@ -64,10 +64,7 @@ class Constraint:
         self._check(matcher)
         mask = np.unpackbits(bits, bitorder="little")[: self._n_vocab].view(np.bool_)
         if not mask.any() and not matcher.is_accepting():
-            raise GrammarError(
-                f"after {len(self._text)} tokens the {self._grammar.kind} lets none follow",
-                remedy="correct it: each beginning of a text must have an end",
-            )
+            raise self._dead_end()
         if matcher.is_accepting():
             further = mask.copy()
             further[self._ends] = False
@@ -117,9 +114,16 @@ class Constraint:
 
     def _check(self, matcher: Any) -> None:
         if matcher.is_error():
+            if matcher.get_error().startswith("NoExtension"):
+                raise self._dead_end()
             what = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
             raise GrammarError(
                 f"the {self._grammar.kind} failed after {len(self._text)} tokens: {what:.300}",
-                remedy="correct it; each beginning of a text must have an end, and the longest "
-                "repetitions must be short",
+                remedy="use a simpler one, with shorter repetitions",
             )
+
+    def _dead_end(self) -> GrammarError:
+        return GrammarError(
+            f"after {len(self._text)} tokens the {self._grammar.kind} lets none follow",
+            remedy="correct it: each beginning of a text must have an end",
+        )
