@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("stop", "grammar", "ignore_eos"):
         if defaults.pop(name):
             args.usage_error(f"{name} is for one text; a request names its own")
+    if args.parallel is not None and args.parallel < 1:
+        args.usage_error(f"-np {args.parallel}: at least one text runs at a time")
     if args.timeout <= 0 or args.engine_timeout <= 0:
         args.usage_error("a timeout is a number above 0")
     address = Address(

@@ -16,6 +16,7 @@ from npurt.serve.generation import Choice, Texts
 from npurt.serve.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
+LAST_SECONDS = 2.0  # in which clients can take the error with which their texts end
 LONGEST_RETRY = 60  # seconds
 SEEDS = 1 << 63
 
@@ -234,5 +235,6 @@ class Front:
                 503, "the server ends", remedy="ask another one, or again later",
                 code="shutting_down",
             ))  # fmt: skip
-        while self._under_way:
+        until = loop.time() + LAST_SECONDS
+        while self._under_way and loop.time() < until:  # a client that reads nothing learns nothing
             await asyncio.sleep(0.02)

@@ -200,7 +200,9 @@ class Texts:
             self._engine.cancel(self._open.pop(number))
 
     def fail(self, error: HttpError) -> None:
-        """End all texts with *error*."""
+        """End all texts with *error*, which the reader learns when it comes for more."""
+        for sequence in self._open.values():
+            self._engine.cancel(sequence)
         self._news.put_nowait(error)
 
     def _put(self, number: int, event: Event) -> None:

@@ -180,6 +180,11 @@ async def _serve(start: Start, listening: socket.socket) -> int:
             _raise(opening_model)
             if engine.ready is not None:
                 log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
+            watching = asyncio.create_task(engine.watch())
+            await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+            watching.cancel()
         await serving
     finally:
         server.should_exit = True

@@ -105,6 +105,7 @@ class Client:
 
     def __init__(self, say=drawn, *, model=None, settings=None, guard=None, **options):
         self.model = model or served()
+        self.stuck = False  # whether the client takes nothing
         self.say(say)
         self.backend = FakeBackend(lambda *args: self._say(*args), **options)
         self.engine = LocalEngine(self.backend)
@@ -138,6 +139,8 @@ class Client:
 
         async def send(message):
             sent.append(message)
+            if self.stuck:
+                await asyncio.Event().wait()
 
         await self.app(scope, receive, send)
         return Reply(sent) if sent else None

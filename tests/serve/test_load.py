@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from npurt.serve import front
 from npurt.serve.front import Settings
 from tests.serve.client import SAY_HI, Client, asking
 
@@ -161,6 +162,21 @@ async def test_a_server_that_cannot_wait_ends_its_streams_with_an_event():
 
     assert (await stream).events[-1]["error"]["code"] == "shutting_down"
     assert (await whole).status == 503
+
+
+@asking
+async def test_a_client_that_reads_nothing_does_not_keep_the_server(monkeypatch):
+    monkeypatch.setattr(front, "LAST_SECONDS", 0.05)
+    client = Client(n_ctx=1 << 20)
+    client.stuck = True
+    task = asyncio.create_task(client(CHAT, STREAM))
+    await settle(lambda: client.backend.steps > 3)
+    await client.front.drain(0.0)
+
+    assert not client.backend.busy
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert client.front.active == 0
 
 
 @asking

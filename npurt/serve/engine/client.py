@@ -104,6 +104,11 @@ class Engine:
         self._keeper = asyncio.create_task(self._keep(opened))
         await opened
 
+    async def watch(self) -> None:
+        """Wait for the end of what keeps the process running, which only a mistake brings."""
+        if self._keeper is not None:
+            await asyncio.shield(self._keeper)
+
     async def close(self) -> None:
         """End the process and all sequences.  A second call does nothing."""
         if self._keeper is not None:

@@ -1,0 +1,111 @@
+"""`npurt serve`: flags, and a server that it starts."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from npurt.cli import main, parser, serve
+from tests.limits import HANG_SECONDS, eventually
+from tests.llm import tiny
+
+MODEL = str(tiny.path("llama3", "q8_0"))
+
+
+def test_it_serves_until_a_signal(tmp_path):
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "npurt", "serve", "-m", MODEL, "--port", "0", "-np", "2",
+               "-c", "128", "-a", "small", "--temp", "0", "-n", "4"]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stderr=file)
+    try:
+        assert eventually(lambda: "ready: cpu, context of 128" in log.read_text())
+        url = re.search(r"small at (http://127\.0\.0\.1:\d+)", log.read_text())[1]
+        body = json.dumps({"prompt": "Once", "ignore_eos": True}).encode()
+        texts = set()
+        for _ in range(2):
+            request = urllib.request.Request(f"{url}/v1/completions", body)
+            with urllib.request.urlopen(request, timeout=HANG_SECONDS) as reply:
+                answer = json.load(reply)
+            texts.add(answer["choices"][0]["text"])
+        assert answer["usage"]["completion_tokens"] == 4
+        assert len(texts) == 1  # the temperature is that of the command line
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+    assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--api-key-file", "missing.txt"], "cannot read missing.txt"),
+        (["--port", "99999"], "port is 99999"),
+        (["--context-shift"], "--context-shift is for one text"),
+        (["-md", "draft.gguf"], "drafts for one text"),
+        (["--chat-template", "{{ broken"], "chat_template does not work"),
+        (["-np", "0"], "max_sequences is 0"),
+        (["-c", "1000000000"], "n_ctx"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags, said, capfd):
+    assert main(["serve", "-m", MODEL, "--port", "0", *flags]) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--stop", "x"], ["--ignore-eos"], ["--timeout", "0"]])
+def test_what_is_for_one_text_is_refused(flags, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "-m", MODEL, *flags])
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path, capfd):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"no model")
+    assert main(["serve", "-m", str(path)]) == 1
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name)
+    )
+    assert main(["serve", "-m", MODEL]) == 2
+    assert "pip install 'npurt[server]'" in capsys.readouterr().err
+
+
+def test_the_engine_gets_the_flags_of_the_model():
+    args = parser().parse_args(
+        [
+            "serve",
+            "-m",
+            "x",
+            "-dev",
+            "cpu",
+            "-t",
+            "1",
+            "-c",
+            "64",
+            "--kv-bytes",
+            "1000000",
+            "-np",
+            "3",
+        ]
+    )
+    given = serve.engine_options(args)
+
+    assert {
+        "device": "cpu",
+        "n_threads": 1,
+        "n_ctx": 64,
+        "kv_bytes": 1000000,
+        "max_sequences": 3,
+    }.items() <= given.items()
+    assert not {"draft", "context_shift", "draft_max"} & given.keys()
