@@ -51,8 +51,6 @@ def test_it_serves_until_a_signal(tmp_path):
         (["--context-shift"], "--context-shift is for one text"),
         (["-md", "draft.gguf"], "drafts for one text"),
         (["--chat-template", "{{ broken"], "chat_template does not work"),
-        (["-np", "0"], "max_sequences is 0"),
-        (["-c", "1000000000"], "n_ctx"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, said, capfd):
@@ -60,10 +58,17 @@ def test_what_makes_no_sense_is_refused(flags, said, capfd):
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--stop", "x"], ["--ignore-eos"], ["--timeout", "0"]])
+@pytest.mark.parametrize(
+    "flags", [["--stop", "x"], ["--ignore-eos"], ["--timeout", "0"], ["-np", "0"]]
+)
 def test_what_is_for_one_text_is_refused(flags, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-m", MODEL, *flags])
+
+
+def test_what_the_engine_refuses_ends_the_server(capfd):
+    assert main(["serve", "-m", MODEL, "--port", "0", "-c", "1000000000"]) == 1
+    assert "use an n_ctx (-c) of" in capfd.readouterr().err
 
 
 def test_a_file_that_is_no_model_is_an_error(tmp_path, capfd):
