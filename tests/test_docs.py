@@ -32,6 +32,7 @@ MOST_THAT_DO_NOT_RUN = {
     "a server that runs": 5,
     "clang 19": 1,
     "ten minutes": 1,
+    "a reranker": 1,
 }
 
 

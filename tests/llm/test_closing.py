@@ -106,6 +106,7 @@ def test_a_closed_model_reports_what_it_did_and_has_let_go_of_the_file(draft):
 
 CALLS = {
     "embed": lambda llm: llm.embed("x"),
+    "rerank": lambda llm: llm.rerank("x", ["y"]),
     "eval": lambda llm: llm.eval([1]),
     "eval_last": lambda llm: llm.eval_last([1]),
     "generate": lambda llm: llm.generate([1], max_tokens=1),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError
+from npurt.errors import ContextFull, LayoutError, ModelFormatError, NpurtError, SettingError
 from npurt.llm.file.pooling import NUMBERS
 from tests.llm import gguf_files as raw
 from tests.llm import reference, tiny
@@ -175,6 +175,57 @@ def test_a_classifier_of_another_width_is_refused(tmp_path):
         llm.embed("x", pooling="rank")
 
 
+TEMPLATE = "<|im_start|>judge\nQuery: {query}\nDocument: {document}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim"])
+def test_a_template_makes_a_prompt_of_a_query_and_a_document(tmp_path, device):
+    output = np.random.default_rng(0).standard_normal((2, 128)).astype(np.float32)
+    path = changed(
+        tmp_path, ("tokenizer.chat_template.rerank", raw.STRING, TEMPLATE),
+        tensors=[("cls.output.weight", output)], kind="q8_0",
+    )  # fmt: skip
+    documents = ["an NPU", "{query}", "bread"]
+    with open_tiny(path, device) as llm:
+        llm.eval([5, 6])
+        y = llm.rerank("What is {document}?", documents)
+        prompts = [
+            f"<|im_start|>judge\nQuery: What is {{document}}?\nDocument: {text}<|im_end|>\n"
+            for text in documents
+        ]
+        ids = [llm.tokenize(prompt, add_bos=False) for prompt in prompts]
+        wanted = llm.embed(ids, pooling="rank")[:, 0]
+
+        assert llm.tokenizer.control & set(ids[0])
+        assert llm.history == (5, 6)
+        np.testing.assert_array_equal(y, wanted)
+        assert y.shape == (3,)
+        assert llm.rerank("x", []).shape == (0,)
+        with pytest.raises(ContextFull, match="the query with document 1 has"):
+            llm.rerank("x", ["short", "long " * 200])
+
+
+def test_without_a_template_a_pair_is_two_texts_and_their_ends(tmp_path):
+    tensors = [("cls.output.weight", np.ones((1, 128), np.float32))]
+    path = changed(tmp_path, ("tokenizer.ggml.add_eos_token", raw.BOOL, True), model="qwen2",
+                   tensors=tensors)  # fmt: skip
+    with open_tiny(path) as llm:
+        eos = llm.tokenizer.eos
+        ids = [*llm.tokenize("a b", special=False), eos, *llm.tokenize("c", special=False), eos]
+
+        np.testing.assert_array_equal(
+            llm.rerank("a b", ["c"]), llm.embed([ids], pooling="rank")[:, 0]
+        )
+
+
+def test_only_rerankers_rerank(llm):
+    with pytest.raises(ModelFormatError, match="no reranker"):
+        llm.rerank("x", ["y"])
+    for wrong in ((5, ["y"]), ("x", [5]), ("x", "y"), ("x", 5)):
+        with pytest.raises((NpurtError, TypeError)):
+            llm.rerank(*wrong)
+
+
 # --- The same in any company ----------------------------------------------------------------------
 
 
@@ -258,6 +309,14 @@ def test_a_text_that_does_not_fit_is_refused_or_cut(tmp_path):
         assert llm.embed([ids[:16]]).shape == (1, 128)
 
 
+def test_texts_may_be_lists_of_ids_of_any_lengths(llm):
+    made = llm.embed([[5, 6, 7], np.array([5]), "Hello world"])
+
+    np.testing.assert_array_equal(made[0], llm.embed([[5, 6, 7]])[0])
+    np.testing.assert_array_equal(made[2], llm.embed("Hello world"))
+    assert made.shape == (3, 128)
+
+
 def test_no_texts_have_no_embeddings(llm):
     assert llm.embed([]).shape == (0, 128)
     assert llm.embed([], pooling="none") == []
@@ -265,7 +324,7 @@ def test_no_texts_have_no_embeddings(llm):
 
 @pytest.mark.parametrize("texts", ["", ["x", ""], [[]], [[-1]], [None], [b"x"], [[1.5]], None, 5])
 def test_what_is_no_text_is_refused_before_any_runs(llm, texts):
-    with pytest.raises((LayoutError, TypeError)):
+    with pytest.raises((LayoutError, SettingError)):
         llm.embed(texts)
 
 

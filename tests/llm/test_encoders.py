@@ -186,6 +186,23 @@ def test_on_the_cpu_kernels_run_all_ops(llm):
     assert not any(isinstance(step, NumpyStep) for step in part.segment._program.steps)
 
 
+def test_an_encoder_reads_query_and_document_as_two_segments(tmp_path):
+    output = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
+    file = tiny.with_tensor(tiny.read(path("bert")), "cls.output.weight", output)
+    file = tiny.with_tensor(file, "cls.output.bias", np.ones(1, np.float32))
+    model = tiny.write(file, tmp_path)
+    with open_tiny(model) as llm:
+        first = llm.embedder.tokens("the mean")
+        second = [*llm.tokenize("of values", add_bos=False), llm.tokenizer.eos]
+        y = llm.rerank("the mean", ["of values", "x"])
+
+    ids, types = first + second, [0] * len(first) + [1] * len(second)
+    wanted = hidden(path("bert"), ids, np.array(types))[0] @ output[0].astype(np.float64) + 1
+    # The state is of length 8 and off by 3e-5 of it at most (FLOAT_NMSE), the output's row of 8.
+    assert abs(y[0] - wanted) < 64 * 3e-5
+    assert y.shape == (2,)
+
+
 # --- Texts to tokens ------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Embeddings of texts: their hidden states after the last norm, pooled in float64."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard, cast, overload
 
@@ -15,7 +16,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.llm.arch.decoder import output_norm
 from npurt.llm.arch.weights import FileWeights
-from npurt.llm.file.metadata import CONVERT_AGAIN
+from npurt.llm.file.metadata import CONVERT_AGAIN, require
 from npurt.llm.file.pooling import Pooling, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.lock import locked
@@ -27,6 +28,8 @@ Text = str | Sequence[int]  # or its token ids, complete
 # The classifier of a reranker: hidden state -> tanh(dense) -> output; both may be missing.
 # Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
 DENSE, OUTPUT = "cls", "cls.output"
+PAIR_TEMPLATE = "tokenizer.chat_template.rerank"  # the prompt of a pair, with these two in it:
+PLACES = re.compile(r"\{query\}|\{document\}")
 LAST_OF_RERANKERS = ("qwen3",)  # architectures whose classifier reads the last token, not the first
 SHARES = ("qwen3",)  # architectures whose classifier gives shares: a softmax over its outputs
 
@@ -160,6 +163,46 @@ class Embedder:
                 for tokens in ids
             ]
 
+    @locked
+    def rerank(self, query: str, documents: Sequence[str]) -> F32:
+        """Return how well each document answers *query*, float32 ``[N]``: the larger, the better.
+
+        The model has to be a reranker.  Where its file has a template for pairs, markup that is
+        spelt out in a text is markup; otherwise a pair is the two texts with [SEP] between.
+
+        Raises:
+            ContextFull: A pair has more tokens than the context has positions; none ran.
+            LayoutError: A text is not a str.
+            ModelFormatError: The file has no classifier.
+        """
+        self._model.require_open()
+        documents = listed("documents", documents, "a list of texts")
+        self._require_classifier()
+        pairs = [self._pair(query, document) for document in documents]
+        for index, (ids, _) in enumerate(pairs):
+            self._fitting(f"the query with document {index}", ids, truncate=False)
+        with self._kept():
+            states = [self._hidden(ids, types) for ids, types in pairs]
+            scores = [self._pooled(each, Pooling.RANK, normalize=False)[0] for each in states]
+        return np.array(scores, np.float32)
+
+    def _pair(self, query: str, document: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a query and a document, and the segment of each token.
+
+        Source: llama.cpp tools/server/server-common.cpp (format_prompt_rerank), MIT.
+        """
+        tokenizer, metadata = self._model.tokenizer, self._model.file.metadata
+        first = self.tokens(query)
+        second = tokenizer.encode(document, add_bos=False, special=False)
+        if PAIR_TEMPLATE in metadata:
+            texts = {"{query}": query, "{document}": document}
+            template = require(metadata, PAIR_TEMPLATE, str)
+            prompt = PLACES.sub(lambda place: texts[place[0]], template)
+            ids = tokenizer.encode(prompt, add_bos=False)
+            return ids, [0] * len(ids)
+        second += [] if self._end is None else [self._end]
+        return first + second, [0] * len(first) + [1] * len(second)
+
     def tokens(self, text: str) -> list[int]:
         """Return the ids of *text* as the model reads it: with BOS and EOS where it wants them.
 
@@ -177,14 +220,18 @@ class Embedder:
     def _ids(self, index: int, text: Text, *, truncate: bool) -> list[int]:
         """Return the ids of a text, checked against the context."""
         ids = self.tokens(text) if isinstance(text, str) else self._model.valid(text)
+        return self._fitting(f"text {index}", ids, truncate=truncate)
+
+    def _fitting(self, what: str, ids: list[int], *, truncate: bool) -> list[int]:
+        """Return *ids*, cut where that is wanted."""
         n_ctx = self._context.n_ctx
         if not ids:
-            raise LayoutError(f"text {index} has no token to embed", remedy="leave empty texts out")
+            raise LayoutError(f"{what} has no token to embed", remedy="leave empty texts out")
         if len(ids) <= n_ctx:
             return ids
         if not truncate:
             raise ContextFull(
-                f"text {index} has {len(ids)} tokens, and the context {n_ctx} positions",
+                f"{what} has {len(ids)} tokens, and the context {n_ctx} positions",
                 remedy="raise n_ctx (-c), divide the text, or cut it with truncate=True",
             )
         ends = self._end is not None and ids[-1] == self._end
@@ -206,10 +253,14 @@ class Embedder:
                 self._context.restore(held)
             state.changes = changes
 
-    def _hidden(self, ids: list[int]) -> F64:
-        """Return the hidden states of *ids* after the last norm, ``[T, D]``."""
+    def _hidden(self, ids: list[int], types: list[int] | None = None) -> F64:
+        """Return the hidden states of *ids* after the last norm, ``[T, D]``.
+
+        Args:
+            types: The segments of tokens, which encoders know.
+        """
         if self._model.encoder:
-            return self._model.encoder.run(ids).astype(np.float64)
+            return self._model.encoder.run(ids, types).astype(np.float64)
         self._context.reset()
         stream = self._context.streams(ids).astype(np.float64)
         setup = self._model.setup
@@ -282,8 +333,7 @@ def unit(x: F64) -> F64:
     return np.asarray(x / np.where(length > 0, length, 1))
 
 
-def _is_ids(texts: Sequence[Text] | Sequence[int]) -> TypeGuard[Sequence[int]]:
+def _is_ids(texts: Any) -> TypeGuard[Sequence[int]]:
     """Return whether *texts* is a flat list of token ids."""
-    return isinstance(texts, Sequence | np.ndarray) and (
-        np.ndim(texts) > 0 and len(texts) > 0 and isinstance(texts[0], SupportsIndex)
-    )
+    has_members = texts.ndim > 0 if isinstance(texts, np.ndarray) else isinstance(texts, Sequence)
+    return has_members and len(texts) > 0 and isinstance(texts[0], SupportsIndex)

@@ -203,6 +203,7 @@ class Llama:
     chat = of_texts(TextGenerator.chat)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
     embed = of_embedder(Embedder.embed)
+    rerank = of_embedder(Embedder.rerank)
 
     @property
     def template(self) -> "ChatTemplate":
