@@ -38,7 +38,7 @@ INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
 INLINE int64_t page_start(const npurt_tile_state *s, int64_t first)
 {
     const int64_t page = s->span->pages[first / SPAN];
-    return (page * s->op->kv_heads + s->kv_head) * SPAN * s->op->width;
+    return (s->kv_head * s->op->pages + page) * SPAN * s->op->width;
 }
 
 INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)

@@ -1,8 +1,9 @@
 """Keys and values as attention reads them: see attend__vec.c.
 
-They lie in pages of 64 positions, in any order.  Letters: N pages, G kv heads, P positions of a
-page, W head width.  Keys lie as ``[N, G, P / 16, W, 16]``, sixteen positions side by side, values
-as ``[N, G, P, W]``.  Memory is taken from the system as pages are first used.
+They lie in pages of 64 positions, in any order.  Letters: G kv heads, N pages, P positions of a
+page, W head width.  Keys lie as ``[G, N, P / 16, W, 16]``, sixteen positions side by side, values
+as ``[G, N, P, W]``: pages in order of their numbers are read in one go.  Memory is taken from the
+system as pages are first used.
 """
 
 from typing import Any
@@ -25,8 +26,8 @@ def allocate(pages: int, kv_heads: int, width: int, dtype: npt.DTypeLike) -> tup
     keys = empty(pages * kv_heads * size, width, dtype)
     values = empty(pages * kv_heads * size, width, dtype)
     return (
-        keys.reshape(pages, kv_heads, size // PANEL, width, PANEL),
-        values.reshape(pages, kv_heads, size, width),
+        keys.reshape(kv_heads, pages, size // PANEL, width, PANEL),
+        values.reshape(kv_heads, pages, size, width),
     )
 
 
@@ -38,40 +39,40 @@ def page_bytes(kv_heads: int, width: int, dtype: npt.DTypeLike) -> int:
 def copy_page(keys: Array, values: Array, source: int, target: int, count: int) -> None:
     """Copy the first *count* positions of page *source* to page *target*."""
     panels = -(-count // PANEL)
-    keys[target, :, :panels] = keys[source, :, :panels]
-    values[target, :, :count] = values[source, :, :count]
+    keys[:, target, :panels] = keys[:, source, :panels]
+    values[:, target, :count] = values[:, source, :count]
 
 
 def read_keys(keys: Array, pages: PageNumbers, length: int) -> Array:
     """Return a copy of the first *length* keys of a sequence with *pages*, ``[G, length, W]``."""
-    _, kv_heads, panels, width, _ = keys.shape
-    used = keys[_used(pages, length, panels * PANEL)].transpose(1, 0, 2, 4, 3)
+    kv_heads, _, panels, width, _ = keys.shape
+    used = keys[:, _used(pages, length, panels * PANEL)].transpose(0, 1, 2, 4, 3)
     return used.reshape(kv_heads, -1, width)[:, :length]
 
 
 def read_values(values: Array, pages: PageNumbers, length: int) -> Array:
     """Return a copy of the first *length* values, as `read_keys` does."""
-    _, kv_heads, size, width = values.shape
-    used = values[_used(pages, length, size)].transpose(1, 0, 2, 3)
+    kv_heads, _, size, width = values.shape
+    used = values[:, _used(pages, length, size)]
     return used.reshape(kv_heads, -1, width)[:, :length]
 
 
 def write_keys(keys: Array, pages: PageNumbers, given: Array) -> None:
     """Let the keys of *pages*, from the first on, be *given*, ``[G, length, W]``."""
-    _, kv_heads, panels, width, _ = keys.shape
+    kv_heads, _, panels, width, _ = keys.shape
     used = _used(pages, given.shape[1], panels * PANEL)
     lines = np.zeros((kv_heads, len(used), panels, PANEL, width), keys.dtype)
     lines.reshape(kv_heads, -1, width)[:, : given.shape[1]] = given
-    keys[used] = lines.transpose(1, 0, 2, 4, 3)
+    keys[:, used] = lines.transpose(0, 1, 2, 4, 3)
 
 
 def write_values(values: Array, pages: PageNumbers, given: Array) -> None:
     """Let the values of *pages*, from the first on, be *given*, ``[G, length, W]``."""
-    _, kv_heads, size, width = values.shape
+    kv_heads, _, size, width = values.shape
     used = _used(pages, given.shape[1], size)
     lines = np.zeros((kv_heads, len(used), size, width), values.dtype)
     lines.reshape(kv_heads, -1, width)[:, : given.shape[1]] = given
-    values[used] = lines.transpose(1, 0, 2, 3)
+    values[:, used] = lines
 
 
 def shift(

@@ -134,8 +134,8 @@ typedef struct {
     const float *sinks; /* [heads] or NULL: one more logit of a head, whose value is nothing */
     const float *temperature; /* [positions] or NULL: q is multiplied by it */
     int64_t stride;
-    void *k_cache;     /* [pages][kv_heads][NPURT_PAGE/16][width][16] f16 or f32 */
-    void *v_cache;     /* [pages][kv_heads][NPURT_PAGE][width] */
+    void *k_cache;     /* [kv_heads][pages][NPURT_PAGE/16][width][16] f16 or f32 */
+    void *v_cache;     /* [kv_heads][pages][NPURT_PAGE][width] */
     int64_t pages;     /* of the caches */
     int64_t positions; /* of the tables: no row may have a later one */
     int64_t window;    /* positions that a row sees, its own included; 0: all */

@@ -307,7 +307,7 @@ void AT_LEVEL(npurt_rope)(const npurt_attention *op, const npurt_span *span, int
     }
     const int64_t page = span->pages[position / NPURT_PAGE], inside = position % NPURT_PAGE;
     for (int g = 0; g < kv_heads; g++) {
-        const int64_t start = (page * kv_heads + g) * NPURT_PAGE * width;
+        const int64_t start = (g * op->pages + page) * NPURT_PAGE * width;
         const int64_t panel = start + inside / 16 * 16 * width, line = start + inside * width;
         for (int d = 0; d < width; d++) {
             store(op->k_cache, panel + d * 16 + inside % 16, k[g * width + d], op->cache_bytes);

@@ -172,7 +172,7 @@ class PageList:
         kept = min(self._pages.count(length), self._count)
         given_back = self._numbers[kept : self._count].tolist()
         self._count = kept
-        for page in given_back:
+        for page in reversed(given_back):  # so that they are taken in their order
             self._pages.release(page)
 
     def begin_with(self, source: "PageList", length: int) -> None:

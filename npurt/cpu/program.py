@@ -282,7 +282,7 @@ class Program:
         op.stride, op.gated, op.eps = heads.qkv.shape[1], heads.gated, heads.eps
         op.k_cache = self._address(heads.k_cache, "void *")
         op.v_cache = self._address(heads.v_cache, "void *")
-        op.pages, op.positions = len(heads.v_cache), len(heads.cos)
+        op.pages, op.positions = heads.v_cache.shape[1], len(heads.cos)
         op.cache_bytes = heads.v_cache.itemsize
         op.heads, op.kv_heads, op.width = heads.heads, heads.kv_heads, heads.width
         op.rotated = 2 * heads.cos.shape[1]

@@ -264,10 +264,10 @@ class SequenceStates:
             return self._net(name).restore(values[None])
         if name in memory.keys:
             keys = memory.keys[name].keys
-            kv.write_keys(keys, pages, by_head(values, keys.shape[1]))
+            kv.write_keys(keys, pages, by_head(values, len(keys)))
         elif name in memory.values:
             held_values = memory.values[name].values
-            kv.write_values(held_values, pages, by_head(values, held_values.shape[1]))
+            kv.write_values(held_values, pages, by_head(values, len(held_values)))
         else:
             self._restored[name] = values.astype(np.float32)
         return True

@@ -223,35 +223,34 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
 
 
 def paged(values):
-    """Lay values ``[G, P, W]`` out as the cache does: pages ``[N, G, 64, W]``, the last first."""
+    """Lay values ``[G, P, W]`` out as the cache does: pages ``[G, N, 64, W]``, the last first."""
     g, p, w = values.shape
-    pages = values.reshape(g, p // PAGE, PAGE, w).transpose(1, 0, 2, 3)
-    return np.ascontiguousarray(pages[::-1])
+    return np.ascontiguousarray(values.reshape(g, p // PAGE, PAGE, w)[:, ::-1])
 
 
 def unpaged(v_cache):
     """Return a copy of values ``[G, P, W]``: the inverse of `paged`."""
-    n, g, size, w = v_cache.shape
-    return v_cache[::-1].transpose(1, 0, 2, 3).reshape(g, n * size, w)
+    g, n, size, w = v_cache.shape
+    return v_cache[:, ::-1].reshape(g, n * size, w)
 
 
 def panels(keys):
-    """Lay keys ``[G, P, W]`` out as the cache does, ``[N, G, 4, W, 16]``."""
+    """Lay keys ``[G, P, W]`` out as the cache does, ``[G, N, 4, W, 16]``."""
     pages = paged(keys)
-    n, g, size, w = pages.shape
-    return np.ascontiguousarray(pages.reshape(n, g, size // 16, 16, w).transpose(0, 1, 2, 4, 3))
+    g, n, size, w = pages.shape
+    return np.ascontiguousarray(pages.reshape(g, n, size // 16, 16, w).transpose(0, 1, 2, 4, 3))
 
 
 def lines(k_cache):
     """Return a copy of keys ``[G, P, W]``: the inverse of `panels`."""
-    n, g, panels, w, _ = k_cache.shape
-    return unpaged(k_cache.transpose(0, 1, 2, 4, 3).reshape(n, g, panels * 16, w))
+    g, n, panels, w, _ = k_cache.shape
+    return unpaged(k_cache.transpose(0, 1, 2, 4, 3).reshape(g, n, panels * 16, w))
 
 
 def of_layer(program, layer, position):
     """Let a run of *program* be the rows of *layer*, whose pages lie from the last to the first."""
     program.rows, program.position = len(layer.qkv), position
-    program.pages = np.arange(len(layer.v_cache), dtype=np.int32)[::-1].copy()
+    program.pages = np.arange(layer.v_cache.shape[1], dtype=np.int32)[::-1].copy()
 
 
 def rope(program, layer, position):

@@ -25,8 +25,8 @@ def filled(length, dtype="f4"):
 def test_a_cache_has_pages_of_64_positions(dtype, size):
     keys, values = kv.allocate(3, HEADS, WIDTH, dtype)
 
-    assert keys.shape == (3, HEADS, PAGE // 16, WIDTH, 16)
-    assert values.shape == (3, HEADS, PAGE, WIDTH)
+    assert keys.shape == (HEADS, 3, PAGE // 16, WIDTH, 16)
+    assert values.shape == (HEADS, 3, PAGE, WIDTH)
     assert keys.nbytes + values.nbytes == 3 * kv.page_bytes(HEADS, WIDTH, dtype)
     assert kv.page_bytes(HEADS, WIDTH, dtype) == 2 * HEADS * PAGE * WIDTH * size
 
@@ -39,8 +39,8 @@ def test_what_was_written_is_read_and_lies_where_kernels_look(length, dtype):
     np.testing.assert_array_equal(kv.read_values(held_values, SHUFFLED, length), values)
     at = length - 1
     page, panel, lane = SHUFFLED[at // PAGE], at % PAGE // 16, at % 16
-    np.testing.assert_array_equal(held[page, :, panel, :, lane], keys[:, at])
-    np.testing.assert_array_equal(held_values[page, :, at % PAGE], values[:, at])
+    np.testing.assert_array_equal(held[:, page, panel, :, lane], keys[:, at])
+    np.testing.assert_array_equal(held_values[:, page, at % PAGE], values[:, at])
 
 
 @given(count=st.integers(1, 64))

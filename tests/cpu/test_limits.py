@@ -226,7 +226,7 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
     attends = Recorded(engine)
     cases.rope(attends, layer, 30)
     last = len(layer.cos)
-    more = np.arange(len(layer.v_cache) + 1, dtype=np.int32)
+    more = np.arange(layer.v_cache.shape[1] + 1, dtype=np.int32)
     assert attends.run(RowTable.of(2, last - 2, attends.pages)) == len(attends)
     with pytest.raises(UnsupportedOp, match=f"positions of a cache: {last + 1}, where 0 to {last}"):
         attends.run(RowTable.of(2, last - 1, more))

@@ -36,8 +36,8 @@ class Program:
         shape = {"n_heads": 2, "kv_heads": 1, "width": 16, "rotated": 16, "halves": True}
         layer = cases.heads(rng, ROWS, POSITIONS - SIZE - ROWS, **shape, dtype=np.float16)
         assert len(layer.cos) == POSITIONS
-        keys = rng.standard_normal((PAGES, *layer.k_cache.shape[1:])).astype(np.float16)
-        values = rng.standard_normal((PAGES, *layer.v_cache.shape[1:])).astype(np.float16)
+        keys = rng.standard_normal((1, PAGES, *layer.k_cache.shape[2:])).astype(np.float16)
+        values = rng.standard_normal((1, PAGES, *layer.v_cache.shape[2:])).astype(np.float16)
         self.layer = replace(layer, k_cache=keys, v_cache=values)
         self.conv = delta_cases.convolution(rng, rows=ROWS, heads=2, k_heads=1, width=16)
         self.conv = replace(self.conv, kept=delta_cases.floats(rng, SLOTS, *self.conv.kept.shape))
