@@ -4,16 +4,20 @@ The hub is `tests.hub_server` on the loopback interface; nothing here needs anot
 """
 
 import os
+import socket
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
 import npurt
+from npurt.cli import main
 from npurt.compat import llama_cpp
 from npurt.errors import DownloadError, NpurtError, SettingError, UnsupportedOp
 from npurt.models import download, locate
@@ -217,6 +221,58 @@ def test_a_hub_that_does_not_answer_leaves_the_cache(hub, monkeypatch):
 
     assert fetch(REPO) == path
     assert "127.0.0.1" in refused("Org/Other").what
+
+
+@pytest.mark.parametrize("host", ["https://no-such-host.invalid", "https://ann:secret@hub.invalid"])
+def test_a_name_that_cannot_be_resolved_is_asked_for_twice(hub, monkeypatch, host):
+    waits, asked = [], []
+
+    def unknown(name, *args, **kwargs):
+        asked.append(name)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(download.time, "sleep", waits.append)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setenv("HF_ENDPOINT", host)
+
+    error = refused("Org/Other")
+
+    assert "cannot be resolved" in error.what
+    assert urlsplit(host).hostname in error.what
+    assert len(waits) == 1
+    assert len(asked) <= 2 * 2  # for IPv4 and IPv6, perhaps
+
+
+@pytest.mark.parametrize("path", ["/api/", "/store/"])
+@pytest.mark.parametrize("status", [None, 401, 403, 404, 500, 200])
+def test_a_password_in_the_endpoint_is_never_shown(hub, monkeypatch, capsys, path, status):
+    """Whatever goes wrong: 200 stands for an answer of nonsense, None for none at all."""
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    usual = urlsplit(hub.url)
+    port = usual.port if status else 9  # discard: nobody listens
+    endpoint = f"http://ann:s3cret@{usual.hostname}:{port}"
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    hub.faults = [Fault(path, times=99, status=status)] if status else []
+
+    shown = [repr(Hub.usual())]
+    try:
+        fetch(REPO)
+    except NpurtError as error:
+        shown += ["".join(traceback.format_exception_only(error)), str(error), error.remedy]
+    shown += capsys.readouterr()
+    assert not [text for text in shown if "s3cret" in text]
+
+
+def test_models_are_listed_without_a_network(hub, monkeypatch):
+    """`npurt models` reads what is here, and asks nobody."""
+
+    def none(*args, **kwargs):
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket, "getaddrinfo", none)
+    monkeypatch.setattr(socket.socket, "connect", none)
+    assert main(["models"]) == 0
+    assert hub.requests == []
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_downloaded(hub, monkeypatch):

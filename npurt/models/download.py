@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,11 +62,33 @@ class Remote:
 
 
 class Busy(Exception):
-    """A request failed in a way that the next one may not; *wait* is what the server asks for."""
+    """A request failed in a way that the next one may not.
 
-    def __init__(self, why: str, wait: float | None = None) -> None:
+    Attributes:
+        wait: Seconds that the server asks to wait.
+        tries: How often it is worth asking, at most.
+    """
+
+    def __init__(self, why: str, wait: float | None = None, tries: int = LARGEST) -> None:
         super().__init__(why)
         self.wait = wait
+        self.tries = tries
+
+
+def no_answer(url: str, error: BaseException) -> Busy:
+    """Return what it means that no answer came from the host of *url*.
+
+    A name that cannot be resolved is asked for twice: a machine that is offline stays so.
+    """
+    host = urlsplit(url).hostname
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return Busy(f"the name of {host} cannot be resolved ({cause.strerror})", tries=2)
+        cause = cause.__cause__ or cause.__context__
+    user = urlsplit(url).netloc.rpartition("@")[0]  # and a password, perhaps
+    said = str(error).replace(f"{user}@", "") if user else str(error)
+    return Busy(f"no answer from {host}: {said}")
 
 
 def parts_of(url: str) -> SplitResult:
@@ -199,7 +222,7 @@ def patiently(
                     f"{what}: {error}; the server asks to wait {wait:.0f} seconds",
                     remedy=f"try again after that time; {remedy}",
                 ) from error
-            if tried == tries:
+            if tried >= min(tries, error.tries):
                 raise DownloadError(f"{what}: {error}", remedy=remedy) from error
             if wait >= LONG_WAIT_S:
                 tell(f"{what}: {error}; trying again in {wait:.0f} seconds")
@@ -371,7 +394,7 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
                 f"cannot download {remote.name}: {error}", remedy="check the URL"
             ) from error
         except httpx2.HTTPError as error:
-            raise Busy(f"no answer from {urlsplit(url).hostname}: {error}") from error
+            raise no_answer(url, error) from error
         parts_of(location)  # refuses what urljoin cannot take
         following = urljoin(url, location)
         if urlsplit(following)[:2] != urlsplit(url)[:2]:  # scheme and host with its port

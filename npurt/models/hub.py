@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -23,7 +23,7 @@ from npurt.errors import DownloadError, SettingError, brief
 from npurt.files import link_or_move, replacing
 from npurt.gguf_parts import part_names
 from npurt.models import download
-from npurt.models.download import Busy, Remote
+from npurt.models.download import Busy, Remote, shown
 from npurt.settings import variable
 
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when none is asked for
@@ -133,7 +133,7 @@ class Listing:
 class Hub:
     """One hub: its address, and where its files are kept."""
 
-    endpoint: str
+    endpoint: str = field(repr=False)  # may have a password
     cache: Path
 
     @classmethod
@@ -301,7 +301,7 @@ class Hub:
         import httpx2
         from huggingface_hub import errors
 
-        page = f"{self.endpoint}/{wanted.repo}"
+        page = f"{shown(self.endpoint)}/{wanted.repo}"
         try:
             yield
         except errors.OfflineModeIsEnabled as error:
@@ -324,18 +324,18 @@ class Hub:
         except errors.HfHubHTTPError as error:
             raise _refused(wanted.repo, error) from error
         except httpx2.HTTPError as error:
-            raise Busy(f"no answer from {urlsplit(self.endpoint).hostname}: {error}") from error
+            raise download.no_answer(self.endpoint, error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # The text of the error may have the token.
             raise DownloadError(
-                f"{self.endpoint} does not answer as a hub does ({type(error).__name__})",
+                f"{shown(self.endpoint)} does not answer as a hub does ({type(error).__name__})",
                 remedy="check HF_ENDPOINT",
             ) from error
 
     def _not_found(self, repo: str) -> DownloadError:
         near = ", ".join(self._similar(repo))
         return DownloadError(
-            f"{self.endpoint} has no repository {repo}, or not for you",
+            f"{shown(self.endpoint)} has no repository {repo}, or not for you",
             remedy=(f"did you mean {near}?  " if near else "check the name; ")
             + "a private one needs HF_TOKEN, or `hf auth login`",
         )
