@@ -88,7 +88,7 @@ class Grammar:
         own = parsed.get("x-guidance", {})
         if isinstance(own, dict):
             parsed["x-guidance"] = {"whitespace_pattern": JSON_SPACE} | own
-        return cls._checked("JSON schema", given, f"start: %json {json.dumps(parsed)}")
+        return cls._checked("JSON schema", given, f"start: %json {_json_of(parsed)}")
 
     @classmethod
     def json_object(cls) -> Self:
@@ -164,6 +164,13 @@ def _check_text(what: str, text: object) -> None:
         raise GrammarError(
             f"{what} has {len(text)} characters, above {MAX_TEXT}", remedy="use a shorter one"
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"character {error.start} of {what} is a lone surrogate",
+            remedy="clean it with text.encode('utf-8', 'replace').decode()",
+        ) from error
 
 
 def _json_of(schema: Any) -> str:
@@ -172,7 +179,7 @@ def _json_of(schema: Any) -> str:
     if not isinstance(schema, bool | Mapping):
         raise _wrong("JSON schema", f"it is {brief(schema)}")
     try:
-        return json.dumps(schema, default=dict)
+        return json.dumps(schema, default=dict)  # other mappings
     except (RecursionError, TypeError, ValueError) as error:
         raise _wrong("JSON schema", str(error)) from error
 
