@@ -47,6 +47,8 @@ def add(verbs: Any) -> None:
     group.add_argument("--kv-bytes", type=int, metavar="N",
                        help="memory for keys and values of all texts (default: a quarter of "
                        "what is free)")  # fmt: skip
+    group.add_argument("--embeddings", "--embedding", action="store_true",
+                       help="embed texts, and generate none")  # fmt: skip
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="that a request may take")  # fmt: skip
     group.add_argument("--engine-timeout", type=float, default=120.0, metavar="SECONDS",
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     address.require_safe()
     model = ServedModel(options.model_path(args), args.alias, args.chat_template)
-    settings = Settings(defaults, most, args.timeout)
+    settings = Settings(defaults, most, args.timeout, embeddings=args.embeddings)
     return serve(Start(model, address, engine_options(args), settings, args.engine_timeout))
 
 
@@ -100,6 +102,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("context_shift", "draft", "draft_max", "draft_device"):
         del given[name]
     chosen = {name: value for name, value in given.items() if value is not None}
+    if args.embeddings:
+        return chosen | {"embeddings": True}
     return chosen | {"max_sequences": args.parallel, "kv_bytes": args.kv_bytes}
 
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from npurt.serve import ollama, ollama_models
 from npurt.serve.auth import Guard
+from npurt.serve.embeddings import embed, embeddings
 from npurt.serve.endpoint import Endpoint, Handler
 from npurt.serve.errors import HttpError, shaped
 from npurt.serve.front import Front
@@ -29,6 +30,7 @@ OPENAI: dict[str, Handler] = {  # with and without /v1 before them
     "/chat/completions": chat,
     "/completions": completions,
     "/responses": respond,
+    "/embeddings": embeddings,
 }
 LLAMA_CPP: dict[str, Handler] = {
     "/completion": completion,
@@ -45,6 +47,7 @@ OLLAMA: dict[str, Handler] = {
     "/api/chat": ollama.chat,
     "/api/generate": ollama.generate,
     "/api/show": ollama_models.show,
+    "/api/embed": embed,
 }
 READ: dict[str, Handler] = {
     "/v1/models": models,

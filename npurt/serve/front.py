@@ -30,12 +30,14 @@ class Settings:
         max_tokens: The most tokens where a request says nothing; None: no limit.
         deadline: Seconds that a request may take.
         ping: Seconds of silence after which a stream gets an event that counts.
+        embeddings: Whether the server embeds texts, and generates none.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     deadline: float = 600.0
     ping: float = 5.0
+    embeddings: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Wanted:
         shown: Ids of markup that are part of the text.
         salt: What separates the caches of different keys.
         grammar, response_format: What a text must be; see `Llama.generate`.
+        embed: Whether the prompts are texts to be embedded.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Wanted:
     salt: str = ""
     grammar: str | None = None
     response_format: Mapping[str, Any] | None = None
+    embed: bool = False
 
 
 @dataclass(slots=True)
@@ -126,6 +130,8 @@ class Front:
             HttpError: It is.
         """
         most = self.ready().sequences * (1 + limits.QUEUE)
+        if self.settings.embeddings:
+            most = limits.EMBEDDINGS
         if self.active + choices > most and self.active:
             self.counts.refused += 1
             raise HttpError(
@@ -147,6 +153,13 @@ class Front:
         Raises:
             HttpError: There is no room, or what is *wanted* makes no sense.
         """
+        if wanted.embed != self.settings.embeddings:
+            raise wrong(
+                "this server embeds texts only" if self.settings.embeddings
+                else "this server embeds no texts",
+                "start another one, with --embeddings for embeddings and without it for texts",
+                code="unsupported",
+            )  # fmt: skip
         submits = [
             submit for prompt in prompts for submit in self._submits(prompt, wanted)
         ]  # fmt: skip
@@ -179,7 +192,7 @@ class Front:
         n_ctx = self.ready().n_ctx
         if not prompt:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")
-        if len(prompt) >= n_ctx:
+        if len(prompt) >= n_ctx + wanted.embed:  # a text needs room for one token more
             raise wrong(
                 f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
                 "send less, or start the server with a larger -c",
@@ -196,7 +209,7 @@ class Front:
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
                 ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
                 top_logprobs=wanted.top_logprobs, salt=wanted.salt, grammar=wanted.grammar,
-                response_format=wanted.response_format,
+                response_format=wanted.response_format, embed=wanted.embed,
             ))  # fmt: skip
         return submits
 

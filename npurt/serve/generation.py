@@ -33,12 +33,14 @@ class Piece:
         text: New text, which is final.
         likely: Tokens of the text with their log probabilities, if wanted.
         finish: How the text ended: as in `Event`; ``"stop"`` also for a stop text.
+        vector: Of `Event`.
     """
 
     choice: int
     text: str = ""
     likely: list[Likely] = field(default_factory=list)
     finish: str | None = None
+    vector: str | None = None
 
 
 class Choice:
@@ -96,7 +98,7 @@ class Choice:
         elif event.finish:
             text, held, self.finish = text + held, "", event.finish
         self._held, self._given = held, self._given + len(text)
-        return Piece(self.number, text, self._released(), self.finish)
+        return Piece(self.number, text, self._released(), self.finish, event.vector)
 
     def _text(self, token: int) -> str:
         if token in self._shown:

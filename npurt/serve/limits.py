@@ -22,6 +22,7 @@ TOOL_NAME = 256  # characters
 SCHEMA = 64 << 10  # characters
 TOP_LOGPROBS = 20
 QUEUE = 4  # times the sequences that run at a time
+EMBEDDINGS = 256  # texts that wait to be embedded; one request may have more
 DEPTH = 200  # of nested lists and objects
 
 

@@ -64,6 +64,12 @@ class ServedModel:
         except NpurtError as error:
             raise of(error) from error
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Return the ids of all of *text*, to be embedded: with EOS where the model wants it."""
+        ids = self.encode(text, special=False)
+        end = self.tokenizer.eos if self.tokenizer.add_eos else None
+        return ids if end is None else [*ids, end]
+
     def text_of(self, token: int | None) -> str:
         """Return the text of a token; that of None is empty."""
         return "" if token is None else self.tokenizer.decode([token])

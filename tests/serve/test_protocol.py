@@ -24,7 +24,7 @@ from npurt.serve.engine.protocol import (
     parse,
 )
 
-EVENT = Event(7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"])
+EVENT = Event(7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA")
 MESSAGES = [
     Open(1, "m.gguf", {"n_ctx": 128}),
     Submit(1, [1, 2], 2, {"seed": 5, "logit_bias": {"3": float("-inf")}}, 10, [4], True, 1, 0, "s"),
@@ -50,7 +50,7 @@ def test_a_message_arrives_as_it_was_sent(message):
 def test_a_step_has_these_bytes():
     sent = frame(Step([Event(3, [5], read=2)]))
 
-    assert sent == b'\0\0\0\x23["Step",[[3,[5],null,[],2,0,null]]]'
+    assert sent == b'\0\0\0\x28["Step",[[3,[5],null,[],2,0,null,null]]]'
 
 
 def test_every_kind_of_message_is_tried_above():

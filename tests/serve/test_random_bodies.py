@@ -89,7 +89,7 @@ def bodies(draw):
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/tokenize",
     "/detokenize", "/apply-template", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
-    "/api/chat", "/api/generate", "/api/show",
+    "/api/chat", "/api/generate", "/api/show", "/v1/embeddings", "/api/embed",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from npurt.errors import UnsupportedOp
 from npurt.llm.batch.engine import USUAL_SEQUENCES
 from npurt.llm.batch.engine import Engine as Batches
 from npurt.llm.batch.events import Event as Given
@@ -36,6 +37,8 @@ class Batched:
         Raises:
             NpurtError: It can never run.
         """
+        if submit.embed:
+            raise UnsupportedOp("this engine embeds no texts", remedy="start it with --embeddings")
         request = self._engine.submit(
             submit.tokens,
             submit.sampling,

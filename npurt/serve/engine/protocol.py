@@ -51,6 +51,7 @@ class Submit:
         top_logprobs: How many of the likeliest tokens to report with each; None: nothing.
         salt: Prompts of different salts share no cache.
         grammar, response_format: What the text must be; see `Llama.generate`.
+        embed: Embed the tokens instead, which are all of a text.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Submit:
     salt: str = ""
     grammar: str | None = None
     response_format: Mapping[str, Any] | None = None
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Event:
         read: How many tokens of the prompt have been read.
         cached: How many of these were in the cache.
         error: What went wrong, and a remedy, with the last two.
+        vector: The embedding: float32, little endian, in base64.
     """
 
     id: int
@@ -126,6 +129,7 @@ class Event:
     read: int = 0
     cached: int = 0
     error: tuple[str, str] | None = None
+    vector: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,89 @@
+"""Embeddings: /v1/embeddings of OpenAI's interface, /api/embed of Ollama's."""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.errors import wrong
+from npurt.serve.fields import Fields
+from npurt.serve.front import Front, Wanted
+from npurt.serve.openai_common import known
+
+MOST_TEXTS = 2048
+
+
+async def embeddings(front: Front, request: Request) -> Answer:
+    """Embed a text, token ids, or several of these."""
+    fields = request.fields
+    fields.text("model")  # any name means the only model
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise fields.wrong("encoding_format", "float or base64")
+    vectors, tokens = await _vectors(front, _texts(front, fields, "input"), request.salt)
+    size = fields.integer("dimensions", 1)
+    if size is not None and any(len(vector) != size for vector in vectors):
+        raise wrong(f"embeddings of {front.model.name} have another size than {size}",
+                    "leave dimensions out", "dimensions", "unsupported")  # fmt: skip
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": vector.tolist()
+            if form == "float"
+            else base64.b64encode(vector.tobytes()).decode(),
+        }
+        for i, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": front.model.name, "usage": usage}
+
+
+async def embed(front: Front, request: Request) -> Answer:
+    """Embed texts, in Ollama's words."""
+    fields, began = request.fields, time.perf_counter_ns()
+    fields.text("model")
+    vectors, tokens = await _vectors(front, _texts(front, fields, "input"), request.salt)
+    return {
+        "model": front.model.name,
+        "embeddings": [vector.tolist() for vector in vectors],
+        "total_duration": time.perf_counter_ns() - began,
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    }
+
+
+def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
+    """Return the ids of each text."""
+    given = fields.values.get(name)
+    several = isinstance(given, list) and not all(_is_id(each) for each in given)
+    found = given if several and isinstance(given, list) else [given]
+    if len(found) > MOST_TEXTS:
+        raise wrong(f"{name} has {len(found)} texts", f"send {MOST_TEXTS} at most", name)
+    ids = []
+    for each in found:
+        if isinstance(each, str) and each:
+            ids.append(front.model.encode_whole(each))
+        elif isinstance(each, list) and each and all(_is_id(i) for i in each):
+            ids.append(known(front.model, each, name))
+        else:
+            raise fields.wrong(name, "a string, token ids, or a list of these; none may be empty")
+    return ids
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+async def _vectors(
+    front: Front, texts: list[list[int]], salt: str
+) -> tuple[list[np.ndarray[Any, np.dtype[np.float32]]], int]:
+    """Return the vector of each text, and how many tokens they have."""
+    running = front.begin(texts, Wanted(embed=True, salt=salt))
+    found = [np.empty(0, "<f4")] * len(texts)
+    async for piece in running.pieces():
+        if piece is not None and piece.vector is not None:
+            found[piece.choice] = np.frombuffer(base64.b64decode(piece.vector), "<f4")
+    return found, running.prompt_tokens

@@ -1,0 +1,76 @@
+"""A backend that embeds texts, one after another, and generates none."""
+
+import base64
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from npurt.errors import NpurtError, UnsupportedOp
+from npurt.llm.decode.model import Llama
+from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.worker import Emit, failure
+
+
+class Embeddings:
+    """A loaded model, and the texts that wait for it; see `Backend`."""
+
+    sequences = 1
+
+    def __init__(self, path: str, options: Mapping[str, Any], emit: Emit) -> None:
+        """Open the model of the file *path*; *options* are those of `npurt.Llama`."""
+        self._llm = Llama(path, progress=False, **options)
+        self._emit = emit
+        self._changed = threading.Condition()
+        self._waiting: deque[Submit] = deque()
+        self._closing = False
+        self._done = 0
+        self.n_ctx = self._llm.n_ctx
+        self.device = self._llm.device.caps.name
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, submit: Submit) -> None:
+        """Take a text.
+
+        Raises:
+            UnsupportedOp: It is to be continued.
+        """
+        if not submit.embed:
+            raise UnsupportedOp("this engine embeds texts only", remedy="start another server")
+        with self._changed:
+            self._waiting.append(submit)
+            self._changed.notify()
+
+    def cancel(self, sequence: int) -> None:
+        """Forget a text that waits."""
+        with self._changed:
+            self._waiting = deque(each for each in self._waiting if each.id != sequence)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                submit = self._waiting.popleft()
+            try:
+                (made,) = self._llm.embedder.each([list(submit.tokens)])
+            except NpurtError as error:
+                self._emit([failure(submit.id, error)])
+                continue
+            self._done += 1
+            vector = base64.b64encode(made.values.astype("<f4").tobytes()).decode()
+            self._emit([Event(submit.id, finish="end", read=submit.prompt, vector=vector)])
+
+    def stats(self) -> Mapping[str, float]:
+        """Return counts by name."""
+        return {"waiting": float(len(self._waiting)), "steps": float(self._done)}
+
+    def close(self) -> None:
+        """Release the model, after the text that is being embedded."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._llm.close()
