@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 
-import openai
+import httpx
 import pytest
 
 from tests.limits import HANG_SECONDS, eventually
@@ -17,19 +17,57 @@ from tests.serve.test_clients import client_of
 PROMPTS = [f"This is prompt {i}" for i in range(8)]
 
 
-async def chats(client, length, count):
-    """Return the texts of streams of chats and of completions, all at the same time."""
+def chat_of(prompt):
+    return {"messages": [{"role": "user", "content": prompt}]}
 
-    async def one(number, prompt):
-        asked = {"model": "x", "max_tokens": length, "seed": number, "stream": True}
-        if number % 2:
-            stream = await client.completions.create(prompt=prompt, **asked)
-            return "".join([chunk.choices[0].text async for chunk in stream])
-        messages = [{"role": "user", "content": prompt}]
-        stream = await client.chat.completions.create(messages=messages, **asked)
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-    return await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(PROMPTS[:count])))
+def last_choice(event):
+    return event["choices"][0] if event.get("choices") else {"delta": {}, "text": ""}
+
+
+# Of each interface: its path, the body for a prompt, a length and a seed, and the text of an event.
+INTERFACES = [
+    ("/v1/chat/completions",
+     lambda prompt, n, seed: chat_of(prompt) | {"max_tokens": n, "seed": seed},
+     lambda event: last_choice(event)["delta"].get("content", "")),
+    ("/v1/completions",
+     lambda prompt, n, seed: {"prompt": prompt, "max_tokens": n, "seed": seed},
+     lambda event: last_choice(event)["text"]),
+    ("/completion",
+     lambda prompt, n, seed: {"prompt": prompt, "n_predict": n, "seed": seed},
+     lambda event: event["content"]),
+    ("/v1/messages",
+     lambda prompt, n, seed: chat_of(prompt) | {"max_tokens": n, "seed": seed},
+     lambda event: event.get("delta", {}).get("text", "")),
+    ("/v1/responses",
+     lambda prompt, n, seed: {"input": prompt, "max_output_tokens": n, "seed": seed},
+     lambda event: event["delta"] if event["type"] == "response.output_text.delta" else ""),
+    ("/api/chat",
+     lambda prompt, n, seed: chat_of(prompt) | {"options": {"num_predict": n, "seed": seed}},
+     lambda event: event["message"]["content"]),
+]  # fmt: skip
+
+
+async def streams(server, length, count):
+    """Return the texts of *count* streams, which take turns with the interfaces, all at a time."""
+
+    async def one(client, number, prompt):
+        path, body_of, text_of = INTERFACES[number % len(INTERFACES)]
+        text = ""
+        body = body_of(prompt, length, number) | {"stream": True}
+        async with client.stream("POST", server.url + path, json=body) as reply:
+            assert reply.status_code == 200
+            async for line in reply.aiter_lines():
+                data = line.removeprefix("data: ")
+                if data.startswith("{"):
+                    event = json.loads(data)
+                    assert not event.get("error"), event
+                    text += text_of(event)
+        return text
+
+    async with httpx.AsyncClient(timeout=HANG_SECONDS) as client:
+        found = (one(client, i, prompt) for i, prompt in enumerate(PROMPTS[:count]))
+        return await asyncio.gather(*found)
 
 
 async def killing(server, seed, most):
@@ -43,7 +81,7 @@ async def killing(server, seed, most):
     ("engine", "kills", "count", "length", "options"),
     [
         ("tests.serve.fake_engine", 20, 8, 150, {"step_seconds": 0.01, "sequences": 8}),
-        ("npurt.serve.engine", 3, 4, 24, {}),
+        ("npurt.serve.engine", 3, 6, 24, {}),
     ],
     ids=["fake", "tiny"],
 )
@@ -53,11 +91,10 @@ def test_streams_go_on_with_the_same_text_when_engines_are_killed(
     with serving(tmp_path, engine=engine, n_ctx=512, **options) as server:
 
         async def run():
-            async with client_of(server, openai.AsyncOpenAI) as client:
-                quiet = await chats(client, length, count)
-                killer = asyncio.create_task(killing(server, 1, kills))
-                killed = await chats(client, length, count)
-                killer.cancel()
+            quiet = await streams(server, length, count)
+            killer = asyncio.create_task(killing(server, 1, kills))
+            killed = await streams(server, length, count)
+            killer.cancel()
             return quiet, killed
 
         quiet, killed = asyncio.run(run())
