@@ -187,6 +187,22 @@ def test_text_options(llm):
     refused(llm.embed, ["a"], before=llm.reset, **defaults(llm.embed))
 
 
+def test_rerank(llm):
+    """This model is no reranker, which is an error of its own."""
+    for value in WRONG:
+        for call in (lambda v: llm.rerank(v, ["a"]), lambda v: llm.rerank("a", v)):
+            assert trouble(call, value) is None, shown(value)
+
+
+@pytest.mark.parametrize("name", ["t.json", None, 1, b"x", "", "\ud800", 1.5, [], object()])
+def test_trace(llm, name):
+    def traced():
+        with llm.trace(name):
+            llm.reset()
+
+    assert trouble(traced) is None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_generate(llm, stream):
     named = defaults(llm.generate, prompt=[1, 2], max_tokens=2, stream=stream)
@@ -238,7 +254,7 @@ def test_no_method_is_left_out(llm):
     """What is added to `npurt.Llama` is to be tried here as well."""
     tried = {"detokenize", "eval", "eval_last", "read", "token_embeddings", "embed", "tokenize",
              "generate", "chat", "apply_chat_template", "rewind", "rollback", "restore",
-             "save_state", "load_state", "from_pretrained", "trace"}  # fmt: skip
+             "save_state", "load_state", "from_pretrained", "rerank", "trace"}  # fmt: skip
     without = {"close", "report", "reset", "snapshot"}
     names = {name for name in dir(llm) if not name.startswith("_") and callable(getattr(llm, name))}
     assert names - set(INTERNALS) - tried - without - KNOWN_OTHERS == set()
@@ -250,11 +266,11 @@ KNOWN_OTHERS = {"device", "template", "tokenizer", "contexts"}
 # --- npurt.compat ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(12))
 def test_a_model_of_llama_cpp_is_opened(part):
     right = {"model_path": PATH, "n_ctx": 64, "n_threads": 1, "verbose": False}
     named = defaults(llama_cpp.Llama, **right)
-    refused(llama_cpp.Llama, skip=[n for i, n in enumerate(named) if i % 8 != part], **named)
+    refused(llama_cpp.Llama, skip=[n for i, n in enumerate(named) if i % 12 != part], **named)
 
 
 @pytest.fixture(scope="module")

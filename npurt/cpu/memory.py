@@ -10,7 +10,7 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import NpurtError
+from npurt.errors import NpurtError, brief
 
 ALIGN = 64  # bytes: a cache line, and the widest vector
 SMALL = 1 << 18  # bytes below which a mapping of its own costs more than it saves
@@ -28,7 +28,7 @@ def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise NpurtError(
-            f"no memory for {nbytes} bytes: {error}",
+            f"no memory for {brief(nbytes)} bytes: {error}",
             remedy="close other programs, or use a smaller model or context (-c)",
         ) from error
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -27,6 +27,7 @@ from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.execute.offload import Offload
 from npurt.runtime.execute.placement import Placed
+from npurt.runtime.open.arguments import require_path
 from npurt.runtime.report.ledger import Ledger, Report, Row
 from npurt.runtime.report.trace import written_to
 from npurt.segment import KV_DTYPES
@@ -262,9 +263,9 @@ class Model:
         The file is written whole at the end, also after an error or Ctrl-C.
 
         Raises:
-            SettingError: The file cannot be written.
+            SettingError: *path* is none, or the file cannot be written.
         """
-        with written_to(path) as trace:
+        with written_to(require_path(path)) as trace:
             self.ledger.watch(trace)
             try:
                 yield
