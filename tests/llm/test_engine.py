@@ -245,6 +245,23 @@ def test_states_are_kept_where_a_second_request_diverged():
     assert last.usage.cached == 64  # a whole page
 
 
+@pytest.mark.parametrize(("copies", "kept"), [(0, 0), (2, 2), (99, 8)])
+def test_copies_of_states_have_a_budget(copies, kept):
+    """Those of qwen35's three delta nets: states, and inputs of the convolutions."""
+    path = tiny.path("qwen35", "q8_0")
+    with npurt.Llama(path, **OPTIONS) as llm:
+        arrays = iter(llm.snapshot().arrays)
+        size = sum(a.nbytes + b.nbytes for a, b in zip(arrays, arrays, strict=True) if b.ndim == 2)
+        each = llm.model.executor.recurrent_bytes
+    # A snapshot has room for the gates' inputs beside those of the convolution.
+    assert 0.5 * size <= each <= size
+    with open_engine(path, prefixes=8, snapshot_bytes=copies * each) as engine:
+        for number in range(9):
+            engine.submit([number, 1, 2], max_tokens=1).result()
+        assert engine.stats().prefixes == kept
+        assert f", {kept} kept" in str(engine.llm.report())
+
+
 # --- Opening and closing --------------------------------------------------------------------------
 
 

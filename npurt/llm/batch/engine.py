@@ -20,7 +20,7 @@ from npurt.llm.decode.model import Llama
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.runtime.execute.executor import runs_graphs
-from npurt.runtime.open.arguments import integer
+from npurt.runtime.open.arguments import integer, optional_integer
 
 USUAL_SEQUENCES = 8
 PREFIXES = 32  # texts that are kept, by default
@@ -39,6 +39,8 @@ class Engine:
         max_sequences: The most texts that are evaluated at a time; others wait.
         kv_bytes: Bytes for keys and values of all texts; by default a quarter of the free memory.
         prefixes: The most texts that are kept for requests that begin with the same tokens.
+        snapshot_bytes: Bytes for copies of states that only go forward, which bounds *prefixes* of
+            such models; by default half of *kv_bytes*.
         draft: ``"lookup"``: draft tokens from each text itself, while that pays; None: do not.
         on_step: Called after each step, by the engine's thread, with what it did for all texts.
         options: Other arguments of `Llama`.
@@ -58,6 +60,7 @@ class Engine:
         max_sequences: int | None = None,
         kv_bytes: int | None = None,
         prefixes: int = PREFIXES,
+        snapshot_bytes: int | None = None,
         draft: str | None = "lookup",
         on_step: Listener | None = None,
         **options: Any,
@@ -65,6 +68,7 @@ class Engine:
         if draft not in (None, "lookup"):
             raise SettingError(f"draft is {draft!r}", remedy='use "lookup", or None for no drafts')
         kept = integer("prefixes", prefixes, 0)
+        snapshots = optional_integer("snapshot_bytes", snapshot_bytes, 0)
         with contextlib.ExitStack() as opened:
             if isinstance(model, Llama):
                 self.llm = model
@@ -81,10 +85,12 @@ class Engine:
                 model.reset()
             else:
                 running = integer("max_sequences", max_sequences or USUAL_SEQUENCES, 1)
+                budget = kv_budget(kv_bytes)
+                snapshots = budget // 2 if snapshots is None else snapshots
                 self.llm = opened.enter_context(
                     Llama(
                         model, device, max_sequences=running + kept + SPARE,
-                        kv_bytes=kv_budget(kv_bytes), **options,
+                        kv_bytes=budget, **options,
                     )
                 )  # fmt: skip
             if running > self.llm.n_batch:
@@ -92,6 +98,10 @@ class Engine:
                     f"{running} sequences do not fit runs of {self.llm.n_batch} rows",
                     remedy="use a smaller max_sequences, or a larger n_batch (-b)",
                 )
+            each = self.llm.model.executor.recurrent_bytes
+            if each and snapshots is not None:
+                kept = min(kept, snapshots // each)
+            self.llm.model.ledger.notes.append(_sizes(self.llm, running, kept))
             drafts = draft is not None and not runs_graphs(self.llm.device)
             scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, guesses=drafts)
             self._loop = Loop(scheduler, self.llm.lock, on_step)
@@ -172,6 +182,14 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _sizes(llm: Llama, running: int, kept: int) -> str:
+    """Say how much memory the engine has for texts."""
+    room, limits = llm.model.executor.room(), llm.model.setup.limits
+    memory = f"{room.total} pages of {room.page} positions" if room else "memory of their own"
+    budget = f" ({limits.kv_bytes / 2**20:.0f} MiB)" if room and limits.kv_bytes else ""
+    return f"engine: {running} texts at a time, {kept} kept; they have {memory}{budget}"
 
 
 def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:

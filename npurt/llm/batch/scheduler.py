@@ -54,6 +54,7 @@ class Scheduler:
         room = model.executor.room()
         self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
         self.counts = Counts()
+        self._page = room.page if room else 0
         self._model = model
         self._sequences = sequences
         self._rows = model.decoder.rows
@@ -287,8 +288,7 @@ class Scheduler:
         return room.free - self._claimed if room else math.inf
 
     def _pages(self, length: int) -> int:
-        room = self._model.executor.room()
-        return room.pages(length) if room else 0
+        return -(-length // self._page) if self._page else 0
 
     def _growth(self, text: Sequence, rows: int) -> int:
         """Return how many pages *text* needs for *rows* more tokens."""

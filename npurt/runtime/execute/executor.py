@@ -4,6 +4,7 @@ When a device fails, the other device takes over its segment, and the report has
 segment had states, the caller has to evaluate the tokens so far again.
 """
 
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -301,6 +302,12 @@ class Executor:
     def recurrent(self) -> bool:
         """Whether some states only go forward: they have no axis of positions."""
         return any(recurrent(part.graph) for part in self._parts)
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of the states of one sequence that only go forward, as float32."""
+        tensors = [tensor for part in self._parts for tensor in recurrent(part.graph)]
+        return 4 * sum(math.prod(dim.size or 1 for dim in tensor.shape) for tensor in tensors)
 
     # --- Several sequences ----------------------------------------------------------------------
 
