@@ -151,6 +151,18 @@ def test_in_any_list_it_is_the_same(llm, chosen):
     np.testing.assert_array_equal(llm.embed(chosen), [alone[text] for text in chosen])
 
 
+@pytest.mark.parametrize(("device", "runs"), [("cpu", 2), ("hexagon:sim", 2), ("numpy", 6)])
+def test_texts_share_runs_where_that_changes_no_bit(device, runs):
+    """Six texts of 20 tokens in runs of 64 rows."""
+    ids = [[5 + i] * 20 for i in range(6)]
+    with open_tiny(path("bert"), device, n_batch=64) as llm:
+        made = llm.embed(ids)
+        rows = [row for row in llm.report().rows if row.op == "ffn_up"]
+
+    assert {row.calls for row in rows} == {runs}
+    assert made.shape == (6, 64)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_texts_in_one_run_do_not_see_each_other(model):
     """Their rows may lie in any order."""

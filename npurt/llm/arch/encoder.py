@@ -105,16 +105,31 @@ class Encoder:
         Args:
             types: The segment that each token is in, from 0; by default all are in the first.
         """
-        count = len(ids)
+        return self.run_together([(ids, types)])[0]
+
+    def run_together(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int] | None]]
+    ) -> list[F32]:
+        """Return the hidden states of each of several texts, which are rows of one run.
+
+        Args:
+            texts: The ids of each, and its types: see `run`.
+        """
+        sizes = [len(ids) for ids, _ in texts]
+        positions = np.concatenate([np.arange(size) for size in sizes])
+        segments = [np.zeros(len(ids), int) if types is None else types for ids, types in texts]
         given = {
-            "tokens": np.asarray(ids, np.int32),
-            POSITIONS: np.arange(count, dtype=np.int32),
-            TYPES: np.asarray([0] * count if types is None else types, np.int32),
+            "tokens": np.concatenate([ids for ids, _ in texts]).astype(np.int32),
+            POSITIONS: positions.astype(np.int32),
+            TYPES: np.concatenate(segments).astype(np.int32),
         }
         inputs = {name: values for name, values in given.items() if name in self._inputs}
+        rows = Rows(
+            np.repeat(np.arange(len(texts)), sizes), positions, np.ones(len(positions), bool)
+        )
         made = None
         while made is None:  # None: a device failed, and another one goes on
-            made = self._executor.run(inputs, Rows.of(count))
-        self._executor.forget(0)
-        hidden: F32 = made[OUTPUT]
-        return hidden
+            made = self._executor.run(inputs, rows)
+        for sequence in range(len(texts)):
+            self._executor.forget(sequence)
+        return np.split(made[OUTPUT], np.cumsum(sizes)[:-1])

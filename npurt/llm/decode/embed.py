@@ -24,6 +24,7 @@ from npurt.runtime.open.arguments import flag, listed
 
 F64 = npt.NDArray[np.float64]
 Text = str | Sequence[int]  # or its token ids, complete
+Segmented = tuple[list[int], list[int] | None]  # ids, and the segment of each for encoders
 
 # The classifier of a reranker: hidden state -> tanh(dense) -> output; both may be missing.
 # Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
@@ -49,7 +50,8 @@ class Embedding(NamedTuple):
 class Embedder:
     """Embeds texts with a model; its context is afterwards as it was.
 
-    Each text runs by itself, from position 0 on: its embedding does not depend on other texts.
+    Each text begins at position 0, and no other has a part in its embedding.  A decoder runs them
+    one after another; an encoder runs as many together as a run has rows for.
 
     Args:
         context: Where texts run.
@@ -159,8 +161,8 @@ class Embedder:
         ids = [self._ids(index, text, truncate=truncate) for index, text in enumerate(texts)]
         with self._kept():
             return [
-                Embedding(self._pooled(self._hidden(tokens), chosen, normalize), len(tokens))
-                for tokens in ids
+                Embedding(self._pooled(hidden, chosen, normalize), len(hidden))
+                for hidden in self._each_hidden([(tokens, None) for tokens in ids])
             ]
 
     @locked
@@ -182,11 +184,11 @@ class Embedder:
         for index, (ids, _) in enumerate(pairs):
             self._fitting(f"the query with document {index}", ids, truncate=False)
         with self._kept():
-            states = [self._hidden(ids, types) for ids, types in pairs]
+            states = self._each_hidden(pairs)
             scores = [self._pooled(each, Pooling.RANK, normalize=False)[0] for each in states]
         return np.array(scores, np.float32)
 
-    def _pair(self, query: str, document: str) -> tuple[list[int], list[int]]:
+    def _pair(self, query: str, document: str) -> Segmented:
         """Return the ids of a query and a document, and the segment of each token.
 
         Source: llama.cpp tools/server/server-common.cpp (format_prompt_rerank), MIT.
@@ -199,7 +201,7 @@ class Embedder:
             template = require(metadata, PAIR_TEMPLATE, str)
             prompt = PLACES.sub(lambda place: texts[place[0]], template)
             ids = tokenizer.encode(prompt, add_bos=False)
-            return ids, [0] * len(ids)
+            return ids, None
         second += [] if self._end is None else [self._end]
         return first + second, [0] * len(first) + [1] * len(second)
 
@@ -253,14 +255,34 @@ class Embedder:
                 self._context.restore(held)
             state.changes = changes
 
-    def _hidden(self, ids: list[int], types: list[int] | None = None) -> F64:
-        """Return the hidden states of *ids* after the last norm, ``[T, D]``.
+    def _each_hidden(self, texts: Sequence[Segmented]) -> Iterator[F64]:
+        """Yield the hidden states of each text after the last norm, ``[T, D]``."""
+        if self._model.encoder is None:
+            yield from (self._hidden(ids) for ids, _ in texts)
+            return
+        for together in self._runs(texts):
+            for hidden in self._model.encoder.run_together(together):
+                yield hidden.astype(np.float64)
 
-        Args:
-            types: The segments of tokens, which encoders know.
+    def _runs(self, texts: Sequence[Segmented]) -> Iterator[list[Segmented]]:
+        """Yield texts that one run of an encoder has.
+
+        Where rows depend on how many others there are, as on the device numpy, it is one text.
         """
-        if self._model.encoder:
-            return self._model.encoder.run(ids, types).astype(np.float64)
+        most = self._model.setup.limits.rows if self._model.devices.cpu else 0
+        run: list[Segmented] = []
+        rows = 0
+        for text in texts:
+            if run and rows + len(text[0]) > most:
+                yield run
+                run, rows = [], 0
+            run.append(text)
+            rows += len(text[0])
+        if run:
+            yield run
+
+    def _hidden(self, ids: list[int]) -> F64:
+        """Return the hidden states of *ids* after the output norm of a decoder, ``[T, D]``."""
         self._context.reset()
         stream = self._context.streams(ids).astype(np.float64)
         setup = self._model.setup

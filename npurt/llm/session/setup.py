@@ -79,7 +79,10 @@ def set_up(
             stacklevel=3,
         )
     _check_vocabulary(file, config)
-    limits = Limits(min(n_batch, count), count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
+    rows = min(n_batch, count)
+    if not config.causal:
+        sequences = rows  # texts share a run
+    limits = Limits(rows, count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
     return Setup(description, graph, limits)
 
 
