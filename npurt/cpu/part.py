@@ -218,7 +218,7 @@ class PartProgram:
             for op in part.ops
             if isinstance(op, ops.Embedding)
         }
-        nothing = np.empty(0, np.float32)
+        nothing = np.empty((0, 0), np.float32)  # no pages
         encoders = {
             op.name: KV(nothing, nothing, rotations[op.name])
             for op in part.ops
