@@ -48,8 +48,11 @@ INTERFACES = [
 ]  # fmt: skip
 
 
-async def streams(server, length, count):
-    """Return the texts of *count* streams, which take turns with the interfaces, all at a time."""
+async def streams(server, length, count, heard):
+    """Return the texts of *count* streams, which take turns with the interfaces, all at a time.
+
+    Each piece is added to the list *heard*.
+    """
 
     async def one(client, number, prompt):
         path, body_of, text_of = INTERFACES[number % len(INTERFACES)]
@@ -62,7 +65,9 @@ async def streams(server, length, count):
                 if data.startswith("{"):
                     event = json.loads(data)
                     assert not event.get("error"), event
-                    text += text_of(event)
+                    piece = text_of(event)
+                    text += piece
+                    heard.extend([piece] if piece else [])
         return text
 
     async with httpx.AsyncClient(timeout=HANG_SECONDS) as client:
@@ -70,10 +75,13 @@ async def streams(server, length, count):
         return await asyncio.gather(*found)
 
 
-async def killing(server, seed, most):
+async def killing(server, seed, most, heard):
     chance = random.Random(seed)
     for _ in range(most):
-        await asyncio.sleep(chance.uniform(0.05, 0.25))
+        before = len(heard)
+        while len(heard) < before + len(PROMPTS):  # the texts go on between two deaths
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(chance.uniform(0.0, 0.05))
         server.kill_engine()
 
 
@@ -81,7 +89,7 @@ async def killing(server, seed, most):
     ("engine", "kills", "count", "length", "options"),
     [
         ("tests.serve.fake_engine", 20, 8, 150, {"step_seconds": 0.01, "sequences": 8}),
-        ("npurt.serve.engine", 3, 6, 24, {}),
+        ("npurt.serve.engine", 3, 6, 100, {}),
     ],
     ids=["fake", "tiny"],
 )
@@ -91,9 +99,9 @@ def test_streams_go_on_with_the_same_text_when_engines_are_killed(
     with serving(tmp_path, engine=engine, n_ctx=512, **options) as server:
 
         async def run():
-            quiet = await streams(server, length, count)
-            killer = asyncio.create_task(killing(server, 1, kills))
-            killed = await streams(server, length, count)
+            quiet, heard = await streams(server, length, count, []), []
+            killer = asyncio.create_task(killing(server, 1, kills, heard))
+            killed = await streams(server, length, count, heard)
             killer.cancel()
             return quiet, killed
 
