@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.cpu.bound import Recurrence
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.engine import Engine
 from npurt.cpu.program import Program
 from npurt.cpu.recurrent import SPACING
 from npurt.cpu.slots import Slots
+from npurt.cpu.table import RowTable
 from npurt.delta import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
@@ -120,7 +122,7 @@ def measure(
 
 def answer_at_once(step: RemoteDelta) -> None:
     """Let no call of *step* reach the DSP: it seems to have been done when it is sent."""
-    memory: Any = step._slots.state._memory
+    memory: Any = step._held.slots[0].state._memory
 
     def send() -> None:
         head = np.array([(messages.REPLY_MAGIC, memory._request.head["sequence"], 0, 1, 0)], REPLY)
@@ -132,21 +134,25 @@ def answer_at_once(step: RemoteDelta) -> None:
 
 def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dict[str, float]:
     """Return microseconds of the host, a token and layer: median and mean, with calls and alone."""
-    control = np.array([0, -1, 0], np.int32)
+    control = np.array([[0, -1, 0]], np.int32)
     sampler = Sampler(Mode.SAMPLE)
     with CpuDevice(1) as cpu, open_hexagon(device) as hexagon:
         accounts = hexagon, cpu, Ledger(device), sampler
         nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
-        steps = [RemoteDelta(*accounts, net, Slots(net.state[None]), control) for net in nets]
+        steps = []
+        for net in nets:
+            states = net.state[None, None]
+            held = Recurrence([Slots(states[0])], states, np.empty((1, 0, 0), np.float32), control)
+            steps.append(RemoteDelta(*accounts, net, held))
         line = hexagon._sessions.opened[0].transport._owned.caller._native
 
         def times(tokens: int, called: bool) -> list[float]:
             taken = []
             for token in range(tokens):
-                control[1] = 1 if token % SPACING == 0 else -1  # as `Recurrent` does
+                control[0, 1] = 1 if token % SPACING == 0 else -1  # as `Recurrent` does
                 for step in steps:
                     start = time.perf_counter_ns()
-                    step.run(1, token, 0)
+                    step.run(RowTable.of(1, token))
                     inside = line.nanoseconds if called else 0
                     taken.append((time.perf_counter_ns() - start - inside) / 1000)
             return taken
