@@ -42,6 +42,7 @@ def add(verbs: Any) -> None:
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
                        help="web pages of this origin may use the server; may be "
                        "repeated")  # fmt: skip
+    group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument("-np", "--parallel", type=int, metavar="N",
                        help="most texts at a time (default: 8)")  # fmt: skip
     group.add_argument("--kv-bytes", type=int, metavar="N",
@@ -82,7 +83,10 @@ def run(args: argparse.Namespace) -> int:
     address.require_safe()
     model = ServedModel(options.model_path(args), args.alias, args.chat_template)
     settings = Settings(defaults, most, args.timeout, embeddings=args.embeddings)
-    return serve(Start(model, address, engine_options(args), settings, args.engine_timeout))
+    return serve(Start(
+        model, address, engine_options(args), settings, args.engine_timeout,
+        page=not args.no_page,
+    ))  # fmt: skip
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from npurt.serve.metrics import metrics
 from npurt.serve.openai_chat import chat
 from npurt.serve.openai_models import model, models
 from npurt.serve.openai_text import completions
+from npurt.serve.page import STATE, state
+from npurt.serve.page import routes as page_routes
 from npurt.serve.responses import respond
 
 OPENAI: dict[str, Handler] = {  # with and without /v1 before them
@@ -69,16 +71,25 @@ def application(
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
+    page: bool = True,
 ) -> ASGIApp:
-    """Return the ASGI application of *front*; the other arguments are those of `Guard`."""
+    """Return the ASGI application of *front*.
+
+    Args:
+        front: What answers.
+        keys, hosts, origins: See `Guard`.
+        page: Serve the chat page at `/`.
+    """
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
     written |= LLAMA_CPP | ANTHROPIC | OLLAMA
+    read = READ | ({STATE: state} if page else {})
     routes = [
         *(Route(path, Endpoint(front, made), methods=["POST"]) for path, made in written.items()),
         *(
             Route(path, Endpoint(front, made, body=False), methods=["GET"])
-            for path, made in READ.items()
+            for path, made in read.items()
         ),
+        *(page_routes() if page else ()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False

@@ -10,9 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npurt.errors import SettingError
+from npurt.serve import page
 from npurt.serve.errors import HttpError, shaped
 
-OPEN = {"/health", "/v1/health"}  # paths that need no key
+OPEN = {"/health", "/v1/health", *page.FILES}  # paths that need no key
 METHODS = "GET, POST, HEAD, OPTIONS"
 
 

@@ -141,6 +141,7 @@ class Start:
         options: Arguments of `npurt.Llama`.
         stuck: Seconds after which an engine that says nothing is replaced.
         command: What starts an engine.
+        page: Serve the chat page at `/`.
     """
 
     model: ServedModel
@@ -149,6 +150,7 @@ class Start:
     settings: Settings = field(default_factory=Settings)
     stuck: float = 120.0
     command: Sequence[str] = ENGINE
+    page: bool = True
 
 
 def run(start: Start) -> int:
@@ -168,7 +170,9 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     opening = Open(VERSION, str(model.path), start.options)
     engine = Engine(start.command, opening, stuck=start.stuck)
     front = Front(model, engine, start.settings)
-    app = application(front, keys=address.keys, hosts=address.hosts, origins=address.origins)
+    app = application(
+        front, keys=address.keys, hosts=address.hosts, origins=address.origins, page=start.page
+    )
     server = Server(app, front)
     host, port = listening.getsockname()[:2]
     log.warning("%s at http://%s:%d", model.name, f"[{host}]" if ":" in host else host, port)

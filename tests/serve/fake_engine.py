@@ -30,6 +30,16 @@ def script(ids):
     return lambda submit, done: ids[len(done)] if len(done) < len(ids) else None
 
 
+def by_seed(texts):
+    """Return a function that says the text whose number is the seed, and else draws tokens."""
+
+    def say(submit, done):
+        seed = submit.sampling.get("seed")
+        return (script(texts[seed]) if seed in range(len(texts)) else drawn)(submit, done)
+
+    return say
+
+
 class Running:
     def __init__(self, submit):
         self.submit = submit
@@ -107,10 +117,13 @@ class FakeBackend:
 
 
 class Troubled(FakeBackend):
-    """Does what the options of `Open` say: *die_at* or *stick_at* a step, *step_seconds*."""
+    """Does what the options of `Open` say.
 
-    def __init__(self, *, die_at=None, stick_at=None, step_seconds=0.0, **options):
-        super().__init__(**options)
+    It fails at the steps *die_at* or *stick_at*, takes *step_seconds*, says the *texts* (ids).
+    """
+
+    def __init__(self, *, die_at=None, stick_at=None, step_seconds=0.0, texts=(), **options):
+        super().__init__(by_seed(texts), **options)
         self.die_at, self.stick_at, self.step_seconds = die_at, stick_at, step_seconds
 
     def step(self):

@@ -1,0 +1,91 @@
+"""The chat page at `/`: static files of this folder, and the state of the server that it shows."""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from npurt.serve.endpoint import Answer, Request
+from npurt.serve.front import Front
+from npurt.serve.metrics import values
+from npurt.version import __version__
+
+# Files by path.  They hold no secrets, so that they need no API key.
+FILES = {
+    "/": "index.html",
+    **{
+        f"/page/{name}": name
+        for name in (
+            "chats.js",
+            "icon.svg",
+            "main.js",
+            "markdown.js",
+            "server.js",
+            "status.js",
+            "style.css",
+            "view.js",
+        )
+    },
+}
+STATE = "/page/state"
+TYPES = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+HEADERS = {
+    "Cache-Control": "no-cache",  # the browser asks each time, and mostly gets 304
+    # Scripts, styles and requests of this server only.  The last two directives have browsers
+    # refuse every string that a script would parse as HTML.
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'; trusted-types 'none'; "
+    "require-trusted-types-for 'script'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def routes() -> list[Route]:
+    """Return the routes of the files."""
+    return [Route(path, _file(name), methods=["GET"]) for path, name in FILES.items()]
+
+
+def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Return what answers with a file."""
+    data = (files(__package__) / name).read_bytes()
+    headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
+    kind = TYPES[name.rpartition(".")[2]]
+
+    async def answer(request: HttpRequest) -> Response:
+        known = request.headers.get("if-none-match", "")
+        if headers["ETag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type=kind)
+
+    return answer
+
+
+async def state(front: Front, request: Request) -> Answer:
+    """Return what the page shows of the server: model, device, queue, pages, counts.
+
+    Counts that the engine does not have, or that it did not say in time, are null.
+    """
+    engine, ready = await front.engine.stats(), front.engine.ready
+    counts = values(front, engine)
+    known = ("pages", "used", "prefixes", "fallbacks", "verified", "wrong", "steps")
+    return {
+        "model": front.model.name,
+        "version": __version__,
+        "ready": front.engine.alive and ready is not None and not front.draining,
+        "device": ready.device if ready else None,
+        "context": ready.n_ctx if ready else None,
+        "sequences": ready.sequences if ready else None,
+        "running": counts["llamacpp:requests_processing"],
+        "waiting": counts["llamacpp:requests_deferred"],
+        "restarts": counts["npurt:engine_restarts"],
+        **{name: engine.get(name) for name in known},
+    }

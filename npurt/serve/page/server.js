@@ -1,0 +1,87 @@
+// What the page asks of the server: texts over OpenAI's interface, and the server's state.
+
+const KEY = "npurt.key";
+
+export class ServerError extends Error {}
+
+// Resolves to an API key that the user types.  One dialog serves all requests that wait for it.
+let asking = null;
+function askKey() {
+  asking ??= new Promise((resolve) => {
+    const dialog = document.querySelector("#ask-key");
+    const field = document.querySelector("#key");
+    field.value = "";
+    document.querySelector("#key-form").onsubmit = (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, field.value.trim());
+      dialog.close();
+    };
+    dialog.onclose = () => {
+      asking = null;
+      resolve();
+    };
+    dialog.showModal();
+  });
+  return asking;
+}
+
+// Returns the answer to a request; asks for the key when the server does.
+async function ask(path, options = {}) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+    let answer;
+    try {
+      answer = await fetch(path, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError("The server does not answer.");
+    }
+    if (answer.ok) return answer;
+    if (answer.status !== 401) throw new ServerError(await reason(answer));
+    if (key === sessionStorage.getItem(KEY)) {
+      await askKey();
+      if (key === sessionStorage.getItem(KEY)) throw new ServerError("The server needs another API key.");
+    }
+  }
+}
+
+async function reason(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `The server answered ${answer.status}.`;
+  }
+}
+
+export async function state() {
+  return (await ask("/page/state")).json();
+}
+
+// Yields the objects of a stream: those of OpenAI's chat.completion.chunk.
+export async function* chat(body, signal) {
+  const answer = await ask("/v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) throw new ServerError("The connection ended before the text did.");
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const part = JSON.parse(data);
+      if (part.error) throw new ServerError(part.error.message);
+      yield part;
+    }
+  }
+}

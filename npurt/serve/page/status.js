@@ -1,0 +1,61 @@
+// The live view of the server: where it runs, its queue, pages and sequences.
+
+import { element, show } from "./markdown.js";
+import { state } from "./server.js";
+
+const SECONDS = 2;
+
+export class Status {
+  constructor() {
+    this.device = "";
+    document.querySelector("#server").addEventListener("toggle", () => this.read());
+  }
+
+  // Reads the state now, and then again and again while it is shown.
+  async read() {
+    clearTimeout(this.timer);
+    try {
+      this.show(await state());
+    } catch (error) {
+      document.querySelector("#where").textContent = error.message;
+    }
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.again(), SECONDS * 1000);
+  }
+
+  again() {
+    const open = document.querySelector("#server").open;
+    const settled = this.device && !open;
+    if (document.hidden || settled) this.timer = setTimeout(() => this.again(), SECONDS * 1000);
+    else this.read();
+  }
+
+  show(found) {
+    this.device = found.ready ? found.device : "";
+    document.title = `${found.model} - npurt`;
+    document.querySelector("#model").textContent = found.model;
+    const wrong = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
+    document.querySelector("#where").textContent = found.ready
+      ? `on ${found.device}${wrong}`
+      : "loading";
+    const rows = {
+      Device: found.device,
+      "Texts that run": `${found.running} of ${found.sequences}`,
+      "Texts that wait": found.waiting,
+      "Pages in use": found.pages === null ? null : `${found.used} of ${found.pages}`,
+      "Kept prefixes": found.prefixes,
+      Context: found.context,
+      Steps: found.steps,
+      "Checked products": found.verified,
+      "Wrong, computed again": found.wrong,
+      "Fallbacks to the CPU": found.fallbacks,
+      "Engine started again": found.restarts,
+      npurt: found.version,
+    };
+    const nodes = Object.entries(rows).flatMap(([name, value]) => [
+      element("dt", { textContent: name }),
+      element("dd", { textContent: value ?? "not known" }),
+    ]);
+    show(document.querySelector("#state"), nodes);
+  }
+}

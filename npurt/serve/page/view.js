@@ -1,0 +1,66 @@
+// Messages and the list of conversations as DOM nodes.
+
+import { element, fragment, markdown, show } from "./markdown.js";
+
+const button = (name, textContent, label) =>
+  element("button", { type: "button", name, textContent, ariaLabel: label ?? textContent });
+
+// Returns what is said under an answer: its length, its speed, where it ran.
+export function figures(message) {
+  const { tokens, rate, first, device, finish, about } = message.figures ?? {};
+  const parts = [];
+  if (tokens !== undefined) parts.push(`${about ? "about " : ""}${tokens} tokens`);
+  if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
+  if (first !== undefined) parts.push(`first after ${first.toFixed(2)} s`);
+  if (device) parts.push(`on ${device}`);
+  if (finish && finish !== "stop") parts.push(finish === "length" ? "cut at its most tokens" : finish);
+  return parts.join(", ");
+}
+
+// Returns the article of a message.
+export function article(message, number) {
+  const made = element("article", { className: message.role });
+  made.dataset.number = number;
+  made.append(element("details", { className: "thoughts", hidden: true },
+    element("summary", { textContent: "Thoughts" }), element("div", { className: "thought" })));
+  made.append(element("div", { className: "text" }));
+  const actions = message.role === "user"
+    ? [button("edit", "Edit")]
+    : [button("again", "Regenerate"), button("copy-text", "Copy"), element("span")];
+  made.append(element("footer", {}, fragment(actions)));
+  fill(made, message);
+  return made;
+}
+
+// Shows a message in its article, which may have an older state of it.
+export function fill(made, message) {
+  const text = made.querySelector(".text");
+  if (message.role === "user") text.textContent = message.content;
+  else show(text, markdown(message.content));
+  made.querySelector(".thoughts").hidden = !message.thought;
+  made.querySelector(".thought").textContent = message.thought ?? "";
+  const line = made.querySelector("footer span");
+  if (line) line.textContent = figures(message);
+}
+
+// Shows the list of conversations.
+export function list(chats, current) {
+  const nodes = chats.map((chat) => {
+    const open = button("open", chat.title || "(empty)");
+    const made = element("li", {}, open, button("delete", "✕", `Delete ${chat.title}`));
+    made.dataset.id = chat.id;
+    if (chat.id === current) open.setAttribute("aria-current", "true");
+    return made;
+  });
+  show(document.querySelector("#chats"), nodes);
+}
+
+// Copies a text.  The clipboard is there on https and this machine only; elsewhere the old way.
+export async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = element("textarea", { value: text });
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
