@@ -554,8 +554,35 @@ def test_log_probabilities_have_the_shape_of_chats(llm):
     chunks = llm.create_chat_completion(MESSAGES, top_logprobs=2, stream=True, **options)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [each for part in parts if part for each in part["content"]] == content
-    plain = llm.create_chat_completion(MESSAGES, max_tokens=1)["choices"][0]
+    plain = llm.create_chat_completion(MESSAGES, max_tokens=1, top_logprobs=2)["choices"][0]
     assert plain["logprobs"] is None
+    for refused in (
+        lambda: llm(PROMPT, logprobs=1001),
+        lambda: llm.create_chat_completion(MESSAGES, logprobs=1, top_logprobs=1001),
+    ):
+        with pytest.raises(SettingError, match=r"logprobs is 1001"):
+            refused()
+
+
+def test_logits_all_is_taken_and_changes_nothing(llm):
+    with Llama(PATH, logits_all=True, verbose=False) as other:
+        options = {"max_tokens": 2, "logprobs": 1, "temperature": 0.0}
+        given, wanted = other(PROMPT, **options), llm(PROMPT, **options)
+    assert given["choices"] == wanted["choices"]
+
+
+@pytest.mark.parametrize("texts", [None, 5, {"a"}, {"a": 1}, [None], [5.5]], ids=repr)
+def test_what_is_no_text_is_not_embedded(llm, texts):
+    with pytest.raises(LayoutError):
+        llm.embed(texts)
+    with pytest.raises(LayoutError):
+        llm.create_embedding(texts)
+
+
+def test_a_list_of_criteria_says_what_one_of_them_returned_wrong(llm):
+    criteria = StoppingCriteriaList([lambda ids, scores: np.array([True, False])])
+    with pytest.raises(LayoutError, match="criterion returned"):
+        llm(PROMPT, stopping_criteria=criteria)
 
 
 def test_typical_p_is_a_setting_of_completions(llm):

@@ -322,10 +322,23 @@ def test_no_texts_have_no_embeddings(llm):
     assert llm.embed([], pooling="none") == []
 
 
-@pytest.mark.parametrize("texts", ["", ["x", ""], [[]], [[-1]], [None], [b"x"], [[1.5]], None, 5])
-def test_what_is_no_text_is_refused_before_any_runs(llm, texts):
-    with pytest.raises((LayoutError, SettingError)):
+@pytest.mark.parametrize(
+    "texts",
+    ["", ["x", ""], [[]], [[-1]], [[1.5]], None, 5, {"a"}, {"a": 1}, [None], ["a", 5], [["a"]],
+     [b"ab"], np.array(5), [[10**5000]], [[1], "b", {3}], "\ud800", [np.array([1.5])]],
+    ids=lambda texts: type(texts).__name__,
+)  # fmt: skip
+def test_what_is_no_text_is_refused_before_any_runs(llm, texts, monkeypatch):
+    monkeypatch.setattr(llm.embedder, "_hidden", None)  # what runs a text
+    with pytest.raises(LayoutError):
         llm.embed(texts)
+
+
+def test_texts_come_in_any_order_that_they_have(llm):
+    wanted = llm.embed([[5, 6], "ab"])
+    for texts in (([5, 6], "ab"), iter(([5, 6], "ab")), [np.array([5, 6]), "ab"]):
+        assert (llm.embed(texts) == wanted).all()
+    assert (llm.embed([np.array([5, 6])]) == wanted[:1]).all()
 
 
 def test_unknown_poolings_are_refused(llm, tmp_path):

@@ -1,6 +1,8 @@
 """What a generation may be asked for beside settings of the sampler: ends, functions, logprobs."""
 
 import math
+import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -80,8 +82,11 @@ def test_a_bias_decides_and_ids_of_another_vocabulary_are_refused(llm):
     word = llm.tokenize("a", add_bos=False)[0]
 
     assert fresh(llm, max_tokens=3, logit_bias={str(word): 1e6}, **CREATIVE) == "aaa"
-    with pytest.raises(LayoutError, match="logit_bias"):
-        fresh(llm, max_tokens=1, logit_bias={10**6: 1.0})
+    for name, ids in (("logit_bias", {10**6: 1.0}), ("stop", [10**6]), ("stop", 10**6)):
+        with pytest.raises(LayoutError, match=f"{name} has token id 1000000"):
+            llm.generate(PROMPT, max_tokens=0, min_tokens=2, **{name: ids})
+    last = llm.tokenizer.n_vocab - 1
+    assert fresh(llm, max_tokens=0, stop=[last], logit_bias={last: 1}) == ""
 
 
 def test_a_presence_penalty_leaves_no_token_twice(llm):
@@ -109,6 +114,8 @@ def test_dry_breaks_a_loop(llm):
     ("name", "wrong"),
     [("logits_processor", 5), ("stopping_criteria", ["x"]), ("min_tokens", -1),
      ("top_logprobs", 3), ("logprobs", -1), ("logprobs", 10**6), ("logit_bias", [5]),
+     ("logit_bias", {10**30: 1}), ("logit_bias", {"9" * 5000: 1}), ("logit_bias", {1: 10**5000}),
+     ("dry_sequence_breakers", 5), ("dry_sequence_breakers", ["\ud800"]),
      ("xtc_probability", 2), ("dry_sequence_breakers", "ab")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(llm, name, wrong):
@@ -124,6 +131,39 @@ def test_none_is_the_default_of_every_setting_of_sampling(llm):
     usual = fresh(llm, max_tokens=12, seed=3)
 
     assert fresh(llm, max_tokens=12, seed=3, **dict.fromkeys(names)) == usual
+
+
+def test_numbers_may_be_integers_and_fractions_of_any_size(llm):
+    options = {"max_tokens": 3, "seed": 1}
+    half = fresh(llm, temperature=0.5, dry_multiplier=0.5, dry_base=1.75, **options)
+    same = {"temperature": Fraction(1, 2), "dry_multiplier": Fraction(1, 2)}
+
+    assert fresh(llm, dry_base=Fraction(7, 4), **same, **options) == half
+    huge = {"frequency_penalty": 10**30, "top_k": 10**5000, "repeat_last_n": 10**30}
+    assert fresh(llm, **huge, **options) == fresh(llm, **huge | {"frequency_penalty": 1e30},
+                                                  **options)  # fmt: skip
+    for wrong in (10**400, -(10**400), 10**5000):
+        with pytest.raises(SettingError, match="repeat_penalty is "):
+            llm.generate(PROMPT, repeat_penalty=wrong)
+
+
+def test_top_logprobs_has_one_limit_however_logprobs_is_said(llm):
+    for logprobs in (True, 1, 0):
+        fresh(llm, max_tokens=1, logprobs=logprobs, top_logprobs=5, **GREEDY)
+        assert len(llm.timing.logprobs[0].top) == 5
+        with pytest.raises(SettingError, match="top_logprobs is 1001") as caught:
+            llm.generate(PROMPT, logprobs=logprobs, top_logprobs=1001)
+        assert "at most 1000" in caught.value.remedy
+
+
+def test_what_a_criterion_returns_is_true_or_false(llm):
+    def several(ids, scores):
+        return np.array([True, False])
+
+    with pytest.raises(LayoutError, match="criterion returned"):
+        fresh(llm, stopping_criteria=several)
+    assert fresh(llm, stopping_criteria=lambda ids, scores: np.array([True])) == ""
+    assert fresh(llm, stopping_criteria=lambda ids, scores: re.search("a", "a")) == ""
 
 
 # --- Drafts and resumption ------------------------------------------------------------------------
@@ -245,6 +285,13 @@ def test_several_texts_read_their_prompt_once(llm):
     fresh(llm, n=3, max_tokens=4, **GREEDY)
 
     assert llm.timing.reused_tokens == len(PROMPT) - 1
+
+
+def test_the_seeds_of_all_texts_are_checked_before_the_first(llm):
+    llm.reset()
+    with pytest.raises(SettingError, match="seed"):
+        llm.generate(PROMPT, n=2, seed=2**128 - 1, max_tokens=1)
+    assert llm.n_tokens == 0
 
 
 @pytest.mark.parametrize("n", [0, -1, 1001, 1.5, "2", True])

@@ -22,8 +22,7 @@ STOPS = {
 # Arguments of the constructor that npurt does not have, and the values that change nothing.
 MODEL_DEFAULTS: dict[str, Any] = {
     "attention_type": -1, "chat_handler": None, "kv_overrides": None,
-    "logits_all": False, "lora_base": None,
-    "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
+    "lora_base": None, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
     "spm_infill": False, "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
     "yarn_beta_slow": 1.0, "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,
 }  # fmt: skip
@@ -112,22 +111,6 @@ def sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     refuse(given, DEFAULTS)
     return {name: given[name] for name in SAMPLING if name in given}
-
-
-def alternatives(logprobs: int | bool | None, top: int | None = None) -> int | None:
-    """Return how many likeliest tokens to keep with each token; None: no log probabilities.
-
-    Args:
-        logprobs: That number, of a completion; whether to keep them, of a chat.
-        top: The number, of a chat.
-    """
-    if logprobs is None or logprobs is False:
-        return None
-    return (
-        integer("logprobs", logprobs, 0)
-        if logprobs is not True
-        else integer("top_logprobs", top or 0, 0)
-    )
 
 
 def seed_of(seed: int) -> int | None:

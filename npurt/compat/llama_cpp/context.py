@@ -87,6 +87,7 @@ class OpenModel:
             )
         self.chat_format = chat_format
         self.verbose = flag("verbose", verbose)
+        flag("logits_all", logits_all)
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)

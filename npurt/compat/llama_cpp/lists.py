@@ -9,6 +9,7 @@ import numpy as np
 
 from npurt.compat.sampling import F32, Criterion, Ids, Processor
 from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar
+from npurt.llm.decode.samplers.checks import says_end
 from npurt.llm.state.state import Snapshot
 from npurt.runtime.open.arguments import require_path
 
@@ -31,7 +32,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
     def __call__(self, input_ids: Ids, logits: F32) -> bool:
         """Return whether one of them says so."""
-        return any(criterion(input_ids, logits) for criterion in self)
+        return any(says_end(criterion, input_ids, logits) for criterion in self)
 
 
 class MinTokensLogitsProcessor:

@@ -9,7 +9,6 @@ from npurt.compat.llama_cpp.arguments import (
     ChatOptions,
     TextOptions,
     all_stops,
-    alternatives,
     limit,
     missing,
     refuse,
@@ -30,7 +29,7 @@ from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp, brief
 from npurt.llm.decode.embed import Embedding, as_openai
 from npurt.llm.decode.generate import Generation, Timing
-from npurt.llm.decode.options import Request
+from npurt.llm.decode.options import Request, top_logprobs_of
 from npurt.llm.decode.stops import stop_texts
 from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
 from npurt.runtime.open.arguments import flag, integer
@@ -198,7 +197,7 @@ class Llama(OpenModel):
         else:
             ids = self._llm.model.valid(prompt)
             begin = self.detokenize(ids).decode(errors="replace")
-        top = alternatives(logprobs)
+        top = top_logprobs_of(logprobs, None)
         echo = flag("echo", echo)
         if echo and top is not None:
             raise missing("logprobs with echo")
@@ -268,7 +267,8 @@ class Llama(OpenModel):
         request = self._request(temperature, seed, **sampling(locals()))
         ids = self._llm.apply_chat_template(messages, tools=tools)
         stops = all_stops(stop, self.chat_format)
-        top = alternatives(logprobs, top_logprobs)
+        alone = logprobs is None or logprobs is False
+        top = top_logprobs_of(logprobs, None if alone else top_logprobs)
         sampler = self._sampler(request, ids)
         pieces = iter(self._generation(ids, sampler, stops, max_tokens, top))
         read = None if top is None else Logprobs(self._piece).of_chat

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, SettingError
+from npurt.errors import LayoutError, SettingError, brief
 from npurt.llm.decode.samplers.checks import checked_biases, finite
 from npurt.runtime.open.arguments import integer, optional_integer
 
@@ -254,4 +254,4 @@ def _last(tokens: Array, count: int | None) -> Array:
 
 def _require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
-        raise SettingError(f"{name} is {value!r}", remedy=f"{name} must be {allowed}")
+        raise SettingError(f"{name} is {brief(value)}", remedy=f"{name} must be {allowed}")

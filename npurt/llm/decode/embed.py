@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard, cast, overload
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from npurt import moved
 from npurt.device import F32
-from npurt.errors import ContextFull, LayoutError, ModelFormatError
+from npurt.errors import ContextFull, LayoutError, ModelFormatError, brief
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
@@ -154,7 +154,7 @@ class Embedder:
         """
         self._model.require_open()
         normalize, truncate = flag("normalize", normalize), flag("truncate", truncate)
-        texts = listed("texts", texts, "a text, token ids, or a list of these")
+        texts = _texts(texts)
         chosen = pooling_of(pooling, self._model.file.metadata)
         if chosen is Pooling.RANK:
             self._require_classifier()
@@ -357,5 +357,25 @@ def unit(x: F64) -> F64:
 
 def _is_ids(texts: Any) -> TypeGuard[Sequence[int]]:
     """Return whether *texts* is a flat list of token ids."""
-    has_members = texts.ndim > 0 if isinstance(texts, np.ndarray) else isinstance(texts, Sequence)
-    return has_members and len(texts) > 0 and isinstance(texts[0], SupportsIndex)
+    if not isinstance(texts, Sequence | np.ndarray) or getattr(texts, "ndim", 1) != 1:
+        return False
+    return (
+        len(texts) > 0 and isinstance(texts[0], SupportsIndex) and not hasattr(texts[0], "__len__")
+    )
+
+
+def _texts(given: Any) -> list[Text]:
+    """Return the texts of a list, which is not flat and has an order.
+
+    Raises:
+        LayoutError: It is something else.
+    """
+    unordered = isinstance(given, str | bytes | bytearray | Set | Mapping)
+    try:
+        if not unordered:
+            return list(given)
+    except TypeError:
+        pass
+    raise LayoutError(
+        f"the texts are {brief(given)}", remedy="pass a text, token ids, or a list of these"
+    )

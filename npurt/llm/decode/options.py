@@ -1,12 +1,12 @@
 """The options of `Llama.generate` and `Llama.chat`: names as in llama-cpp-python and OpenAI."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypedDict, TypeVar
 
 import numpy as np
 
-from npurt.errors import SettingError, UnsupportedOp, brief
+from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
@@ -110,7 +110,7 @@ class Request:
             stops=stops,
             stop_ids=stop_ids,
             max_tokens=none_at_minus_one("max_tokens", given.get("max_tokens")),
-            top_logprobs=_top_logprobs(given.get("logprobs"), given.get("top_logprobs")),
+            top_logprobs=top_logprobs_of(given.get("logprobs"), given.get("top_logprobs")),
             processors=functions("logits_processor", given.get("logits_processor")),
             criteria=functions("stopping_criteria", given.get("stopping_criteria")),
             ignore_eos=flag("ignore_eos", given.get("ignore_eos")),
@@ -130,7 +130,13 @@ class Request:
         return replace(self, sampling=replace(self.sampling, seed=seed + i))
 
     def sampler(self, tokenizer: Tokenizer, prompt: int, kind: type[S]) -> S:
-        """Return a sampler, a *kind* of `Sampler`, for a *prompt* of so many tokens."""
+        """Return a sampler, a *kind* of `Sampler`, for a *prompt* of so many tokens.
+
+        Raises:
+            LayoutError: An id of *logit_bias* or *stop* is not in the vocabulary.
+        """
+        _require_known("logit_bias", self.sampling.logit_bias, tokenizer)
+        _require_known("stop", self.stop_ids, tokenizer)
         texts = self.sampling.dry_sequence_breakers if self.sampling.dry_multiplier > 0 else ()
         never = tokenizer.never_sampled
         return kind(
@@ -142,6 +148,15 @@ class Request:
             ends=tokenizer.eog | self.stop_ids,
             begins=prompt + self.min_tokens,
             constraint=Constraint(self.grammar, tokenizer, prompt) if self.grammar else None,
+        )
+
+
+def _require_known(name: str, ids: Iterable[int], tokenizer: Tokenizer) -> None:
+    wrong = max(ids, default=0)
+    if wrong >= tokenizer.n_vocab:
+        raise LayoutError(
+            f"{name} has token id {wrong}, which is not in the vocabulary of {tokenizer.n_vocab}",
+            remedy="pass ids from tokenize() of this model",
         )
 
 
@@ -163,9 +178,17 @@ def asks_for_nothing(value: Any, neutral: Any) -> bool:
     return value is None or (alike and not isinstance(value, np.ndarray) and bool(value == neutral))
 
 
-def _top_logprobs(logprobs: bool | int | None, top: int | None) -> int | None:
-    """Return how many alternatives of each token to keep; None: no log probabilities."""
-    count = optional_integer("top_logprobs", top, 0)
+def top_logprobs_of(logprobs: Any, top: Any) -> int | None:
+    """Return how many likeliest tokens to keep with each token; None: no log probabilities.
+
+    Args:
+        logprobs: Whether to keep them; or the number, as of a completion.
+        top: The number, as of a chat, which counts more.
+
+    Raises:
+        SettingError: One is no number up to `MAX_TOP_LOGPROBS`, or *top* is there alone.
+    """
+    count = None if top is None else integer("top_logprobs", top, 0, MAX_TOP_LOGPROBS)
     if logprobs is None or logprobs is False:
         if count is not None:
             raise SettingError(
@@ -173,7 +196,5 @@ def _top_logprobs(logprobs: bool | int | None, top: int | None) -> int | None:
                 remedy="pass logprobs=True as well",
             )
         return None
-    if logprobs is not True:
-        number = integer("logprobs", logprobs, 0, MAX_TOP_LOGPROBS)
-        return number if count is None else count
-    return integer("top_logprobs", count or 0, 0, MAX_TOP_LOGPROBS)
+    number = 0 if logprobs is True else integer("logprobs", logprobs, 0, MAX_TOP_LOGPROBS)
+    return number if count is None else count

@@ -24,7 +24,7 @@ from npurt.llm.decode.samplers.candidates import (
     check_ids,
 )
 from npurt.llm.decode.samplers.chain import changes, filters
-from npurt.llm.decode.samplers.checks import returned, unusable
+from npurt.llm.decode.samplers.checks import returned, says_end, unusable
 from npurt.llm.decode.samplers.draw import Draws
 from npurt.llm.decode.samplers.settings import Sampling as Sampling
 
@@ -88,7 +88,9 @@ class Sampler:
             GrammarError: The grammar lets no token follow.
             NumericsError: A logit is NaN or +inf, or all tokens are excluded.
         """
-        if self.criteria and any(end(_array(history), logits.copy()) for end in self.criteria):
+        if self.criteria and any(
+            says_end(each, _array(history), logits.copy()) for each in self.criteria
+        ):
             return NO_TOKEN
         allowed = None
         if self.constraint is not None:

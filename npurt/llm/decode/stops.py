@@ -54,7 +54,7 @@ def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
     texts: list[Any] = []
     for one in given:
         (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
-    return stop_texts(texts), frozenset(integer("a stop id", one, 0, MAX_TOKENS) for one in ids)
+    return stop_texts(texts), frozenset(integer("a stop id", one, 0, MAX_TOKENS - 1) for one in ids)
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:

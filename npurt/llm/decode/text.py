@@ -142,7 +142,8 @@ class TextGenerator:
                 "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
                 "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
             n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on; several come
-                as a list, and ``timing`` is that of the last one.  Not with *stream*.
+                as a list, and ``timing``, with its log probabilities, is that of the last one.
+                Not with *stream*.
             echo: Begin each text with the prompt.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
@@ -163,7 +164,8 @@ class TextGenerator:
         request = Request.of(options | unknown, self.seed)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
         begin = "" if not echo else prompt if isinstance(prompt, str) else self.detokenize(ids)
-        texts = (self._pieces(request.nth(i), ids, begin) for i in range(count))
+        requests = [request.nth(i) for i in range(count)]
+        texts = (self._pieces(each, ids, begin) for each in requests)
         if stream:
             return next(texts)
         with self._model.lock:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -177,6 +177,8 @@ class Model:
         """
         if isinstance(ids, bytes | bytearray):
             raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
+        if isinstance(ids, Set | Mapping):
+            raise LayoutError(f"token ids are {brief(ids)}, without an order", remedy="pass a list")
         try:
             tokens = [operator.index(i) for i in ids]
         except TypeError as error:

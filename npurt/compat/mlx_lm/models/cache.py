@@ -138,7 +138,7 @@ def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool =
                 cache.snapshot = Snapshot(seen, arrays, own, integers, bytes.fromhex(model))
     except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile) as error:
         raise StateFormatError(
-            f"{file_name} holds no prompt cache: {error}",
+            f"{brief(file_name)} holds no prompt cache: {error}",
             remedy="pass a file that npurt's save_prompt_cache wrote",
         ) from error
     return ([cache], about["metadata"]) if return_metadata else [cache]

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
+from npurt.llm.text.vocabulary import MAX_TOKENS
 from npurt.runtime.open.arguments import integer, listed
 
+LONGEST_ID = 20  # digits of a token id
 MOST = float(np.finfo(np.float32).max)  # the largest finite logit
 
 
@@ -71,8 +73,10 @@ def checked_biases(biases: Any) -> dict[int, float]:
         )
     checked: dict[int, float] = {}
     for token, bias in biases.items():
-        digits = isinstance(token, str) and token.isdecimal()
-        number = integer("a token id of logit_bias", int(token) if digits else token, 0)
+        digits = isinstance(token, str) and token.isdecimal() and len(token) <= LONGEST_ID
+        number = integer(
+            "a token id of logit_bias", int(token) if digits else token, 0, MAX_TOKENS - 1
+        )
         if isinstance(bias, Real) and as_float(bias) < -MOST:
             checked[number] = -np.inf
         else:
@@ -98,6 +102,21 @@ def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     raise LayoutError(
         f"a logits processor returned {what}", remedy="return the logits that it got, changed"
     )
+
+
+def says_end(criterion: Callable[..., Any], ids: npt.NDArray[np.intc], logits: Any) -> bool:
+    """Return whether a stopping *criterion* ends the text before the token of *logits*.
+
+    Raises:
+        LayoutError: What it returned is neither true nor false, such as an array of several values.
+    """
+    said = criterion(ids, logits)
+    try:
+        return bool(said)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(
+            f"a stopping criterion returned {brief(said)}", remedy="return True or False"
+        ) from error
 
 
 def unusable(what: str) -> NumericsError:

@@ -7,8 +7,10 @@ from numbers import Real
 
 from npurt.errors import SettingError, brief
 from npurt.llm.decode.samplers.checks import MOST, as_float, checked_biases
+from npurt.llm.text.tokenizer import SURROGATE
 from npurt.runtime.open.arguments import integer, listed, optional_integer
 
+TEXTS = "a list of texts that are not empty and have no lone surrogates"
 MAX_SEED = (1 << 128) - 1
 # The numbers among the settings: least, most, and whether these two are allowed.
 RANGES = {
@@ -93,10 +95,12 @@ class Sampling:
         _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
         texts = self.dry_sequence_breakers
         if not isinstance(texts, str):
-            texts = listed("dry_sequence_breakers", texts, "a list of texts that are not empty")
+            texts = listed("dry_sequence_breakers", texts, TEXTS)
             object.__setattr__(self, "dry_sequence_breakers", tuple(texts))
-        right = not isinstance(texts, str) and all(isinstance(text, str) and text for text in texts)
-        _check("dry_sequence_breakers", texts, right, "a list of texts that are not empty")
+        right = not isinstance(texts, str) and all(
+            isinstance(text, str) and text and not SURROGATE.search(text) for text in texts
+        )
+        _check("dry_sequence_breakers", texts, right, TEXTS)
         object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias))
 
 
