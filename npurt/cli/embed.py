@@ -69,7 +69,9 @@ def _texts(args: argparse.Namespace) -> list[str]:
     if text is None:
         if args.file is None and sys.stdin.isatty():
             args.usage_error("there is no text: give -p TEXT, -f FILE, or lines on standard input")
-        text = options.text_of(args.file or "-").removesuffix("\n")
+        text = options.text_of(args.file or "-").removeprefix("\ufeff").removesuffix("\n")
+        if not text:
+            args.usage_error(f"{args.file or 'standard input'} has no text")
     if not args.embd_separator:
         args.usage_error("--embd-separator is empty")
     return str(text).split(args.embd_separator)

@@ -315,6 +315,13 @@ def test_embed_prints_a_line_for_each_line_of_text(npurt, tmp_path):
         result = npurt("embed", "-m", MODEL, *source, stdin=stdin)
         assert result.code == 0
         np.testing.assert_allclose(rows(result.out), wanted, rtol=1e-6)
+    marked, empty = tmp_path / "marked.txt", tmp_path / "empty.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    plain = npurt("embed", "-m", MODEL, "-f", path).out
+    assert npurt("embed", "-m", MODEL, "-f", marked).out == plain
+    empty.write_bytes(b"")
+    refused = npurt("embed", "-m", MODEL, "-f", empty)
+    assert (refused.code, "has no text" in refused.err) == (2, True)
     out = npurt("embed", "-m", MODEL, "-f", path, "--embd-normalize", -1).out
     np.testing.assert_allclose(rows(out), as_it_is, rtol=1e-6)
     out = npurt("embed", "-m", MODEL, "-f", path, "--pooling", "last").out

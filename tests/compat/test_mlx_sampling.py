@@ -126,3 +126,21 @@ def test_processors_see_the_tokens_of_the_prompt_and_the_text(pair, own):
 def test_functions_that_return_something_else_are_refused(pair, options):
     with pytest.raises(LayoutError, match="returned"):
         generate(*pair, PROMPT, **options)
+
+
+def test_a_tiny_temperature_takes_the_best_token():
+    logprobs = np.log(np.array([[0.2, 0.5, 0.3]]))
+    for temp in (1e-320, 1e-30):
+        assert make_sampler(temp, seed=1)(logprobs).tolist() == [1]
+
+
+def test_seeds_and_special_tokens_are_checked():
+    for seed in (-1, 1.5, "x"):
+        with pytest.raises(SettingError, match="seed"):
+            make_sampler(0.5, seed=seed)
+    logprobs = np.log(np.array([[0.2, 0.5, 0.3]]))
+    with pytest.raises(LayoutError, match="xtc_special_tokens has 3"):
+        sampling.apply_xtc(logprobs, 1.0, 0.1, [3])
+    with pytest.raises(SettingError, match="xtc_special_tokens"):
+        sampling.apply_xtc(logprobs, 1.0, 0.1, [0.5])
+    assert np.isneginf(sampling.apply_xtc(logprobs, 1.0, 0.1, [2])).tolist() == [[0, 1, 0]]

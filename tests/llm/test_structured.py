@@ -175,3 +175,13 @@ def test_a_grammar_of_one_text_of_an_engine_changes_no_other():
         assert [request.text() for request in requests] == alone
         with pytest.raises(GrammarError, match="lets none follow"):
             broken.text()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(npurt.Grammar.from_regex, "\ud800"), (npurt.Grammar.from_gbnf, 'root ::= "\ud800"'),
+     (npurt.Grammar.from_lark, 'start: "\ud800"')],
+)  # fmt: skip
+def test_a_lone_surrogate_in_a_grammar_is_named(make, text):
+    with pytest.raises(GrammarError, match=f"character {text.index(chr(0xD800))} of .* surrogate"):
+        make(text)

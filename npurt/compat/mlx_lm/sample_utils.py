@@ -62,7 +62,7 @@ def make_sampler(
     _require("xtc_threshold", xtc_threshold, 0 <= xtc_threshold <= 0.5, "0 to 0.5")
     if temp == 0:
         return lambda logprobs: np.argmax(logprobs, axis=-1)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(optional_integer("seed", seed, 0))
 
     def sampler(logprobs: Array) -> Array:
         kept = np.array(logprobs, np.float64)
@@ -76,7 +76,10 @@ def make_sampler(
         if top_k > 0:
             kept = apply_top_k(kept, top_k)
         # The maximum of logits plus Gumbel noise is a draw from their softmax.
-        chosen: Array = np.argmax(kept / temp + random.gumbel(size=kept.shape), axis=-1)
+        below = kept - kept.max(axis=-1, keepdims=True)  # 0 at the best, whatever *temp* is
+        with np.errstate(over="ignore"):
+            scaled = np.where(below < 0, below / temp, 0.0)
+        chosen: Array = np.argmax(scaled + random.gumbel(size=kept.shape), axis=-1)
         return chosen
 
     return sampler
@@ -145,7 +148,14 @@ def apply_xtc(
     chances /= chances.sum(axis=-1, keepdims=True)
     least = np.where(chances > xtc_threshold, chances, np.inf).min(axis=-1, keepdims=True)
     left_out = chances > least
-    left_out[..., list(xtc_special_tokens)] = False
+    special = [integer("one of xtc_special_tokens", i, 0) for i in xtc_special_tokens]
+    if max(special, default=0) >= logits.shape[-1]:
+        raise LayoutError(
+            f"xtc_special_tokens has {brief(max(special))}, which is not one of "
+            f"{logits.shape[-1]} tokens",
+            remedy="use ids of the model's tokens",
+        )
+    left_out[..., special] = False
     return np.where(left_out, -np.inf, logits)
 
 

@@ -359,9 +359,8 @@ def _is_ids(texts: Any) -> TypeGuard[Sequence[int]]:
     """Return whether *texts* is a flat list of token ids."""
     if not isinstance(texts, Sequence | np.ndarray) or getattr(texts, "ndim", 1) != 1:
         return False
-    return (
-        len(texts) > 0 and isinstance(texts[0], SupportsIndex) and not hasattr(texts[0], "__len__")
-    )
+    first = texts[0] if len(texts) else None
+    return isinstance(first, SupportsIndex) and not isinstance(first, np.ndarray)
 
 
 def _texts(given: Any) -> list[Text]:

@@ -18,7 +18,7 @@ from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
 
 # Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
-# values that ask for nothing.
+# values that change nothing.
 MISSING: dict[str, Any] = {
     "best_of": 1, "echo": False, "function_call": None, "functions": None, "mirostat_eta": 0.1,
     "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "suffix": None, "tfs_z": 1.0,
@@ -32,7 +32,7 @@ Stop = str | int | Sequence[str | int]
 
 
 class Options(TypedDict, total=False):
-    """The options of `Llama.generate` and `Llama.chat`; None is the default of each."""
+    """The options of `Llama.generate` and `Llama.chat`.  One that is None has its default."""
 
     max_tokens: int | None
     temperature: float | None
@@ -161,14 +161,15 @@ def _require_known(name: str, ids: Iterable[int], tokenizer: Tokenizer) -> None:
 
 
 def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *options* without those of `MISSING`, which must ask for nothing.
+    """Return *options* without those of `MISSING`, which must not change anything.
 
     Raises:
         UnsupportedOp: One does not.
     """
     for name in MISSING.keys() & options.keys():
         if not asks_for_nothing(options[name], MISSING[name]):
-            raise UnsupportedOp(f"npurt does not have {name} yet", remedy=f"leave {name} out")
+            who = "an engine" if name in ("n", "echo") else "npurt"  # Llama.generate has these
+            raise UnsupportedOp(f"{who} does not have {name} yet", remedy=f"leave {name} out")
     return {name: value for name, value in options.items() if name not in MISSING}
 
 

@@ -146,7 +146,7 @@ class Sampler:
         excluded = self._barred(text.history)
         if self._row.shape != logits.shape:
             self._row = np.empty_like(logits)
-        check_ids("what must not be sampled", excluded, len(logits))
+        check_ids("the list of tokens that must not be sampled", excluded, len(logits))
         np.copyto(self._row, logits)
         self._row[excluded] = -np.inf
         if allowed is not None:

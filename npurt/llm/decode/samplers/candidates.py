@@ -98,6 +98,6 @@ def check_ids(what: str, ids: Ids, count: int) -> None:
     """
     if len(ids) and not 0 <= ids.min() <= ids.max() < count:
         raise LayoutError(
-            f"{what} goes from {ids.min()} to {ids.max()}, for {count} logits",
+            f"{what} has ids from {ids.min()} to {ids.max()}, but there are {count} logits",
             remedy="pass ids of this model's vocabulary, and logits of all of it",
         )
