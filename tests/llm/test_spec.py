@@ -89,7 +89,7 @@ def test_draft_tokens_end_where_they_are_not_worth_their_time(chances, most, mad
     speculator = Speculator(Certain([]), 8)
     speculator.controller = SimpleNamespace(thresholds=Thresholds(draft=0.85, verify=0.25))
 
-    assert speculator._draft([1], most) == (list(range(made)), asked)
+    assert speculator._draft([1], most, None) == (list(range(made)), asked)
     assert len(seen) == asked
 
 
