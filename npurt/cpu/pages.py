@@ -116,10 +116,18 @@ class PageList:
 
     def needed(self, start: int, end: int) -> int:
         """Return how many pages to take before positions from *start* to *end* are written."""
+        if self._has(start, end):
+            return 0
         pages, before = self._pages, start // self._pages.size
         kept = min(pages.count(start), self._count)
         copied = int(kept > before and pages.is_shared(int(self._numbers[before])))
         return copied + pages.count(end) - kept - self.alone(kept)
+
+    def _has(self, start: int, end: int) -> bool:
+        """Say whether all these positions are in the last page, which nobody else has."""
+        last, size = self._count - 1, self._pages.size
+        inside = size * last <= start < end <= size * (last + 1)
+        return inside and not self._pages.is_shared(int(self._numbers[last]))
 
     def alone(self, first: int = 0) -> int:
         """Return how many pages, from that with number *first* on, nobody else has."""
@@ -132,6 +140,8 @@ class PageList:
         Raises:
             OutOfPages: There are too few; nothing has changed.
         """
+        if self._has(start, end):
+            return
         pages, (before, inside) = self._pages, divmod(start, self._pages.size)
         pages.require(self.needed(start, end))
         self.truncate(start)

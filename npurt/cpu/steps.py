@@ -54,6 +54,7 @@ class Steps:
         self._steps: list[Step] = []
         self._replays: list[Step] = []  # of delta nets alone
         self._output = -1  # the step with the product that makes the output
+        self._out: F32 | None = None  # where that works
 
     def __iter__(self) -> Iterator[Step]:
         return iter((*self._steps, *self._replays))
@@ -87,8 +88,10 @@ class Steps:
 
     def redirect(self, out: F32) -> None:
         """Let the product that makes the output, and what follows it, work in *out*."""
-        for step in self._steps[self._output :]:
-            step.redirect_last(out)
+        if out is not self._out:
+            for step in self._steps[self._output :]:
+                step.redirect_last(out)
+        self._out = out
 
     def verify(self, sampler: Sampler) -> None:
         """Have results checked that *sampler* chooses."""

@@ -9,7 +9,7 @@ import pytest
 
 import npurt
 from npurt.errors import ModelFormatError, NotOffloaded
-from npurt.llm.arch import ARCHITECTURES
+from npurt.llm.arch import ARCHITECTURES, find
 from tests.llm import gguf_files as raw
 from tests.llm import reference, tiny, variants
 from tests.llm.reference import nmse
@@ -283,4 +283,4 @@ def test_each_architecture_is_named_as_files_name_it():
         "mistral3", "nomic-bert", "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe",
         "qwen3next", "qwen35", "qwen35moe", "smollm3",
     }  # fmt: skip
-    assert all(name == architecture.name for name, architecture in ARCHITECTURES.items())
+    assert all(name == find(name).name for name in ARCHITECTURES)

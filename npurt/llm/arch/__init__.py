@@ -4,56 +4,35 @@
 May import the rooms `file` and `state`.  Begin with `architecture`.
 """
 
+from importlib import import_module
+
 from npurt.errors import ModelFormatError
-from npurt.llm.arch import (
-    bert,
-    exaone4,
-    gemma,
-    glm4,
-    gpt_oss,
-    granite,
-    lfm2,
-    llama,
-    mistral3,
-    nomic_bert,
-    olmo2,
-    phi3,
-    qwen2,
-    qwen2moe,
-    qwen3,
-    qwen3moe,
-    qwen3next,
-    qwen35,
-    qwen35moe,
-    smollm3,
-)
 from npurt.llm.arch.architecture import Architecture
 
+# The module of each architecture here, and its name there unless that is ARCHITECTURE.  Only the
+# module of the model's architecture is imported.
 ARCHITECTURES = {
-    architecture.name: architecture
-    for architecture in (
-        bert.ARCHITECTURE,
-        exaone4.ARCHITECTURE,
-        gemma.GEMMA2,
-        gemma.GEMMA3,
-        glm4.ARCHITECTURE,
-        gpt_oss.ARCHITECTURE,
-        granite.ARCHITECTURE,
-        lfm2.ARCHITECTURE,
-        llama.ARCHITECTURE,
-        mistral3.ARCHITECTURE,
-        nomic_bert.ARCHITECTURE,
-        olmo2.ARCHITECTURE,
-        phi3.ARCHITECTURE,
-        qwen2.ARCHITECTURE,
-        qwen2moe.ARCHITECTURE,
-        qwen3.ARCHITECTURE,
-        qwen3moe.ARCHITECTURE,
-        qwen3next.ARCHITECTURE,
-        qwen35.ARCHITECTURE,
-        qwen35moe.ARCHITECTURE,
-        smollm3.ARCHITECTURE,
-    )
+    "bert": "bert",
+    "exaone4": "exaone4",
+    "gemma2": "gemma:GEMMA2",
+    "gemma3": "gemma:GEMMA3",
+    "glm4": "glm4",
+    "gpt-oss": "gpt_oss",
+    "granite": "granite",
+    "lfm2": "lfm2",
+    "llama": "llama",
+    "mistral3": "mistral3",
+    "nomic-bert": "nomic_bert",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3moe",
+    "qwen3next": "qwen3next",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35moe",
+    "smollm3": "smollm3",
 }
 
 
@@ -68,4 +47,7 @@ def find(name: str) -> Architecture:
             f"npurt does not run models of architecture {name!r}",
             remedy=f"use a file of one of: {', '.join(ARCHITECTURES)}",
         )
-    return ARCHITECTURES[name]
+    module, _, attribute = ARCHITECTURES[name].partition(":")
+    found = getattr(import_module(f"{__name__}.{module}"), attribute or "ARCHITECTURE")
+    assert isinstance(found, Architecture)
+    return found

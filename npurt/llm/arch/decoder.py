@@ -79,7 +79,8 @@ class Decoder:
             The values that runs return, by name; None when a device failed and the states of all
             sequences are lost.
         """
-        logits = out[: sum(chunk.wanted for chunk in chunks)]
+        wanted = sum([chunk.wanted for chunk in chunks])
+        logits = out if wanted == len(out) else out[:wanted]  # the same array is not set up again
         tokens = np.fromiter(_joined(chunk.ids for chunk in chunks), np.int32)
         made = self._executor.run({"tokens": tokens}, rows_of(chunks), {"logits": logits})
         if made is None:

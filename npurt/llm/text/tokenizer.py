@@ -14,7 +14,7 @@ import re
 import threading
 from array import array
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, repeat
 from typing import Self
 
 import numpy as np
@@ -56,7 +56,14 @@ class Tokenizer:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, encoder: Encoder, *, add_bos: bool, add_eos: bool, strip: bool
+        self,
+        vocabulary: Vocabulary,
+        ids: dict[str, int],
+        encoder: Encoder,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        strip: bool,
     ) -> None:
         """Use `from_gguf`."""
         self.n_vocab = len(vocabulary.tokens)
@@ -67,7 +74,7 @@ class Tokenizer:
         self.eog = vocabulary.ends
         self.never_sampled = vocabulary.never
         self.control = vocabulary.control
-        self._letters = _letters(vocabulary)
+        self._letters = _letters(vocabulary, ids)
         self._pieces = Pieces(vocabulary)
         self._strip = strip
         self._encoder = encoder
@@ -105,7 +112,7 @@ class Tokenizer:
                 "the file wants a BOS token but names none", remedy=CONVERT_AGAIN
             )
         add_eos = wordpiece or optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
-        return cls(vocabulary, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
+        return cls(vocabulary, ids, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the ids of *text*.
@@ -200,7 +207,7 @@ def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
         raise ModelFormatError(
             f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
         )
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
+    merges = [(left, right) for left, _, right in map(str.partition, given, repeat(" "))]
     for texts in (chain.from_iterable(merges), map("".join, merges)):
         if not all(map(ids.__contains__, texts)):
             wrong = next(i for i, m in enumerate(merges) if not {*m, "".join(m)} <= ids.keys())
@@ -304,20 +311,22 @@ def _merges(
     return [(tokens[lefts[i]], tokens[rights[i]]) for i in order.tolist()]
 
 
-def _letters(vocabulary: Vocabulary) -> dict[int, list[int]]:
+def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]]:
     """Return the letters of each markup token, as ids of text.
 
     A file may have merges that make markup from text.  `encode` then replaces it by its letters.
     """
-    tokens = enumerate(vocabulary.tokens)
-    ids = {text: i for i, text in tokens if len(text) == 1 and i not in vocabulary.control}
     markup = {i: vocabulary.tokens[i] for i in vocabulary.control if vocabulary.model == BPE}
-    return {i: [ids[c] for c in text if c in ids] for i, text in markup.items() if len(text) > 1}
+    letters = {c: ids[c] for text in markup.values() for c in text if c in ids}
+    letters = {c: i for c, i in letters.items() if i not in vocabulary.control}
+    return {
+        i: [letters[c] for c in text if c in letters] for i, text in markup.items() if len(text) > 1
+    }
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return text -> id, without texts that are not UTF-8, to which no text encodes."""
-    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
     if SURROGATE.search("".join(vocabulary.tokens)):
         for text in filter(SURROGATE.search, vocabulary.tokens):
             del ids[text]

@@ -136,7 +136,9 @@ def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDAr
 
 def _distinct(texts: StringArray) -> list[str]:
     """Return *texts*, with a name for empty ones; refuse a text that occurs twice."""
-    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+    tokens = list(texts)
+    if "" in tokens:
+        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
     if not tokens or len(set(tokens)) < len(tokens):
         raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
     return tokens
