@@ -51,7 +51,10 @@ def load(parser: Any, path: Path, what: str) -> Any:
         remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
     if not path.exists():
         raise DeviceNotFound(f"cannot load {what}: there is no {path}", remedy=remedy)
+    # Functions of it are called until the process ends, such as those that free memory: Python
+    # may drop the library before their last call.
+    flags = parser.RTLD_NOW | parser.RTLD_NODELETE
     try:
-        return parser.dlopen(str(path))
+        return parser.dlopen(str(path), flags)
     except OSError as error:
         raise DeviceNotFound(f"cannot load {what}: {error}", remedy=remedy) from error

@@ -63,7 +63,12 @@ def watched(names, others=(), after=""):
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
-        env=os.environ | {"PYTHONPATH": str(PROJECT), "NPURT_DEBUG": "nonsense"},
+        env=os.environ
+        | {
+            "PYTHONPATH": str(PROJECT),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a file of its own
+            "NPURT_DEBUG": "nonsense",
+        },
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])

@@ -28,6 +28,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 WHEEL = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 COMPILER = WHEEL["hooks"]["custom"]["compiler"]
+PAGE, PAGE_FILES = PROJECT / "npurt/serve/page", {".css", ".html", ".js", ".svg"}
 NEEDED = [COMPILER, "cffi>=1.16"]  # where something has to be compiled
 PLATFORMS = [f"linux-{target}" for target in build.TARGETS]
 HEXAGON = 164  # EM_QDSP6 of the ELF specification's list of machines
@@ -74,6 +75,7 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel, content, platfor
         *built,
         *WHEEL["force-include"].values(),
         "npurt/py.typed",
+        *(str(path.relative_to(PROJECT)) for path in PAGE.iterdir() if path.suffix in PAGE_FILES),
         *(f"{INFO}/{name}" for name in about),
     }
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from npurt.cli import options
+from npurt.errors import LayoutError
 
 POOLING = ("none", "mean", "cls", "last", "rank")
 
@@ -71,7 +72,9 @@ def _texts(args: argparse.Namespace) -> list[str]:
             args.usage_error("there is no text: give -p TEXT, -f FILE, or lines on standard input")
         text = options.text_of(args.file or "-").removeprefix("\ufeff").removesuffix("\n")
         if not text:
-            args.usage_error(f"{args.file or 'standard input'} has no text")
+            raise LayoutError(
+                f"{args.file or 'standard input'} has no text", remedy="give lines of text to embed"
+            )
     if not args.embd_separator:
         args.usage_error("--embd-separator is empty")
     return str(text).split(args.embd_separator)

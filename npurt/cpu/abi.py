@@ -57,7 +57,7 @@ def load(path: Path) -> Any:
     lib = library.load(ffi(), path, "the CPU kernels")
     try:
         have, want = lib.npurt_sizeof_op(), ffi().sizeof("npurt_op")
-    except AttributeError as error:
+    except (AttributeError, getattr(ffi(), "error", AttributeError)) as error:
         raise DeviceNotFound(
             f"{path} is not npurt's library of CPU kernels: {error}",
             remedy=f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries",

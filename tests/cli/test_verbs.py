@@ -321,7 +321,7 @@ def test_embed_prints_a_line_for_each_line_of_text(npurt, tmp_path):
     assert npurt("embed", "-m", MODEL, "-f", marked).out == plain
     empty.write_bytes(b"")
     refused = npurt("embed", "-m", MODEL, "-f", empty)
-    assert (refused.code, "has no text" in refused.err) == (2, True)
+    assert (refused.code, "has no text" in refused.err) == (1, True)
     out = npurt("embed", "-m", MODEL, "-f", path, "--embd-normalize", -1).out
     np.testing.assert_allclose(rows(out), as_it_is, rtol=1e-6)
     out = npurt("embed", "-m", MODEL, "-f", path, "--pooling", "last").out

@@ -5,15 +5,15 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from functools import cache
 from typing import Any, TypeVar
 
 from npurt.errors import GrammarError, UnsupportedOp
+from npurt.once import once
 
 T = TypeVar("T")
 
 
-@cache
+@once
 def llguidance() -> Any:
     """Return the package.
 
@@ -29,7 +29,7 @@ def llguidance() -> Any:
         ) from error
 
 
-@cache
+@once
 def limits() -> Any:
     """Return the limits of a parser.
 
