@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -22,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.errors import GrammarError, SettingError, UnsupportedOp
-from npurt.llm.decode.grammar import constraint, library
+from npurt.llm.decode.grammar import constraint
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar, grammar_of
 from npurt.llm.decode.grammar.vocabulary import Vocabulary
@@ -527,16 +528,12 @@ def test_a_panic_while_a_text_is_written_is_an_error(monkeypatch):
 
 def test_without_the_package_the_remedy_is_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    library.llguidance.cache_clear()
-    try:
-        for make in (Grammar.from_gbnf, Grammar.from_lark, Grammar.from_regex):
-            with pytest.raises(UnsupportedOp, match="llguidance") as caught:
-                make('root ::= "a"')
-            assert "npurt[structured]" in caught.value.remedy
-        with pytest.raises(UnsupportedOp, match="llguidance"):
-            grammar_of(None, {"type": "json_object"})
-    finally:
-        library.llguidance.cache_clear()
+    for make in (Grammar.from_gbnf, Grammar.from_lark, Grammar.from_regex):
+        with pytest.raises(UnsupportedOp, match="llguidance") as caught:
+            make('root ::= "a"')
+        assert "npurt[structured]" in caught.value.remedy
+    with pytest.raises(UnsupportedOp, match="llguidance"):
+        grammar_of(None, {"type": "json_object"})
 
 
 def test_a_grammar_that_takes_too_long_is_an_error(monkeypatch):
@@ -569,3 +566,33 @@ def test_a_tokenizer_is_not_kept():
     gc.collect()
 
     assert gone() is None
+
+
+def _references(count):
+    names = [f"a{i}" for i in range(count + 1)]
+    chain = {a: {"$ref": f"#/$defs/{b}"} for a, b in pairwise(names)}
+    return {"$defs": chain | {names[-1]: {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
+def _rules(count, name="r", more=""):
+    lines = [f"{name}{i}: {name}{i + 1}{more}\n" for i in range(count)]
+    return f"start: {name}0\n" + "".join(lines) + f'{name}{count}: "a"\n'
+
+
+def _terminals(count):
+    return _rules(count, "R", ' "b"')
+
+
+@pytest.mark.parametrize(
+    ("make", "chain"),
+    [
+        (Grammar.from_json_schema, _references),
+        (Grammar.from_lark, _rules),
+        (Grammar.from_lark, _terminals),
+    ],
+)
+def test_long_chains_of_rules_are_refused(make, chain):
+    """llguidance would exceed the stack, and end the process."""
+    assert make(chain(1000))
+    with pytest.raises(GrammarError, match="above 1500"):
+        make(chain(3000))

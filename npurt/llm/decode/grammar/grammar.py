@@ -16,6 +16,10 @@ MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known of that length 
 # The parser of a multiple of N has N states: 10,000 take 0.1 s and some MB, 1,000,000 half a
 # minute and 600 MB, which the limits of the package do not prevent.
 MAX_MULTIPLE = 10_000
+# llguidance calls itself for each rule that names the next one, and for each reference of a schema:
+# a chain of 3,000 exceeds the stack of a thread, and ends the process.
+MAX_RULES = 1500
+RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
 # Added to each grammar: where only one text may follow, any tokens of it may.  Otherwise llguidance
 # makes all of that text at once, of which a grammar of a kilobyte has gigabytes.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
@@ -97,6 +101,12 @@ class Grammar:
 
     @classmethod
     def _checked(cls, kind: str, text: str, lark: str) -> Self:
+        count = max(len(RULE.findall(lark)), lark.count('"$ref"'))
+        if count > MAX_RULES:
+            raise GrammarError(
+                f"the {kind} has {count} rules or references, above {MAX_RULES}",
+                remedy="use a simpler one",
+            )
         lark += NO_FORCING
         with no_panic(kind):
             failed, messages = llguidance().LLMatcher.validate_grammar_with_warnings(

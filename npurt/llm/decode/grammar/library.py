@@ -13,7 +13,6 @@ from npurt.once import once
 T = TypeVar("T")
 
 
-@once
 def llguidance() -> Any:
     """Return the package.
 
