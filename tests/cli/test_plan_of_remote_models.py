@@ -7,7 +7,8 @@ import pytest
 
 from npurt.errors import DownloadError, ModelFormatError
 from npurt.llm.file import remote
-from npurt.llm.file.gguf import GGUF, Incomplete, read_header
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import Incomplete, read_header
 from npurt.llm.file.remote import RemoteGGUF
 from npurt.models.location import look_up
 from tests.hub_server import REPO, Fault, answering

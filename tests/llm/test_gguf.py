@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError, ModelFormatError
-from npurt.llm.file.gguf import GGUF, read_header
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import read_header
 from npurt.quant.types import FORMATS
 from tests.llm import gguf_files as raw
 from tests.llm.gguf_files import File, Tensor

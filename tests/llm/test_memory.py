@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from npurt.errors import ModelFormatError
-from npurt.llm.file import gguf
-from npurt.llm.file.gguf import MAX_KEYS, MAX_TENSORS, read_header
+from npurt.llm.file import header
+from npurt.llm.file.header import MAX_KEYS, MAX_TENSORS, read_header
 from npurt.llm.file.string_array import StringArray
 from npurt.llm.text import tokenizer, vocabulary
 from npurt.llm.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def test_the_tables_of_a_header_cost_no_more_than_40_mib():
 
 def test_texts_cost_four_times_their_size_at_most(monkeypatch):
     """One character outside the basic plane makes Python keep four bytes for each."""
-    monkeypatch.setattr(gguf, "MAX_TEXT", 1 << 20)
+    monkeypatch.setattr(header, "MAX_TEXT", 1 << 20)
     text = "😀" + "a" * ((1 << 20) - 5)
     keys = [("t", raw.STRING, text[:-1000])]
     data = File(keys=keys, tensors=[]).encode()

@@ -18,7 +18,8 @@ from npurt.llm.convert.requantise import requantise
 from npurt.llm.convert.types import FILE_TYPES, type_of
 from npurt.llm.decode.model import Llama
 from npurt.llm.file import writer
-from npurt.llm.file.gguf import GGUF, read_header
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, write
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.llm.file.gguf import read_header
+from npurt.llm.file.header import read_header
 from npurt.llm.file.string_array import StringArray
 from tests.llm import gguf_files as raw
 

@@ -13,7 +13,7 @@ from npurt.cpu.rotation import rotations
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm.file.config import Config, Scaling
-from npurt.llm.file.gguf import DAMAGED
+from npurt.llm.file.header import DAMAGED
 
 F64 = npt.NDArray[np.float64]
 

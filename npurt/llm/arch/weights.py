@@ -8,7 +8,8 @@ import numpy.typing as npt
 from npurt.errors import ModelFormatError
 from npurt.graph.ops import Embedding, ExpertMatMul, MatMul
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
-from npurt.llm.file.gguf import DAMAGED, GGUF
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import DAMAGED
 from npurt.quant.tensor import QTensor
 
 

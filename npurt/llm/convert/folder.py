@@ -23,7 +23,7 @@ from npurt.llm.convert.settings import Settings, meaning
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
 from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.config import read_config
-from npurt.llm.file.gguf import read_header
+from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.quant.tensor import QTensor

@@ -15,7 +15,8 @@ import numpy as np
 
 from npurt.errors import ModelFormatError, NumericsError
 from npurt.llm.convert.settings import content_of
-from npurt.llm.file.gguf import GGUF, MAGIC
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import MAGIC
 from npurt.quant.canonical import F32
 
 SUMS, COUNTS = ".in_sum2", ".counts"

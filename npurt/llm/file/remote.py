@@ -5,7 +5,8 @@ from pathlib import Path
 
 from npurt.errors import ModelFormatError
 from npurt.llm.file import parts
-from npurt.llm.file.gguf import GGUF, Header, Incomplete, TensorInfo, read_header
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import Header, Incomplete, TensorInfo, read_header
 from npurt.models.ranged import RangedFile
 
 FIRST = 1 << 20  # bytes that are asked for first; a vocabulary takes 2 to 20 MB

@@ -18,7 +18,7 @@ import numpy as np
 
 from npurt.errors import NpurtError, SettingError
 from npurt.files import replacing, require_file
-from npurt.llm.file.gguf import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
+from npurt.llm.file.header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from npurt.models.download import progress_bar
 from npurt.quant.types import Blocks, Format
 

@@ -19,7 +19,8 @@ from npurt.graph.tensor import Dim
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.arch.rope import tables
 from npurt.llm.file.config import Config, read_config, require_context
-from npurt.llm.file.gguf import DAMAGED, GGUF
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import DAMAGED
 from npurt.llm.file.metadata import CONVERT_AGAIN, numbers, require
 
 NAME = "dflash"  # general.architecture

@@ -1,0 +1,318 @@
+"""Read the header of a GGUF file: its metadata as Python values, the places of its tensors.
+
+The file may come from a stranger.  Before it allocates memory, the reader checks every count,
+length, offset and type against the bytes in the file.  Reading takes no more memory than the file's
+own size: arrays are copied, and an array of strings becomes one text with the end of each string
+(`StringArray`).  Two parts may take more, up to a limit: names and single texts take up to 4 bytes
+for each of their `MAX_TEXT` bytes, and the tables of keys and tensors up to 40 MiB.
+Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
+"""
+
+import math
+import mmap
+import struct
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.errors import ModelFormatError
+from npurt.llm.file.metadata import Metadata, optional
+from npurt.llm.file.string_array import StringArray
+from npurt.quant.types import BY_NUMBER, FORMATS, Format
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32  # bytes; gguf.md, general.alignment
+
+NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+MAX_DIMS = 4  # GGML_MAX_DIMS
+# The largest model files have some 3,000 tensors, 100 keys and arrays of 450,000 strings.  Some
+# converters add a tokenizer.json, one text of tens of MB.
+MAX_TENSORS = 1 << 16
+MAX_KEYS = 1 << 12
+MAX_STRINGS = 1 << 24  # of one array
+CHUNK = 4096  # strings that are read at once
+MAX_TEXT = 1 << 26  # bytes of all names, and of strings outside arrays
+
+DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """The place of a tensor in the file.
+
+    Attributes:
+        shape: In numpy's order, ``(N, K)`` for a weight; the file has the reverse order.
+        offset: Bytes from the start of the file.
+        nbytes: Bytes of the data, without padding.
+        part: Index of the file that has it, in a model that is split over several.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    offset: int
+    nbytes: int
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The metadata and tensor table of a file; its data start *data_offset* bytes into it.
+
+    Attributes:
+        spans: Key -> where the file has it and its value.
+    """
+
+    metadata: Metadata
+    tensors: dict[str, TensorInfo]
+    data_offset: int
+    spans: dict[str, slice]
+
+
+def read_header(data: mmap.mmap | bytes, size: int | None = None) -> Header:
+    """Parse the header of a GGUF file.
+
+    Args:
+        data: The bytes of the file, or its first bytes.
+        size: Bytes of the whole file, when *data* are only its first ones.
+
+    Raises:
+        ModelFormatError: The header is wrong in any respect.
+        Incomplete: *data* end within the header.
+    """
+    size = len(data) if size is None else size
+    cursor = _Cursor(data, size)
+    _check_version(cursor)
+    n_tensors = cursor.count("tensors", MAX_TENSORS, size=8 + 4 + 8 + 4 + 8)
+    n_keys = cursor.count("keys", MAX_KEYS, size=8 + 4 + 1)
+    metadata, spans = _read_metadata(cursor, n_keys)
+    alignment = optional(metadata, "general.alignment", int, DEFAULT_ALIGNMENT)
+    if alignment < 8 or alignment & (alignment - 1):
+        raise bad(f"general.alignment = {alignment} is not a power of two from 8")
+    tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
+    start = -(-cursor.at // alignment) * alignment
+    return Header(metadata, _place(tensors, start, alignment, size), start, spans)
+
+
+def _check_version(cursor: "_Cursor") -> None:
+    magic = cursor.read(4, "the magic")
+    if magic != MAGIC:
+        raise ModelFormatError(
+            f"not a GGUF file: it starts with {magic!r}", remedy="pass a .gguf model file"
+        )
+    version = cursor.u32()
+    if version in VERSIONS:
+        return
+    if version & 0xFFFF == 0:
+        raise ModelFormatError(
+            "the file is big-endian", remedy="convert it with `gguf-convert-endian FILE little`"
+        )
+    raise ModelFormatError(
+        f"GGUF version {version} is not one of {VERSIONS}",
+        remedy="convert the model again; if the version is newer than 3, update npurt",
+    )
+
+
+def _read_metadata(cursor: "_Cursor", n_keys: int) -> tuple[dict[str, Any], dict[str, slice]]:
+    metadata: dict[str, Any] = {}
+    spans: dict[str, slice] = {}
+    for _ in range(n_keys):
+        start = cursor.at
+        key = cursor.name("a key")
+        if key in metadata:
+            raise bad(f"key {key!r} is there twice")
+        metadata[key] = cursor.value(cursor.u32(), key)
+        spans[key] = slice(start, cursor.at)
+    return metadata, spans
+
+
+def _read_tensor(cursor: "_Cursor") -> TensorInfo:
+    """Read one row of the tensor table.  Its offset is relative to the start of the data."""
+    name = cursor.name("a tensor name")
+    n_dims = cursor.u32()
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise bad(f"tensor {name!r} has {n_dims} dimensions, not 1 to {MAX_DIMS}")
+    shape = tuple(cursor.u64() for _ in range(n_dims))[::-1]
+    number = cursor.u32()
+    fmt = BY_NUMBER.get(number)
+    if fmt is None:
+        raise ModelFormatError(
+            f"tensor {name!r} is of ggml type {number}, which npurt does not read",
+            remedy=f"use a file with {', '.join(f.name for f in FORMATS)} tensors only",
+        )
+    if 0 in shape or shape[-1] % fmt.block:
+        raise bad(f"tensor {name!r} of shape {shape} does not divide into {fmt.name} blocks")
+    nbytes = math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
+    return TensorInfo(name, shape, fmt, cursor.u64(), nbytes)
+
+
+def _place(
+    tensors: list[TensorInfo], start: int, alignment: int, size: int
+) -> dict[str, TensorInfo]:
+    """Check that tensors are aligned, disjoint and inside the file; make offsets absolute."""
+    end = 0
+    for info in sorted(tensors, key=lambda info: info.offset):
+        if info.offset % alignment or info.offset < end:
+            raise bad(f"tensor {info.name!r} at {info.offset} is misaligned or overlaps another")
+        end = info.offset + info.nbytes
+        if start + end > size:
+            raise bad(f"tensor {info.name!r} ends at {start + end}, past the {size} bytes there")
+    placed = {info.name: replace(info, offset=start + info.offset) for info in tensors}
+    if len(placed) < len(tensors):
+        raise bad("two tensors have the same name")
+    return placed
+
+
+class Incomplete(Exception):
+    """The header goes on behind the bytes that are there; it has *needed* bytes at least."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
+
+
+class _Cursor:
+    """Reads values in order, and never past the end of a file of *end* bytes."""
+
+    def __init__(self, data: mmap.mmap | bytes, end: int) -> None:
+        self.data = data
+        self.end = end
+        self.at = 0
+        self.text_left = MAX_TEXT
+
+    def read(self, nbytes: int, what: str) -> bytes:
+        """Return the next *nbytes* bytes."""
+        if nbytes > self.end - self.at:
+            raise bad(f"{what} takes {nbytes} bytes at {self.at} of {self.end}")
+        self.at += nbytes
+        if self.at > len(self.data):
+            raise Incomplete(self.at)
+        return self.data[self.at - nbytes : self.at]
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self.read(4, "a number"))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack(self.read(8, "a number"))[0])
+
+    def count(self, what: str, limit: int, *, size: int) -> int:
+        """Return the next count, of items that take at least *size* bytes each."""
+        count = self.u64()
+        if count > limit or count * size > self.end - self.at:
+            raise bad(f"{count} {what} do not fit in the file, or are more than {limit}")
+        return count
+
+    def text(self, what: str) -> bytes:
+        """Return the next string."""
+        nbytes = self.u64()
+        self.text_left -= nbytes
+        if self.text_left < 0 and nbytes <= self.end - self.at:
+            raise bad(f"{what} and the names and texts before it have more than {MAX_TEXT} bytes")
+        return self.read(nbytes, what)
+
+    def name(self, what: str) -> str:
+        """Return the next string, which must be UTF-8."""
+        text = self.text(what)
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            raise bad(f"{what} is not UTF-8: {text[:60]!r}") from None
+
+    def value(self, kind: int, key: str) -> Any:
+        """Return the next metadata value, of type number *kind*."""
+        if kind in NUMBERS:
+            dtype = NUMBERS[kind]
+            return np.frombuffer(self.read(dtype.itemsize, key), dtype)[0].item()
+        if kind == BOOL:
+            return bool(self.flags(1, key)[0])
+        if kind == STRING:
+            return self.text(key).decode("utf-8", "surrogateescape")
+        if kind == ARRAY:
+            return self.array(key)
+        raise bad(f"{key!r} is of unknown type {kind}")
+
+    def array(self, key: str) -> Any:
+        """Return the next array: numpy for numbers and flags, `StringArray` for strings.
+
+        Arrays of arrays are refused, as in llama.cpp: no model has any.
+        """
+        kind = self.u32()
+        if kind in NUMBERS:
+            dtype = NUMBERS[kind]
+            return np.frombuffer(self.read(self.u64() * dtype.itemsize, key), dtype)
+        if kind == BOOL:
+            return self.flags(self.u64(), key)
+        if kind == STRING:
+            return self.strings(self.count("strings", MAX_STRINGS, size=8))
+        raise bad(f"{key!r} is an array of type {kind}, not of numbers, booleans or strings")
+
+    def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return *count* booleans, whose bytes must be 0 or 1."""
+        flags = np.frombuffer(self.read(count, key), np.uint8)
+        if flags.max(initial=0) > 1:
+            raise bad(f"{key!r} holds a boolean that is neither 0 nor 1")
+        return flags.view(np.bool_)
+
+    def strings(self, count: int) -> StringArray:
+        """Return *count* strings.
+
+        A vocabulary has up to 300,000: this loop takes most of the time to open a file.
+        """
+        data, at, unpack = self.data, self.at, _U64.unpack_from
+        end, first = len(data), at + 8  # of the first text
+        ends = array("Q", [0]) * (count + 1)
+        for i in range(count):
+            if at + 8 > end:
+                raise self.cut(at + 8, f"string {i} of {count}")
+            at += 8 + unpack(data, at)[0]
+            if at > end:
+                raise self.cut(at, f"string {i} of {count}")
+            ends[i + 1] = at - first - 8 * i
+        texts = bytearray()
+        for i in range(0, count, CHUNK):
+            texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i).data
+        self.at = at
+        return StringArray(texts, ends)
+
+    def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint8]:
+        """Return the texts of strings from number *first* on, without the lengths before them.
+
+        Args:
+            ends: Where the texts before and each of these end, in bytes of text.
+        """
+        starts = (ends - ends[0])[:-1].astype(np.intp) + 8 * np.arange(len(ends) - 1)
+        begin = self.at + int(ends[0]) + 8 * first
+        nbytes = int(ends[-1] - ends[0]) + 8 * len(starts)
+        is_text = np.ones(nbytes, np.bool_)
+        for i in range(8):
+            is_text[starts + i] = False
+        return np.frombuffer(self.data, np.uint8, nbytes, begin)[is_text]
+
+    def cut(self, needed: int, what: str) -> Exception:
+        """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""
+        return bad(f"{what} is cut off") if needed > self.end else Incomplete(needed)
+
+
+def bad(what: str) -> ModelFormatError:
+    """Return the error of a file of which *what* is wrong."""
+    return ModelFormatError(what, remedy=DAMAGED)
