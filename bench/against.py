@@ -3,9 +3,11 @@
     python bench/against.py ../old --models models/*.gguf
 
 Both run as processes of their own that take turns: a fresh process for each opening; for prefill
-and decode one process of each checkout, in short bursts, so that a machine that is busy for a while
-is busy for both.  A figure is the median of the ratios of neighbouring measurements, with their
-quartiles.  Build both checkouts first (`python npurt/build.py`).
+and decode a fresh process of each checkout in each round, which take turns in short bursts, so that
+a machine that is busy for a while is busy for both.  The processes are fresh because the memory
+that one gets makes all its tokens up to 8 % faster or slower.  A figure is the median of the ratios
+of neighbouring measurements, with their quartiles; of prefill and decode, a measurement is the
+median of a process.  Build both checkouts first (`python npurt/build.py`).
 """
 
 import argparse
@@ -81,6 +83,17 @@ def opening(trees: list[Path], model: str, threads: int, rounds: int) -> dict[st
 
 def running(trees: list[Path], model: str, threads: int, rounds: int) -> dict[str, Any]:
     """Return ratios of seconds of prefill and decode."""
+    found: dict[str, list[list[float]]] = {"prefill": [[], []], "decode": [[], []]}
+    for round_ in range(rounds):
+        order = (0, 1) if round_ % 2 else (1, 0)
+        for what, each in one_round([trees[i] for i in order], model, threads).items():
+            for i, seconds in zip(order, each, strict=True):
+                found[what][i].append(statistics.median(seconds))
+    return {what: ratios(*each) for what, each in found.items()}
+
+
+def one_round(trees: list[Path], model: str, threads: int) -> dict[str, list[list[float]]]:
+    """Return seconds of prefill and decode of a process of each of *trees*."""
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", SERVE, model, str(threads), "256"],
@@ -90,17 +103,15 @@ def running(trees: list[Path], model: str, threads: int, rounds: int) -> dict[st
         for tree in trees
     ]  # fmt: skip
     try:
-        found: dict[str, list[list[float]]] = {"prefill": [[], []], "decode": [[], []]}
         for worker in workers:
             answer(worker)
-        for round_ in range(rounds + 1):
-            for what, times in {"prefill": 1, "decode": 8}.items():
-                for turn in range(times):
-                    for i in (0, 1) if (round_ + turn) % 2 else (1, 0):
-                        seconds = float(answer(workers[i], what))
-                        if round_:
-                            found[what][i].append(seconds)
-        return {what: ratios(*each) for what, each in found.items()}
+        return {
+            what: [[*each[1:]] for each in zip(
+                *([float(answer(worker, what)) for worker in workers] for _ in range(1 + times)),
+                strict=True,
+            )]  # the first one warms up
+            for what, times in {"prefill": 3, "decode": 6}.items()
+        }  # fmt: skip
     finally:
         for worker in workers:
             worker.kill()

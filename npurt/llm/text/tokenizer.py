@@ -14,7 +14,7 @@ import re
 import threading
 from array import array
 from collections.abc import Iterable
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Self
 
 import numpy as np
@@ -190,13 +190,26 @@ class Tokenizer:
 
 def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encoder:
     """Return an encoder that merges bytes in the order of the file's merges."""
-    merges = _pairs(metadata, ids)
-    encoder = Encoder(models.BPE(ids, merges, ignore_merges=chosen.ignore_merges))
+    encoder = Encoder(_merging(_pairs(metadata, ids), ids, chosen))
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in chosen.patterns]
         + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     return encoder
+
+
+def _merging(merges: list[tuple[str, str]], ids: dict[str, int], chosen: Rule) -> models.BPE:
+    """Return the model of *merges*, all of which are of tokens and make a token."""
+    # The library looks up what is merged, too, but panics where the result is too long.
+    if all(map(ids.__contains__, map("".join, merges))):
+        try:
+            return models.BPE(ids, merges, ignore_merges=chosen.ignore_merges)
+        except Exception as error:  # the library has no type of its own
+            raise ModelFormatError(
+                f"a merge is not of tokens: {error}", remedy=CONVERT_AGAIN
+            ) from error
+    wrong = next(left + right for left, right in merges if left + right not in ids)
+    raise ModelFormatError(f"a merge makes {wrong!r}, which is no token", remedy=CONVERT_AGAIN)
 
 
 def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
@@ -207,14 +220,7 @@ def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
         raise ModelFormatError(
             f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
         )
-    merges = [(left, right) for left, _, right in map(str.partition, given, repeat(" "))]
-    for texts in (chain.from_iterable(merges), map("".join, merges)):
-        if not all(map(ids.__contains__, texts)):
-            wrong = next(i for i, m in enumerate(merges) if not {*m, "".join(m)} <= ids.keys())
-            raise ModelFormatError(
-                f"the merge {given[wrong]!r} is not of tokens", remedy=CONVERT_AGAIN
-            )
-    return merges
+    return [(left, right) for left, _, right in map(str.partition, given, repeat(" "))]
 
 
 def _require_merges(count: int, ids: dict[str, int]) -> None:
