@@ -208,8 +208,8 @@ def _merging(merges: list[tuple[str, str]], ids: dict[str, int], chosen: Rule) -
             raise ModelFormatError(
                 f"a merge is not of tokens: {error}", remedy=CONVERT_AGAIN
             ) from error
-    wrong = next(left + right for left, right in merges if left + right not in ids)
-    raise ModelFormatError(f"a merge makes {wrong!r}, which is no token", remedy=CONVERT_AGAIN)
+    wrong = next(merge for merge in merges if "".join(merge) not in ids)
+    raise ModelFormatError(f"the merge {' '.join(wrong)!r} makes no token", remedy=CONVERT_AGAIN)
 
 
 def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
