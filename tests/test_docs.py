@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from npurt.cli import VERBS, parser
-from npurt.llm.arch import ARCHITECTURES
+from npurt.llm.arch.families import ARCHITECTURES
 from npurt.quant.types import FORMATS
 from tests import blocks, extending
 from tests.limits import HANG_SECONDS
@@ -234,7 +234,7 @@ def test_the_example_of_an_architecture_is_its_file():
     text = (PROJECT / "docs/extending/architecture.md").read_text()
     (example,) = re.findall(r"^```python\n(.+?)^```", text, re.M | re.S)
 
-    assert (PROJECT / "npurt/llm/arch/smollm3.py").read_text().endswith(f"\n\n{example}")
+    assert (PROJECT / "npurt/llm/arch/families/smollm3.py").read_text().endswith(f"\n\n{example}")
 
 
 def test_decisions_are_numbered_without_a_gap():

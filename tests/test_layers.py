@@ -190,7 +190,7 @@ def test_an_import_that_points_up_or_sideways_is_seen(here, source):
 
 
 def test_an_import_that_points_down_or_within_is_let_through():
-    source = "import numpy\nfrom npurt import errors\nfrom npurt.llm.arch import llama\n"
+    source = "import numpy\nfrom npurt import errors\nfrom npurt.llm.arch import forward\n"
 
     assert wrong_imports("llm", source) == []
 

@@ -20,6 +20,7 @@ from npurt.llm.state.state import Snapshot
         ("npurt.device", "state_values", "npurt.delta"),
         ("npurt.hexagon.control", "capabilities", "npurt.hexagon.fastrpc.control"),
         ("npurt.hexagon.lib", "find", "npurt.hexagon.fastrpc.lib"),
+        ("npurt.llm.arch", "find", "npurt.llm.arch.families"),
         ("npurt.llm.bench", "bench", "npurt.llm.measure.bench"),
         ("npurt.llm.chat", "ChatTemplate", "npurt.llm.text.chat"),
         ("npurt.llm.config", "Config", "npurt.llm.file.config"),

@@ -9,7 +9,7 @@ import pytest
 
 import npurt
 from npurt.errors import ModelFormatError, NotOffloaded
-from npurt.llm.arch import ARCHITECTURES, find
+from npurt.llm.arch.families import ARCHITECTURES, find
 from tests.llm import gguf_files as raw
 from tests.llm import reference, tiny, variants
 from tests.llm.reference import nmse

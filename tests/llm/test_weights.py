@@ -10,8 +10,9 @@ import npurt
 from npurt.cpu.part import products
 from npurt.errors import ModelFormatError, NumericsError
 from npurt.graph.tensor import Kind
-from npurt.llm.arch import ARCHITECTURES, find, weights
+from npurt.llm.arch import weights
 from npurt.llm.arch.architecture import Rope
+from npurt.llm.arch.families import ARCHITECTURES, find
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
 from tests.llm import reference, tiny

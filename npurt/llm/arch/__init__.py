@@ -1,53 +1,13 @@
-"""Model architectures: a file each, with conventions as data, and what they share.
+"""Architectures of models: the graph of a forward pass, its weights, and how it runs.
 
-`forward` builds the graph of a model, `weights` loads its matrices, `decoder` runs it on the host.
-May import the rooms `file` and `state`.  Begin with `architecture`.
+`families` has a file for each family of models.  `reading` makes the graph of a file: `forward` is
+that of decoders, `encoder` that of encoders, both out of `blocks`.  `weights` loads the matrices,
+`decoder` runs the graph.  May import the rooms `file` and `state`.  Begin with `architecture`.
 """
 
-from importlib import import_module
+from npurt import moved
 
-from npurt.errors import ModelFormatError
-from npurt.llm.arch.architecture import Architecture
-
-# The module of each architecture here, and its name there unless that is ARCHITECTURE.  Only the
-# module of the model's architecture is imported.
-ARCHITECTURES = {
-    "bert": "bert",
-    "exaone4": "exaone4",
-    "gemma2": "gemma:GEMMA2",
-    "gemma3": "gemma:GEMMA3",
-    "glm4": "glm4",
-    "gpt-oss": "gpt_oss",
-    "granite": "granite",
-    "lfm2": "lfm2",
-    "llama": "llama",
-    "mistral3": "mistral3",
-    "nomic-bert": "nomic_bert",
-    "olmo2": "olmo2",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen2moe": "qwen2moe",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3moe",
-    "qwen3next": "qwen3next",
-    "qwen35": "qwen35",
-    "qwen35moe": "qwen35moe",
-    "smollm3": "smollm3",
-}
-
-
-def find(name: str) -> Architecture:
-    """Return the architecture called *name*.
-
-    Raises:
-        ModelFormatError: npurt does not know it.
-    """
-    if name not in ARCHITECTURES:
-        raise ModelFormatError(
-            f"npurt does not run models of architecture {name!r}",
-            remedy=f"use a file of one of: {', '.join(ARCHITECTURES)}",
-        )
-    module, _, attribute = ARCHITECTURES[name].partition(":")
-    found = getattr(import_module(f"{__name__}.{module}"), attribute or "ARCHITECTURE")
-    assert isinstance(found, Architecture)
-    return found
+__getattr__ = moved.attributes(
+    __name__,
+    dict.fromkeys(("ARCHITECTURES", "find"), "npurt.llm.arch.families"),
+)

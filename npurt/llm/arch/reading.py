@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from npurt.device import F32
 from npurt.errors import ModelFormatError, UnsupportedOp
-from npurt.llm import arch
-from npurt.llm.arch import encoder, forward
+from npurt.llm.arch import encoder, families, forward
 from npurt.llm.arch.adapters import adapted, require_architecture
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.arch.model_builder import ModelGraph
@@ -81,7 +80,7 @@ def describe(file: GGUF, adapters: Sequence[Adapter] = ()) -> Description:
             another architecture.
     """
     require_architecture(adapters, file.architecture)
-    architecture = arch.find(file.architecture)
+    architecture = families.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)
     n_vocab = embedding.shape[0] if embedding else 1
     encodes = architecture.encoder is not None

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.llm import arch
-from npurt.llm.arch import forward
+from npurt.llm.arch import families, forward
 from npurt.llm.convert.families import FAMILIES, TOP, Family
 from npurt.llm.convert.fused_experts import names_of_experts, taken_experts, tensors_of_experts
 from npurt.llm.convert.keys import keys_of, rope_tables
@@ -128,7 +127,7 @@ def _check(
             its tokenizer contradict each other.
     """
     metadata = read_header(header(pairs.values())).metadata
-    architecture = arch.find(metadata["general.architecture"])
+    architecture = families.find(metadata["general.architecture"])
     config = architecture.complete(read_config(metadata, _rows(tensors)))
     forward.check(architecture, config)
     for divisors in tables or (None,):

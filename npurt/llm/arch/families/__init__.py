@@ -1,0 +1,52 @@
+"""Families of models: a file for each, which holds its conventions as data.
+
+May import `npurt.llm.arch.architecture` and the room `file`.  Begin with `llama`.
+"""
+
+from importlib import import_module
+
+from npurt.errors import ModelFormatError
+from npurt.llm.arch.architecture import Architecture
+
+# The module of each architecture, and after a colon its name in it if that is not ARCHITECTURE.
+# `find` imports the module of the model's architecture only.
+ARCHITECTURES = {
+    "bert": "bert",
+    "exaone4": "exaone4",
+    "gemma2": "gemma:GEMMA2",
+    "gemma3": "gemma:GEMMA3",
+    "glm4": "glm4",
+    "gpt-oss": "gpt_oss",
+    "granite": "granite",
+    "lfm2": "lfm2",
+    "llama": "llama",
+    "mistral3": "mistral3",
+    "nomic-bert": "nomic_bert",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3moe",
+    "qwen3next": "qwen3next",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35moe",
+    "smollm3": "smollm3",
+}
+
+
+def find(name: str) -> Architecture:
+    """Return the architecture called *name*.
+
+    Raises:
+        ModelFormatError: npurt does not know it.
+    """
+    if name not in ARCHITECTURES:
+        raise ModelFormatError(
+            f"npurt does not run models of architecture {name!r}",
+            remedy=f"use a file of one of: {', '.join(ARCHITECTURES)}",
+        )
+    module, _, attribute = ARCHITECTURES[name].partition(":")
+    found = getattr(import_module(f"{__name__}.{module}"), attribute or "ARCHITECTURE")
+    assert isinstance(found, Architecture)
+    return found
