@@ -63,6 +63,15 @@ ROOMS: dict[str, list[set[str]]] = {
         {"measure", "convert"},
     ],
     "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],
+    "serve": [
+        {"engine", "http"},
+        {"tools"},
+        {"model"},
+        {"interfaces", "status"},
+        {"page"},
+        {"app"},
+        {"run"},
+    ],
     "runtime": [{"open", "report"}, {"execute"}, {"api"}],
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -60,11 +60,11 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     require_installed()
-    from npurt.serve.auth import read_keys
-    from npurt.serve.front import Settings
+    from npurt.serve.http.auth import read_keys
+    from npurt.serve.model.front import Settings
+    from npurt.serve.model.served_model import ServedModel
     from npurt.serve.run import Address, Start
     from npurt.serve.run import run as serve
-    from npurt.serve.served_model import ServedModel
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
     defaults = sampling(args)

@@ -1,4 +1,4 @@
-"""The application: which path means what."""
+"""The application: which path means what.  May import every room but `run`."""
 
 import re
 from collections.abc import Sequence
@@ -10,48 +10,48 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from npurt.serve import ollama, ollama_models
-from npurt.serve.auth import Guard
-from npurt.serve.embeddings import embed, embeddings
-from npurt.serve.endpoint import Endpoint, Handler
-from npurt.serve.errors import HttpError, shaped
-from npurt.serve.front import Front
-from npurt.serve.health import health
-from npurt.serve.llama_cpp import completion, infill
-from npurt.serve.llama_cpp_texts import apply_template, detokenize, props, tokenize
-from npurt.serve.messages import answer, count_tokens
-from npurt.serve.metrics import metrics
-from npurt.serve.openai_chat import chat
-from npurt.serve.openai_models import model, models
-from npurt.serve.openai_text import completions
-from npurt.serve.page import STATE, state
+from npurt.serve.http.auth import Guard
+from npurt.serve.http.endpoint import Endpoint, Handler
+from npurt.serve.http.errors import HttpError, shaped
+from npurt.serve.interfaces import ollama, ollama_models
+from npurt.serve.interfaces.anthropic import answer, count_tokens
+from npurt.serve.interfaces.embeddings import embed, embeddings
+from npurt.serve.interfaces.llama_cpp import completion, infill
+from npurt.serve.interfaces.llama_cpp_texts import apply_template, detokenize, props, tokenize
+from npurt.serve.interfaces.openai_chat import chat
+from npurt.serve.interfaces.openai_models import model, models
+from npurt.serve.interfaces.openai_responses import respond
+from npurt.serve.interfaces.openai_text import completions
+from npurt.serve.model.front import Front
+from npurt.serve.page import FILES, STATE, state
 from npurt.serve.page import routes as page_routes
-from npurt.serve.responses import respond
+from npurt.serve.status.health import health
+from npurt.serve.status.metrics import metrics
 
-OPENAI: dict[str, Handler] = {  # with and without /v1 before them
+OPENAI: dict[str, Handler[Front]] = {  # with and without /v1 before them
     "/chat/completions": chat,
     "/completions": completions,
     "/responses": respond,
     "/embeddings": embeddings,
 }
-LLAMA_CPP: dict[str, Handler] = {
+LLAMA_CPP: dict[str, Handler[Front]] = {
     "/completion": completion,
     "/infill": infill,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/apply-template": apply_template,
 }
-ANTHROPIC: dict[str, Handler] = {
+ANTHROPIC: dict[str, Handler[Front]] = {
     "/v1/messages": answer,
     "/v1/messages/count_tokens": count_tokens,
 }
-OLLAMA: dict[str, Handler] = {
+OLLAMA: dict[str, Handler[Front]] = {
     "/api/chat": ollama.chat,
     "/api/generate": ollama.generate,
     "/api/show": ollama_models.show,
     "/api/embed": embed,
 }
-READ: dict[str, Handler] = {
+READ: dict[str, Handler[Front]] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
@@ -63,6 +63,7 @@ READ: dict[str, Handler] = {
     "/api/tags": ollama_models.tags,
     "/api/ps": ollama_models.running,
 }
+PUBLIC = {"/health", "/v1/health", *FILES}  # paths that need no key
 
 
 def application(
@@ -93,7 +94,7 @@ def application(
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
-    return _plain_paths(Guard(app, keys, hosts, origins))
+    return _plain_paths(Guard(app, keys, hosts, origins, PUBLIC))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -1,4 +1,7 @@
-"""Run the server: listen, open the model, answer until a signal, finish what is under way."""
+"""Run the server: listen, open the model, answer until a signal, finish what is under way.
+
+May import every room.
+"""
 
 import asyncio
 import logging
@@ -15,12 +18,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from npurt.errors import NpurtError, SettingError
 from npurt.runtime.open.arguments import integer
-from npurt.serve import limits
 from npurt.serve.app import application
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import VERSION, Open
-from npurt.serve.front import DRAIN_SECONDS, Front, Settings
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http import limits
+from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
+from npurt.serve.model.served_model import ServedModel
 
 IDLE_SECONDS = 30  # that a connection may be idle between two requests
 ENGINE = (sys.executable, "-m", "npurt.serve.engine")

@@ -9,8 +9,8 @@ from npurt.errors import NpurtError
 from npurt.serve.app import application
 from npurt.serve.engine.protocol import Ready
 from npurt.serve.engine.worker import failure
-from npurt.serve.front import Front, Settings
-from npurt.serve.served_model import ServedModel
+from npurt.serve.model.front import Front, Settings
+from npurt.serve.model.served_model import ServedModel
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.serve.fake_engine import FakeBackend, drawn, script

@@ -16,9 +16,9 @@ from tests.llm import tiny
 START = """
 import json, logging, sys
 from npurt.serve.run import Address, Start, run
-from npurt.serve.front import Settings
-from npurt.serve import limits
-from npurt.serve.served_model import ServedModel
+from npurt.serve.model.front import Settings
+from npurt.serve.http import limits
+from npurt.serve.model.served_model import ServedModel
 logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
 given = json.loads(sys.argv[1])
 model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from npurt.serve.front import Settings
+from npurt.serve.model.front import Settings
 from tests.serve.client import SAY_HI, Client, asking, served
 from tests.serve.test_openai_text import coder  # noqa: F401  a fixture
 

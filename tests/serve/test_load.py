@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from npurt.serve import front
-from npurt.serve.front import Settings
+from npurt.serve.model import front
+from npurt.serve.model.front import Settings
 from tests.serve.client import SAY_HI, Client, asking
 
 CHAT = "/v1/chat/completions"

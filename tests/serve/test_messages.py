@@ -6,7 +6,7 @@ import json
 import anthropic
 import pytest
 
-from npurt.serve.front import Settings
+from npurt.serve.model.front import Settings
 from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, Client, asking, served
 from tests.serve.test_tools import CALL, HERMES, PARAMETERS, THINKING, TIME

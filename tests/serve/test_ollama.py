@@ -7,7 +7,7 @@ import json
 import ollama
 import pytest
 
-from npurt.serve.front import Settings
+from npurt.serve.model.front import Settings
 from npurt.version import __version__
 from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, Client, asking, served

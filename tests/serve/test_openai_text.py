@@ -2,7 +2,7 @@
 
 import pytest
 
-from npurt.serve.served_model import ServedModel
+from npurt.serve.model.served_model import ServedModel
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.serve.client import TEMPLATE, Client, asking, served

@@ -7,48 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.serve.engine import protocol
-from npurt.serve.engine.protocol import (
-    HEADER,
-    AskStats,
-    Cancel,
-    Event,
-    Failed,
-    Open,
-    ProtocolError,
-    Ready,
-    Stats,
-    Step,
-    Submit,
-    frame,
-    length,
-    parse,
-)
 
-EVENT = Event(7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA")
+EVENT = protocol.Event(7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA")
 MESSAGES = [
-    Open(1, "m.gguf", {"n_ctx": 128}),
-    Submit(1, [1, 2], 2, {"seed": 5, "logit_bias": {"3": float("-inf")}}, 10, [4], True, 1, 0, "s"),
-    Cancel(1),
-    AskStats(),
-    Ready(1, 128, 4, "cpu"),
-    Failed("what", "remedy"),
-    Step([EVENT, Event(8)]),
-    Stats({"steps": 1.0}),
+    protocol.Open(1, "m.gguf", {"n_ctx": 128}),
+    protocol.Submit(
+        1, [1, 2], 2, {"seed": 5, "logit_bias": {"3": float("-inf")}}, 10, [4], True, 1, 0, "s"
+    ),
+    protocol.Cancel(1),
+    protocol.AskStats(),
+    protocol.Ready(1, 128, 4, "cpu"),
+    protocol.Failed("what", "remedy"),
+    protocol.Step([EVENT, protocol.Event(8)]),
+    protocol.Stats({"steps": 1.0}),
 ]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_message_arrives_as_it_was_sent(message):
-    sent = frame(message)
-    found = parse(sent[HEADER:])
+    sent = protocol.frame(message)
+    found = protocol.parse(sent[protocol.HEADER :])
 
-    assert length(sent[:HEADER]) == len(sent) - HEADER
+    assert protocol.length(sent[: protocol.HEADER]) == len(sent) - protocol.HEADER
     assert type(found) is type(message)
-    assert frame(found) == sent
+    assert protocol.frame(found) == sent
 
 
 def test_a_step_has_these_bytes():
-    sent = frame(Step([Event(3, [5], read=2)]))
+    sent = protocol.frame(protocol.Step([protocol.Event(3, [5], read=2)]))
 
     assert sent == b'\0\0\0\x28["Step",[[3,[5],null,[],2,0,null,null]]]'
 
@@ -67,15 +53,15 @@ def test_every_kind_of_message_is_tried_above():
 )
 def test_what_is_no_message_is_refused(data):
     try:
-        message = parse(data)
-    except ProtocolError:
+        message = protocol.parse(data)
+    except protocol.ProtocolError:
         return
     assert type(message) in protocol.KINDS.values()
 
 
 def test_a_message_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(protocol, "MAX_FRAME", 100)
-    with pytest.raises(ProtocolError, match="a message has 101 bytes, above 100"):
-        length((101).to_bytes(4, "big"))
-    with pytest.raises(ProtocolError):
-        frame(Submit(1, list(range(100)), 100, {}))
+    with pytest.raises(protocol.ProtocolError, match="a message has 101 bytes, above 100"):
+        protocol.length((101).to_bytes(4, "big"))
+    with pytest.raises(protocol.ProtocolError):
+        protocol.frame(protocol.Submit(1, list(range(100)), 100, {}))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.serve.reading import Reader, Said, Thought, begins_in_thought
+from npurt.serve.model.reading import Reader, Said, Thought, begins_in_thought
 from npurt.serve.tools.calls import Call
 from npurt.serve.tools.choose import format_of
 from npurt.serve.tools.coder import Coder

@@ -6,8 +6,8 @@ import gzip
 import pytest
 
 from npurt.errors import SettingError
-from npurt.serve import limits
-from npurt.serve.auth import read_keys
+from npurt.serve.http import limits
+from npurt.serve.http.auth import read_keys
 from npurt.serve.run import Address
 from tests.serve.client import SAY_HI, Client, asking
 

@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from npurt.serve.front import Settings
+from npurt.serve.model.front import Settings
 from tests.serve.client import Client, asking, served
 from tests.serve.test_clients import Answer, client_of
 from tests.serve.test_tools import CALL, HERMES, PARAMETERS, THINKING

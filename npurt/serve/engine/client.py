@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from npurt.errors import NpurtError
 from npurt.serve.engine.protocol import (
-    HEADER,
     VERSION,
     AskStats,
     Cancel,
@@ -28,19 +27,14 @@ from npurt.serve.engine.protocol import (
     Step,
     Submit,
     frame,
-    length,
-    parse,
 )
+from npurt.serve.engine.wire import EngineLost, read
 
 MOST_DEATHS = 3  # of engines in a row, without a token of a sequence: then the sequence ends
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 CLOSE_SECONDS = 15.0  # what an engine gets to end by itself
 
 log = logging.getLogger("npurt.serve")
-
-
-class EngineLost(NpurtError):
-    """The process of the engine ended, or is stuck."""
 
 
 class OpenSequence:
@@ -165,7 +159,7 @@ class Engine:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(self._opening))
-            answer = await _receive(reader)
+            answer = await read(reader)
             if isinstance(answer, Failed):
                 raise NpurtError(answer.what, remedy=answer.remedy)
             if not isinstance(answer, Ready) or answer.version != VERSION:
@@ -199,7 +193,7 @@ class Engine:
         watch = asyncio.create_task(self._watch())
         try:
             while True:
-                message = await _receive(reader)
+                message = await read(reader)
                 self._heard = asyncio.get_running_loop().time()
                 if isinstance(message, Step):
                     self._steps += 1
@@ -289,19 +283,3 @@ class Engine:
             if not future.done():
                 future.set_result(values)
         self._asked.clear()
-
-
-async def _receive(reader: asyncio.StreamReader) -> Message:
-    """Return the next message of the engine.
-
-    Raises:
-        EngineLost: The connection ended.
-        ProtocolError: It is no message.
-    """
-    try:
-        header = await reader.readexactly(HEADER)
-        return parse(await reader.readexactly(length(header)))
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EngineLost(
-            "the process of the engine ended", remedy="its last words are on standard error"
-        ) from error

@@ -9,28 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from npurt.errors import NpurtError
-from npurt.serve.engine.protocol import (
-    HEADER,
-    VERSION,
-    AskStats,
-    Cancel,
-    Event,
-    Failed,
-    Message,
-    Open,
-    Ready,
-    Stats,
-    Step,
-    Submit,
-    frame,
-    length,
-    parse,
-)
+from npurt.serve.engine import protocol
+from npurt.serve.engine.wire import receive
 
 LEAVE_SECONDS = 10.0  # what a step may take after the front went away
 
 
-Emit = Callable[[Sequence[Event]], None]
+Emit = Callable[[Sequence[protocol.Event]], None]
 
 
 class Backend(Protocol):
@@ -40,7 +25,7 @@ class Backend(Protocol):
     sequences: int
     device: str
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: protocol.Submit) -> None:
         """Take a sequence, which runs when there is room for it.  NpurtError refuses it."""
 
     def cancel(self, sequence: int) -> None:
@@ -65,28 +50,30 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
         signal.signal(number, signal.SIG_IGN)
     with connection, contextlib.suppress(BrokenPipeError, ConnectionError):
         asked = receive(connection)
-        if not isinstance(asked, Open):
+        if not isinstance(asked, protocol.Open):
             return
         sending = threading.Lock()  # answers come from two threads
 
-        def send(message: Message) -> None:
+        def send(message: protocol.Message) -> None:
             with sending:
-                connection.sendall(frame(message))
+                connection.sendall(protocol.frame(message))
 
         try:
-            if asked.version != VERSION:
+            if asked.version != protocol.VERSION:
                 raise NpurtError(
-                    f"the front speaks version {asked.version}, the engine {VERSION}",
+                    f"the front speaks version {asked.version}, the engine {protocol.VERSION}",
                     remedy="run the same npurt on both sides",
                 )
-            backend = open_backend(asked.path, asked.options, lambda events: send(Step(events)))
+            backend = open_backend(
+                asked.path, asked.options, lambda events: send(protocol.Step(events))
+            )
         except NpurtError as error:
-            send(Failed(error.what, error.remedy))
+            send(protocol.Failed(error.what, error.remedy))
             return
         except MemoryError as error:
-            send(Failed(f"no memory left: {error}", "ask for a smaller -c"))
+            send(protocol.Failed(f"no memory left: {error}", "ask for a smaller -c"))
             return
-        send(Ready(VERSION, backend.n_ctx, backend.sequences, backend.device))
+        send(protocol.Ready(protocol.VERSION, backend.n_ctx, backend.sequences, backend.device))
         while (command := receive(connection)) is not None:
             _obey(command, backend, send)
         late = threading.Timer(LEAVE_SECONDS, os._exit, (1,))
@@ -95,46 +82,27 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
         backend.close()
 
 
-def _obey(command: Message, backend: Backend, send: Callable[[Message], None]) -> None:
+def _obey(
+    command: protocol.Message, backend: Backend, send: Callable[[protocol.Message], None]
+) -> None:
     match command:
-        case Submit():
+        case protocol.Submit():
             try:
                 backend.submit(command)
             except NpurtError as error:
-                send(Step([failure(command.id, error)]))
-        case Cancel():
+                send(protocol.Step([failure(command.id, error)]))
+        case protocol.Cancel():
             backend.cancel(command.id)
-        case AskStats():
-            send(Stats(dict(backend.stats())))
+        case protocol.AskStats():
+            send(protocol.Stats(dict(backend.stats())))
 
 
-def failure(sequence: int, error: Exception) -> Event:
+def failure(sequence: int, error: Exception) -> protocol.Event:
     """Return the event of a sequence that ends with *error*.
 
     Errors that are values, such as `SettingError`, are of what was asked for.
     """
     if not isinstance(error, NpurtError):
-        return Event(sequence, finish="error", error=(repr(error), "report this as a bug"))
+        return protocol.Event(sequence, finish="error", error=(repr(error), "report this as a bug"))
     finish = "refused" if isinstance(error, ValueError) else "error"
-    return Event(sequence, finish=finish, error=(error.what, error.remedy))
-
-
-def receive(connection: socket.socket) -> Message | None:
-    """Return the next message; None: the other side went away.
-
-    Raises:
-        ProtocolError: It is no message.
-    """
-    header = _exactly(connection, HEADER)
-    data = None if header is None else _exactly(connection, length(header))
-    return None if data is None else parse(data)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        part = connection.recv(min(count - len(data), 1 << 20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
+    return protocol.Event(sequence, finish=finish, error=(error.what, error.remedy))

@@ -1,4 +1,7 @@
-"""The chat page at `/`: static files of this folder, and the state of the server that it shows."""
+"""The chat page at `/`: static files of this folder, and the state of the server that it shows.
+
+May import the rooms `status`, `model` and `http`.
+"""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -8,9 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.front import Front
-from npurt.serve.metrics import values
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.model.front import Front
+from npurt.serve.status.metrics import values
 from npurt.version import __version__
 
 # Files by path.  They hold no secrets, so that they need no API key.

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from npurt.serve import limits
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
+from npurt.serve.http import limits
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
 
 
@@ -94,6 +94,28 @@ def tools_of(fields: Fields) -> Tools:
     if not schemas or any(name not in schemas for name in forced):
         raise fields.wrong("tool_choice", "auto, none, required, or one of tools")
     return Tools(listed, schemas, forced, several)
+
+
+def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> list[dict[str, Any]]:
+    """Return tools in OpenAI's form, which are given without its inner object.
+
+    Args:
+        usual: The type of a tool that names none.
+        kind: The type of functions; others, which the client's usual server runs, are left out.
+        schema: The field with the schema of the parameters.
+    """
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.required_text("name"),
+                "description": tool.text("description", ""),
+                "parameters": tool.inner(schema).values,
+            },
+        }
+        for tool in fields.objects("tools", limits.TOOLS)
+        if tool.text("type", usual) == kind
+    ]
 
 
 def reader_format(tools: Tools, usual: Format) -> Format | None:

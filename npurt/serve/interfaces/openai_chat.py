@@ -3,15 +3,16 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.conversation import Conversation
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front
-from npurt.serve.generation import Likely
-from npurt.serve.openai_common import FINISH, chat_logprobs, head, usage
-from npurt.serve.reading import Said, Thought
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_common import FINISH, chat_logprobs, head, usage
+from npurt.serve.model import options
+from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.front import Front
+from npurt.serve.model.generation import Likely
+from npurt.serve.model.reading import Said, Thought
 from npurt.serve.tools.calls import Call, new_call_id
 from npurt.serve.tools.wanted import tools_of
 

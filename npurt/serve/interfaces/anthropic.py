@@ -6,16 +6,17 @@ Source of the fields and events: docs.anthropic.com, API reference, Messages.
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.conversation import Conversation
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front
-from npurt.serve.openai_common import new_id
-from npurt.serve.reading import Part, Said, Thought
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_common import new_id
+from npurt.serve.model import options
+from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.front import Front
+from npurt.serve.model.reading import Part, Said, Thought
 from npurt.serve.tools.calls import Call, parsed_arguments
-from npurt.serve.tools.wanted import Tools, tools_of
+from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 REASONS = {
     "end": "end_turn", "stop": "end_turn", "length": "max_tokens", "context": "max_tokens",
@@ -66,18 +67,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 def _tools(fields: Fields) -> Tools:
     """Return the tools; those that Anthropic itself would run are left out."""
-    listed = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.required_text("name"),
-                "description": tool.text("description", ""),
-                "parameters": tool.inner("input_schema").values,
-            },
-        }
-        for tool in fields.objects("tools", limits.TOOLS)
-        if tool.text("type", "custom") == "custom"
-    ]
+    listed = flat_tools(fields, "custom", "custom", "input_schema")
     choice = fields.inner("tool_choice")
     kind = choice.text("type", "auto") or "auto"
     chosen: Any = CHOICES.get(kind)

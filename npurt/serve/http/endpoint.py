@@ -4,18 +4,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from npurt.errors import NpurtError
-from npurt.serve import limits, sse
-from npurt.serve.errors import HttpError, of, shaped
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front
-from npurt.serve.limits import Gone
+from npurt.serve.http import limits, sse
+from npurt.serve.http.errors import HttpError, of, shaped
+from npurt.serve.http.fields import Fields
+from npurt.serve.http.limits import Gone
 
 T = TypeVar("T")
+F = TypeVar("F")
 Answer = dict[str, Any] | bytes | sse.Stream
 
 log = logging.getLogger("npurt.serve")
@@ -37,18 +37,19 @@ class Request:
         self.parameters: dict[str, Any] = scope.get("path_params", {})
 
 
-Handler = Callable[[Front, Request], Awaitable[Answer]]
+Handler = Callable[[F, Request], Awaitable[Answer]]  # of what F answers from
 
 
-class Endpoint:
+class Endpoint(Generic[F]):
     """The ASGI application of one path.
 
     Args:
+        front: What the handler answers from.
         handler: Returns an object for JSON, a text, or a stream.
         body: Whether a request has a body.
     """
 
-    def __init__(self, front: Front, handler: Handler, *, body: bool = True) -> None:
+    def __init__(self, front: F, handler: Handler[F], *, body: bool = True) -> None:
         self._front = front
         self._handler = handler
         self._body = body

@@ -7,10 +7,10 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.front import Front
-from npurt.serve.reading import BEGIN
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.model.front import Front
+from npurt.serve.model.reading import BEGIN
+from npurt.serve.model.served_model import ServedModel
 from npurt.version import __version__
 
 FOREVER = "9999-12-31T23:59:59Z"

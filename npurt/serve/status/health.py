@@ -1,8 +1,8 @@
 """/health: whether the server takes requests."""
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import HttpError
-from npurt.serve.front import Front
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import HttpError
+from npurt.serve.model.front import Front
 
 
 async def health(front: Front, request: Request) -> Answer:

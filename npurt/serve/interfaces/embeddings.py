@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front, Wanted
-from npurt.serve.openai_common import known
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_common import known
+from npurt.serve.model.front import Front, Wanted
 
 MOST_TEXTS = 2048
 

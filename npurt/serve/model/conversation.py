@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from npurt.serve.front import Front, Wanted
-from npurt.serve.generation import Likely, Texts
-from npurt.serve.reading import BEGIN, END, Part, Reader, begins_in_thought
+from npurt.serve.model.front import Front, Wanted
+from npurt.serve.model.generation import Likely, Texts
+from npurt.serve.model.reading import BEGIN, END, Part, Reader, begins_in_thought
 from npurt.serve.tools.calls import Call
 from npurt.serve.tools.choose import format_of
 from npurt.serve.tools.wanted import Tools, reader_format

@@ -10,10 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npurt.errors import SettingError
-from npurt.serve import page
-from npurt.serve.errors import HttpError, shaped
+from npurt.serve.http.errors import HttpError, shaped
 
-OPEN = {"/health", "/v1/health", *page.FILES}  # paths that need no key
 METHODS = "GET, POST, HEAD, OPTIONS"
 
 
@@ -42,14 +40,21 @@ class Guard:
         hosts: Names of this host, besides localhost and addresses.  A page that an attacker's name
             server points at this machine (DNS rebinding) has another name.
         origins: Origins of web pages that may ask, besides the server's own.
+        public: Paths that need no key.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str], hosts: Iterable[str], origins: Iterable[str]
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        hosts: Iterable[str],
+        origins: Iterable[str],
+        public: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._keys = [_digest(key.encode()) for key in keys]
         self._hosts = {"localhost", *(host.lower().rstrip(".") for host in hosts)}
+        self._public = frozenset(public)
         self._origins = {origin.rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +97,7 @@ class Guard:
 
     def _salt(self, path: str, headers: dict[bytes, str]) -> str:
         """Return what separates the caches of different keys."""
-        if not self._keys or path in OPEN:
+        if not self._keys or path in self._public:
             return ""
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")

@@ -6,10 +6,10 @@ from typing import Any
 
 from npurt.errors import NpurtError
 from npurt.llm.decode.grammar.grammar import grammar_of
-from npurt.serve import limits
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import SEEDS, Wanted
+from npurt.serve.http import limits
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.model.front import SEEDS, Wanted
 
 NUMBERS = (
     "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",

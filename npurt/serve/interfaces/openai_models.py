@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import HttpError
-from npurt.serve.front import Front
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import HttpError
+from npurt.serve.model.front import Front
 
 
 async def models(front: Front, request: Request) -> Answer:

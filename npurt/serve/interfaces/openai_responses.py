@@ -6,16 +6,17 @@ Source of the fields and events: platform.openai.com, API reference, Responses.
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.conversation import Conversation
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front
-from npurt.serve.openai_common import new_id, now
-from npurt.serve.reading import Part
-from npurt.serve.response_items import Item, ThoughtItem, new_item
-from npurt.serve.tools.wanted import Tools, tools_of
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_common import new_id, now
+from npurt.serve.interfaces.openai_items import Item, ThoughtItem, new_item
+from npurt.serve.model import options
+from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.front import Front
+from npurt.serve.model.reading import Part
+from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 
 async def respond(front: Front, request: Request) -> Answer:
@@ -56,18 +57,7 @@ async def respond(front: Front, request: Request) -> Answer:
 
 def _tools(fields: Fields) -> Tools:
     """Return the tools that are functions; others, which OpenAI would run, are left out."""
-    listed = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.required_text("name"),
-                "description": tool.text("description", ""),
-                "parameters": tool.inner("parameters").values,
-            },
-        }
-        for tool in fields.objects("tools", limits.TOOLS)
-        if tool.text("type") == "function"
-    ]
+    listed = flat_tools(fields, None, "function", "parameters")
     chosen = fields.values.get("tool_choice")
     several = fields.flag("parallel_tool_calls", True)
     return tools_of(

@@ -5,12 +5,12 @@ Source of the fields: llama.cpp tools/server/README.md.
 
 from typing import Any
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front, Wanted
-from npurt.serve.llama_cpp import settings
-from npurt.serve.openai_chat import messages, template_variables
-from npurt.serve.openai_common import known
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.llama_cpp import settings
+from npurt.serve.interfaces.openai_chat import messages, template_variables
+from npurt.serve.interfaces.openai_common import known
+from npurt.serve.model.front import Front, Wanted
 from npurt.serve.tools.wanted import tools_of
 from npurt.version import __version__
 

@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from npurt.serve.errors import wrong
-from npurt.serve.front import Front
-from npurt.serve.generation import Likely, Texts
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http.errors import wrong
+from npurt.serve.model.front import Front
+from npurt.serve.model.generation import Likely, Texts
+from npurt.serve.model.served_model import ServedModel
 
 # How a text ended, in OpenAI's words; the context is a length as well.
 FINISH = {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from npurt.serve.errors import HttpError, wrong
+from npurt.serve.http.errors import HttpError, wrong
 
 LARGEST = (1 << 63) - 1
 

@@ -14,7 +14,7 @@ from npurt.llm.file.metadata import optional
 from npurt.llm.text import named_templates
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.serve.errors import of, wrong
+from npurt.serve.http.errors import of, wrong
 from npurt.version import __version__
 
 # Keys of the tokens around a gap, as llama.cpp's gguf-py writes them and wrote them before, and the

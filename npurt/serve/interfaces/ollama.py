@@ -8,15 +8,16 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.conversation import Conversation, News
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front, Wanted
-from npurt.serve.generation import Piece, Texts
-from npurt.serve.openai_chat import messages
-from npurt.serve.reading import Said, Thought
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_chat import messages
+from npurt.serve.model import options
+from npurt.serve.model.conversation import Conversation, News
+from npurt.serve.model.front import Front, Wanted
+from npurt.serve.model.generation import Piece, Texts
+from npurt.serve.model.reading import Said, Thought
 from npurt.serve.tools.calls import Call, parsed_arguments
 from npurt.serve.tools.wanted import tools_of
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
-from npurt.serve.errors import HttpError
+from npurt.serve.http.errors import HttpError
 
 Likely = tuple[int, Logprob]  # a token and its log probability
 

@@ -3,15 +3,16 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front
-from npurt.serve.generation import Piece, Texts
-from npurt.serve.openai_chat import stream_options
-from npurt.serve.openai_common import FINISH, head, known, text_logprobs, usage
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_chat import stream_options
+from npurt.serve.interfaces.openai_common import FINISH, head, known, text_logprobs, usage
+from npurt.serve.model import options
+from npurt.serve.model.front import Front
+from npurt.serve.model.generation import Piece, Texts
+from npurt.serve.model.served_model import ServedModel
 
 
 async def completions(front: Front, request: Request) -> Answer:

@@ -7,14 +7,15 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.serve import limits, options, sse
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.errors import wrong
-from npurt.serve.fields import Fields
-from npurt.serve.front import Front, Wanted
-from npurt.serve.generation import Likely, Texts
-from npurt.serve.openai_common import known, token_text
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http import limits, sse
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import wrong
+from npurt.serve.http.fields import Fields
+from npurt.serve.interfaces.openai_common import known, token_text
+from npurt.serve.model import options
+from npurt.serve.model.front import Front, Wanted
+from npurt.serve.model.generation import Likely, Texts
+from npurt.serve.model.served_model import ServedModel
 
 STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word"}
 

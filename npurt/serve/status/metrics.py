@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from npurt.serve.endpoint import Answer, Request
-from npurt.serve.front import Front
+from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.model.front import Front
 
 # Source of the names with "llamacpp:": llama.cpp tools/server/README.md, GET /metrics.
 COUNTERS = {

@@ -8,12 +8,12 @@ from typing import Any
 
 from npurt.errors import NpurtError
 from npurt.llm.decode.samplers.settings import Sampling
-from npurt.serve import limits
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import Ready, Submit
-from npurt.serve.errors import HttpError, of, wrong
-from npurt.serve.generation import Choice, Texts
-from npurt.serve.served_model import ServedModel
+from npurt.serve.http import limits
+from npurt.serve.http.errors import HttpError, of, wrong
+from npurt.serve.model.generation import Choice, Texts
+from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
 LAST_SECONDS = 2.0  # in which clients can take the error with which their texts end

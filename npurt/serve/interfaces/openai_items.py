@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from typing import Any, Protocol
 
-from npurt.serve.openai_common import new_id
-from npurt.serve.reading import Part, Said, Thought
+from npurt.serve.interfaces.openai_common import new_id
+from npurt.serve.model.reading import Part, Said, Thought
 from npurt.serve.tools.calls import Call
 
 Events = list[tuple[str, dict[str, Any]]]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive, Scope
 
-from npurt.serve.errors import HttpError, wrong
+from npurt.serve.http.errors import HttpError, wrong
 
 BODY = 4 << 20  # bytes
 BODY_SECONDS = 30.0  # in which a body has to arrive
