@@ -41,11 +41,18 @@ def speeds(config: Config, estimates: Sequence[WeightEstimate]) -> list[Rates]:
     return found
 
 
+def rates_together(
+    config: Config, estimates: Sequence[WeightEstimate], texts: int, driver: str, hz: float
+) -> tuple[float, float, float]:
+    """Return the tokens a second of several texts that are decoded together, all added up."""
+    return _rates(config, _weights(config, estimates, every=True), texts, driver, hz)
+
+
 def product_jobs(
-    config: Config, estimates: Sequence[WeightEstimate], tokens: int
+    config: Config, estimates: Sequence[WeightEstimate], texts: int
 ) -> Iterator[tuple[list[Plan], int]]:
-    """Yield the plans of each job of a run of *tokens*, and how often the job runs."""
-    for plans, _, times in jobs(_weights(config, estimates), tokens):
+    """Yield the plans of each job of a run of a token of each text, and how often the job runs."""
+    for plans, _, times in jobs(_weights(config, estimates, every=True), texts):
         yield plans, times
 
 
@@ -65,8 +72,14 @@ def _rates(
     return tokens / seconds.high, tokens / seconds.expected, tokens / seconds.low
 
 
-def _weights(config: Config, estimates: Iterable[WeightEstimate]) -> list[Weight]:
-    """Return the weights of a model; equal calls of several layers are one, with a count."""
+def _weights(
+    config: Config, estimates: Iterable[WeightEstimate], *, every: bool = False
+) -> list[Weight]:
+    """Return the weights of a model; equal calls of several layers are one, with a count.
+
+    Args:
+        every: Logits are wanted of every token, not only of the last.
+    """
     calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
     for estimate in estimates:
         *stack, n, k = estimate.shape
@@ -76,6 +89,7 @@ def _weights(config: Config, estimates: Iterable[WeightEstimate]) -> list[Weight
     weights = []
     for i, (call, layers) in enumerate(Counter(map(tuple, calls.values())).items()):
         for role, n, k, scheme, experts in call:
-            head, chosen = role == "output", top_k if experts > 1 else 1
+            head = role == "output" and not every
+            chosen = top_k if experts > 1 else 1
             weights.append(Weight(n, k, scheme, str(i), head, layers, experts, chosen))
     return weights

@@ -1,0 +1,186 @@
+"""What several texts that are decoded together cost an NPU: counts, and what a model makes of them.
+
+    python bench/npu_batches.py --models models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+Nothing here was timed on an NPU.  A step has one token of each text.  The simulators run it and
+count: `hexagon:sim` packets of instructions, `rknpu:sim` submits, tasks and bytes; the counts do
+not depend on the machine.  Beside them stands what the plans of the RK3588 say, which share no code
+with its simulator, and the tokens a second by its cost model (npurt/rknpu/plan/cost.py).
+
+For the Hexagon there is no such model.  Its least time is the longer of two: all packets by
+`THREADS` threads of `PACKETS_S` each, and all weights by `BYTES_S`.  Calls, the host's part and
+everything else come on top.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rknpu_model import config_of
+from tqdm import tqdm
+
+import npurt
+from npurt.llm.file.config import Config
+from npurt.llm.measure.estimate import WeightEstimate, estimates
+from npurt.llm.measure.speed import BOARDS, product_jobs, rates_together
+from npurt.llm.session.context import Context, Piece, run_together
+from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.plan import cost
+
+RKNPU = ("rknpu:sim-vendor", "rknpu:sim")
+HEXAGON = ("hexagon:sim-v68", "hexagon:sim-v73")
+N_CTX = 16  # of each text: counts of products do not depend on it
+
+# Of no particular chip.  Packets: 2.05 cycles each of a clock of 2.1 GHz, measured by others on a
+# v79; four threads are what a v68 has.  Bytes: DDR as one DSP reads it, a v81.
+THREADS = 4
+PACKETS_S = 1e9
+BYTES_S = 25e9
+
+
+class Ledger:
+    """What a model's ledger counted since the last call."""
+
+    def __init__(self, llm: npurt.Llama) -> None:
+        self._llm = llm
+        self._before = np.zeros(2, np.int64)
+
+    def take(self) -> dict[str, int]:
+        rows = [row for row in self._llm.report().rows if row.macs]
+        now = np.array([sum(row.packets for row in rows), sum(row.nbytes for row in rows)])
+        (packets, nbytes), self._before = (now - self._before).tolist(), now
+        return {"packets": packets, "weight_bytes": nbytes}
+
+
+class Counters:
+    """What the simulated RK3588 counted since the last call."""
+
+    def __init__(self, llm: npurt.Llama) -> None:
+        self._simulator = Simulator()
+
+    def take(self) -> dict[str, int]:
+        report = self._simulator.report()
+        self._simulator.set("counters=0")
+        cores = report["cores"]
+        return {
+            "bytes": sum(sum(core["bytes"].values()) for core in cores),
+            "tasks": sum(core["tasks"] for core in cores),
+            "submits": sum(report["submits"].values()),
+        }
+
+
+def steps(
+    path: Path, device: str, numbers: list[int], counter: type[Ledger] | type[Counters]
+) -> Iterator[dict[str, int]]:
+    """Yield what *counter* counts in a step of each number of texts.
+
+    The step before, which prepares products of so many rows, does not count.
+    """
+    most = max(numbers)
+    with npurt.Llama(
+        path, device, n_ctx=N_CTX, n_batch=max(most, 16), max_sequences=most + 1, verify="off",
+        progress=False,
+    ) as llm:  # fmt: skip
+        out = np.empty((most, llm.config.n_vocab), np.float32)
+        texts = [Context(llm.model) for _ in range(most)]
+        counts = counter(llm)
+        for number in numbers:
+            for token in (100, 200):
+                counts.take()
+                pieces = [Piece(text, [token + i], 1) for i, text in enumerate(texts[:number])]
+                if not run_together(pieces, out):
+                    sys.exit(f"{device} was lost")
+            yield counts.take()
+
+
+def planned(config: Config, rows: list[WeightEstimate], number: int) -> dict[str, int]:
+    """Return what the plans of a step say.  A job is a submit, or one of each core of rocket."""
+    found = {"bytes": 0, "tasks": 0, "jobs": 0}
+    for plans, times in product_jobs(config, rows, number):
+        found["jobs"] += times
+        for each in map(cost.count, plans):
+            found["bytes"] += times * each.moved
+            found["tasks"] += times * each.tasks
+    return found
+
+
+def rk3588(path: Path, numbers: list[int], *, simulate: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each number of texts."""
+    config, rows = config_of(path), list(estimates(path))
+    counted = {device: list(steps(path, device, numbers, Counters)) for device in RKNPU if simulate}
+    for i, number in enumerate(numbers):
+        rates = {
+            f"{driver} at {hz / 1e6:.0f} MHz": rates_together(config, rows, number, driver, hz)
+            for driver, hz in BOARDS
+        }
+        simulated = {device: counts[i] for device, counts in counted.items()}
+        yield {
+            "model": path.name, "texts": number, "planned": planned(config, rows, number),
+            "simulated": simulated, "tokens_per_second": rates,
+        }  # fmt: skip
+
+
+def hexagon(path: Path, numbers: list[int], device: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each number of texts."""
+    counts = steps(path, device, numbers, Ledger)
+    for number, each in zip(numbers, counts, strict=True):
+        issue, read = each["packets"] / THREADS / PACKETS_S, each["weight_bytes"] / BYTES_S
+        yield {
+            "model": path.name, "texts": number, "device": device, **each,
+            "issue_ms": 1e3 * issue, "read_ms": 1e3 * read,
+            "tokens_per_second": number / max(issue, read),
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Texts decoded together on an NPU, by a model.")
+    parser.add_argument("--models", type=Path, nargs="+", required=True)
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--no-simulation", action="store_true", help="the RK3588's plans alone")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    told = []
+    for path in args.models:
+        npus = [("RK3588", rk3588(path, args.texts, simulate=not args.no_simulation))]
+        npus += [(d, hexagon(path, args.texts, d)) for d in HEXAGON if not args.no_simulation]
+        told += [
+            row
+            for name, rows in npus
+            for row in tqdm(rows, f"{path.name} {name}", len(args.texts), leave=False)
+        ]
+    if args.json:
+        print(json.dumps(told))
+        return
+    print("by models and simulators; nothing was run on an NPU")
+    first: dict[tuple[str, str], Any] = {}
+    for row in told:
+        one = first.setdefault((row["model"], row.get("device", "")), row)
+        print(text_of_hexagon(row, one) if "device" in row else text_of_rk3588(row, one))
+
+
+def text_of_rk3588(row: dict[str, Any], one: dict[str, Any]) -> str:
+    lines = [f"{row['model']} on an RK3588, {row['texts']} texts: planned {row['planned']}"]
+    lines += [f"    {device} counted {counts}" for device, counts in row["simulated"].items()]
+    for board, rates in row["tokens_per_second"].items():
+        times = rates[1] / one["tokens_per_second"][board][1]
+        low, expected, high = (f"{rate:.3g}" for rate in rates)
+        lines.append(f"    {board}: {low} / {expected} / {high} tokens/s of all ({times:.2f} x)")
+    return "\n".join(lines)
+
+
+def text_of_hexagon(row: dict[str, Any], one: dict[str, Any]) -> str:
+    return (
+        f"{row['model']} on {row['device']}, {row['texts']} texts: {row['packets']} packets "
+        f"({row['packets'] / one['packets']:.2f} x), {row['weight_bytes']} bytes of weights; "
+        f"{row['issue_ms']:.2f} ms to issue, {row['read_ms']:.2f} ms to read: at most "
+        f"{row['tokens_per_second']:.0f} tokens/s of all "
+        f"({row['tokens_per_second'] / one['tokens_per_second']:.2f} x)"
+    )
+
+
+if __name__ == "__main__":
+    main()

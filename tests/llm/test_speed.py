@@ -1,0 +1,62 @@
+"""What the estimate of a step plans, and what the simulated RK3588 counts when the step is run.
+
+The simulator shares no code with the plans.
+"""
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.llm.arch.reading import describe
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.measure.estimate import estimates
+from npurt.llm.measure.speed import product_jobs, rates_together, speeds
+from npurt.llm.session.context import Context, Piece, run_together
+from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.plan import cost
+from tests.llm import tiny
+
+PATH = tiny.path("llama3", "q8_0")
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    """Configuration and weights of a tiny model."""
+    with GGUF(PATH) as file:
+        config = describe(file).config
+    return config, list(estimates(PATH))
+
+
+@pytest.mark.parametrize("texts", [1, 5, 16])
+def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
+    """Bytes, tasks and submits, the output matrix with a row of each text."""
+    jobs = [(times, cost.count(each), i)
+            for i, (plans, times) in enumerate(product_jobs(*estimated, texts))
+            for each in plans]  # fmt: skip
+    simulator = Simulator()
+    with npurt.Llama(
+        PATH, "rknpu:sim-vendor", n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off",
+        progress=False,
+    ) as llm:  # fmt: skip
+        contexts = [Context(llm.model) for _ in range(texts)]
+        out = np.empty((texts, llm.config.n_vocab), np.float32)
+        for token in (100, 200):  # the first run prepares products of so many rows
+            simulator.set("counters=0")
+            assert run_together([Piece(each, [token], 1) for each in contexts], out)
+        report = simulator.report()
+
+    cores = report["cores"]
+    moved = sum(sum(core["bytes"].values()) for core in cores)
+    assert moved == sum(times * count.moved for times, count, _ in jobs)
+    assert sum(core["tasks"] for core in cores) == sum(t * count.tasks for t, count, _ in jobs)
+    assert report["submits"]["rknpu"] == sum({i: times for times, _, i in jobs}.values())
+
+
+def test_one_text_together_is_decoding_and_more_texts_share_the_weights(estimated):
+    config, rows = estimated
+    for each in speeds(config, rows):
+        of = [rates_together(config, rows, n, each.driver, 1e6 * each.mhz) for n in (1, 2, 16)]
+        assert of[0] == each.decode
+        for one, two, many in zip(*of, strict=True):
+            assert one < two < 2 * one
+            assert two < many < 16 * one
