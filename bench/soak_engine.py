@@ -1,0 +1,121 @@
+"""Whether an engine's memory stays what it is over many requests, and all pages come back.
+
+    python bench/soak_engine.py [--model FILE] [--requests 10000] [--json]
+
+Requests of all kinds, some at a time: prompts that begin alike and others, greedy and sampled, with
+stop texts, log probabilities and grammars; some are cancelled, some refused, some have too little
+time.  The memory is what the kernel says is resident (VmRSS).
+"""
+
+import argparse
+import gc
+import json
+import random
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+import npurt
+from npurt.errors import NpurtError
+from npurt.llm.batch.engine import Engine
+from npurt.llm.batch.request import Request
+
+TINY = Path(__file__).resolve().parents[1] / "tests/data/models/llama3/llama3-q8_0.gguf"
+FIRST = 0.1  # of the requests, after which the memory should not grow
+AT_A_TIME = 12  # more than run at once
+SEQUENCES, KEPT = 8, 16
+POSITIONS = 256
+BEGINNINGS = 20  # that prompts share
+
+
+def resident() -> int:
+    """Return the bytes of this process in memory."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith("VmRSS:"))
+    return int(line.split()[1]) << 10
+
+
+def submit(engine: Engine, chance: random.Random) -> Request:
+    """Begin a request of some kind."""
+    n_vocab = engine.llm.config.n_vocab
+    beginning = random.Random(chance.randrange(BEGINNINGS))
+    ids = [beginning.randrange(n_vocab) for _ in range(100)]
+    ids += [chance.randrange(n_vocab) for _ in range(chance.randrange(1, 40))]
+    options: dict[str, Any] = {"max_tokens": chance.randrange(1, 16), "seed": chance.randrange(99)}
+    options |= chance.choice([
+        {"temperature": 0}, {}, {"top_k": 5, "repeat_penalty": 1.1}, {"logprobs": 3},
+        {"stop": ["e", "the"]}, {"ignore_eos": True}, {"deadline": 1e-4}, {"max_tokens": 10**6},
+        {"grammar": 'root ::= "yes" | "no"'}, {"logits_processor": [broken]},
+    ])  # fmt: skip
+    request = engine.submit(ids, salt=chance.choice(["", "another"]), **options)
+    if chance.random() < 0.1:
+        request.cancel()
+    return request
+
+
+def broken(ids: Any, logits: Any) -> Any:
+    """Fail, as functions of users do."""
+    raise ValueError("this processor fails")
+
+
+def ended(request: Request) -> str:
+    """Wait for the end of a request, and return how it ended."""
+    try:
+        return request.result().finish
+    except (NpurtError, ValueError):
+        return "error"
+
+
+def soak(model: Path, requests: int) -> dict[str, Any]:
+    """Have *requests* evaluated; return memory and pages."""
+    chance = random.Random(0)
+    points = {round(requests * FIRST), requests}
+    memory: dict[int, int] = {}
+    finishes: dict[str, int] = {}
+    with npurt.Llama(
+        model, "cpu", n_ctx=POSITIONS, max_sequences=SEQUENCES + KEPT + 2, progress=False
+    ) as llm:
+        with Engine(llm, max_sequences=SEQUENCES, prefixes=KEPT) as engine:
+            under_way: deque[Request] = deque()
+            for number in tqdm(range(1, requests + 1), "requests", leave=False):
+                under_way.append(submit(engine, chance))
+                last = number in points
+                while under_way and (last or len(under_way) == AT_A_TIME):
+                    how = ended(under_way.popleft())
+                    finishes[how] = finishes.get(how, 0) + 1
+                if last:
+                    gc.collect()
+                    memory[number] = resident()
+            stats = engine.stats()
+        room = llm.model.executor.room()
+        left = room.total - room.free if room else 0
+    first, end = (memory[point] for point in sorted(points))
+    return {
+        "model": model.name, "requests": requests, "finishes": finishes,
+        "rss_first": first, "rss_end": end, "growth": end / first - 1,
+        "pages_of_kept_texts": stats.used, "kept_texts": stats.prefixes, "running": stats.running,
+        "preempted": stats.counts.preempted, "pages_in_use_at_the_end": left,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Memory of an engine over many requests.")
+    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.requests < 1 / FIRST:
+        parser.error(f"--requests: {args.requests} are too few")
+    found = soak(args.model, args.requests)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name:24} {value}" for name, value in found.items()))
+    return 0 if not found["pages_in_use_at_the_end"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
