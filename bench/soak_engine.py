@@ -24,7 +24,7 @@ from npurt.llm.batch.engine import Engine
 from npurt.llm.batch.request import Request
 
 TINY = Path(__file__).resolve().parents[1] / "tests/data/models/llama3/llama3-q8_0.gguf"
-FIRST = 0.1  # of the requests, after which the memory should not grow
+TENTHS = 10  # of the requests, after each of which the memory is measured
 AT_A_TIME = 12  # more than run at once
 SEQUENCES, KEPT = 8, 16
 POSITIONS = 256
@@ -72,8 +72,8 @@ def ended(request: Request) -> str:
 def soak(model: Path, requests: int) -> dict[str, Any]:
     """Have *requests* evaluated; return memory and pages."""
     chance = random.Random(0)
-    points = {round(requests * FIRST), requests}
-    memory: dict[int, int] = {}
+    points = [requests * (i + 1) // TENTHS for i in range(TENTHS)]
+    memory: list[int] = []
     finishes: dict[str, int] = {}
     with npurt.Llama(
         model, "cpu", n_ctx=POSITIONS, max_sequences=SEQUENCES + KEPT + 2, progress=False
@@ -88,14 +88,13 @@ def soak(model: Path, requests: int) -> dict[str, Any]:
                     finishes[how] = finishes.get(how, 0) + 1
                 if last:
                     gc.collect()
-                    memory[number] = resident()
+                    memory.append(resident())
             stats = engine.stats()
         room = llm.model.executor.room()
         left = room.total - room.free if room else 0
-    first, end = (memory[point] for point in sorted(points))
     return {
         "model": model.name, "requests": requests, "finishes": finishes,
-        "rss_first": first, "rss_end": end, "growth": end / first - 1,
+        "rss": memory, "growth": memory[-1] / memory[0] - 1,
         "pages_of_kept_texts": stats.used, "kept_texts": stats.prefixes, "running": stats.running,
         "preempted": stats.counts.preempted, "pages_in_use_at_the_end": left,
     }  # fmt: skip
@@ -107,7 +106,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.requests < 1 / FIRST:
+    if args.requests < TENTHS:
         parser.error(f"--requests: {args.requests} are too few")
     found = soak(args.model, args.requests)
     if args.json:
